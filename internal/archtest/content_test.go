@@ -1,0 +1,82 @@
+package archtest
+
+import (
+	"bytes"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// forbidden is what no file of ours contains, because it holds on one machine
+// only. The patterns are written so that they do not match themselves.
+var forbidden = []struct {
+	what    string
+	pattern *regexp.Regexp
+}{
+	{"the path of somebody's home", regexp.MustCompile(`/(home/[a-z][a-z0-9_-]*|[r]oot)/[A-Za-z0-9._-]`)},
+	{"the path of a working directory", regexp.MustCompile(`/[w]ork/(main|shared)|/[t]mp/mesh\b`)},
+	{"the host of a registry", regexp.MustCompile(`\b(proxy\.[g]olang\.org|sum\.[g]olang\.org|registry\.[n]pmjs\.org|registry\.[y]arnpkg\.com|deb\.[d]ebian\.org|goproxy\.[a-z]+)\b`)},
+	{"an unfinished mark", regexp.MustCompile(`(//|#|/\*|--)\s*(T[O]DO|F[I]XME|X[X]X)\b`)},
+}
+
+// textual are the endings of files that are read for it.
+var textual = []string{
+	".go", ".proto", ".sql", ".md", ".yaml", ".yml", ".json", ".sh", ".ts", ".tsx", ".css", ".html", ".toml", ".service", ".env", ".example", ".mk", ".tpl", ".txt",
+}
+
+func TestContent(t *testing.T) {
+	top := root(t)
+	walk(t, func(rel string) {
+		base := path.Base(rel)
+		named := slices.Contains([]string{"Makefile", "Dockerfile", "run"}, base)
+		if (!named && !slices.Contains(textual, path.Ext(base))) || strings.HasPrefix(rel, "gen/") {
+			return
+		}
+		content, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(rel)))
+		if os.IsNotExist(err) {
+			return // removed since the walk saw it
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range forbidden {
+			for _, at := range f.pattern.FindAllIndex(content, 3) {
+				line := 1 + bytes.Count(content[:at[0]], []byte("\n"))
+				t.Errorf("%s:%d holds %s: %s", rel, line, f.what, content[at[0]:at[1]])
+			}
+		}
+	})
+}
+
+func TestForbiddenPatterns(t *testing.T) {
+	tests := []struct {
+		text string
+		want bool
+	}{
+		{"/ho" + "me/alice/x", true},
+		{"/ro" + "ot/.cache", true},
+		{"$HOME/.cache", false},
+		{"/wo" + "rk/main/x", true},
+		{"/work", false},
+		{"https://proxy." + "golang.org", true},
+		{"golang.org/x/sync", false},
+		{"// TO" + "DO: later", true},
+		{"context.TO" + "DO()", false},
+	}
+	for _, tt := range tests {
+		got := slices.ContainsFunc(forbidden, func(f struct {
+			what    string
+			pattern *regexp.Regexp
+		},
+		) bool {
+			return f.pattern.MatchString(tt.text)
+		})
+		if got != tt.want {
+			t.Errorf("%q: forbidden is %t, want %t", tt.text, got, tt.want)
+		}
+	}
+}

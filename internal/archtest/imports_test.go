@@ -1,0 +1,151 @@
+package archtest
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var services = []string{"services/nodeapi", "services/lifecycle", "services/recovery", "services/readmodel"}
+
+// composers see several services at once, and nothing imports them but each
+// other.
+var composers = []string{"mesh", "drill", "bench", "chaos", "cmd"}
+
+// wall says that what stands in from imports nothing of to, directly.
+type wall struct {
+	name     string
+	from, to []string
+}
+
+func walls() []wall {
+	all := []wall{
+		{name: "internal imports no service, no agent, no composition", from: []string{"internal"}, to: slices.Concat([]string{"services", "agent"}, composers)},
+		{name: "the agent imports no service, no composition", from: []string{"agent", "cmd/gpuaas-node-agent"}, to: slices.Concat([]string{"services"}, composers)},
+		{name: "services import no agent, no composition", from: services, to: slices.Concat([]string{"agent"}, composers)},
+	}
+	for _, s := range services {
+		others := slices.DeleteFunc(slices.Clone(services), func(o string) bool { return o == s })
+		all = append(all, wall{name: s + " imports no other service", from: []string{s}, to: others})
+	}
+	return all
+}
+
+func TestImportWalls(t *testing.T) {
+	tr := load(t)
+	for _, w := range walls() {
+		t.Run(w.name, func(t *testing.T) {
+			for _, p := range tr.pkgs {
+				if !underAny(p.dir, w.from) {
+					continue
+				}
+				for _, f := range p.files {
+					for _, imported := range f.imports {
+						dir := dirOf(imported)
+						if dir == "" || dir == p.dir || underAny(dir, w.from) {
+							continue
+						}
+						if underAny(dir, w.to) {
+							t.Errorf("%s imports %s", f.path, dir)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// heavy modules that a program on a customer's machine must not carry: they
+// are large, and their presence would mean that the agent can do what only the
+// control plane may.
+var heavy = []string{
+	"github.com/smallstep/certificates",
+	"github.com/jackc/pgx",
+	"github.com/redis/go-redis",
+	"github.com/pressly/goose",
+	"github.com/riverqueue/river",
+}
+
+// TestAgentLinksNothingHeavy follows imports through this module, so that a
+// light package which starts to import a heavy one is found, with its path.
+func TestAgentLinksNothingHeavy(t *testing.T) {
+	tr := load(t)
+	for dir := range tr.pkgs {
+		if !under(dir, "agent") && dir != "cmd/gpuaas-node-agent" {
+			continue
+		}
+		t.Run(dir, func(t *testing.T) {
+			for _, way := range tr.reach(dir) {
+				imported := way[len(way)-1]
+				for _, h := range heavy {
+					if strings.HasPrefix(imported, h+"/") || imported == h {
+						t.Errorf("links %s by %s", h, strings.Join(way, " -> "))
+					}
+				}
+				if d := dirOf(imported); underAny(d, []string{"services"}) {
+					t.Errorf("links a service by %s", strings.Join(way, " -> "))
+				}
+			}
+		})
+	}
+}
+
+// reach returns, for each import that a package of the module reaches in a
+// normal build, one way to it. It does not look inside other modules.
+func (tr *tree) reach(start string) [][]string {
+	ways := map[string][]string{}
+	queue := []string{start}
+	seen := map[string][]string{start: {start}}
+	for len(queue) > 0 {
+		dir := queue[0]
+		queue = queue[1:]
+		p := tr.pkgs[dir]
+		if p == nil {
+			continue // generated
+		}
+		for _, f := range p.files {
+			if f.test || !f.inBuild {
+				continue
+			}
+			for _, imported := range f.imports {
+				if _, ok := ways[imported]; ok {
+					continue
+				}
+				ways[imported] = slices.Concat(seen[dir], []string{imported})
+				if next := dirOf(imported); next != "" && seen[next] == nil {
+					seen[next] = slices.Concat(seen[dir], []string{next})
+					queue = append(queue, next)
+				}
+			}
+		}
+	}
+	keys := slices.Sorted(maps.Keys(ways))
+	out := make([][]string, 0, len(keys))
+	for _, k := range keys {
+		out = append(out, ways[k])
+	}
+	return out
+}
+
+// TestReachFindsTheWay proves the walk itself on a small module.
+func TestReachFindsTheWay(t *testing.T) {
+	tr := &tree{pkgs: map[string]*pkg{
+		"agent":         {dir: "agent", files: []*file{{inBuild: true, imports: []string{module + "/internal/pki"}}}},
+		"internal/pki":  {dir: "internal/pki", files: []*file{{inBuild: true, imports: []string{"crypto/tls", module + "/internal/ca"}}, {test: true, inBuild: true, imports: []string{"testing"}}}},
+		"internal/ca":   {dir: "internal/ca", files: []*file{{inBuild: true, imports: []string{"example.org/heavy"}}, {inBuild: false, imports: []string{"example.org/unbuilt"}}}},
+		"internal/else": {dir: "internal/else", files: []*file{{inBuild: true, imports: []string{"example.org/else"}}}},
+	}}
+	got := tr.reach("agent")
+	want := [][]string{
+		{"agent", "internal/pki", "crypto/tls"},
+		{"agent", "internal/pki", "internal/ca", "example.org/heavy"},
+		{"agent", "internal/pki", module + "/internal/ca"},
+		{"agent", module + "/internal/pki"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("ways differ (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,42 @@
+// Command testreport reads the output of `go test -json` on its standard input
+// and prints what a person needs of it: the output of what failed, one line for
+// each package, and a last line "N passed, N failed".
+//
+// It owns the verdict on skipped tests: with -skips-fail each one is a failure,
+// because a test that did not run proves nothing. It never runs tests itself,
+// and its exit code is 0 only if nothing failed.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+)
+
+func main() {
+	summary := flag.String("summary", "", "a file that gets the last line too")
+	skipsFail := flag.Bool("skips-fail", false, "count each skipped test as a failure")
+	flag.Parse()
+	os.Exit(run(os.Stdin, os.Stdout, *summary, *skipsFail))
+}
+
+func run(in io.Reader, out io.Writer, summary string, skipsFail bool) int {
+	r := newReport(out, skipsFail)
+	if err := r.read(in); err != nil {
+		fmt.Fprintf(out, "read test output: %v\n", err)
+		r.failed++
+	}
+	line := r.finish()
+	fmt.Fprintln(out, line)
+	if summary != "" {
+		if err := os.WriteFile(summary, []byte(line+"\n"), 0o600); err != nil {
+			fmt.Fprintf(out, "write summary: %v\n", err)
+			return 1
+		}
+	}
+	if r.failed > 0 {
+		return 1
+	}
+	return 0
+}
