@@ -1,0 +1,4 @@
+package app
+
+// WatchSignals lets tests send signals without a process.
+var WatchSignals = watchSignals

@@ -1,0 +1,95 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+)
+
+// Backoff is how long Supervise waits before it starts again: Min doubled at each failure in a row up to Max, with full jitter above Min. A
+// run that lasted at least Reset starts the count anew. Zero values mean 100 ms, 30 s and 1 min.
+type Backoff struct {
+	Min, Max, Reset time.Duration
+}
+
+// Supervise calls run again and again until ctx ends, and then answers nil. Whether run answered nil, an error or panicked, it ended too
+// early: that is logged, waited upon and tried again. For child processes; a loop of this process should fail its group instead.
+func Supervise(ctx context.Context, logger *slog.Logger, name string, backoff Backoff, run func(ctx context.Context) error) error {
+	if backoff.Min <= 0 {
+		backoff.Min = 100 * time.Millisecond
+	}
+	if backoff.Max < backoff.Min {
+		backoff.Max = max(30*time.Second, backoff.Min)
+	}
+	if backoff.Reset <= 0 {
+		backoff.Reset = time.Minute
+	}
+	failures := 0
+	for ctx.Err() == nil {
+		begin := time.Now()
+		err := protect(ctx, run)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the end of the context explains it
+		}
+		if time.Since(begin) >= backoff.Reset {
+			failures = 0
+		}
+		if err == nil {
+			err = errors.New("ended although nobody asked it to")
+		}
+		delay := backoff.delay(failures)
+		failures++
+		logger.WarnContext(ctx, "supervised task ended, starting it again", slog.String("task", name), slog.Int("failures", failures),
+			slog.Duration("delay", delay), slog.String("error", err.Error()))
+		Sleep(ctx, delay)
+	}
+	return nil
+}
+
+func (b Backoff) delay(failures int) time.Duration {
+	ceiling := b.Max
+	if failures < 30 {
+		ceiling = min(b.Max, b.Min<<failures)
+	}
+	if ceiling <= b.Min {
+		return b.Min
+	}
+	return b.Min + rand.N(ceiling-b.Min) //nolint:gosec // jitter needs no secrecy
+}
+
+// Every calls fn at once and then each interval (plus or minus a tenth, so that replicas do not march in step) until ctx ends, and answers
+// nil. An error is logged and does not end the loop; a panic does, as an error.
+func Every(ctx context.Context, logger *slog.Logger, name string, interval time.Duration, fn func(ctx context.Context) error) error {
+	for {
+		if err := protect(ctx, fn); err != nil {
+			if _, panicked := errors.AsType[*PanicError](err); panicked {
+				return err
+			}
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // the end of the context explains it
+			}
+			logger.WarnContext(ctx, "loop round failed", slog.String("loop", name), slog.String("error", err.Error()))
+		}
+		wait := interval
+		if tenth := interval / 10; tenth > 0 {
+			wait += rand.N(2*tenth) - tenth //nolint:gosec // jitter needs no secrecy
+		}
+		if !Sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// Sleep waits for d and answers true, or answers false as soon as ctx ends.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

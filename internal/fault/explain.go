@@ -1,0 +1,34 @@
+package fault
+
+import (
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Explanation is what is said to people about a reason.
+type Explanation struct {
+	Code       string
+	Meaning    string
+	Impact     string
+	Owner      string
+	NextAction string
+	Action     commonv1.Action
+}
+
+// Explain answers the explanation of one reason; an unknown one is explained as such.
+func Explain(reason commonv1.Reason) Explanation {
+	row := RowOf(reason)
+	return Explanation{
+		Code: names.Of(reason), Meaning: row.Public, Impact: row.Impact, Owner: row.Owner, NextAction: row.Remedy, Action: row.Action,
+	}
+}
+
+// Catalogue answers the explanations of every reason, in the order of the enum.
+func Catalogue() []Explanation {
+	all := names.All[commonv1.Reason]()
+	out := make([]Explanation, len(all))
+	for i, reason := range all {
+		out[i] = Explain(reason)
+	}
+	return out
+}

@@ -1,0 +1,208 @@
+package fault
+
+import (
+	"time"
+
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+var identityRows = map[commonv1.Reason]Row{
+	commonv1.Reason_REASON_IDENTITY_MISMATCH: {
+		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
+		Public: "the certificate belongs to another node than the message claims",
+		Remedy: "check which state directory this agent runs on; a copied one needs a new identity",
+		Impact: "this connection is refused; the node that was named is untouched",
+	},
+	commonv1.Reason_REASON_IDENTITY_HELD: {
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerRecovery,
+		Public: "the node's identity is on hold",
+		Remedy: "look at the node's verdict; reactivate it, or fence it if it was copied",
+		Impact: "the node gets no work; its running workloads go on",
+	},
+	commonv1.Reason_REASON_IDENTITY_QUARANTINED: {
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: time.Minute, Owner: ownerOperator,
+		Public: "the node is quarantined by an operator",
+		Remedy: "`gpuaas nodes reactivate NODE --reason TEXT` when it is cleared",
+		Impact: "the node gets no work; its running workloads go on",
+	},
+	commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED: {
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: time.Minute, Owner: ownerSecurity,
+		Public: "the node's identity is revoked or fenced",
+		Remedy: "someone with the security role reactivates it, or it is enrolled anew",
+		Impact: "the node gets no work and no session; its running workloads go on",
+	},
+	commonv1.Reason_REASON_IDENTITY_RETIRED: {
+		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerOperator,
+		Public: "the node's identity is retired for good",
+		Remedy: "enrol the machine as a new node",
+		Impact: "this identity never gets work again",
+	},
+	commonv1.Reason_REASON_IDENTITY_UNKNOWN: {
+		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
+		Public: "no node of that identity is known here",
+		Remedy: "enrol the machine with a bundle of this mesh",
+		Impact: "the machine is not part of this mesh",
+	},
+	commonv1.Reason_REASON_SERIAL_SUPERSEDED: {
+		Code: connect.CodePermissionDenied, Action: renew, Owner: ownerAgent,
+		Public: "this certificate was issued but another one is in use",
+		Remedy: "use the other certificate held, else recover with the recovery token",
+		Impact: "this certificate opens nothing; the node's identity is untouched",
+	},
+	commonv1.Reason_REASON_SERIAL_UNKNOWN: {
+		Code: connect.CodePermissionDenied, Action: recov, RetryAfter: 5 * time.Second, Owner: ownerRecovery,
+		Public: "this certificate was not issued by this mesh to this node",
+		Remedy: "recover with the recovery token; if that is refused, issue a bundle",
+		Impact: "this certificate opens nothing",
+	},
+	commonv1.Reason_REASON_CERTIFICATE_INVALID: {
+		Code: connect.CodePermissionDenied, Action: recov, RetryAfter: 5 * time.Second, Owner: ownerAgent,
+		Public: "the certificate has not exactly one URI name of this trust domain, or may not be used as a leaf",
+		Remedy: "obtain a certificate from this mesh's authority",
+		Impact: "this certificate opens nothing",
+	},
+	commonv1.Reason_REASON_CERTIFICATE_EXPIRED: {
+		Code: connect.CodeUnauthenticated, Action: recov, Owner: ownerAgent,
+		Public: "the certificate has expired",
+		Remedy: "recover with the recovery token; without one, issue a bundle",
+		Impact: "the node has no session until it has a fresh certificate; its workloads go on",
+	},
+	commonv1.Reason_REASON_CSR_REFUSED: {
+		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerAgent,
+		Public: "the certificate request is not one that may be signed",
+		Remedy: "send a P-256 or Ed25519 key of your own with a valid signature and no extensions",
+		Impact: "only this request: nothing was issued and no token was used",
+	},
+	commonv1.Reason_REASON_TOKEN_INVALID: {
+		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
+		Public: "the token is not one that this mesh issued for this purpose",
+		Remedy: "issue a fresh bundle for the node",
+		Impact: "only this request: no token was used",
+	},
+	commonv1.Reason_REASON_TOKEN_EXPIRED: {
+		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
+		Public: "the token has expired",
+		Remedy: "issue a fresh bundle for the node",
+		Impact: "the node cannot enrol by itself; its workloads go on",
+	},
+	commonv1.Reason_REASON_TOKEN_CONSUMED: {
+		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerSecurity,
+		Public: "the token was used before with another key",
+		Remedy: "find out who used it, then issue a fresh bundle",
+		Impact: "the token's family is revoked and an alarm is raised",
+	},
+	commonv1.Reason_REASON_TOKEN_NOT_YET_VALID: {
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerRecovery,
+		Public: "the token is not valid yet",
+		Remedy: "wait until its time; check the clock of whoever issued it",
+		Impact: "only this request: no token was used",
+	},
+	commonv1.Reason_REASON_JOIN_STATE_LOST: {
+		Code: connect.CodeFailedPrecondition, Action: recov, RetryAfter: 5 * time.Second, Owner: ownerAgent,
+		Public: "the node's join state is missing or unreadable",
+		Remedy: "recover with the recovery token, or issue a bundle",
+		Impact: "the node is on hold and gets no work; this is no sign of a copy",
+	},
+	commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED: {
+		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
+		Public: "two holders of this node's identity have shown themselves",
+		Remedy: "fence the node, find the copy, enrol the real machine with a new identity",
+		Impact: "both holders are on hold and get no work",
+	},
+	commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerControl,
+		Public: "the control plane's database stands behind what nodes remember",
+		Remedy: "follow the rollback procedure, then `gpuaas rollback accept --reason TEXT`",
+		Impact: "no launches and no dispatch until accepted; running workloads go on; no node is blamed",
+	},
+	commonv1.Reason_REASON_CHALLENGE_FAILED: {
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerNodeapi,
+		Public: "the challenge was not answered in time or not by this node's key",
+		Remedy: "reconnect; if it stays, check the agent's clock and state directory",
+		Impact: "this stream is closed; the node's other session stands",
+	},
+	commonv1.Reason_REASON_MINT_CONSUMED: {
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 10 * time.Second, Owner: ownerRecovery,
+		Public: "this box's launch secret is in use by another key of the same box",
+		Remedy: "wait: the gate opens again for the current epoch if the first key never becomes ready",
+		Impact: "the workspace waits for its box; the count is shown on the workspace",
+	},
+	commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT: {
+		Code: connect.CodeAborted, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerRecovery,
+		Public: "another enrolment of this node is under way",
+		Remedy: "ask again after the given time with the same key",
+		Impact: "only this request: the other one goes on",
+	},
+	commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 10 * time.Second, Owner: ownerControl,
+		Public: "the certificate authority does not answer or is stopped",
+		Remedy: "`gpuaas ca status` shows why; nodes wait by themselves",
+		Impact: "no certificates are issued; open sessions and workloads go on",
+	},
+}
+
+var sessionRows = map[commonv1.Reason]Row{
+	commonv1.Reason_REASON_SESSION_SUPERSEDED: {
+		// The wait is short on purpose: a second copy shows itself by coming back.
+		Code: connect.CodeAborted, Action: wait, RetryAfter: time.Second, Owner: ownerAgent,
+		Public: "a newer session of this node was admitted",
+		Remedy: "reconnect within two seconds unless the newer session is your own",
+		Impact: "this stream is closed; the newer one gets the work",
+	},
+	commonv1.Reason_REASON_SESSION_UNKNOWN: {
+		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: time.Second, Owner: ownerAgent,
+		Public: "no session of that id is open here",
+		Remedy: "open a new session",
+		Impact: "only this stream",
+	},
+	commonv1.Reason_REASON_EPOCH_SUPERSEDED: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerLifecycle,
+		Public: "a later epoch of this workspace exists: this box has been replaced",
+		Remedy: "stop this box; its successor has the workspace",
+		Impact: "this box only; the workspace lives on in its successor",
+	},
+	commonv1.Reason_REASON_STREAM_MAX_AGE: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: time.Second, Owner: ownerNodeapi,
+		Public: "the stream has reached its greatest age",
+		Remedy: "open a new connection",
+		Impact: "none: the replacement is opened first",
+	},
+	commonv1.Reason_REASON_SERVER_DRAINING: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: time.Second, Owner: ownerNodeapi,
+		Public: "this replica is shutting down",
+		Remedy: "reconnect, to another replica, with jitter",
+		Impact: "none: sessions move to other replicas",
+	},
+	commonv1.Reason_REASON_AUTHORITY_STALE: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: time.Second, Owner: ownerControl,
+		Public: "this replica's view of holds and fences is too old to decide by",
+		Remedy: "wait; look at recovery and its database if it stays",
+		Impact: "nothing is offered and results are held; streams and workloads go on",
+	},
+	commonv1.Reason_REASON_HEARTBEAT_LATE: {
+		Code: connect.CodeDeadlineExceeded, Action: wait, RetryAfter: time.Second, Owner: ownerAgent,
+		Public: "no heartbeat came within the allowed time",
+		Remedy: "reconnect; look at the host's load and network if it repeats",
+		Impact: "this stream is closed; the node's workloads go on",
+	},
+	commonv1.Reason_REASON_SLOW_CONSUMER: {
+		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerAgent,
+		Public: "the peer read too slowly and its bounded queue is full",
+		Remedy: "reconnect; look at the host's load and network if it repeats",
+		Impact: "this stream is closed; what was queued is sent again",
+	},
+	commonv1.Reason_REASON_NODE_NOT_ADMITTED: {
+		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerLifecycle,
+		Public: "the node's gate is shut, or another session holds it",
+		Remedy: "wait for admission; reactivate the node if it is held or fenced",
+		Impact: "no work for this node; results are kept as late evidence and sent again",
+	},
+	commonv1.Reason_REASON_FENCE_SUPERSEDED: {
+		Code: connect.CodeAborted, Action: stop, Owner: ownerRecovery,
+		Public: "a later fence has been applied to this node already",
+		Remedy: "nothing: the later decision stands",
+		Impact: "none",
+	},
+}

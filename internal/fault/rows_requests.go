@@ -1,0 +1,147 @@
+package fault
+
+import (
+	"time"
+
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+var requestRows = map[commonv1.Reason]Row{
+	commonv1.Reason_REASON_INVALID_ARGUMENT: {
+		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,
+		Public: "the request is not valid",
+		Remedy: "correct the named field and send it again",
+		Impact: "only this request: nothing was changed",
+	},
+	commonv1.Reason_REASON_NOT_FOUND: {
+		Code: connect.CodeNotFound, Action: stop, Owner: ownerCaller,
+		Public: "there is no such thing, or it is not yours to see",
+		Remedy: "list what exists and use its id or name",
+		Impact: "only this request: nothing was changed",
+	},
+	commonv1.Reason_REASON_ALREADY_EXISTS: {
+		Code: connect.CodeAlreadyExists, Action: stop, Owner: ownerCaller,
+		Public: "it exists already",
+		Remedy: "use the one that exists, or choose another name",
+		Impact: "only this request: nothing was changed",
+	},
+	commonv1.Reason_REASON_CONFLICT: {
+		Code: connect.CodeAborted, Action: wait, RetryAfter: 100 * time.Millisecond, Owner: ownerCaller,
+		Public: "it was changed by someone else in the meantime",
+		Remedy: "read it again and decide anew",
+		Impact: "only this request: the other change stands",
+	},
+	commonv1.Reason_REASON_PRECONDITION_FAILED: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerCaller,
+		Public: "a precondition does not hold",
+		Remedy: "bring about what is listed as unmet, then ask again",
+		Impact: "only this request: nothing was changed",
+	},
+	commonv1.Reason_REASON_UNAUTHENTICATED: {
+		Code: connect.CodeUnauthenticated, Action: stop, Owner: ownerCaller,
+		Public: "the caller has not proved who it is",
+		Remedy: "log in, or present the certificate that this listener asks for",
+		Impact: "only this caller",
+	},
+	commonv1.Reason_REASON_PERMISSION_DENIED: {
+		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerCaller,
+		Public: "the caller may not do this",
+		Remedy: "ask someone who holds the role that it needs",
+		Impact: "only this request; the attempt is audited",
+	},
+	commonv1.Reason_REASON_RATE_LIMITED: {
+		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerCaller,
+		Public: "too many requests from this caller",
+		Remedy: "ask again after the given time, and less often",
+		Impact: "this caller is slowed; others are not",
+	},
+	commonv1.Reason_REASON_OVERLOADED: {
+		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerControl,
+		Public: "the service has no room for more work now",
+		Remedy: "ask again after the given time; add replicas if it stays",
+		Impact: "new work waits; what runs goes on",
+	},
+	commonv1.Reason_REASON_UNAVAILABLE: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: time.Second, Owner: ownerControl,
+		Public: "a service that this needs cannot be reached now",
+		Remedy: "ask again; `gpuaas status` shows which part is missing",
+		Impact: "operations wait; running workloads go on",
+	},
+	commonv1.Reason_REASON_DEADLINE_EXCEEDED: {
+		Code: connect.CodeDeadlineExceeded, Action: wait, RetryAfter: time.Second, Owner: ownerControl,
+		Public: "no answer came in time; the request may or may not have taken effect",
+		Remedy: "ask again with the same idempotency key",
+		Impact: "this request's outcome is not known until it is asked again",
+	},
+	commonv1.Reason_REASON_INTERNAL: {
+		Code: connect.CodeInternal, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerControl,
+		Public: "internal error",
+		Remedy: "ask again; report the correlation id if it stays",
+		Impact: "this request failed; its state is unchanged or will be reconciled",
+	},
+	commonv1.Reason_REASON_UNIMPLEMENTED: {
+		Code: connect.CodeUnimplemented, Action: stop, Owner: ownerOperator,
+		Public: "this version does not offer that",
+		Remedy: "update the older side",
+		Impact: "only what needs the missing method",
+	},
+	commonv1.Reason_REASON_FRAME_TOO_LARGE: {
+		Code: connect.CodeResourceExhausted, Action: stop, Owner: ownerCaller,
+		Public: "the message is larger than this listener accepts",
+		Remedy: "send less at once; bulk data goes over its own connection",
+		Impact: "the message was dropped and its stream closed",
+	},
+	commonv1.Reason_REASON_PROTOCOL_VIOLATION: {
+		Code: connect.CodeInvalidArgument, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerAgent,
+		Public: "a message came that has no place at this point of the stream",
+		Remedy: "reconnect; update the side whose version is older",
+		Impact: "the stream is closed; the identity is untouched",
+	},
+	commonv1.Reason_REASON_REASON_REQUIRED: {
+		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,
+		Public: "this operation needs a reason in words",
+		Remedy: "give one with --reason; it is written into the audit log",
+		Impact: "only this request: nothing was changed",
+	},
+	commonv1.Reason_REASON_ASSERTION_INVALID: {
+		Code: connect.CodeUnauthenticated, Action: stop, Owner: ownerReadmodel,
+		Public: "the signed assertion of the person is missing, stale, or for another request",
+		Remedy: "send the command again, so that it is signed anew",
+		Impact: "only this command: nothing was changed",
+	},
+}
+
+var policyRows = map[commonv1.Reason]Row{
+	commonv1.Reason_REASON_POLICY_KEY_UNKNOWN: {
+		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,
+		Public: "there is no policy key of that name",
+		Remedy: "`gpuaas policy get` lists the keys",
+		Impact: "only this request: no policy was changed",
+	},
+	commonv1.Reason_REASON_POLICY_VALUE_REFUSED: {
+		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,
+		Public: "the value is outside what this policy key allows",
+		Remedy: "choose a value within the bounds",
+		Impact: "only this request: no policy was changed",
+	},
+	commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
+		Public: "the value weakens a budget of severity P0 or P1",
+		Remedy: "acknowledge it and give a reason, which is audited; or tighten the value",
+		Impact: "only this request: no policy was changed",
+	},
+	commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED: {
+		Code: connect.CodeOutOfRange, Action: wait, Owner: ownerReadmodel,
+		Public: "the watch cannot resume from that point any more",
+		Remedy: "take a new snapshot and watch from it",
+		Impact: "only this watch: its reader has to read everything once more",
+	},
+	commonv1.Reason_REASON_POSITION_NOT_REACHED: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 500 * time.Millisecond, Owner: ownerReadmodel,
+		Public: "the projection has not come to the asked position in time",
+		Remedy: "ask again; the command itself is done",
+		Impact: "reads are late; nothing is lost",
+	},
+}

@@ -1,0 +1,329 @@
+package testkit
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	pgserver "github.com/gpuaas/mesh/internal/pg/embedded"
+)
+
+// EnvPostgres names the variable with the administrator's URL of a Postgres shared by all packages of one test run.
+const EnvPostgres = "GPUAAS_TEST_PG"
+
+// dirPattern is where a test process keeps its Postgres; leftovers of killed runs are found by it.
+const dirPattern = "gpuaas-testpg-*"
+
+// shared is the one Postgres of this process.
+var shared struct { //nolint:gochecknoglobals // one server per test process is the point
+	once   sync.Once
+	err    error
+	server *pgserver.Server
+	dir    string
+	admin  *pgxpool.Pool
+	url    string
+	tmpl   string
+}
+
+func startShared() {
+	ctx := context.Background()
+	shared.url = os.Getenv(EnvPostgres)
+	if shared.url == "" {
+		shared.server, shared.dir, shared.err = StartServer(ctx, slog.New(slog.DiscardHandler))
+		if shared.err != nil {
+			return
+		}
+		shared.url = shared.server.AdminURL()
+	}
+	if shared.admin, shared.err = pg.Open(ctx, pg.Config{
+		URL: shared.url, ApplicationName: "testkit", MaxConns: 4, StatementTimeout: 2 * time.Minute,
+	}); shared.err != nil {
+		return
+	}
+	shared.tmpl, shared.err = makeTemplate(ctx, shared.admin, shared.url)
+}
+
+// StartServer starts a Postgres in a fresh temporary directory, which is returned for RemoveServer.
+func StartServer(ctx context.Context, log *slog.Logger) (*pgserver.Server, string, error) {
+	sweepDirs()
+	dir, err := os.MkdirTemp("", dirPattern)
+	if err != nil {
+		return nil, "", fmt.Errorf("make postgres directory: %w", err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it
+		return nil, "", fmt.Errorf("open postgres directory: %w", err)
+	}
+	// Inside, so that it is swept up with the rest; unless the temporary directory has too long a name for a socket.
+	sockets := filepath.Join(dir, "s")
+	if len(sockets) > 80 {
+		sockets = ""
+	}
+	s, err := pgserver.Start(ctx, pgserver.Config{
+		Dir: dir, SocketDir: sockets, Logger: log,
+		// Many short-lived databases: no checkpoint storms, and no vacuum racing a template clone.
+		Settings: map[string]string{"max_connections": "400", "checkpoint_timeout": "15min", "log_min_messages": "fatal"},
+	})
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, "", fmt.Errorf("start test postgres: %w", err)
+	}
+	return s, dir, nil
+}
+
+// RemoveServer stops what StartServer started and removes its directory.
+func RemoveServer(s *pgserver.Server, dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := s.Stop(ctx); err != nil {
+		return fmt.Errorf("stop test postgres: %w", err)
+	}
+	return os.RemoveAll(dir)
+}
+
+// sweepDirs removes the directories of test processes that were killed: those whose owner lock is free.
+func sweepDirs() {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), dirPattern))
+	if err != nil {
+		return
+	}
+	for _, dir := range dirs {
+		f, err := os.Open(filepath.Join(dir, "owner.lock")) //nolint:gosec // our own pattern
+		if err != nil {
+			continue // being made just now, or not ours
+		}
+		st, err := f.Stat()
+		old := err == nil && time.Since(st.ModTime()) > 10*time.Minute
+		if old && syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			_ = os.RemoveAll(dir)
+		}
+		_ = f.Close()
+	}
+}
+
+func stopShared() error {
+	if shared.admin != nil {
+		shared.admin.Close()
+	}
+	if shared.server == nil {
+		return nil
+	}
+	return RemoveServer(shared.server, shared.dir)
+}
+
+// password is fixed: test databases hold nothing worth more.
+func password(role string) string { return "test-" + role }
+
+// templateLock keeps packages that run at once from making the same template twice.
+const templateLock = 0x67707561_0010
+
+// makeTemplate makes the migrated database that tests clone, unless another package already did.
+func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (string, error) {
+	hash, err := pg.MigrationHash()
+	if err != nil {
+		return "", err
+	}
+	name := "mesh_template_" + hash
+	conn, err := admin.Acquire(ctx)
+	if err != nil {
+		return "", fmt.Errorf("reach test postgres: %w", err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", int64(templateLock)); err != nil {
+		return "", fmt.Errorf("lock template: %w", err)
+	}
+	defer func() { _, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock($1)", int64(templateLock)) }()
+	var exists bool
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&exists); err != nil {
+		return "", fmt.Errorf("look for template: %w", err)
+	}
+	if exists {
+		return name, nil
+	}
+	making := name + "_making"
+	if _, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+making+" WITH (FORCE)"); err != nil {
+		return "", fmt.Errorf("remove half template: %w", err)
+	}
+	passwords := map[string]string{pg.RoleOwner: password(pg.RoleOwner)}
+	for _, role := range pg.Roles() {
+		passwords[role] = password(role)
+	}
+	if err := pg.Provision(ctx, adminURL, pg.Provisioning{Database: making, WorkloadDatabase: "-", Passwords: passwords}); err != nil {
+		return "", err
+	}
+	ownerURL, err := pg.WithUser(adminURL, pg.RoleOwner, password(pg.RoleOwner), making)
+	if err != nil {
+		return "", err
+	}
+	if _, err := pg.Migrate(ctx, ownerURL, pg.MigrateOptions{}); err != nil {
+		return "", err
+	}
+	if err := installMovableClock(ctx, ownerURL); err != nil {
+		return "", err
+	}
+	if _, err := conn.Exec(ctx, "ALTER DATABASE "+making+" RENAME TO "+name); err != nil {
+		return "", fmt.Errorf("finish template: %w", err)
+	}
+	return name, nil
+}
+
+// installMovableClock replaces mesh.clock() by one with an offset. It is no migration: a real mesh has no such thing.
+func installMovableClock(ctx context.Context, ownerURL string) error {
+	conn, err := pgx.Connect(ctx, ownerURL)
+	if err != nil {
+		return fmt.Errorf("connect as owner: %w", err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	_, err = conn.Exec(ctx, `
+		CREATE TABLE mesh.clock_offset (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), by interval NOT NULL);
+		INSERT INTO mesh.clock_offset (by) VALUES ('0');
+		GRANT SELECT ON mesh.clock_offset TO nodeapi, lifecycle, recovery, readmodel, sequencer;
+		CREATE OR REPLACE FUNCTION mesh.clock() RETURNS timestamptz LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+		BEGIN
+			RETURN pg_catalog.clock_timestamp() + (SELECT o.by FROM mesh.clock_offset o);
+		END $$;`)
+	if err != nil {
+		return fmt.Errorf("install movable clock: %w", err)
+	}
+	return nil
+}
+
+// Database is a migrated database of one test's own.
+type Database struct {
+	t    testing.TB
+	name string
+
+	mu        sync.Mutex
+	pools     map[string]*pgxpool.Pool
+	workloads bool
+}
+
+// DB makes a database for t from the template and drops it when t ends.
+func DB(tb testing.TB) *Database {
+	tb.Helper()
+	shared.once.Do(startShared)
+	if shared.err != nil {
+		tb.Fatalf("test postgres: %v", shared.err)
+	}
+	id := ids.New()
+	d := &Database{t: tb, name: "test_" + id[24:] + "_" + id[:8], pools: map[string]*pgxpool.Pool{}}
+	ctx := Context(tb)
+	tb.Cleanup(d.drop)
+	d.admin(ctx, "CREATE DATABASE \""+d.name+"\" TEMPLATE "+shared.tmpl+" OWNER "+pg.RoleOwner)
+	d.admin(ctx, "REVOKE ALL ON DATABASE \""+d.name+"\" FROM PUBLIC")
+	d.admin(ctx, "GRANT CONNECT ON DATABASE \""+d.name+"\" TO nodeapi, lifecycle, recovery, readmodel, sequencer")
+	return d
+}
+
+func (d *Database) admin(ctx context.Context, sql string) {
+	d.t.Helper()
+	if _, err := shared.admin.Exec(ctx, sql); err != nil {
+		d.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func (d *Database) drop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, p := range d.pools {
+		p.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	names := []string{d.name}
+	if d.workloads {
+		names = append(names, d.name+"_w")
+	}
+	for _, name := range names {
+		if _, err := shared.admin.Exec(ctx, "DROP DATABASE IF EXISTS \""+name+"\" WITH (FORCE)"); err != nil {
+			d.t.Errorf("drop test database: %v", err)
+		}
+	}
+}
+
+// Name is the database's name.
+func (d *Database) Name() string { return d.name }
+
+// URL is the connection string of a role: one of pg.ServiceRoles() or pg.RoleOwner.
+func (d *Database) URL(role string) string {
+	d.t.Helper()
+	return d.url(role, d.name)
+}
+
+func (d *Database) url(role, database string) string {
+	d.t.Helper()
+	u, err := pg.WithUser(shared.url, role, password(role), database)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return u
+}
+
+// AdminURL is the superuser's connection string to this database.
+func (d *Database) AdminURL() string {
+	d.t.Helper()
+	cfg, err := pgx.ParseConfig(shared.url)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	u, err := pg.WithUser(shared.url, cfg.User, cfg.Password, d.name)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return u
+}
+
+// Pool is a pool that logs in as role; the same one at each call. It is closed when the test ends.
+func (d *Database) Pool(role string) *pgxpool.Pool {
+	d.t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p, ok := d.pools[role]; ok {
+		return p
+	}
+	p, err := pg.Open(context.Background(), pg.Config{URL: d.URL(role), ApplicationName: "test " + role, MaxConns: 16})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.pools[role] = p
+	return p
+}
+
+// OwnerPool is a pool of gpuaas_owner, for arranging what no service may do.
+func (d *Database) OwnerPool() *pgxpool.Pool {
+	d.t.Helper()
+	return d.Pool(pg.RoleOwner)
+}
+
+// WorkloadURL is workload_admin's connection string to a workload database of this test's own, made at the first call.
+func (d *Database) WorkloadURL() string {
+	d.t.Helper()
+	name := d.name + "_w"
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.workloads {
+		d.workloads = true
+		ctx := Context(d.t)
+		d.admin(ctx, "CREATE DATABASE \""+name+"\" OWNER "+pg.RoleWorkloadAdmin+" TEMPLATE template0")
+		d.admin(ctx, "REVOKE ALL ON DATABASE \""+name+"\" FROM PUBLIC")
+	}
+	return d.url(pg.RoleWorkloadAdmin, name)
+}
+
+// SetClockOffset sets how far the mesh clock of d is ahead of the real one (behind, if negative).
+func SetClockOffset(d *Database, by time.Duration) {
+	d.t.Helper()
+	if _, err := d.OwnerPool().Exec(Context(d.t), "UPDATE mesh.clock_offset SET by = make_interval(secs => $1)", by.Seconds()); err != nil {
+		d.t.Fatalf("set clock offset: %v", err)
+	}
+}

@@ -1,0 +1,136 @@
+package testkit
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	redisserver "github.com/gpuaas/mesh/internal/lock/embedded"
+)
+
+// IO marks a test that needs processes, sockets or a database: under -short it does not run.
+func IO(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.SkipNow()
+	}
+}
+
+// Context ends a moment before the test's own deadline, so that a hanging test says where it hung.
+func Context(tb testing.TB) context.Context {
+	tb.Helper()
+	ctx := tb.Context()
+	if d, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
+		if deadline, ok := d.Deadline(); ok {
+			c, cancel := context.WithDeadline(ctx, deadline.Add(-5*time.Second))
+			tb.Cleanup(cancel)
+			return c
+		}
+	}
+	return ctx
+}
+
+// Logger writes to the test's own log.
+func Logger(tb testing.TB) *slog.Logger {
+	tb.Helper()
+	w := &testWriter{t: tb}
+	tb.Cleanup(w.close)
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// testWriter forgets what comes after the test's end: logging then would panic.
+type testWriter struct {
+	mu sync.Mutex
+	t  testing.TB
+}
+
+func (w *testWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.t != nil {
+		w.t.Logf("%s", p[:max(len(p)-1, 0)])
+	}
+	return len(p), nil
+}
+
+func (w *testWriter) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.t = nil
+}
+
+// Eventually asks check until it answers nil, every few milliseconds, and fails the test with its last error after
+// timeout.
+func Eventually(tb testing.TB, timeout time.Duration, check func() error) {
+	tb.Helper()
+	const tick = 5 * time.Millisecond
+	deadline := time.NewTimer(timeout)
+	defer deadline.Stop()
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-deadline.C:
+			tb.Fatalf("not within %s: %v", timeout, err)
+		case <-tb.Context().Done():
+			tb.Fatalf("the test ended while waiting: %v", err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// Redis is a redis-server of this test's own.
+func Redis(tb testing.TB) *redisserver.Server {
+	tb.Helper()
+	s, err := redisserver.Start(Context(tb), redisserver.Config{Logger: Logger(tb)})
+	if err != nil {
+		tb.Fatalf("start redis: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := s.Stop(context.Background()); err != nil {
+			tb.Errorf("stop redis: %v", err)
+		}
+	})
+	if !s.Real() {
+		tb.Fatal("this test needs a redis-server on PATH (apt install redis-server)")
+	}
+	return s
+}
+
+// Option changes what Main does.
+type Option func(*mainOptions)
+
+type mainOptions struct{ leaks bool }
+
+// CheckLeaks fails the run if goroutines are left after all tests.
+func CheckLeaks() Option { return func(o *mainOptions) { o.leaks = true } }
+
+// Main runs the tests of a package, stops the Postgres they started, and exits. Without it the server ends with the
+// process and its directory is swept up by a later run.
+func Main(m *testing.M, opts ...Option) {
+	var o mainOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
+	code := m.Run()
+	if err := stopShared(); err != nil {
+		slog.New(slog.NewTextHandler(os.Stderr, nil)).Error("stop test postgres", slog.Any("error", err))
+		code = max(code, 1)
+	}
+	if o.leaks && code == 0 {
+		if err := goleak.Find(); err != nil {
+			slog.New(slog.NewTextHandler(os.Stderr, nil)).Error("goroutines left behind", slog.Any("error", err))
+			code = 1
+		}
+	}
+	os.Exit(code)
+}

@@ -1,0 +1,83 @@
+package testkit_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
+
+func TestDatabasesAreApartAndClocksMove(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	began := time.Now()
+	a := testkit.DB(t)
+	t.Logf("first database (server and template included) after %s", time.Since(began))
+	began = time.Now()
+	b := testkit.DB(t)
+	t.Logf("second database after %s", time.Since(began))
+
+	testkit.SetClockOffset(a, 25*time.Hour)
+	_, offA, _, err := pg.Clock(ctx, a.Pool(pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, offB, _, err := pg.Clock(ctx, b.Pool(pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if offA < 24*time.Hour || offB > time.Minute {
+		t.Fatalf("offsets %s and %s", offA, offB)
+	}
+	if _, err := a.Pool(pg.RoleLifecycle).Exec(ctx, "UPDATE mesh.clock_offset SET by = '0'"); !pg.IsPrivilege(err) {
+		t.Fatalf("a service moved the clock: %v", err)
+	}
+}
+
+func TestWorkloadDatabase(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	d := testkit.DB(t)
+	pool, err := pg.Open(ctx, pg.Config{URL: d.WorkloadURL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, "CREATE SCHEMA probe"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRedisIsReal(t *testing.T) {
+	testkit.IO(t)
+	s := testkit.Redis(t)
+	opts, err := redis.ParseURL(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(opts)
+	defer func() { _ = client.Close() }()
+	if err := client.Set(testkit.Context(t), "k", "v", time.Minute).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEventuallyReturnsAtTheFirstSuccess(t *testing.T) {
+	t.Parallel()
+	n := 0
+	testkit.Eventually(t, time.Second, func() error {
+		if n++; n < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if n != 3 {
+		t.Fatalf("asked %d times", n)
+	}
+}
