@@ -1,0 +1,320 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// applyTries is how often an event is tried before it is parked.
+const applyTries = 3
+
+// Apply puts one event into effect within tx. It may be called again for the same event after a rollback and, out of
+// order, at a replay, so it has no effect but through tx, and it compares the event's AggregateVersion with what it has.
+type Apply func(ctx context.Context, tx pgx.Tx, r Record) error
+
+// Later marks an error of Apply as no fault of the event: the consumer stops there, waits and tries again, instead of
+// parking it. Errors of the connection and of concurrency are treated so by themselves.
+func Later(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &laterError{err: err}
+}
+
+type laterError struct{ err error }
+
+func (e *laterError) Error() string { return e.err.Error() }
+func (e *laterError) Unwrap() error { return e.err }
+
+// ConsumerDeps is what a consumer works with. Pool logs in as the service; the rest but Logger may be nil.
+type ConsumerDeps struct {
+	Pool *pgxpool.Pool
+	// Numbered wakes the consumer; Wake is the sequencer's, poked by WaitFor.
+	Numbered, Wake *Signal
+	Logger         *slog.Logger
+	// Committed is called after a commit with the events that took effect in it, in order, by the loop itself. It is a
+	// hint: a commit whose answer was lost, and one of another replica, are not told.
+	Committed func(records []Record)
+	// Parked is called after an event was parked, for the incident and the metric.
+	Parked func(r Record, err error)
+}
+
+// ConsumerConfig names and bounds a consumer; zero fields but Name and Schema mean the defaults.
+type ConsumerConfig struct {
+	// Name is the key of the cursor; replicas of a service share it and take turns.
+	Name string
+	// Schema is the service's own: nodeapi, lifecycle, recovery or readmodel.
+	Schema string
+	// Kinds are the events to apply; none means all.
+	Kinds []string
+	// Batch is how many events one transaction applies; 200.
+	Batch int
+	// Poll is how long an unwoken consumer sleeps; 1 s.
+	Poll time.Duration
+	// AsyncCommit does not wait for the disk at commits. A crash may then undo the latest effects together with the
+	// cursor, and they are applied again: right for projections, wrong where Apply's rows are promised to anybody.
+	AsyncCommit bool
+}
+
+// Consumer applies events in order, exactly once in the database's eyes.
+type Consumer struct {
+	deps     ConsumerDeps
+	cfg      ConsumerConfig
+	cursor   string // qualified table names
+	parked   string
+	advanced Signal
+}
+
+// NewConsumer checks its dependencies; it does not touch the database.
+func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
+	if deps.Pool == nil || deps.Logger == nil || cfg.Name == "" || cfg.Schema == "" {
+		return nil, errors.New("consumer needs a pool, a logger, a name and a schema")
+	}
+	if cfg.Batch <= 0 {
+		cfg.Batch = 200
+	}
+	if cfg.Poll <= 0 {
+		cfg.Poll = time.Second
+	}
+	return &Consumer{
+		deps: deps, cfg: cfg,
+		cursor: pgx.Identifier{cfg.Schema, "event_cursor"}.Sanitize(),
+		parked: pgx.Identifier{cfg.Schema, "parked_event"}.Sanitize(),
+	}, nil
+}
+
+// Run applies until ctx ends. A database that is away is waited for.
+func (c *Consumer) Run(ctx context.Context, apply Apply) error {
+	var failing backoff
+	known := int64(-1)
+	for {
+		wake := c.deps.Numbered.C()
+		res, err := c.runOnce(ctx, apply, known)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // asked to stop
+		}
+		switch {
+		case err != nil:
+			if !sleep(ctx, failing.next(ctx, c.deps.Logger, "applying events", err), nil) {
+				return nil
+			}
+			continue
+		case res.busy:
+			known = -1
+		default:
+			known = res.pos
+		}
+		failing.reset()
+		if !res.more && !sleep(ctx, c.cfg.Poll, wake) {
+			return nil
+		}
+	}
+}
+
+// Drain applies until the end of the log, for tests and tools. It waits for other replicas of the consumer.
+func (c *Consumer) Drain(ctx context.Context, apply Apply) error {
+	known := int64(-1)
+	for {
+		res, err := c.runOnce(ctx, apply, known)
+		if err != nil {
+			return err
+		}
+		switch {
+		case res.busy:
+			if !sleep(ctx, 5*time.Millisecond, nil) {
+				return ctx.Err()
+			}
+		case !res.more:
+			return nil
+		default:
+			known = res.pos
+		}
+	}
+}
+
+// round is what one transaction of a consumer did.
+type round struct {
+	pos     int64    // the cursor after it
+	more    bool     // the log goes on
+	busy    bool     // another replica has the cursor
+	applied []Record // took effect
+	parked  []parkedRecord
+}
+
+type parkedRecord struct {
+	record Record
+	err    error
+}
+
+// runOnce applies one batch. known is a position the cursor is at least at, -1 if unknown: with nothing beyond it the
+// round ends without a transaction.
+func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64) (round, error) {
+	if known >= 0 {
+		horizon, err := Horizon(ctx, c.deps.Pool)
+		if err != nil || horizon <= known {
+			return round{pos: known}, err
+		}
+	}
+	// A batch goes through as a whole nearly always; only one that did not is done again with a savepoint an event.
+	res, err := c.applyBatch(ctx, apply, false)
+	if err != nil && poisonous(ctx, err) {
+		res, err = c.applyBatch(ctx, apply, true)
+	}
+	if err != nil {
+		return round{}, err
+	}
+	for _, p := range res.parked {
+		c.deps.Logger.ErrorContext(ctx, "event parked", slog.String("consumer", c.cfg.Name), slog.Int64("pos", p.record.Pos),
+			slog.String("event_id", p.record.ID), slog.String("kind", p.record.Kind), slog.Any("error", p.err))
+		if c.deps.Parked != nil {
+			c.deps.Parked(p.record, p.err)
+		}
+	}
+	if len(res.applied) > 0 && c.deps.Committed != nil {
+		c.deps.Committed(res.applied)
+	}
+	if !res.busy {
+		c.advanced.Notify()
+	}
+	return res, nil
+}
+
+func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (round, error) {
+	var res round
+	err := pg.InTx(ctx, c.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		res = round{}
+		from, ok, err := c.lockCursor(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			res.busy = true
+			return nil
+		}
+		records, next, err := Read(ctx, tx, from, c.cfg.Kinds, c.cfg.Batch)
+		if err != nil {
+			return err
+		}
+		res.pos, res.more = next, len(records) == c.cfg.Batch
+		if next == from {
+			return nil
+		}
+		// A cursor that only passed over events of other kinds has nothing to lose in a crash.
+		if c.cfg.AsyncCommit || len(records) == 0 {
+			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = off"); err != nil {
+				return fmt.Errorf("set asynchronous commit: %w", err)
+			}
+		}
+		for _, r := range records {
+			if !careful {
+				if err := try(ctx, tx, apply, r); err != nil {
+					return err
+				}
+				res.applied = append(res.applied, r)
+				continue
+			}
+			poison, err := c.applyCarefully(ctx, tx, apply, r)
+			switch {
+			case err != nil:
+				return err
+			case poison != nil:
+				res.parked = append(res.parked, parkedRecord{record: r, err: poison})
+			default:
+				res.applied = append(res.applied, r)
+			}
+		}
+		_, err = tx.Exec(ctx, "UPDATE "+c.cursor+" SET pos = $2, updated_at = mesh.clock() WHERE name = $1", c.cfg.Name, next)
+		if err != nil {
+			return fmt.Errorf("move cursor: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return round{}, fmt.Errorf("consume events as %s: %w", c.cfg.Name, err)
+	}
+	return res, nil
+}
+
+// lockCursor takes the cursor for this transaction, unless another replica has it.
+func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, error) {
+	const takeSQL = " WHERE name = $1 FOR UPDATE SKIP LOCKED"
+	var pos int64
+	err := tx.QueryRow(ctx, "SELECT pos FROM "+c.cursor+takeSQL, c.cfg.Name).Scan(&pos)
+	if err == nil {
+		return pos, true, nil
+	}
+	if !pg.IsNoRows(err) {
+		return 0, false, fmt.Errorf("take cursor: %w", err)
+	}
+	// Not there yet, or taken. Inserting waits for another replica that is just inserting it.
+	tag, err := tx.Exec(ctx, "INSERT INTO "+c.cursor+" (name) VALUES ($1) ON CONFLICT (name) DO NOTHING", c.cfg.Name)
+	if err != nil {
+		return 0, false, fmt.Errorf("make cursor: %w", err)
+	}
+	return 0, tag.RowsAffected() == 1, nil
+}
+
+// applyCarefully tries r within savepoints and parks it after the last try. The first result says why it was parked.
+func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (error, error) { //nolint:revive // both are errors, of the event and of the round
+	var poison error
+	for range applyTries {
+		err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return try(ctx, sp, apply, r) })
+		if err == nil {
+			return nil, nil
+		}
+		if !poisonous(ctx, err) {
+			return nil, err
+		}
+		poison = err
+	}
+	text := poison.Error()
+	if len(text) > 4000 {
+		text = text[:4000]
+	}
+	_, err := tx.Exec(ctx, "INSERT INTO "+c.parked+` (consumer, pos, event_id, kind, error, attempts) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT (consumer, pos) DO UPDATE SET error = EXCLUDED.error, attempts = parked_event.attempts + EXCLUDED.attempts,
+			parked_at = mesh.clock()`, c.cfg.Name, r.Pos, r.ID, r.Kind, printable(text), applyTries)
+	if err != nil {
+		return nil, fmt.Errorf("park event at %d: %w", r.Pos, err)
+	}
+	return poison, nil
+}
+
+// printable drops what Postgres does not store in text.
+func printable(s string) string {
+	b := make([]rune, 0, len(s))
+	for _, r := range s { // bytes that are no UTF-8 come out as U+FFFD
+		if r != 0 {
+			b = append(b, r)
+		}
+	}
+	return string(b)
+}
+
+// try calls apply and turns a panic into an error: an event that makes the code panic is poison, not an outage.
+func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { //nolint:nonamedreturns // set by recover
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("apply panicked: %v", p)
+		}
+	}()
+	return apply(ctx, tx, r)
+}
+
+// poisonous tells an event's fault from a passing condition.
+func poisonous(ctx context.Context, err error) bool {
+	var later *laterError
+	var pgErr *pgconn.PgError
+	const lockNotAvailable = "55P03"
+	return ctx.Err() == nil && !pg.IsConnError(err) && !pg.IsRetryable(err) && !errors.Is(err, pg.ErrCommitUnknown) &&
+		!errors.As(err, &later) && (!errors.As(err, &pgErr) || pgErr.Code != lockNotAvailable)
+}

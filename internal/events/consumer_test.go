@@ -1,0 +1,270 @@
+package events_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// projection is a table that counts how often each event took effect.
+func projection(t *testing.T, d *testkit.Database) events.Apply {
+	t.Helper()
+	if _, err := d.OwnerPool().Exec(t.Context(), `CREATE TABLE readmodel.probe (n bigserial PRIMARY KEY, event_id uuid UNIQUE,
+		kind text, aggregate_id text, version bigint)`); err != nil {
+		t.Fatal(err)
+	}
+	return func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		_, err := tx.Exec(ctx, "INSERT INTO readmodel.probe (event_id, kind, aggregate_id, version) VALUES ($1, $2, $3, $4)",
+			r.ID, r.Kind, r.AggregateID, r.AggregateVersion)
+		return err
+	}
+}
+
+func projected(t *testing.T, d *testkit.Database) []string {
+	t.Helper()
+	rows, err := d.Pool(pg.RoleReadmodel).Query(t.Context(), "SELECT kind || version FROM readmodel.probe ORDER BY n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestConsumerAppliesOnceInOrderAndRemembers(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	apply := projection(t, d)
+	seq := newSequencer(t, d, nil, nil, events.SequencerConfig{})
+	deps := events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)}
+	cfg := events.ConsumerConfig{Name: "probe", Schema: "readmodel", Kinds: []string{"a", "b"}, Batch: 2}
+	var want []string
+	for v := range int64(5) {
+		appendEvents(t, d.Pool(pg.RoleLifecycle), event("a", "x", v), event("other", "x", v), event("b", "y", v))
+		want = append(want, fmt.Sprint("a", v), fmt.Sprint("b", v))
+	}
+	if err := seq.Drain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second consumer is a restarted process
+		if err := newConsumer(t, deps, cfg).Drain(ctx, apply); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, projected(t, d)); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+	lag, err := newConsumer(t, deps, cfg).Lag(ctx)
+	if err != nil || lag.Events != 0 || lag.Cursor != 15 || lag.Horizon != 15 || lag.Parked != 0 {
+		t.Fatalf("lag %+v, %v", lag, err)
+	}
+}
+
+// Three replicas of one consumer share a cursor; every effect happens once, in order.
+func TestReplicasShareTheWork(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	apply := projection(t, d)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	for range 3 {
+		c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered},
+			events.ConsumerConfig{Name: "probe", Schema: "readmodel", Batch: 3, Poll: 20 * time.Millisecond})
+		start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
+	}
+	const n = 200
+	var want []string
+	for v := range int64(n) {
+		appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", v))
+		wake.Notify()
+		want = append(want, fmt.Sprint("e", v))
+	}
+	testkit.Eventually(t, 30*time.Second, func() error {
+		if got := len(projected(t, d)); got < n {
+			return fmt.Errorf("%d of %d", got, n)
+		}
+		return nil
+	})
+	if diff := cmp.Diff(want, projected(t, d)); diff != "" {
+		t.Fatal(diff)
+	}
+}
+
+func TestPoisonIsParkedAndReplayed(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	seq := newSequencer(t, d, nil, nil, events.SequencerConfig{})
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("good", "x", 1), event("refused", "x", 2), event("sql", "x", 3), event("panics", "x", 4),
+		event("good", "x", 5))
+	if err := seq.Drain(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tries := map[string]int{}
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		tries[r.Kind]++
+		// Each writes first: what a poison event did before it failed must not stay.
+		if err := insert(ctx, tx, r); err != nil {
+			return err
+		}
+		switch r.Kind {
+		case "refused":
+			return errors.New("cannot make sense of \x00 this")
+		case "sql":
+			_, err := tx.Exec(ctx, "SELECT 1/0")
+			return err
+		case "panics":
+			_ = tries[r.Kind[:len(r.Payload)*100]] // out of range
+		}
+		return nil
+	}
+	var told []string
+	var committed []string
+	c := newConsumer(t, events.ConsumerDeps{
+		Pool:      d.Pool(pg.RoleReadmodel),
+		Parked:    func(r events.Record, err error) { told = append(told, r.Kind) },
+		Committed: func(rs []events.Record) { committed = append(committed, kinds(rs)...) },
+	}, events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
+	if err := c.Drain(ctx, apply); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"good1", "good5"}, projected(t, d)); diff != "" {
+		t.Fatal(diff)
+	}
+	if diff := cmp.Diff([]string{"refused", "sql", "panics"}, told); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"good", "good"}, committed); diff != "" {
+		t.Error(diff)
+	}
+	if tries["sql"] < 3 || tries["panics"] != 3 {
+		t.Errorf("tries %v", tries)
+	}
+	parked, err := c.Parked(ctx)
+	if err != nil || len(parked) != 3 || parked[0].Kind != "refused" || parked[0].Pos != 2 || parked[0].Attempts != 3 {
+		t.Fatalf("parked %+v, %v", parked, err)
+	}
+
+	// Still broken: it stays, one attempt more. Mended: it takes effect once and is off the list.
+	if err := c.Replay(ctx, 2, apply); err == nil {
+		t.Fatal("a broken replay passed")
+	}
+	if err := c.Replay(ctx, 2, insert); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Replay(ctx, 2, insert); !errors.Is(err, events.ErrNotParked) {
+		t.Fatalf("replayed twice: %v", err)
+	}
+	if parked, err = c.Parked(ctx); err != nil || len(parked) != 2 {
+		t.Fatalf("parked %+v, %v", parked, err)
+	}
+	if diff := cmp.Diff([]string{"good1", "good5", "refused2"}, projected(t, d)); diff != "" {
+		t.Fatal(diff)
+	}
+}
+
+func kinds(rs []events.Record) []string {
+	var list []string
+	for _, r := range rs {
+		list = append(list, r.Kind)
+	}
+	return list
+}
+
+// What passes by itself parks nothing: a connection cut in mid-batch, and an error that Apply marks as not the event's.
+func TestOutagesParkNothing(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	var calls atomic.Int64
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		switch calls.Add(1) {
+		case 2:
+			_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+			return err
+		case 5:
+			return events.Later(errors.New("the peer is not there yet"))
+		case 8:
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+			return err
+		}
+		return insert(ctx, tx, r)
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
+	wake.Notify()
+	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if got := projected(t, d); !cmp.Equal(got, []string{"e1", "e2", "e3"}) {
+			return fmt.Errorf("projected %v", got)
+		}
+		return nil
+	})
+	if parked, err := c.Parked(ctx); err != nil || len(parked) != 0 {
+		t.Fatalf("parked %+v, %v", parked, err)
+	}
+	if n := calls.Load(); n < 8 {
+		t.Fatalf("only %d calls: not every outage was met", n)
+	}
+}
+
+func TestWaitFor(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	cfg := events.ConsumerConfig{Name: "probe", Schema: "readmodel", Kinds: []string{"e"}}
+	deps := events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered, Wake: &wake}
+	c := newConsumer(t, deps, cfg)
+
+	token := appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1))
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := c.WaitFor(short, token); !errors.Is(err, events.ErrBehind) {
+		t.Fatalf("with no consumer running: %v", err)
+	}
+	start(t, func(ctx context.Context) error { return c.Run(ctx, insert) })
+	for v := int64(2); v < 30; v++ {
+		// Also an event that the consumer does not apply, and one that another replica's consumer waits for.
+		token = appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", v), event("other", "x", v))
+		waiter := c
+		if v%3 == 0 {
+			waiter = newConsumer(t, deps, cfg)
+		}
+		began := time.Now()
+		if err := waiter.WaitFor(ctx, token); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("waited %s", took)
+		}
+		if got := len(projected(t, d)); int64(got) != v {
+			t.Fatalf("%d projected after waiting for %d", got, v)
+		}
+	}
+	for _, bad := range []string{ids.New(), "nonsense"} {
+		if err := c.WaitFor(ctx, bad); !errors.Is(err, events.ErrUnknownPosition) {
+			t.Errorf("token %q: %v", bad, err)
+		}
+	}
+	if err := c.WaitFor(ctx, ""); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,62 @@
+package lock
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// breaker leaves Redis alone after a failure. When the pause is over, one call tries; the rest wait for how that one goes.
+type breaker struct {
+	logger *slog.Logger
+	least  time.Duration
+	most   time.Duration
+
+	mu     sync.Mutex
+	open   bool
+	until  time.Time
+	pause  time.Duration
+	trying bool
+}
+
+func (b *breaker) allow(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.open {
+		return true
+	}
+	if b.trying || now.Before(b.until) {
+		return false
+	}
+	b.trying = true
+	return true
+}
+
+func (b *breaker) succeeded(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open {
+		b.logger.InfoContext(ctx, "lock store answers again")
+	}
+	b.open, b.trying, b.pause = false, false, 0
+}
+
+func (b *breaker) undecided() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.trying = false
+}
+
+func (b *breaker) failed(ctx context.Context, now time.Time, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open && !b.trying {
+		return // a call from before the breaker opened
+	}
+	if !b.open {
+		b.logger.WarnContext(ctx, "lock store does not answer, asking postgres alone", slog.String("error", err.Error()))
+	}
+	b.pause = min(max(2*b.pause, b.least), b.most)
+	b.open, b.trying, b.until = true, false, now.Add(b.pause)
+}

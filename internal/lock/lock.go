@@ -1,0 +1,265 @@
+// Package lock asks Redis whether someone is already at work on a workspace, so that a herd of requests is answered fast.
+//
+// It owns the key gpuaas:ws:<id>:op and nothing else. It believes a value only if it is an id, and an answer only if it came within the
+// budget. It decides nothing: Postgres does, by its unique index and the run's fence. Whoever wins here still inserts the run, and whoever is
+// told that a run holds the workspace still reads that run by its primary key; on Unknown the caller goes straight to Postgres.
+//
+// Guarantees: no call takes longer than the budget by more than scheduling; after a failure or a slow answer Redis is left alone for a while,
+// and calls answer Unknown at once; a lock of another run is never released or extended; expiry is never a promise.
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/gpuaas/mesh/internal/ids"
+)
+
+// Defaults of Config.
+const (
+	DefaultTTL         = 30 * time.Second
+	DefaultBudget      = 50 * time.Millisecond
+	DefaultCooldown    = time.Second
+	DefaultMaxCooldown = 10 * time.Second
+)
+
+// Kind is what an Outcome says.
+type Kind int
+
+// The kinds. The zero value is Unknown, so that a forgotten answer goes to Postgres.
+const (
+	Unknown Kind = iota // Redis did not say: ask Postgres
+	Won                 // nobody held it: insert the run, Postgres confirms
+	Held                // RunID holds it, as Redis remembers: confirm by primary key, then join
+)
+
+func (k Kind) String() string {
+	switch k {
+	case Won:
+		return "won"
+	case Held:
+		return "held"
+	case Unknown:
+		return "unknown"
+	default:
+		return "unknown"
+	}
+}
+
+// Outcome is the answer to Acquire.
+type Outcome struct {
+	Kind  Kind
+	RunID string // of the holder, for Held
+}
+
+// Config is how Redis is asked. Zero values take the defaults.
+type Config struct {
+	TTL         time.Duration `koanf:"ttl"`
+	Budget      time.Duration `koanf:"budget"`
+	Cooldown    time.Duration `koanf:"cooldown"`     // the first pause after a failure; doubled at each failed try
+	MaxCooldown time.Duration `koanf:"max_cooldown"` // the longest pause
+}
+
+func (c Config) withDefaults() Config {
+	if c.TTL <= 0 {
+		c.TTL = DefaultTTL
+	}
+	if c.Budget <= 0 {
+		c.Budget = DefaultBudget
+	}
+	if c.Cooldown <= 0 {
+		c.Cooldown = DefaultCooldown
+	}
+	if c.MaxCooldown < c.Cooldown {
+		c.MaxCooldown = max(DefaultMaxCooldown, c.Cooldown)
+	}
+	return c
+}
+
+// Deps is what a Lock needs. Client may be nil: every answer is then Unknown. Metrics may be nil.
+type Deps struct {
+	Client  redis.UniversalClient
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// Lock asks Redis. A nil *Lock answers Unknown to everything.
+type Lock struct {
+	client   redis.UniversalClient
+	config   Config
+	breaker  *breaker
+	outcomes *prometheus.CounterVec
+}
+
+// Dial answers a client for a redis:// or rediss:// address, set up so that no call outlives the budget: no retries, short dials. It connects
+// lazily. The driver's own chatter on stderr is silenced for the process: the Lock reports what matters.
+func Dial(url string, config Config) (*redis.Client, error) {
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, errors.New("lock store: the address is not a redis:// URL") // the error would carry the password
+	}
+	config = config.withDefaults()
+	opts.MaxRetries = -1
+	opts.DialerRetries = 1
+	opts.DialTimeout = config.Budget
+	opts.ReadTimeout = config.Budget
+	opts.WriteTimeout = config.Budget
+	opts.PoolTimeout = config.Budget
+	opts.ContextTimeoutEnabled = true
+	opts.PoolSize = 16
+	opts.DisableIdentity = true
+	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	redis.SetLogger(silent{})
+	return redis.NewClient(opts), nil
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+// New answers a Lock. It never dials.
+func New(deps Deps, config Config) (*Lock, error) {
+	if deps.Logger == nil {
+		return nil, errors.New("lock: a logger is needed")
+	}
+	config = config.withDefaults()
+	l := &Lock{
+		client: deps.Client, config: config,
+		breaker: &breaker{logger: deps.Logger, least: config.Cooldown, most: config.MaxCooldown},
+		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "lock_answers_total", Help: "Answers of the lock store by operation and outcome; unknown ones went straight to Postgres.",
+		}, []string{"operation", "outcome"}),
+	}
+	if deps.Metrics != nil {
+		if err := deps.Metrics.Register(l.outcomes); err != nil {
+			return nil, fmt.Errorf("lock: register metrics: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// Acquire tries to take the workspace's lock for a run. Asking again for the run that holds it answers Won and keeps the first expiry.
+func (l *Lock) Acquire(ctx context.Context, workspaceID, runID string) Outcome {
+	if l == nil {
+		return Outcome{}
+	}
+	out := l.acquire(ctx, workspaceID, runID)
+	l.outcomes.WithLabelValues("acquire", out.Kind.String()).Inc()
+	return out
+}
+
+func (l *Lock) acquire(ctx context.Context, workspaceID, runID string) Outcome {
+	if !ids.Valid(workspaceID) || !ids.Valid(runID) {
+		return Outcome{}
+	}
+	var holder string
+	err := l.call(ctx, func(ctx context.Context) error {
+		// One round trip: the read behind the write names the holder whoever won.
+		pipe := l.client.Pipeline()
+		set := pipe.SetNX(ctx, key(workspaceID), runID, l.config.TTL)
+		get := pipe.Get(ctx, key(workspaceID))
+		if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			return err
+		}
+		if set.Err() != nil {
+			return set.Err()
+		}
+		holder = get.Val()
+		return nil
+	})
+	switch {
+	case err != nil || !ids.Valid(holder):
+		return Outcome{}
+	case holder == runID:
+		return Outcome{Kind: Won}
+	default:
+		return Outcome{Kind: Held, RunID: holder}
+	}
+}
+
+const compareAndDelete = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`
+
+const compareAndExpire = `if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("PEXPIRE", KEYS[1], ARGV[2]) end return 0`
+
+// Release gives the lock back if this run holds it, and says whether it did. An answer that did not come is false; the expiry does the rest.
+func (l *Lock) Release(ctx context.Context, workspaceID, runID string) bool {
+	return l.compareAnd(ctx, "release", compareAndDelete, workspaceID, runID)
+}
+
+// Extend renews the expiry if this run still holds the lock, and says whether it did. False is no reason to stop: the run's lease in Postgres
+// decides.
+func (l *Lock) Extend(ctx context.Context, workspaceID, runID string) bool {
+	return l.compareAnd(ctx, "extend", compareAndExpire, workspaceID, runID)
+}
+
+func (l *Lock) compareAnd(ctx context.Context, operation, script, workspaceID, runID string) bool {
+	if l == nil {
+		return false
+	}
+	outcome, done := "unknown", false
+	if ids.Valid(workspaceID) && ids.Valid(runID) {
+		err := l.call(ctx, func(ctx context.Context) error {
+			n, err := l.client.Eval(ctx, script, []string{key(workspaceID)}, runID, l.config.TTL.Milliseconds()).Int()
+			done = n == 1
+			return err
+		})
+		switch {
+		case err != nil:
+			done = false
+		case done:
+			outcome = "done"
+		default:
+			outcome = "not_held"
+		}
+	}
+	l.outcomes.WithLabelValues(operation, outcome).Inc()
+	return done
+}
+
+// Check answers whether Redis answers within the budget, for a status page; a process is ready without it. It goes past the breaker.
+func (l *Lock) Check(ctx context.Context) error {
+	if l == nil || l.client == nil {
+		return errors.New("no lock store is configured")
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.config.Budget)
+	defer cancel()
+	if err := l.client.Ping(ctx).Err(); err != nil {
+		return fmt.Errorf("ask lock store: %w", err)
+	}
+	return nil
+}
+
+var errLeftAlone = errors.New("the lock store is left alone for a while")
+
+// call runs fn within the budget unless the breaker is open, and tells the breaker how it went.
+func (l *Lock) call(ctx context.Context, fn func(ctx context.Context) error) error {
+	if l.client == nil || ctx.Err() != nil || !l.breaker.allow(time.Now()) {
+		return errLeftAlone
+	}
+	callCtx, cancel := context.WithTimeout(ctx, l.config.Budget)
+	defer cancel()
+	err := fn(callCtx)
+	switch {
+	case err == nil:
+		l.breaker.succeeded(ctx)
+	case ctx.Err() != nil:
+		// The caller gave up; that says nothing about Redis.
+		l.breaker.undecided()
+	case strings.HasPrefix(err.Error(), "WRONGTYPE"):
+		// Someone else wrote to our key. Redis is well; the value is not to be believed.
+		l.breaker.succeeded(ctx)
+	default:
+		l.breaker.failed(ctx, time.Now(), err)
+	}
+	return err
+}
+
+func key(workspaceID string) string { return "gpuaas:ws:" + workspaceID + ":op" }

@@ -1,0 +1,484 @@
+package embedded
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/gpuaas/mesh/internal/child"
+)
+
+// Superuser is the one role that exists after initdb.
+const Superuser = "postgres"
+
+// Config says where and how the server runs. Only Dir is required.
+type Config struct {
+	// Dir is the directory of everything the server keeps; it is made if absent. As root its parents must be
+	// traversable by UID.
+	Dir string
+	// Port is the TCP port on 127.0.0.1; 0 picks a free one at each Start (Restart keeps it).
+	Port int
+	// SocketDir is the directory of the unix socket; empty means a private one under /tmp.
+	SocketDir string
+	// CacheDir is searched for binaries after the system's own.
+	CacheDir string
+	// UID and GID are what the server runs as when we are root; zero means 65534.
+	UID, GID int
+	// Settings are further server settings; fsync cannot be set.
+	Settings map[string]string
+	// StartTimeout bounds Start, recovery included; zero means 60 s.
+	StartTimeout time.Duration
+	// Logger is required.
+	Logger *slog.Logger
+}
+
+// Server is a Postgres that this process owns.
+type Server struct {
+	cfg      Config
+	bin      Binaries
+	password string
+	sockets  string
+	uid, gid int // -1: no change of identity
+
+	mu    sync.Mutex // guards what follows; held across start and stop, which therefore never overlap
+	port  int
+	lock  *os.File
+	child *child.Process
+}
+
+// Start brings a server up: it finds binaries, makes the cluster if there is none, replaces the leftovers of a dead
+// owner, and returns once the server answers with fsync on. ctx bounds the start only.
+func Start(ctx context.Context, cfg Config) (*Server, error) {
+	if cfg.Dir == "" || cfg.Logger == nil {
+		return nil, errors.New("embedded postgres needs a directory and a logger")
+	}
+	if _, ok := cfg.Settings["fsync"]; ok {
+		return nil, errors.New("embedded postgres: fsync stays on")
+	}
+	if cfg.StartTimeout == 0 {
+		cfg.StartTimeout = time.Minute
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.StartTimeout)
+	defer cancel()
+
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("resolve directory: %w", err)
+	}
+	cfg.Dir = dir
+	s := &Server{cfg: cfg, uid: -1, gid: -1, port: cfg.Port}
+	if os.Getuid() == 0 {
+		s.uid, s.gid = orNobody(cfg.UID), orNobody(cfg.GID)
+	}
+	if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it; what is inside is 0600 or 0700
+		return nil, fmt.Errorf("make postgres directory: %w", err)
+	}
+	if err := traversable(dir, s.uid); err != nil {
+		return nil, err
+	}
+	if s.bin, err = Find(ctx, cfg.CacheDir, s.uid); err != nil {
+		return nil, err
+	}
+	if s.sockets, err = socketDir(cfg.SocketDir, dir, s.uid, s.gid); err != nil {
+		return nil, err
+	}
+	if s.lock, err = lockDir(dir); err != nil {
+		return nil, err
+	}
+	if err = s.prepare(ctx); err == nil {
+		err = s.startLocked(ctx)
+	}
+	if err != nil {
+		_ = os.Remove(s.sockets) // only if empty
+		_ = s.lock.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func orNobody(id int) int {
+	if id == 0 {
+		return 65534
+	}
+	return id
+}
+
+func (s *Server) dataDir() string { return filepath.Join(s.cfg.Dir, "data") }
+func (s *Server) logPath() string { return filepath.Join(s.cfg.Dir, "postgres.log") }
+
+// prepare makes the cluster, in a directory beside its final one: an initdb that was interrupted leaves no half cluster.
+func (s *Server) prepare(ctx context.Context) error {
+	var err error
+	if s.password, err = loadPassword(filepath.Join(s.cfg.Dir, "superuser.password")); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(s.dataDir(), "PG_VERSION")); err == nil {
+		return replaceLeftover(ctx, s.cfg.Logger, s.dataDir(), s.sockets)
+	}
+	fresh := s.dataDir() + ".new"
+	if err := os.RemoveAll(fresh); err != nil {
+		return fmt.Errorf("remove interrupted cluster: %w", err)
+	}
+	if err := os.Mkdir(fresh, 0o700); err != nil {
+		return fmt.Errorf("make data directory: %w", err)
+	}
+	pwfile := fresh + ".password"
+	if err := writeDurably(pwfile, s.password+"\n"); err != nil {
+		return fmt.Errorf("write password for initdb: %w", err)
+	}
+	defer func() { _ = os.Remove(pwfile) }()
+	for _, path := range []string{fresh, pwfile} {
+		if err := s.own(path); err != nil {
+			return err
+		}
+	}
+	if err := s.initdb(ctx, fresh, pwfile); err != nil {
+		return err
+	}
+	if err := os.Rename(fresh, s.dataDir()); err != nil {
+		return fmt.Errorf("put cluster in place: %w", err)
+	}
+	return syncDir(s.cfg.Dir)
+}
+
+func (s *Server) own(path string) error {
+	if s.uid < 0 {
+		return nil
+	}
+	if err := os.Lchown(path, s.uid, s.gid); err != nil {
+		return fmt.Errorf("hand %s to uid %d: %w", path, s.uid, err)
+	}
+	return nil
+}
+
+func (s *Server) credential() *syscall.Credential {
+	if s.uid < 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: uint32(s.uid), Gid: uint32(s.gid)} //nolint:gosec // both are checked to be ids
+}
+
+func (s *Server) environ() []string {
+	env := []string{"PATH=" + s.bin.Dir + ":/usr/bin:/bin", "LC_ALL=C", "TZ=UTC", "HOME=/", "PGTZ=UTC"}
+	if s.bin.Lib != "" {
+		env = append(env, "LD_LIBRARY_PATH="+s.bin.Lib, "DYLD_LIBRARY_PATH="+s.bin.Lib)
+	}
+	return env
+}
+
+func (s *Server) initdb(ctx context.Context, dir, pwfile string) error {
+	out, err := os.CreateTemp("", "gpuaas-initdb-*.log")
+	if err != nil {
+		return fmt.Errorf("make initdb log: %w", err)
+	}
+	defer func() { _ = out.Close(); _ = os.Remove(out.Name()) }()
+	p, err := child.Start(child.Spec{
+		Path: filepath.Join(s.bin.Dir, "initdb"),
+		Args: []string{
+			"-D", dir, "-U", Superuser, "--pwfile=" + pwfile, "--auth=scram-sha-256", "-E", "UTF8", "--locale=C",
+			"--data-checksums",
+		},
+		Env: s.environ(), Dir: "/", Output: out, Credential: s.credential(),
+	})
+	if err != nil {
+		return fmt.Errorf("run initdb: %w", err)
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		return errors.Join(ctx.Err(), p.Stop(ctx))
+	}
+	if err := p.Exit(); err != nil {
+		return fmt.Errorf("initdb failed: %w: %s", err, tail(out.Name(), 0))
+	}
+	return nil
+}
+
+// errPortTaken says that the picked port was gone by the time the server bound it.
+var errPortTaken = errors.New("port is in use")
+
+// startLocked runs the server until it answers. It tries again while what is in the way will pass: a predecessor's
+// backends that have not yet noticed its death, or a picked port that somebody else got first.
+func (s *Server) startLocked(ctx context.Context) error {
+	if err := replaceLeftover(ctx, s.cfg.Logger, s.dataDir(), s.sockets); err != nil {
+		return err
+	}
+	for attempt := 1; ; attempt++ {
+		if s.port == 0 {
+			port, err := freePort(ctx)
+			if err != nil {
+				return err
+			}
+			s.port = port
+		}
+		err := s.launch(ctx)
+		if err == nil {
+			return nil
+		}
+		transient := errors.Is(err, errPortTaken) && s.cfg.Port == 0
+		if transient && s.child == nil {
+			s.port = 0 // nobody knows the number yet; a restart has to wait for its own
+		}
+		for _, sign := range []string{"postmaster.pid", "shared memory block", "lock file"} {
+			transient = transient || strings.Contains(err.Error(), sign)
+		}
+		if errors.Is(err, errPortTaken) && s.cfg.Port != 0 {
+			return fmt.Errorf("postgres port %d is in use on 127.0.0.1: %w", s.cfg.Port, err)
+		}
+		if !transient || ctx.Err() != nil {
+			return err
+		}
+		s.cfg.Logger.WarnContext(ctx, "postgres did not start, trying again", slog.Int("attempt", attempt), slog.Any("error", err))
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(min(time.Duration(attempt)*50*time.Millisecond, time.Second)):
+		}
+		if err := replaceLeftover(ctx, s.cfg.Logger, s.dataDir(), s.sockets); err != nil {
+			return err
+		}
+	}
+}
+
+func freePort(ctx context.Context) (int, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("pick a port: %w", err)
+	}
+	defer func() { _ = l.Close() }()
+	addr, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0, fmt.Errorf("pick a port: unexpected address %s", l.Addr())
+	}
+	return addr.Port, nil
+}
+
+func (s *Server) settings() map[string]string {
+	set := map[string]string{ //nolint:gosec // the one secret here is the name of a method
+		"listen_addresses":        "127.0.0.1",
+		"port":                    strconv.Itoa(s.port),
+		"unix_socket_directories": s.sockets,
+		"max_connections":         "300",
+		"shared_buffers":          "128MB",
+		"logging_collector":       "off",
+		"log_destination":         "stderr",
+		"log_min_messages":        "warning",
+		"log_line_prefix":         "%m [%p] %q%u@%d ",
+		"log_timezone":            "UTC",
+		"timezone":                "UTC",
+		"password_encryption":     "scram-sha-256",
+		// Plans here are short; compiling them costs more than running them.
+		"jit": "off",
+		// Queue-like tables need a prompt vacuum.
+		"autovacuum_naptime": "10s",
+		"max_wal_size":       "1GB",
+	}
+	maps.Copy(set, s.cfg.Settings)
+	set["fsync"], set["full_page_writes"] = "on", "on"
+	return set
+}
+
+func (s *Server) launch(ctx context.Context) error {
+	logFile, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open postgres log: %w", err)
+	}
+	defer func() { _ = logFile.Close() }()
+	from, err := logFile.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("seek postgres log: %w", err)
+	}
+	set := s.settings()
+	args := []string{"-D", s.dataDir()}
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		args = append(args, "-c", key+"="+set[key])
+	}
+	p, err := child.Start(child.Spec{
+		Path: filepath.Join(s.bin.Dir, "postgres"), Args: args, Env: s.environ(), Dir: "/", Output: logFile,
+		Credential: s.credential(),
+		// A fast shutdown: transactions are rolled back, the data is checkpointed.
+		DeathSignal: syscall.SIGINT,
+	})
+	if err != nil {
+		return fmt.Errorf("run postgres: %w", err)
+	}
+	if err := s.await(ctx, p); err != nil {
+		select {
+		case <-p.Done():
+			text := tail(s.logPath(), from)
+			if strings.Contains(text, "Address already in use") {
+				return fmt.Errorf("%w: %s", errPortTaken, text)
+			}
+			return fmt.Errorf("postgres ended while starting: %w: %s", errors.Join(err, p.Exit()), text)
+		default:
+			return errors.Join(err, p.Stop(context.WithoutCancel(ctx), stopSteps()...))
+		}
+	}
+	s.child = p
+	return nil
+}
+
+// await returns once the server answers a query and has told that it syncs.
+func (s *Server) await(ctx context.Context, p *child.Process) error {
+	var last error
+	for {
+		fsync, err := s.show(ctx, "fsync")
+		switch {
+		case err == nil && fsync == "on":
+			return nil
+		case err == nil:
+			return fmt.Errorf("the server runs with fsync %s", fsync)
+		case isPgError(err, "28P01"):
+			return fmt.Errorf("the superuser's password was changed; put the new one into %s: %w",
+				filepath.Join(s.cfg.Dir, "superuser.password"), err)
+		}
+		last = err
+		select {
+		case <-p.Done():
+			return last
+		case <-ctx.Done():
+			return fmt.Errorf("wait for postgres: %w: %w", ctx.Err(), last)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func (s *Server) show(ctx context.Context, setting string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.SocketURL("postgres", Superuser, s.password))
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	var value string
+	if err := conn.QueryRow(ctx, "SELECT current_setting($1)", setting).Scan(&value); err != nil {
+		return "", err
+	}
+	return value, nil
+}
+
+func isPgError(err error, code string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == code
+}
+
+// URL is a connection string over loopback TCP, for any process of this machine.
+func (s *Server) URL(database, user, password string) string {
+	u := url.URL{
+		Scheme: "postgres", User: url.UserPassword(user, password),
+		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), Path: "/" + database, RawQuery: "sslmode=disable",
+	}
+	return u.String()
+}
+
+// SocketURL is a connection string over the unix socket: the faster way for processes that share the file system.
+func (s *Server) SocketURL(database, user, password string) string {
+	q := url.Values{"host": {s.sockets}, "port": {strconv.Itoa(s.port)}}
+	u := url.URL{Scheme: "postgres", User: url.UserPassword(user, password), Path: "/" + database, RawQuery: q.Encode()}
+	return u.String()
+}
+
+// AdminURL connects the superuser to the maintenance database over loopback TCP.
+func (s *Server) AdminURL() string { return s.URL("postgres", Superuser, s.password) }
+
+// Port is the TCP port on 127.0.0.1.
+func (s *Server) Port() int { return s.port }
+
+// BinDir is where the binaries were found.
+func (s *Server) BinDir() string { return s.bin.Dir }
+
+// LogPath is the server's log file.
+func (s *Server) LogPath() string { return s.logPath() }
+
+// PID is the process id of the postmaster.
+func (s *Server) PID() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.child.PID()
+}
+
+// Done is closed when the present incarnation of the server has ended, however that came; after Restart ask again.
+func (s *Server) Done() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.child.Done()
+}
+
+func stopSteps() []child.Step {
+	return []child.Step{
+		{Signal: syscall.SIGINT, Wait: 10 * time.Second}, // fast
+		{Signal: syscall.SIGQUIT, Wait: 5 * time.Second}, // immediate
+	}
+}
+
+// Stop shuts the server down, fast, then immediate, then by force, and gives the directory free. It may be called more
+// than once. The end of ctx forces it.
+func (s *Server) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.child.Stop(ctx, stopSteps()...)
+	if s.lock != nil {
+		_ = os.Remove(s.sockets) // only if empty, which it is after an orderly end
+		err = errors.Join(err, s.lock.Close())
+		s.lock = nil
+	}
+	return err
+}
+
+// Kill9 kills the server as a power cut of the process would, for drills; Restart brings it back.
+func (s *Server) Kill9() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.child.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-s.child.Done()
+	return nil
+}
+
+// Restart stops the server if it runs and starts it on the same port and data.
+func (s *Server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock == nil {
+		return errors.New("restart postgres: it was stopped and its directory given free")
+	}
+	if err := s.child.Stop(ctx, stopSteps()...); err != nil {
+		return fmt.Errorf("restart postgres: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.StartTimeout)
+	defer cancel()
+	return s.startLocked(ctx)
+}
+
+// tail is the end of a log file, from an offset on, for an error text.
+func tail(path string, from int64) string {
+	b, err := os.ReadFile(path) //nolint:gosec // our own log
+	if err != nil || from > int64(len(b)) {
+		return ""
+	}
+	b = bytes.TrimSpace(b[from:])
+	if len(b) > 1500 {
+		b = b[len(b)-1500:]
+	}
+	return string(b)
+}

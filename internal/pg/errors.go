@@ -1,0 +1,80 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLSTATE codes that decide something here.
+const (
+	codeUnique        = "23505"
+	codeForeignKey    = "23503"
+	codeCheck         = "23514"
+	codeSerialization = "40001"
+	codeDeadlock      = "40P01"
+	codePrivilege     = "42501"
+	codeReadOnly      = "25006"
+)
+
+// IsNoRows reports that a single-row query found nothing: for a compare-and-set, a lost race.
+func IsNoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }
+
+// IsUnique reports the violation of a unique index or constraint; an empty constraint means any.
+func IsUnique(err error, constraint string) bool { return violates(err, codeUnique, constraint) }
+
+// IsForeignKey reports the violation of a foreign key; an empty constraint means any.
+func IsForeignKey(err error, constraint string) bool {
+	return violates(err, codeForeignKey, constraint)
+}
+
+// IsCheck reports the violation of a CHECK; an empty constraint means any.
+func IsCheck(err error, constraint string) bool { return violates(err, codeCheck, constraint) }
+
+// IsPrivilege reports that the role may not do what it tried, row policies included.
+func IsPrivilege(err error) bool { return violates(err, codePrivilege, "") }
+
+func violates(err error, code, constraint string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == code && (constraint == "" || pgErr.ConstraintName == constraint)
+}
+
+// IsRetryable reports that the server rolled the transaction back for reasons of concurrency; the same again may pass.
+func IsRetryable(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
+}
+
+// IsConnError reports that the database could not be reached, hung up, is starting, stopping or full, or has become a
+// read-only standby: nothing is wrong with the request, and waiting helps. The end of the caller's own context is none.
+func IsConnError(err error) bool {
+	if err == nil {
+		return false
+	}
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		// 08: connection; 53: resources; 57P: shutdown, crash, starting up; 58: the server's own I/O.
+		for _, class := range []string{"08", "53", "57P", "58"} {
+			if strings.HasPrefix(pgErr.Code, class) {
+				return true
+			}
+		}
+		return pgErr.Code == codeReadOnly
+	}
+	var connectErr *pgconn.ConnectError
+	if errors.As(err, &connectErr) {
+		return true
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	var netErr net.Error
+	return errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, pgconn.ErrConnClosed)
+}

@@ -1,0 +1,130 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Config says how to reach the database. Only URL is required.
+type Config struct {
+	// URL is a connection string; it carries the role and its password.
+	URL string
+	// ApplicationName shows in pg_stat_activity.
+	ApplicationName string
+	// MaxConns bounds the pool; zero means 10. Every service and replica has its share of the server's connections.
+	MaxConns int32
+	// MinConns are kept open; zero dials on first use only.
+	MinConns int32
+	// ConnectTimeout bounds one dial, zero means 5 s.
+	ConnectTimeout time.Duration
+	// StatementTimeout is the server's bound on one statement; zero means 30 s, negative none.
+	StatementTimeout time.Duration
+	// IdleInTxTimeout ends a session that forgot its transaction; zero means 30 s, negative none. A paused process
+	// must not hold row locks for ever.
+	IdleInTxTimeout time.Duration
+	// LockTimeout bounds the wait for one lock; zero means none.
+	LockTimeout time.Duration
+	// Settings are further settings of the sessions, such as plan_cache_mode.
+	Settings map[string]string
+}
+
+// Querier is what pools, connections and transactions have in common.
+type Querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Open makes a pool. It does not dial: a database that is down shows at the first use, not at the start of a service.
+// The caller closes it.
+func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
+	pc, err := pgxpool.ParseConfig(cfg.URL)
+	if err != nil {
+		return nil, fmt.Errorf("parse database url: %w", err)
+	}
+	pc.MaxConns = 10
+	if cfg.MaxConns > 0 {
+		pc.MaxConns = cfg.MaxConns
+	}
+	pc.MinConns = cfg.MinConns
+	pc.MaxConnIdleTime = 5 * time.Minute
+	pc.MaxConnLifetime = time.Hour
+	pc.MaxConnLifetimeJitter = 10 * time.Minute
+	pc.HealthCheckPeriod = 15 * time.Second
+	pc.ConnConfig.ConnectTimeout = orDefault(cfg.ConnectTimeout, 5*time.Second)
+	set := pc.ConnConfig.RuntimeParams
+	if cfg.ApplicationName != "" {
+		set["application_name"] = cfg.ApplicationName
+	}
+	set["timezone"] = "UTC"
+	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))
+	setMillis(set, "idle_in_transaction_session_timeout", orDefault(cfg.IdleInTxTimeout, 30*time.Second))
+	setMillis(set, "lock_timeout", cfg.LockTimeout)
+	maps.Copy(set, cfg.Settings)
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("make database pool: %w", err)
+	}
+	return pool, nil
+}
+
+func orDefault(d, fallback time.Duration) time.Duration {
+	if d == 0 {
+		return fallback
+	}
+	return d
+}
+
+func setMillis(set map[string]string, key string, d time.Duration) {
+	if d > 0 {
+		set[key] = strconv.FormatInt(d.Milliseconds(), 10)
+	}
+}
+
+// Clock reads mesh.clock() and how far this process's clock is from it: offset is what to add to time.Now() to get the
+// database's time. The error of the offset is at most half of rtt.
+func Clock(ctx context.Context, q Querier) (now time.Time, offset, rtt time.Duration, err error) { //nolint:nonamedreturns // three values of two types
+	sent := time.Now()
+	if err := q.QueryRow(ctx, "SELECT mesh.clock()").Scan(&now); err != nil {
+		return time.Time{}, 0, 0, fmt.Errorf("read mesh clock: %w", err)
+	}
+	rtt = time.Since(sent)
+	return now, now.Sub(sent.Add(rtt / 2)), rtt, nil
+}
+
+// Era reads the era of the database.
+func Era(ctx context.Context, q Querier) (int64, error) {
+	var era int64
+	if err := q.QueryRow(ctx, "SELECT era FROM mesh.era").Scan(&era); err != nil {
+		return 0, fmt.Errorf("read era: %w", err)
+	}
+	return era, nil
+}
+
+// Next is the successor of n in this database, as mesh.next(n) gives it inside a statement.
+func Next(ctx context.Context, q Querier, n int64) (int64, error) {
+	var next int64
+	if err := q.QueryRow(ctx, "SELECT mesh.next($1)", n).Scan(&next); err != nil {
+		return 0, fmt.Errorf("draw next number: %w", err)
+	}
+	return next, nil
+}
+
+// RaiseEra sets the era one higher and returns it. The owner runs it after a restore from a backup, before any service
+// is started.
+func RaiseEra(ctx context.Context, q Querier, reason string) (int64, error) {
+	var era int64
+	err := q.QueryRow(ctx, `UPDATE mesh.era SET era = era + 1, raised_at = clock_timestamp(), raised_by = session_user, reason = $1
+		RETURNING era`, reason).Scan(&era)
+	if err != nil {
+		return 0, fmt.Errorf("raise era: %w", err)
+	}
+	return era, nil
+}

@@ -1,0 +1,241 @@
+package pg
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/pbkdf2"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The roles of the mesh.
+const (
+	RoleOwner         = "gpuaas_owner"
+	RoleNodeAPI       = "nodeapi"
+	RoleLifecycle     = "lifecycle"
+	RoleRecovery      = "recovery"
+	RoleReadmodel     = "readmodel"
+	RoleSequencer     = "sequencer"
+	RoleWorkloadAdmin = "workload_admin"
+)
+
+// Default database names.
+const (
+	DatabaseMesh      = "gpuaas"
+	DatabaseWorkloads = "gpuaas_workloads"
+)
+
+// provisionLock is the advisory lock of Provision, in the maintenance database.
+const provisionLock = 0x67707561_0001
+
+// ServiceRoles are the login roles of the mesh database, each with a schema of its name, and the sequencer without one.
+func ServiceRoles() []string {
+	return []string{RoleNodeAPI, RoleLifecycle, RoleRecovery, RoleReadmodel, RoleSequencer}
+}
+
+// Roles are all login roles that need a password.
+func Roles() []string { return append(ServiceRoles(), RoleWorkloadAdmin) }
+
+// Provisioning says what Provision makes.
+type Provisioning struct {
+	// Database is the mesh's; empty means gpuaas.
+	Database string
+	// WorkloadDatabase is the tenants'; empty means gpuaas_workloads, "-" makes none.
+	WorkloadDatabase string
+	// Passwords has one of printable ASCII for each of Roles(). With one for gpuaas_owner that role may log in;
+	// without, migrations are run by the administrator, who takes the owner's role.
+	Passwords map[string]string
+	// Exclusive says that the cluster is ours alone: nobody but administrators may then connect to its other databases.
+	Exclusive bool
+}
+
+// Provision makes the databases and roles as an administrator (superuser, or CREATEDB and CREATEROLE) and sets rights
+// and passwords to what p says. It may be run again at any time; it takes nothing away that it did not give.
+//
+// Before Postgres 16 CREATEROLE, which workload_admin needs, reaches every role that is not a superuser: there only
+// the secrecy of its password stands between it and the services' roles.
+func Provision(ctx context.Context, adminURL string, p Provisioning) error {
+	if p.Database == "" {
+		p.Database = DatabaseMesh
+	}
+	if p.WorkloadDatabase == "" {
+		p.WorkloadDatabase = DatabaseWorkloads
+	}
+	verifiers := map[string]string{}
+	var problems []error
+	for _, role := range append(Roles(), RoleOwner) {
+		password, ok := p.Passwords[role]
+		if !ok {
+			if role != RoleOwner {
+				problems = append(problems, fmt.Errorf("no password for role %s", role))
+			}
+			continue
+		}
+		v, err := scramVerifier(password)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("password of role %s: %w", role, err))
+		}
+		verifiers[role] = v
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("provision database: %w", err)
+	}
+	conn, err := pgx.Connect(ctx, adminURL)
+	if err != nil {
+		return fmt.Errorf("provision database: connect as administrator: %w", err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	a := admin{conn: conn}
+	a.exec(ctx, "SELECT pg_advisory_lock($1)", int64(provisionLock))
+	a.roles(ctx, verifiers)
+	a.database(ctx, p.Database, RoleOwner, ServiceRoles())
+	if p.WorkloadDatabase != "-" {
+		a.database(ctx, p.WorkloadDatabase, RoleWorkloadAdmin, nil)
+	}
+	if p.Exclusive {
+		for _, other := range []string{"postgres", "template1"} {
+			a.exec(ctx, "REVOKE ALL ON DATABASE "+quote(other)+" FROM PUBLIC")
+		}
+	}
+	a.exec(ctx, "SELECT pg_advisory_unlock($1)", int64(provisionLock))
+	if a.err != nil {
+		return fmt.Errorf("provision database: %w", a.err)
+	}
+	names := []string{p.Database}
+	if p.WorkloadDatabase != "-" {
+		names = append(names, p.WorkloadDatabase)
+	}
+	for _, name := range names {
+		if err := closePublicSchema(ctx, adminURL, name); err != nil {
+			return fmt.Errorf("provision database: %w", err)
+		}
+	}
+	return nil
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// admin runs statements until the first one fails.
+type admin struct {
+	conn *pgx.Conn
+	err  error
+}
+
+func (a *admin) exec(ctx context.Context, sql string, args ...any) {
+	if a.err == nil {
+		_, a.err = a.conn.Exec(ctx, sql, args...)
+	}
+}
+
+func (a *admin) exists(ctx context.Context, sql string, args ...any) bool {
+	var ok bool
+	if a.err == nil {
+		a.err = a.conn.QueryRow(ctx, "SELECT EXISTS ("+sql+")", args...).Scan(&ok)
+	}
+	return ok
+}
+
+func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
+	super := a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = current_user AND rolsuper")
+	for _, role := range append(Roles(), RoleOwner) {
+		if !a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = $1", role) {
+			a.exec(ctx, "CREATE ROLE "+quote(role))
+		}
+		attributes := " NOCREATEDB NOINHERIT NOCREATEROLE"
+		if role == RoleWorkloadAdmin {
+			// It acts for the roles it makes: it gives them schemas and drops what they own.
+			attributes = " NOCREATEDB INHERIT CREATEROLE"
+		}
+		if super {
+			attributes += " NOSUPERUSER NOREPLICATION NOBYPASSRLS"
+		}
+		if v, ok := verifiers[role]; ok {
+			// The verifier, not the password, so that neither the server's log nor its statistics ever hold one.
+			attributes += " LOGIN PASSWORD '" + v + "'"
+		} else {
+			attributes += " NOLOGIN"
+		}
+		a.exec(ctx, "ALTER ROLE "+quote(role)+attributes)
+	}
+	if !super {
+		// Without being superuser one gives away a database only to a role that one may take.
+		for _, role := range []string{RoleOwner, RoleWorkloadAdmin} {
+			a.exec(ctx, "GRANT "+quote(role)+" TO current_user")
+		}
+	}
+}
+
+func (a *admin) database(ctx context.Context, name, owner string, users []string) {
+	if !a.exists(ctx, "SELECT FROM pg_database WHERE datname = $1", name) {
+		a.exec(ctx, "CREATE DATABASE "+quote(name)+" OWNER "+quote(owner)+" ENCODING 'UTF8' TEMPLATE template0")
+	}
+	a.exec(ctx, "REVOKE ALL ON DATABASE "+quote(name)+" FROM PUBLIC")
+	for _, user := range users {
+		a.exec(ctx, "GRANT CONNECT ON DATABASE "+quote(name)+" TO "+quote(user))
+	}
+}
+
+// closePublicSchema takes away what versions before 15 give everybody.
+func closePublicSchema(ctx context.Context, adminURL, database string) error {
+	cfg, err := pgx.ParseConfig(adminURL)
+	if err != nil {
+		return fmt.Errorf("parse administrator's url: %w", err)
+	}
+	cfg.Database = database
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", database, err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, "REVOKE ALL ON SCHEMA public FROM PUBLIC"); err != nil {
+		return fmt.Errorf("close public schema of %s: %w", database, err)
+	}
+	return nil
+}
+
+// scramVerifier is what Postgres keeps of a password (RFC 5803). Printable ASCII needs no SASLprep.
+func scramVerifier(password string) (string, error) {
+	const iterations = 4096
+	if password == "" || slices.ContainsFunc([]byte(password), func(c byte) bool { return c < 0x20 || c > 0x7e }) {
+		return "", errors.New("must be one or more printable ASCII characters")
+	}
+	salt := make([]byte, 16)
+	if _, err := rand.Read(salt); err != nil {
+		return "", fmt.Errorf("draw salt: %w", err)
+	}
+	salted, err := pbkdf2.Key(sha256.New, password, salt, iterations, sha256.Size)
+	if err != nil {
+		return "", fmt.Errorf("derive key: %w", err)
+	}
+	mac := func(text string) []byte {
+		h := hmac.New(sha256.New, salted)
+		_, _ = h.Write([]byte(text)) // a hash never fails
+		return h.Sum(nil)
+	}
+	stored := sha256.Sum256(mac("Client Key"))
+	b64 := base64.StdEncoding.EncodeToString
+	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", iterations, b64(salt), b64(stored[:]), b64(mac("Server Key"))), nil
+}
+
+// WithUser is the connection string raw with another user, password and database; an empty database keeps it.
+func WithUser(raw, user, password, database string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", fmt.Errorf("parse database url: %w", err)
+	}
+	if u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		return "", errors.New("database url must begin with postgres://")
+	}
+	u.User = url.UserPassword(user, password)
+	if database != "" {
+		u.Path = "/" + database
+	}
+	return u.String(), nil
+}

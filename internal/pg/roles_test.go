@@ -1,0 +1,315 @@
+package pg_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func list(t *testing.T, q pg.Querier, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := q.Query(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// allowed are the statements on shared tables that a role may run; everything on a table of the role's own schema is
+// allowed, and everything else refused.
+func allowed(role, schema, table, statement string) bool {
+	service := role != pg.RoleSequencer
+	switch schema + "." + table {
+	case "events.event":
+		return statement == "SELECT"
+	case "mesh.policy":
+		return service && (statement == "SELECT" || (role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
+	case "mesh.era", "mesh.goose_db_version", "mesh.clock_offset":
+		return statement == "SELECT"
+	}
+	return schema == role && statement != "TRUNCATE"
+}
+
+// Every role, really logged in, tries every kind of statement on every table there is, whoever adds it later.
+func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	owner := connect(t, d.AdminURL())
+	type table struct{ schema, name, column string }
+	rows, err := owner.Query(t.Context(), `SELECT n.nspname, c.relname, (SELECT a.attname FROM pg_attribute a
+			WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
+			ORDER BY a.attnum LIMIT 1)
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') ORDER BY 1, 2`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tables []table
+	var tb table
+	if _, err := pgx.ForEachRow(rows, []any{&tb.schema, &tb.name, &tb.column}, func() error { tables = append(tables, tb); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	schemas := map[string]int{}
+	for _, tb := range tables {
+		schemas[tb.schema]++
+	}
+	for _, want := range []string{"events", "lifecycle", "mesh", "nodeapi", "readmodel", "recovery"} {
+		if schemas[want] == 0 {
+			t.Fatalf("no table in schema %s: the walk would prove nothing", want)
+		}
+	}
+	for _, role := range pg.ServiceRoles() {
+		conn := connect(t, d.URL(role))
+		tried, refused := 0, 0
+		for _, tb := range tables {
+			name := pgx.Identifier{tb.schema, tb.name}.Sanitize()
+			column := pgx.Identifier{tb.column}.Sanitize()
+			for statement, sql := range map[string]string{
+				"SELECT":   "SELECT FROM " + name + " LIMIT 1",
+				"INSERT":   "INSERT INTO " + name + " SELECT * FROM " + name + " WHERE false",
+				"UPDATE":   "UPDATE " + name + " SET " + column + " = " + column + " WHERE false",
+				"DELETE":   "DELETE FROM " + name + " WHERE false",
+				"TRUNCATE": "TRUNCATE " + name,
+			} {
+				if statement == "INSERT" && allowed(role, tb.schema, tb.name, "SELECT") {
+					// Without a select of its own, so that only the right to insert decides.
+					sql = "INSERT INTO " + name + " (" + column + ") SELECT NULL WHERE false"
+				}
+				if statement == "UPDATE" {
+					sql = "UPDATE " + name + " SET " + column + " = DEFAULT"
+				}
+				err := inRolledBack(t, conn, sql)
+				tried++
+				want := allowed(role, tb.schema, tb.name, statement)
+				if tb.schema+"."+tb.name == "events.event" && statement == "INSERT" && role != pg.RoleSequencer {
+					want = true // some columns; which is tested apart
+				}
+				if pg.IsPrivilege(err) {
+					refused++
+				}
+				if got := !pg.IsPrivilege(err); got != want {
+					t.Errorf("%s: %s on %s.%s: allowed %v, want %v (%v)", role, statement, tb.schema, tb.name, got, want, err)
+				}
+			}
+		}
+		t.Logf("%s: %d statements on %d tables, %d refused", role, tried, len(tables), refused)
+	}
+}
+
+// inRolledBack runs sql in a transaction that leaves nothing behind.
+func inRolledBack(t *testing.T, conn *pgx.Conn, sql string, args ...any) error {
+	t.Helper()
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tx.Rollback(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	_, err = tx.Exec(t.Context(), sql, args...)
+	return err
+}
+
+func TestRolesOwnAndCreateNothing(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	admin := connect(t, d.AdminURL())
+	if owned := list(t, admin, `SELECT c.oid::regclass::text FROM pg_class c WHERE pg_get_userbyid(c.relowner) = ANY($1)
+		UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pg_get_userbyid(p.proowner) = ANY($1)
+		UNION ALL SELECT n.nspname::text FROM pg_namespace n WHERE pg_get_userbyid(n.nspowner) = ANY($1)
+		UNION ALL SELECT b.datname::text FROM pg_database b WHERE pg_get_userbyid(b.datdba) = ANY($1)`, pg.ServiceRoles()); len(owned) > 0 {
+		t.Errorf("service roles own %v", owned)
+	}
+	if powerful := list(t, admin, `SELECT rolname::text FROM pg_roles WHERE rolname = ANY($1)
+		AND (rolsuper OR rolcreatedb OR rolcreaterole OR rolreplication OR rolbypassrls)`, pg.ServiceRoles()); len(powerful) > 0 {
+		t.Errorf("roles with powers: %v", powerful)
+	}
+	if members := list(t, admin, `SELECT member::regrole || ' in ' || roleid::regrole FROM pg_auth_members
+		WHERE member::regrole::text = ANY($1) OR roleid::regrole::text = ANY($1)`, pg.ServiceRoles()); len(members) > 0 {
+		t.Errorf("memberships: %v", members)
+	}
+	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema')`); len(definers) > 0 {
+		t.Errorf("functions that run with their owner's rights: %v", definers)
+	}
+	schemas := list(t, admin, "SELECT nspname::text FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'")
+	for _, role := range pg.ServiceRoles() {
+		conn := connect(t, d.URL(role))
+		for _, schema := range schemas {
+			if err := inRolledBack(t, conn, "CREATE TABLE "+pgx.Identifier{schema, "intruder"}.Sanitize()+" (a int)"); !pg.IsPrivilege(err) {
+				t.Errorf("%s creates in %s: %v", role, schema, err)
+			}
+		}
+		for _, sql := range []string{
+			"CREATE SCHEMA intruder", "CREATE TEMP TABLE intruder (a int)", "SET ROLE gpuaas_owner", "SET SESSION AUTHORIZATION recovery",
+			"ALTER TABLE events.event DISABLE ROW LEVEL SECURITY", "UPDATE mesh.era SET era = era + 1", "ALTER ROLE lifecycle PASSWORD 'x'",
+			"CREATE DATABASE intruder", "SET session_replication_role = replica", "COPY events.event TO PROGRAM 'true'",
+		} {
+			if role == pg.RoleRecovery && sql == "SET SESSION AUTHORIZATION recovery" {
+				continue // itself
+			}
+			if role == pg.RoleLifecycle && sql == "ALTER ROLE lifecycle PASSWORD 'x'" {
+				continue // everybody may change their own
+			}
+			var err error
+			if sql == "CREATE DATABASE intruder" {
+				_, err = conn.Exec(t.Context(), sql)
+			} else {
+				err = inRolledBack(t, conn, sql)
+			}
+			if !pg.IsPrivilege(err) {
+				t.Errorf("%s runs %s: %v", role, sql, err)
+			}
+		}
+	}
+}
+
+func TestEventsAreAppendOnlyAndSigned(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	const insert = `INSERT INTO events.event (id, source, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+		VALUES ($1, $2, 'k', 'a', 'a', 1, '{}')`
+	services := []string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
+	for _, role := range services {
+		conn := connect(t, d.URL(role))
+		if _, err := conn.Exec(t.Context(), insert, ids.New(), role); err != nil {
+			t.Errorf("%s appends: %v", role, err)
+		}
+		for _, other := range append(slices.Clone(services), pg.RoleSequencer, pg.RoleOwner, "") {
+			if other == role {
+				continue
+			}
+			if err := inRolledBack(t, conn, insert, ids.New(), other); !pg.IsPrivilege(err) {
+				t.Errorf("%s appends as %q: %v", role, other, err)
+			}
+		}
+		for _, sql := range []string{
+			"UPDATE events.event SET pos = 1", "UPDATE events.event SET payload = '{}'", "DELETE FROM events.event", "TRUNCATE events.event",
+			`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, pos)
+				VALUES (gen_random_uuid(), 'k', 'a', 'a', 1, '{}', 7)`,
+			`INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, created_at)
+				VALUES (gen_random_uuid(), 'k', 'a', 'a', 1, '{}', 'epoch')`,
+			`INSERT INTO events.event (seq, id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+				OVERRIDING SYSTEM VALUE VALUES (7, gen_random_uuid(), 'k', 'a', 'a', 1, '{}')`,
+		} {
+			if err := inRolledBack(t, conn, sql); !pg.IsPrivilege(err) {
+				t.Errorf("%s runs %s: %v", role, sql, err)
+			}
+		}
+	}
+
+	seq := connect(t, d.URL(pg.RoleSequencer))
+	if err := inRolledBack(t, seq, insert, ids.New(), pg.RoleSequencer); !pg.IsPrivilege(err) {
+		t.Errorf("the sequencer appends: %v", err)
+	}
+	for _, column := range list(t, seq, `SELECT attname::text FROM pg_attribute WHERE attrelid = 'events.event'::regclass
+		AND attnum > 0 AND attname <> 'pos' AND attidentity = ''`) {
+		if err := inRolledBack(t, seq, "UPDATE events.event SET "+column+" = "+column+", pos = 1"); !pg.IsPrivilege(err) {
+			t.Errorf("the sequencer updates %s: %v", column, err)
+		}
+	}
+	if _, err := seq.Exec(t.Context(), "UPDATE events.event SET pos = seq"); err != nil {
+		t.Fatalf("the sequencer numbers: %v", err)
+	}
+	// A number is given once: rows that have one are out of its reach.
+	tag, err := seq.Exec(t.Context(), "UPDATE events.event SET pos = pos + 100")
+	if err != nil || tag.RowsAffected() != 0 {
+		t.Errorf("renumbered %d rows, %v", tag.RowsAffected(), err)
+	}
+	// The owner too is bound by the row policies.
+	owner := connect(t, d.URL(pg.RoleOwner))
+	var seen int
+	if err := owner.QueryRow(t.Context(), "SELECT count(*) FROM events.event").Scan(&seen); err != nil || seen != 0 {
+		t.Errorf("the owner sees %d events, %v", seen, err)
+	}
+}
+
+func TestDatabasesAreClosedToTheOthers(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	workloads := d.WorkloadURL()
+	for _, role := range pg.ServiceRoles() {
+		url, err := pg.WithUser(workloads, role, "test-"+role, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := dial(t, url); !pg.IsPrivilege(err) {
+			t.Errorf("%s connects to the workload database: %v", role, err)
+		}
+	}
+	url, err := pg.WithUser(workloads, pg.RoleWorkloadAdmin, "test-"+pg.RoleWorkloadAdmin, d.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, url); !pg.IsPrivilege(err) {
+		t.Errorf("workload_admin connects to the mesh database: %v", err)
+	}
+	// What it is for: a login role and a schema for a workspace, which sees nothing but its own.
+	conn := connect(t, workloads)
+	role := fmt.Sprintf("ws_%s", ids.New()[24:])
+	for _, sql := range []string{
+		"CREATE ROLE " + role + " LOGIN PASSWORD 'w'", "GRANT " + role + " TO workload_admin", "CREATE SCHEMA " + role + " AUTHORIZATION " + role,
+		"GRANT CONNECT ON DATABASE " + pgx.Identifier{conn.Config().Database}.Sanitize() + " TO " + role,
+	} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	mine, err := pg.WithUser(workloads, role, "w", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	workspace := connect(t, mine)
+	if _, err := workspace.Exec(t.Context(), "CREATE TABLE "+role+".t (a int)"); err != nil {
+		t.Fatal(err)
+	}
+	if err := inRolledBack(t, workspace, "CREATE TABLE public.t (a int)"); !pg.IsPrivilege(err) {
+		t.Errorf("a workspace creates in public: %v", err)
+	}
+	other, err := pg.WithUser(workloads, role, "w", d.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(t, other); !pg.IsPrivilege(err) {
+		t.Errorf("a workspace connects to the mesh database: %v", err)
+	}
+	for _, sql := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+}
+
+func dial(t *testing.T, url string) error {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err == nil {
+		_ = conn.Close(t.Context())
+	}
+	return err
+}

@@ -1,0 +1,128 @@
+package policy
+
+import (
+	"slices"
+	"time"
+)
+
+// Recovery says what ends a failure when that is not a number of minutes.
+type Recovery string
+
+// What may end a failure.
+const (
+	WithinBudget      Recovery = "within_budget"
+	Automatic         Recovery = "automatic"
+	NextSweep         Recovery = "next_sweep"
+	NextProbe         Recovery = "next_probe"
+	MaintenanceWindow Recovery = "maintenance_window"
+	NoRecovery        Recovery = "none" // nothing is broken: the drill shows that evidence stays
+)
+
+// Budget is one row of the failure matrix: how fast it is seen, and how fast it is over.
+type Budget struct {
+	Row      int
+	Name     string // the drill's
+	Severity Severity
+	Detect   time.Duration // zero: nothing to detect
+	// DetectKey adds the value of a policy key to Detect.
+	DetectKey string
+	// DetectFrom is the moment detection is counted from: `fault`, or `return` of the node.
+	DetectFrom string
+	// Deadline marks a detection budget that is itself a deadline: the 95th percentile may use all of it, not half.
+	Deadline bool
+	Recovery Recovery
+	Recover  time.Duration // zero unless WithinBudget
+}
+
+// Budgets answers the rows in the order of the matrix.
+func Budgets() []Budget { return slices.Clone(budgets) }
+
+// BudgetOf answers the row of a drill.
+func BudgetOf(name string) (Budget, bool) {
+	for _, b := range budgets {
+		if b.Name == name {
+			return b, true
+		}
+	}
+	return Budget{}, false
+}
+
+// DetectWithin is the detection budget under a policy.
+func (b Budget) DetectWithin(s Set) time.Duration {
+	return b.Detect + s.Duration(b.DetectKey)
+}
+
+// DetectP95 is what the 95th percentile of detections may take under a policy: half the budget, or all of one that is itself a deadline.
+func (b Budget) DetectP95(s Set) time.Duration {
+	if b.Deadline {
+		return b.DetectWithin(s)
+	}
+	return b.DetectWithin(s) / 2
+}
+
+// RecoverWithin is the recovery budget: the row's, or where something else ends the failure the severity's default, as the bound a drill
+// measures against. It is zero if there is nothing to recover.
+func (b Budget) RecoverWithin() time.Duration {
+	switch b.Recovery {
+	case NoRecovery:
+		return 0
+	case WithinBudget:
+		return b.Recover
+	case Automatic, NextSweep, NextProbe, MaintenanceWindow:
+		return b.Severity.Recover()
+	default:
+		return b.Severity.Recover()
+	}
+}
+
+func within(row int, name string, severity Severity, detect, recov time.Duration) Budget {
+	return Budget{Row: row, Name: name, Severity: severity, Detect: detect, DetectFrom: "fault", Recovery: WithinBudget, Recover: recov}
+}
+
+func byItself(row int, name string, severity Severity, detect time.Duration, recovery Recovery) Budget {
+	return Budget{Row: row, Name: name, Severity: severity, Detect: detect, DetectFrom: "fault", Recovery: recovery}
+}
+
+// budgets is never written after the process starts.
+var budgets = []Budget{
+	byItself(1, "short-node-outage", P2, 5*time.Minute, Automatic),
+	{Row: 2, Name: "long-node-outage", Severity: P1, Detect: 5 * time.Minute, DetectFrom: "return", Recovery: WithinBudget, Recover: time.Hour},
+	within(3, "identity-rejected-after-profile-change", P1, 5*time.Minute, time.Hour),
+	within(4, "control-plane-outage", P1, time.Minute, time.Hour),
+	within(5, "ca-restart-drift", P0, time.Minute, 15*time.Minute),
+	within(6, "ingress-trust-drift", P0, time.Minute, 15*time.Minute),
+	within(7, "endpoint-profile-drift", P1, 5*time.Minute, time.Hour),
+	within(8, "host-trust-drift", P1, 5*time.Minute, time.Hour),
+	within(9, "trust-drift-blocks-recovery", P1, 5*time.Minute, time.Hour),
+	within(10, "pre-auth-blind-spot", P1, 5*time.Minute, time.Hour),
+	byItself(11, "edge-rate-limited", P2, 5*time.Minute, Automatic),
+	within(12, "recovery-token-missing", P1, 5*time.Minute, time.Hour),
+	within(13, "identity-fenced", P0, time.Minute, 15*time.Minute),
+	within(14, "cloned-identity", P0, time.Minute, 15*time.Minute),
+	byItself(15, "ip-route-drift", P2, 30*time.Minute, NextSweep),
+	byItself(16, "task-backlog-stale", P2, 5*time.Minute, NextSweep),
+	byItself(17, "dispatched-result-lost", P2, 30*time.Minute, Automatic),
+	byItself(18, "app-probe-expires", P2, 5*time.Minute, NextProbe),
+	within(19, "app-stopped", P1, 5*time.Minute, time.Hour),
+	byItself(20, "app-false-unhealthy", P2, 5*time.Minute, NextProbe),
+	within(21, "app-route-fails", P1, 5*time.Minute, time.Hour),
+	within(22, "app-token-fails", P1, 5*time.Minute, time.Hour),
+	within(23, "terminal-gateway-outage", P1, 5*time.Minute, time.Hour),
+	{
+		Row: 24, Name: "terminal-stream-never-connects", Severity: P1, Detect: 30 * time.Second, DetectFrom: "fault", Deadline: true,
+		Recovery: WithinBudget, Recover: time.Hour,
+	},
+	byItself(25, "agent-version-drift", P2, 30*time.Minute, MaintenanceWindow),
+	within(26, "clock-skew", P1, 5*time.Minute, time.Hour),
+	byItself(27, "double-provision-race", P0, time.Minute, Automatic),
+	byItself(28, "register-401-no-live-token", P1, time.Minute, Automatic),
+	{
+		Row: 29, Name: "saga-step-wedged", Severity: P1, Detect: 10 * time.Second, DetectKey: SagaStepStallSeconds, DetectFrom: "fault", Deadline: true,
+		Recovery: WithinBudget, Recover: time.Hour,
+	},
+	within(30, "release-failed-stuck", P1, 5*time.Minute, time.Hour),
+	{Row: 31, Name: "evidence-survives-reimage", Severity: P2, DetectFrom: "fault", Recovery: NoRecovery},
+	byItself(32, "projection-drift", P2, 5*time.Minute, Automatic),
+	within(33, "host-runtime-drift", P1, 5*time.Minute, time.Hour),
+	within(34, "control-plane-rollback", P0, time.Minute, 15*time.Minute),
+}

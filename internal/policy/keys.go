@@ -1,0 +1,188 @@
+// Package policy owns what may be tuned and what may not be exceeded: the policy keys with their bounds, the budgets of the failure matrix,
+// and the table that gives every state a budget, exits, an owner and an operator's verb.
+//
+// It is data and pure functions. It believes the values it is given only within the bounds; a stored value outside them counts as absent. It
+// decides nothing about a node or a workspace: sweeps, alerts and drills read the same numbers here.
+//
+// Guarantees: a Set never changes; a Source always answers one, the defaults at worst and the last good one otherwise.
+package policy
+
+import (
+	"slices"
+	"time"
+)
+
+// Severity grades a failure. A lower number is worse.
+type Severity int
+
+// The severities, with their default budgets: P0 is found within a minute and ended within 15, P1 within five minutes and an hour, P2 within
+// half an hour and by the next business day.
+const (
+	P0 Severity = iota
+	P1
+	P2
+)
+
+func (s Severity) String() string { return [...]string{"P0", "P1", "P2"}[min(max(s, P0), P2)] }
+
+// Detect is the default detection budget.
+func (s Severity) Detect() time.Duration {
+	return [...]time.Duration{time.Minute, 5 * time.Minute, 30 * time.Minute}[min(max(s, P0), P2)]
+}
+
+// Recover is the default recovery budget.
+func (s Severity) Recover() time.Duration {
+	return [...]time.Duration{15 * time.Minute, time.Hour, 24 * time.Hour}[min(max(s, P0), P2)]
+}
+
+// The names of the policy keys.
+const (
+	RecoveryTokenMaxAgeSeconds    = "node.recovery_token_max_age_seconds"
+	HeartbeatStaleAfterSeconds    = "node.heartbeat_stale_after_seconds"
+	TaskStaleSweepIntervalSeconds = "node.task_stale_sweep_interval_seconds"
+	AuditDedupeWindowSeconds      = "audit.dedupe_window_seconds"
+	CertificateTTLSeconds         = "node.certificate_ttl_seconds"
+	StreamMaxAgeSeconds           = "node.stream_max_age_seconds"
+	AutoRecovery                  = "node.auto_recovery"
+	RecoveryAttemptsPerHour       = "node.recovery_attempts_per_hour"
+	TrustDwellSeconds             = "trust.dwell_seconds"
+	SagaStepStallSeconds          = "saga.step_stall_seconds"
+	SagaWaitReadyStallSeconds     = "saga.wait_ready_stall_seconds"
+	SagaStallSeconds              = "saga.stall_seconds"
+	SagaRetryLimit                = "saga.retry_limit"
+	SagaCancelGraceSeconds        = "saga.cancel_grace_seconds"
+	ChurnRecreatesPerHour         = "churn.recreates_per_hour"
+	BrakeFleetFraction            = "brake.fleet_fraction"
+)
+
+// Kind is the type of a key's value.
+type Kind int
+
+// The kinds.
+const (
+	Seconds  Kind = iota // a whole number of seconds
+	Count                // a whole number
+	Fraction             // 0 to 1
+	Flag                 // true or false
+)
+
+func (k Kind) String() string {
+	return [...]string{"seconds", "count", "fraction", "flag"}[min(max(k, Seconds), Flag)]
+}
+
+// Direction says which way a key is tightened.
+type Direction int
+
+// The directions.
+const (
+	Neither Direction = iota // a trade-off: no value is weaker than another
+	Lower                    // lower is tighter
+	Higher
+)
+
+// Key is one policy key. Values are spelled as text, as they are stored.
+type Key struct {
+	Name      string
+	Kind      Kind
+	Default   string
+	Min, Max  string // refused outside; empty for a flag
+	Tightens  Direction
+	Severity  Severity // of what gets worse when the key is weakened
+	Owner     string   // the service that acts on it
+	Meaning   string
+	min, max  float64
+	defaulted float64
+}
+
+// Keys answers every key in the order they are listed to people.
+func Keys() []Key { return slices.Clone(keys) }
+
+// Lookup answers the key of a name.
+func Lookup(name string) (Key, bool) {
+	for _, k := range keys {
+		if k.Name == name {
+			return k, true
+		}
+	}
+	return Key{}, false
+}
+
+// keys is never written after the process starts.
+var keys = prepare([]Key{
+	{
+		Name: RecoveryTokenMaxAgeSeconds, Kind: Seconds, Default: "86400", Min: "60", Max: "604800", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Meaning: "how old a recovery token may be and still enrol its node without an operator",
+	},
+	{
+		Name: HeartbeatStaleAfterSeconds, Kind: Seconds, Default: "120", Min: "2", Max: "900", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Meaning: "how long a node may be silent, while we listen, before its heartbeat counts as stale",
+	},
+	{
+		Name: TaskStaleSweepIntervalSeconds, Kind: Seconds, Default: "60", Min: "1", Max: "600", Tightens: Lower, Severity: P2, Owner: "lifecycle",
+		Meaning: "how often tasks past their last moment to start are swept into history",
+	},
+	{
+		Name: AuditDedupeWindowSeconds, Kind: Seconds, Default: "300", Min: "10", Max: "3600", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Meaning: "the window within which equal audit rows are counted instead of repeated",
+	},
+	{
+		Name: CertificateTTLSeconds, Kind: Seconds, Default: "28800", Min: "20", Max: "172800", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Meaning: "how long a node certificate lives; it is renewed at about half of that, and may not exceed a third of the recovery token's age",
+	},
+	{
+		Name: StreamMaxAgeSeconds, Kind: Seconds, Default: "3600", Min: "10", Max: "86400", Tightens: Lower, Severity: P1, Owner: "nodeapi",
+		Meaning: "how long one stream lives, plus or minus a fifth, before it is replaced by a new connection",
+	},
+	{
+		Name: AutoRecovery, Kind: Flag, Default: "true", Tightens: Neither, Severity: P1, Owner: "recovery",
+		Meaning: "whether a node may enrol again by its recovery token; false leaves it to operators",
+	},
+	{
+		Name: RecoveryAttemptsPerHour, Kind: Count, Default: "6", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Meaning: "how often one node may try to enrol again by itself within an hour",
+	},
+	{
+		Name: TrustDwellSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "3600", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Meaning: "how long stale trust is tried before recovery fails closed and asks for a bundle",
+	},
+	{
+		Name: SagaStepStallSeconds, Kind: Seconds, Default: "300", Min: "1", Max: "3600", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Meaning: "how long a step may go without progress before it is flagged as stalled",
+	},
+	{
+		Name: SagaWaitReadyStallSeconds, Kind: Seconds, Default: "600", Min: "1", Max: "7200", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Meaning: "the same for the step that waits for workloads to be ready",
+	},
+	{
+		Name: SagaStallSeconds, Kind: Seconds, Default: "900", Min: "1", Max: "14400", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Meaning: "how long a whole run may take before it is flagged as stalled",
+	},
+	{
+		Name: SagaRetryLimit, Kind: Count, Default: "3", Min: "1", Max: "10", Tightens: Lower, Severity: P2, Owner: "lifecycle",
+		Meaning: "how many retries a workspace has in a window before one needs an override",
+	},
+	{
+		Name: SagaCancelGraceSeconds, Kind: Seconds, Default: "30", Min: "1", Max: "300", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long a cancelled step may take to stop before it is abandoned and compensated",
+	},
+	{
+		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "lifecycle",
+		Meaning: "how often a workspace may be recreated within an hour",
+	},
+	{
+		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Meaning: "the share of the fleet that may drift within five minutes before we suspect ourselves and stop automatic repair",
+	},
+})
+
+func prepare(list []Key) []Key {
+	for i := range list {
+		k := &list[i]
+		k.defaulted, _ = k.parse(k.Default) //nolint:errcheck // a test parses every default and bound
+		if k.Kind != Flag {
+			k.min, _ = k.parse(k.Min) //nolint:errcheck // as above
+			k.max, _ = k.parse(k.Max) //nolint:errcheck // as above
+		}
+	}
+	return list
+}
