@@ -1,0 +1,257 @@
+// Package joinstate owns the signed join state: which generation of which certificate of which node instance the control plane has issued.
+//
+// recovery signs it at every opened session; the agent stores it and shows it at the next. The keys live on disk outside Postgres, so that a
+// database that went back in time cannot make an old state look new: a validly signed state with a larger number than the database knows is
+// proof that the database lost something.
+//
+// It believes only its key set. It never decides whether a state is current: that is recovery's table. Guarantees: one encoding per state,
+// domain-separated, Ed25519 only. Peek reads without verifying, for an agent that must compare numbers and holds no key.
+package joinstate
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// domain begins every signed byte string. The zero byte ends it, so that no domain is a prefix of another.
+const domain = "gpuaas.mesh/join-state\x00"
+
+const (
+	version   = 1
+	maxString = 256
+	// keyIDSize is the length of a key's name, in characters.
+	keyIDSize = 16
+)
+
+// State is what the control plane signed for a node.
+type State struct {
+	NodeID         string
+	NodeInstanceID string
+	Generation     int64
+	Serial         string // of the certificate the session was opened for
+	Era            int64
+}
+
+// Keys are the signing key and every key whose states are still accepted.
+type Keys struct {
+	signing   ed25519.PrivateKey
+	signingID string
+	verify    map[string]ed25519.PublicKey
+}
+
+// LoadOrCreateKeys reads the keys of a directory. Every *.pem is accepted; the file that sorts last signs, so a rotation adds a file
+// (Rotate) and later removes the oldest. An empty directory gets its first key. Replicas share the directory under a file lock.
+func LoadOrCreateKeys(dir string) (*Keys, error) {
+	var keys *Keys
+	err := pki.WithLock(filepath.Join(dir, ".lock"), func() error {
+		files, err := keyFiles(dir)
+		if err != nil {
+			return err
+		}
+		if len(files) == 0 {
+			if err := addKey(dir, 1); err != nil {
+				return err
+			}
+			if files, err = keyFiles(dir); err != nil {
+				return err
+			}
+		}
+		keys, err = loadKeys(files)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load join state keys: %w", err)
+	}
+	return keys, nil
+}
+
+// Rotate adds a key to the directory, which signs from the next LoadOrCreateKeys on. States signed by the earlier ones stay valid.
+func Rotate(dir string) error {
+	err := pki.WithLock(filepath.Join(dir, ".lock"), func() error {
+		files, err := keyFiles(dir)
+		if err != nil {
+			return err
+		}
+		n, err := nextNumber(files)
+		if err != nil {
+			return err
+		}
+		return addKey(dir, n)
+	})
+	if err != nil {
+		return fmt.Errorf("rotate join state keys: %w", err)
+	}
+	return nil
+}
+
+func keyFiles(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir) // sorted by name
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	var files []string
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), ".pem") && !strings.HasPrefix(entry.Name(), ".") {
+			files = append(files, filepath.Join(dir, entry.Name()))
+		}
+	}
+	return files, nil
+}
+
+func addKey(dir string, n int) error {
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return fmt.Errorf("make key: %w", err)
+	}
+	encoded, err := pki.EncodeKey(private)
+	if err != nil {
+		return err
+	}
+	return pki.WriteFile(filepath.Join(dir, fmt.Sprintf("join-%06d.pem", n)), encoded)
+}
+
+// nextNumber is past the highest in use, even after the oldest keys have been removed: the key that sorts last signs.
+func nextNumber(files []string) (int, error) {
+	if len(files) == 0 {
+		return 1, nil
+	}
+	var n int
+	if _, err := fmt.Sscanf(filepath.Base(files[len(files)-1]), "join-%d.pem", &n); err != nil {
+		return 0, fmt.Errorf("read number of key file: %w", err)
+	}
+	return n + 1, nil
+}
+
+func loadKeys(files []string) (*Keys, error) {
+	privates := make([]ed25519.PrivateKey, 0, len(files))
+	for _, file := range files {
+		private, err := pki.LoadSigningKey(file)
+		if err != nil {
+			return nil, err
+		}
+		privates = append(privates, private)
+	}
+	return NewKeys(privates...)
+}
+
+// NewKeys makes a key set of which the last signs.
+func NewKeys(privates ...ed25519.PrivateKey) (*Keys, error) {
+	if len(privates) == 0 {
+		return nil, errors.New("make join state keys: none given")
+	}
+	keys := &Keys{verify: map[string]ed25519.PublicKey{}}
+	for _, private := range privates {
+		public, _ := private.Public().(ed25519.PublicKey)
+		keys.signing, keys.signingID = private, pki.KeyID(public)
+		keys.verify[keys.signingID] = public
+	}
+	return keys, nil
+}
+
+// Sign answers the one byte string for a state: what the agent stores and presents.
+func (k *Keys) Sign(s State) ([]byte, error) {
+	body, err := encode(s, k.signingID)
+	if err != nil {
+		return nil, err
+	}
+	return append(body, ed25519.Sign(k.signing, message(body))...), nil
+}
+
+// Verify answers the state of a byte string that one of the keys has signed. Whatever is wrong is fault join_state_lost: an unreadable state and
+// a badly signed one are treated alike, without raising an alarm about a copy.
+func (k *Keys) Verify(signed []byte) (State, error) {
+	state, keyID, body, err := split(signed)
+	if err != nil {
+		return State{}, lost(err)
+	}
+	public, ok := k.verify[keyID]
+	if !ok {
+		return State{}, lost(errors.New("signed by a key that is not in the set"))
+	}
+	if !ed25519.Verify(public, message(body), signed[len(body):]) {
+		return State{}, lost(errors.New("the signature does not verify"))
+	}
+	return state, nil
+}
+
+// Peek reads a state without verifying it. It is for the agent, which holds no key and stores only larger numbers; nobody may decide about an
+// identity by it.
+func Peek(signed []byte) (State, error) {
+	state, _, _, err := split(signed)
+	return state, err
+}
+
+func lost(cause error) error {
+	return fault.New(commonv1.Reason_REASON_JOIN_STATE_LOST, "", fault.Cause(cause))
+}
+
+func message(body []byte) []byte {
+	out := make([]byte, 0, len(domain)+len(body))
+	return append(append(out, domain...), body...)
+}
+
+// The encoding, all integers big-endian: version 1 byte; key id, node id, instance id, serial (each: length 2 bytes, bytes); generation and
+// era (8 bytes each); then the signature, 64 bytes.
+
+func encode(s State, keyID string) ([]byte, error) {
+	if s.NodeID == "" || s.NodeInstanceID == "" || s.Serial == "" || s.Generation < 1 || s.Era < 0 {
+		return nil, errors.New("encode join state: incomplete")
+	}
+	out := []byte{version}
+	for _, text := range []string{keyID, s.NodeID, s.NodeInstanceID, s.Serial} {
+		if len(text) > maxString {
+			return nil, errors.New("encode join state: an id is too long")
+		}
+		out = binary.BigEndian.AppendUint16(out, uint16(len(text))) //nolint:gosec // bounded above.
+		out = append(out, text...)
+	}
+	out = binary.BigEndian.AppendUint64(out, uint64(s.Generation)) //nolint:gosec // not negative.
+	return binary.BigEndian.AppendUint64(out, uint64(s.Era)), nil  //nolint:gosec // not negative.
+}
+
+func split(signed []byte) (State, string, []byte, error) {
+	if len(signed) <= ed25519.SignatureSize || len(signed) > 4*maxString+64+ed25519.SignatureSize {
+		return State{}, "", nil, errors.New("decode join state: bad length")
+	}
+	body := signed[:len(signed)-ed25519.SignatureSize]
+	if body[0] != version {
+		return State{}, "", nil, fmt.Errorf("decode join state: version %d", body[0])
+	}
+	rest := body[1:]
+	var texts [4]string
+	for i := range texts {
+		if len(rest) < 2 {
+			return State{}, "", nil, errors.New("decode join state: truncated")
+		}
+		n := int(binary.BigEndian.Uint16(rest))
+		if rest = rest[2:]; n > len(rest) || n > maxString {
+			return State{}, "", nil, errors.New("decode join state: truncated")
+		}
+		texts[i], rest = string(rest[:n]), rest[n:]
+	}
+	if len(rest) != 16 {
+		return State{}, "", nil, errors.New("decode join state: bad length")
+	}
+	state := State{
+		NodeID: texts[1], NodeInstanceID: texts[2], Serial: texts[3],
+		Generation: int64(binary.BigEndian.Uint64(rest[:8])), //nolint:gosec // checked below.
+		Era:        int64(binary.BigEndian.Uint64(rest[8:])), //nolint:gosec // checked below.
+	}
+	// Whatever is accepted must encode to the same bytes: negative numbers and missing ids do not.
+	again, err := encode(state, texts[0])
+	if err != nil || !bytes.Equal(again, body) || len(texts[0]) != keyIDSize {
+		return State{}, "", nil, errors.New("decode join state: not in canonical form")
+	}
+	return state, texts[0], body, nil
+}

@@ -1,0 +1,124 @@
+package joinstate_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/joinstate"
+)
+
+func state() joinstate.State {
+	return joinstate.State{NodeID: "node", NodeInstanceID: "instance", Generation: 1 << 41, Serial: "ab12", Era: 2}
+}
+
+func load(tb testing.TB, dir string) *joinstate.Keys {
+	tb.Helper()
+	keys, err := joinstate.LoadOrCreateKeys(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return keys
+}
+
+func TestStatesComeBackAndForgedOnesDoNot(t *testing.T) {
+	keys := load(t, t.TempDir())
+	signed, err := keys.Sign(state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := keys.Verify(signed)
+	if err != nil || got != state() {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	peeked, err := joinstate.Peek(signed)
+	if err != nil || peeked != state() {
+		t.Errorf("peeked %+v, %v", peeked, err)
+	}
+	for i := range signed {
+		forged := bytes.Clone(signed)
+		forged[i] ^= 1
+		if _, err := keys.Verify(forged); !fault.Has(err, commonv1.Reason_REASON_JOIN_STATE_LOST) {
+			t.Errorf("byte %d changed: %v", i, err)
+		}
+	}
+	for name, bad := range map[string][]byte{
+		"nothing": nil, "truncated": signed[:len(signed)-1], "appended": append(bytes.Clone(signed), 0), "short": signed[:10], "huge": make([]byte, 1<<20),
+	} {
+		if _, err := keys.Verify(bad); !fault.Has(err, commonv1.Reason_REASON_JOIN_STATE_LOST) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := load(t, t.TempDir()).Verify(signed); !fault.Has(err, commonv1.Reason_REASON_JOIN_STATE_LOST) {
+		t.Errorf("by another mesh: %v", err)
+	}
+}
+
+func TestRotationKeepsOldStatesGood(t *testing.T) {
+	dir := t.TempDir()
+	signed, err := load(t, dir).Sign(state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := joinstate.Rotate(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := load(t, dir).Verify(signed); err != nil {
+		t.Errorf("after a rotation: %v", err)
+	}
+	// The oldest is removed in the end; its states are lost, and the next key still sorts last.
+	if err := os.Remove(filepath.Join(dir, "join-000001.pem")); err != nil {
+		t.Fatal(err)
+	}
+	if err := joinstate.Rotate(dir); err != nil {
+		t.Fatal(err)
+	}
+	keys := load(t, dir)
+	if _, err := keys.Verify(signed); !fault.Has(err, commonv1.Reason_REASON_JOIN_STATE_LOST) {
+		t.Errorf("by a removed key: %v", err)
+	}
+	fresh, err := keys.Sign(state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "join-000004.pem")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := load(t, dir).Verify(fresh); err == nil {
+		t.Error("the newest key did not sign")
+	}
+}
+
+func TestIncompleteStatesAreNotSigned(t *testing.T) {
+	keys := load(t, t.TempDir())
+	for name, edit := range map[string]func(*joinstate.State){
+		"no node": func(s *joinstate.State) { s.NodeID = "" }, "no instance": func(s *joinstate.State) { s.NodeInstanceID = "" },
+		"no serial": func(s *joinstate.State) { s.Serial = "" }, "no generation": func(s *joinstate.State) { s.Generation = 0 },
+		"negative era": func(s *joinstate.State) { s.Era = -1 },
+	} {
+		s := state()
+		edit(&s)
+		if _, err := keys.Sign(s); err == nil {
+			t.Errorf("%s: it was signed", name)
+		}
+	}
+}
+
+func FuzzPeek(f *testing.F) {
+	signed, err := load(f, f.TempDir()).Sign(state())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(signed)
+	f.Add([]byte{1})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if s, err := joinstate.Peek(in); err == nil && (s.Generation < 1 || s.Era < 0 || s.NodeID == "") {
+			t.Errorf("peeked %+v", s)
+		}
+	})
+}

@@ -1,0 +1,285 @@
+package ca
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/smallstep/certificates/api"
+	"github.com/smallstep/certificates/authority"
+	"github.com/smallstep/certificates/authority/config"
+	"github.com/smallstep/certificates/authority/provisioner"
+	"github.com/smallstep/certificates/db"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// template decides all of a node's certificate: the request decides its key alone. Without the utf8: prefix the authority would refuse the
+// separators of the private extension.
+const template = `{"subject":{"commonName":{{toJson .Subject.CommonName}}},
+"sans":{{toJson .SANs}},"keyUsage":["digitalSignature"],"extKeyUsage":["clientAuth"],
+"extensions":[{"id":"1.3.6.1.4.1.59999.1.1","value":{{asn1Enc (printf "utf8:%s|%s|%s" .Token.node_id .Token.node_instance_id .Token.env_profile) | toJson}}}]}`
+
+// backdate forgives clocks that are a little behind ours.
+const backdate = time.Minute
+
+// Config describes the embedded authority.
+type Config struct {
+	Dir         string // of the keys; shared by replicas
+	TrustDomain string
+	MinTTL      time.Duration // default 5 s, so that drills can let a certificate expire
+	MaxTTL      time.Duration // default 24 h
+	// DatabaseURL is the Postgres database of the authority's own (it is created if missing). It remembers used tokens and issued certificates
+	// across restarts; the authority never deletes from it. Empty: used tokens are remembered by this process only, and nothing is revoked
+	// passively. That loses little here, since a token lives two minutes, is bound to one request, and is not accepted by an authority that
+	// started after it was made; but a production mesh wants the record of what was signed.
+	DatabaseURL string
+}
+
+func (c Config) withDefaults() Config {
+	if c.MinTTL == 0 {
+		c.MinTTL = 5 * time.Second
+	}
+	if c.MaxTTL == 0 {
+		c.MaxTTL = 24 * time.Hour
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var problems []error
+	if c.Dir == "" {
+		problems = append(problems, errors.New("no directory"))
+	}
+	if err := pki.NodeID(c.TrustDomain, "x").Validate(); err != nil {
+		problems = append(problems, err)
+	}
+	if c.MinTTL <= 0 || c.MaxTTL < c.MinTTL {
+		problems = append(problems, fmt.Errorf("lifetimes %s to %s", c.MinTTL, c.MaxTTL))
+	}
+	return errors.Join(problems...)
+}
+
+// Embedded is smallstep's authority in this process.
+type Embedded struct {
+	cfg                Config
+	authority          *authority.Authority
+	mint               *minter
+	root, intermediate *authorityPair
+	provisionerKey     *ecdsa.PrivateKey
+}
+
+// Embedded and Remote are the two forms of the node authority.
+var (
+	_ Signer = (*Embedded)(nil)
+	_ Signer = (*Remote)(nil)
+)
+
+// Open opens the authority of a directory, and creates its keys if they are not there.
+func Open(cfg Config) (*Embedded, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("open authority: %w", err)
+	}
+	e := &Embedded{cfg: cfg}
+	if err := pki.WithLock(filepath.Join(cfg.Dir, lockFile), e.load); err != nil {
+		return nil, fmt.Errorf("open authority: %w", err)
+	}
+	host := "ca." + cfg.TrustDomain
+	var err error
+	if e.mint, err = newMinter(e.provisionerKey, DefaultProvisioner, "https://"+host+"/1.0/sign"); err != nil {
+		return nil, err
+	}
+	jwk, err := publicJWK(e.provisionerKey)
+	if err != nil {
+		return nil, err
+	}
+	e.authority, err = authority.NewEmbedded(
+		authority.WithConfig(authorityConfig(cfg, host, &provisioner.JWK{
+			Type: "JWK", Name: DefaultProvisioner, Key: jwk, Claims: provisionerClaims(cfg),
+			Options: &provisioner.Options{X509: &provisioner.X509Options{Template: template}},
+		})),
+		authority.WithX509RootCerts(e.root.cert),
+		authority.WithX509Signer(e.intermediate.cert, e.intermediate.key),
+		authority.WithQuietInit(),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("start authority: %w", err)
+	}
+	return e, nil
+}
+
+func (e *Embedded) load() error {
+	var err error
+	name := e.cfg.TrustDomain + " node"
+	if e.root, err = loadOrCreatePair(filepath.Join(e.cfg.Dir, rootFile), name+" root", rootLife, nil); err != nil {
+		return err
+	}
+	if e.intermediate, err = loadOrCreatePair(filepath.Join(e.cfg.Dir, intermediateFile), name+" intermediate", intermediateLife, e.root); err != nil {
+		return err
+	}
+	if e.provisionerKey, err = loadOrCreateProvisioner(filepath.Join(e.cfg.Dir, provisionerFile)); err != nil {
+		return err
+	}
+	return writeRoots(e.cfg.Dir, e.root.cert)
+}
+
+func authorityConfig(cfg Config, host string, p provisioner.Interface) *config.Config {
+	out := &config.Config{
+		DNSNames: []string{host},
+		AuthorityConfig: &config.AuthConfig{
+			Provisioners: provisioner.List{p},
+			Backdate:     &provisioner.Duration{Duration: backdate},
+			// Tokens are made for one attempt, so none can be older than the authority: the check costs nothing and stops a replay after
+			// a restart that forgot the used ones.
+			DisableIssuedAtCheck: false,
+		},
+	}
+	if cfg.DatabaseURL != "" {
+		out.DB = &db.Config{Type: "postgresql", DataSource: cfg.DatabaseURL}
+	}
+	return out
+}
+
+// provisionerClaims forbid what would pass by recovery: renewal at the authority, and above all renewal of an expired certificate.
+func provisionerClaims(cfg Config) *provisioner.Claims {
+	yes, no := true, false
+	return &provisioner.Claims{
+		MinTLSDur: &provisioner.Duration{Duration: cfg.MinTTL}, MaxTLSDur: &provisioner.Duration{Duration: cfg.MaxTTL},
+		DefaultTLSDur:  &provisioner.Duration{Duration: cfg.MinTTL},
+		DisableRenewal: &yes, AllowRenewalAfterExpiry: &no, DisableSmallstepExtensions: &yes, EnableSSHCA: &no,
+	}
+}
+
+// Sign issues a node's certificate; see Signer.
+func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
+	id := pki.NodeID(e.cfg.TrustDomain, req.NodeID)
+	csr, err := prepare(req, id, e.cfg.MinTTL, e.cfg.MaxTTL)
+	if err != nil {
+		return Issued{}, err
+	}
+	now := time.Now()
+	token, err := e.mint.mint(csr, id, req, now)
+	if err != nil {
+		return Issued{}, err
+	}
+	signCtx := provisioner.NewContextWithMethod(authority.NewContext(ctx, e.authority), provisioner.SignMethod)
+	opts, err := e.authority.Authorize(signCtx, token)
+	if err != nil {
+		return Issued{}, unavailable(err)
+	}
+	chain, err := e.authority.SignWithContext(signCtx, csr,
+		provisioner.SignOptions{NotAfter: provisioner.NewTimeDuration(now.Add(req.TTL))}, opts...)
+	if err != nil {
+		return Issued{}, unavailable(err)
+	}
+	return checkIssued(chain, csr, id, now.Add(req.TTL))
+}
+
+// Roots of the node authority.
+func (e *Embedded) Roots(context.Context) ([]*x509.Certificate, error) {
+	return []*x509.Certificate{e.root.cert}, nil
+}
+
+// Intermediates of the node authority.
+func (e *Embedded) Intermediates(context.Context) ([]*x509.Certificate, error) {
+	return []*x509.Certificate{e.intermediate.cert}, nil
+}
+
+// SigningFingerprint is that of the intermediate.
+func (e *Embedded) SigningFingerprint(context.Context) (string, error) {
+	return pki.Fingerprint(e.intermediate.cert), nil
+}
+
+// ProvisionerKey is the key that signs the authority's tokens, and recovery's own tokens under an audience that the authority does not accept.
+func (e *Embedded) ProvisionerKey() crypto.Signer { return e.provisionerKey }
+
+// Close shuts the authority and its database connection.
+func (e *Embedded) Close() error {
+	if err := e.authority.Shutdown(); err != nil {
+		return fmt.Errorf("shut authority: %w", err)
+	}
+	return nil
+}
+
+// prepare checks a request before anything is minted for it.
+func prepare(req SignRequest, id pki.ID, least, most time.Duration) (*x509.CertificateRequest, error) {
+	if err := id.Validate(); err != nil {
+		return nil, refuse("the node id cannot be an identity", err)
+	}
+	if !extensionSafe(req.NodeInstanceID) || !extensionSafe(req.Profile) {
+		return nil, refuse("the instance id or the profile's name has characters that a certificate may not carry", nil)
+	}
+	if req.TTL < least || req.TTL > most {
+		return nil, fmt.Errorf("sign certificate: lifetime %s is outside %s to %s", req.TTL, least, most)
+	}
+	return CheckCSR(req.CSR, id)
+}
+
+// extensionSafe keeps the separator, and whatever the authority's template might read as syntax, out of the private extension.
+func extensionSafe(s string) bool {
+	if len(s) > 128 {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '-' && c != '_' {
+			return false
+		}
+	}
+	return true
+}
+
+// checkIssued looks at what the authority signed as if it were not ours: a template changed behind our back must not become a certificate.
+func checkIssued(chain []*x509.Certificate, csr *x509.CertificateRequest, id pki.ID, latest time.Time) (Issued, error) {
+	if len(chain) == 0 {
+		return Issued{}, unavailable(errors.New("authority answered no certificate"))
+	}
+	leaf := chain[0]
+	peer, err := pki.PeerFromChain([][]*x509.Certificate{chain}, id.TrustDomain, x509.ExtKeyUsageClientAuth)
+	if err != nil {
+		return Issued{}, unavailable(fmt.Errorf("authority signed something else: %w", err))
+	}
+	wantKey, err := pki.PublicKeyFingerprint(csr.PublicKey)
+	if err != nil {
+		return Issued{}, err
+	}
+	gotKey, err := pki.PublicKeyFingerprint(leaf.PublicKey)
+	if err != nil {
+		return Issued{}, err
+	}
+	switch {
+	case peer.ID != id:
+		return Issued{}, unavailable(fmt.Errorf("authority signed for %s instead of %s", peer.ID, id))
+	case gotKey != wantKey:
+		return Issued{}, unavailable(errors.New("authority signed another key"))
+	case len(leaf.ExtKeyUsage) != 1 || len(leaf.UnknownExtKeyUsage) > 0:
+		return Issued{}, unavailable(errors.New("authority signed for more than client authentication"))
+	case leaf.NotAfter.After(latest.Add(time.Second)):
+		return Issued{}, unavailable(errors.New("authority signed for longer than asked"))
+	}
+	out := Issued{Serial: peer.Serial, NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter}
+	for _, cert := range chain {
+		out.Chain = append(out.Chain, cert.Raw)
+	}
+	return out, nil
+}
+
+func unavailable(cause error) error {
+	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "the certificate authority did not sign", fault.Cause(cause))
+}
+
+// certificates unwraps the form in which the authority's API carries them.
+func certificates(in []api.Certificate) []*x509.Certificate {
+	out := make([]*x509.Certificate, 0, len(in))
+	for _, cert := range in {
+		out = append(out, cert.Certificate)
+	}
+	return out
+}

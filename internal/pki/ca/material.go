@@ -1,0 +1,156 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+const (
+	rootLife         = 10 * 365 * 24 * time.Hour
+	intermediateLife = 5 * 365 * 24 * time.Hour
+	// caBackdate makes an authority look older than it is: leaves are backdated by a minute, and a leaf that begins before its issuer does
+	// is refused by whoever verifies a chain at the leaf's beginning.
+	caBackdate = time.Hour
+)
+
+// Names of the files of an authority's directory.
+const (
+	rootFile         = "root.pem"
+	intermediateFile = "intermediate.pem"
+	provisionerFile  = "provisioner.pem"
+	lockFile         = ".lock"
+	// RootsFile holds the root alone, without its key: what others are given.
+	RootsFile = "roots.pem"
+)
+
+// authorityPair is an authority's certificate with its key.
+type authorityPair struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// loadOrCreatePair reads a pair from path, or makes it, signed by parent (nil: by itself). The caller holds the directory's lock.
+func loadOrCreatePair(path, name string, life time.Duration, parent *authorityPair) (*authorityPair, error) {
+	found, err := pki.Exists(path)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		if err := createPair(path, name, life, parent); err != nil {
+			return nil, err
+		}
+	}
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	key, err := pki.DecodeKey(data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	certs, err := pki.DecodeCertificates(data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	if !certs[0].IsCA {
+		return nil, fmt.Errorf("read %s: not an authority's certificate", path)
+	}
+	if parent != nil {
+		if err := certs[0].CheckSignatureFrom(parent.cert); err != nil {
+			return nil, fmt.Errorf("read %s: not signed by the root beside it: %w", path, err)
+		}
+	}
+	return &authorityPair{cert: certs[0], key: key}, nil
+}
+
+func createPair(path, name string, life time.Duration, parent *authorityPair) error {
+	key, err := pki.NewKey()
+	if err != nil {
+		return err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+		NotBefore: now.Add(-caBackdate), NotAfter: now.Add(life),
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, BasicConstraintsValid: true, IsCA: true,
+		MaxPathLen: 1,
+	}
+	issuer, issuerKey := template, crypto.Signer(key)
+	if parent != nil {
+		template.MaxPathLen, template.MaxPathLenZero = 0, true
+		issuer, issuerKey = parent.cert, parent.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, issuer, key.Public(), issuerKey)
+	if err != nil {
+		return fmt.Errorf("create authority: %w", err)
+	}
+	return pki.WriteIdentity(path, key, [][]byte{der})
+}
+
+func loadOrCreateProvisioner(path string) (*ecdsa.PrivateKey, error) {
+	found, err := pki.Exists(path)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		key, err := pki.NewKey()
+		if err != nil {
+			return nil, err
+		}
+		encoded, err := pki.EncodeKey(key)
+		if err != nil {
+			return nil, err
+		}
+		if err := pki.WriteFile(path, encoded); err != nil {
+			return nil, err
+		}
+	}
+	return loadProvisioner(path)
+}
+
+func loadProvisioner(path string) (*ecdsa.PrivateKey, error) {
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := pki.DecodeKey(data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	key, ok := signer.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, errors.New("read provisioner key: not an ECDSA key")
+	}
+	return key, nil
+}
+
+// writeRoots writes the public roots beside the keys if they are not what is there.
+func writeRoots(dir string, root *x509.Certificate) error {
+	path := filepath.Join(dir, RootsFile)
+	if found, err := pki.Exists(path); err != nil || found {
+		return err
+	}
+	return pki.WriteFile(path, pki.EncodeCertificates([]*x509.Certificate{root}))
+}
+
+func newSerial() (*big.Int, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("draw serial: %w", err)
+	}
+	return serial.Add(serial, big.NewInt(1)), nil
+}

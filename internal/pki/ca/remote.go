@@ -1,0 +1,169 @@
+package ca
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/smallstep/certificates/api"
+	"github.com/smallstep/certificates/ca"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// RemoteConfig describes a step-ca process.
+type RemoteConfig struct {
+	URL             string // https://host:port
+	RootsPath       string // PEM roots by which the process itself is trusted
+	ProvisionerPath string // PEM key of its JWK provisioner
+	Provisioner     string // its name; default DefaultProvisioner
+	TrustDomain     string
+	MinTTL, MaxTTL  time.Duration // as the provisioner's claims say; defaults as in Config
+	Timeout         time.Duration // of one call; default 5 s
+	// Transport replaces the one that is made from RootsPath.
+	Transport http.RoundTripper
+}
+
+// Remote is a step-ca process. Its provisioner must have the template and the claims of the embedded authority: what it signs is checked
+// against them.
+type Remote struct {
+	cfg            RemoteConfig
+	client         *ca.Client
+	http           *http.Client
+	mint           *minter
+	provisionerKey *ecdsa.PrivateKey
+}
+
+// Dial prepares a client of a step-ca process; nothing is sent yet.
+func Dial(cfg RemoteConfig) (*Remote, error) {
+	if cfg.Provisioner == "" {
+		cfg.Provisioner = DefaultProvisioner
+	}
+	limits := Config{MinTTL: cfg.MinTTL, MaxTTL: cfg.MaxTTL, Dir: ".", TrustDomain: cfg.TrustDomain}.withDefaults()
+	if err := limits.validate(); err != nil {
+		return nil, fmt.Errorf("use authority %s: %w", cfg.URL, err)
+	}
+	cfg.MinTTL, cfg.MaxTTL = limits.MinTTL, limits.MaxTTL
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 5 * time.Second
+	}
+	cfg.URL = strings.TrimSuffix(cfg.URL, "/")
+	key, err := loadProvisioner(cfg.ProvisionerPath)
+	if err != nil {
+		return nil, err
+	}
+	mint, err := newMinter(key, cfg.Provisioner, cfg.URL+"/1.0/sign")
+	if err != nil {
+		return nil, err
+	}
+	trust := ca.WithRootFile(cfg.RootsPath)
+	if cfg.Transport != nil {
+		trust = ca.WithTransport(cfg.Transport)
+	}
+	client, err := ca.NewClient(cfg.URL, trust, ca.WithTimeout(cfg.Timeout))
+	if err != nil {
+		return nil, fmt.Errorf("use authority %s: %w", cfg.URL, err)
+	}
+	transport := cfg.Transport
+	if transport == nil {
+		bundle, err := pki.LoadBundle(cfg.RootsPath)
+		if err != nil {
+			return nil, err
+		}
+		transport = rootsTransport(bundle)
+	}
+	return &Remote{
+		cfg: cfg, client: client, mint: mint, provisionerKey: key,
+		http: &http.Client{Transport: transport, Timeout: cfg.Timeout},
+	}, nil
+}
+
+// Sign issues a node's certificate; see Signer.
+func (r *Remote) Sign(ctx context.Context, req SignRequest) (Issued, error) {
+	id := pki.NodeID(r.cfg.TrustDomain, req.NodeID)
+	csr, err := prepare(req, id, r.cfg.MinTTL, r.cfg.MaxTTL)
+	if err != nil {
+		return Issued{}, err
+	}
+	now := time.Now()
+	token, err := r.mint.mint(csr, id, req, now)
+	if err != nil {
+		return Issued{}, err
+	}
+	notAfter := now.Add(req.TTL)
+	answer, err := r.client.SignWithContext(ctx, &api.SignRequest{
+		CsrPEM: api.NewCertificateRequest(csr), OTT: token, NotAfter: api.NewTimeDuration(notAfter),
+	})
+	if err != nil {
+		return Issued{}, unavailable(err)
+	}
+	chain := certificates(answer.CertChainPEM)
+	if len(chain) == 0 && answer.ServerPEM.Certificate != nil {
+		chain = []*x509.Certificate{answer.ServerPEM.Certificate, answer.CaPEM.Certificate}
+	}
+	return checkIssued(chain, csr, id, notAfter)
+}
+
+// Roots of the node authority, as it reports them.
+func (r *Remote) Roots(ctx context.Context) ([]*x509.Certificate, error) {
+	answer, err := r.client.RootsWithContext(ctx)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	return certificates(answer.Certificates), nil
+}
+
+// Intermediates of the node authority, as it reports them.
+func (r *Remote) Intermediates(ctx context.Context) (_ []*x509.Certificate, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.cfg.URL+"/intermediates", http.NoBody)
+	if err != nil {
+		return nil, fmt.Errorf("ask for intermediates: %w", err)
+	}
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	if resp.StatusCode/100 != 2 {
+		return nil, unavailable(fmt.Errorf("authority answered %s", resp.Status))
+	}
+	var answer api.IntermediatesResponse
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return nil, unavailable(fmt.Errorf("read intermediates: %w", err))
+	}
+	return certificates(answer.Certificates), nil
+}
+
+// SigningFingerprint is that of the first intermediate that the authority reports: the one it signs with.
+func (r *Remote) SigningFingerprint(ctx context.Context) (string, error) {
+	certs, err := r.Intermediates(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(certs) == 0 {
+		return "", unavailable(errors.New("authority reports no intermediate"))
+	}
+	return pki.Fingerprint(certs[0]), nil
+}
+
+// ProvisionerKey is the key that signs the authority's tokens; see Embedded.ProvisionerKey.
+func (r *Remote) ProvisionerKey() crypto.Signer { return r.provisionerKey }
+
+// Close drops idle connections.
+func (r *Remote) Close() error {
+	r.client.CloseIdleConnections()
+	r.http.CloseIdleConnections()
+	return nil
+}

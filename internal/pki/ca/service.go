@@ -1,0 +1,124 @@
+package ca
+
+import (
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// ServiceCA issues the certificates of services from a root of its own. It is for dev, tests and meshes without another issuer of service
+// certificates; services need only the files that it writes.
+type ServiceCA struct {
+	trustDomain string
+	root        *authorityPair
+	// hosts are DNS names and addresses beside localhost that issued certificates carry.
+	hosts []string
+}
+
+// OpenServiceCA opens the service authority of a directory, and creates its root if it is not there. hosts are put into every certificate
+// beside localhost, 127.0.0.1 and ::1.
+func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error) {
+	if err := pki.ServiceID(trustDomain, "x").Validate(); err != nil {
+		return nil, fmt.Errorf("open service authority: %w", err)
+	}
+	s := &ServiceCA{trustDomain: trustDomain, hosts: hosts}
+	err := pki.WithLock(filepath.Join(dir, lockFile), func() error {
+		var err error
+		s.root, err = loadOrCreatePair(filepath.Join(dir, rootFile), trustDomain+" service root", rootLife, nil)
+		if err != nil {
+			return err
+		}
+		return writeRoots(dir, s.root.cert)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open service authority: %w", err)
+	}
+	return s, nil
+}
+
+// Roots of the service authority.
+func (s *ServiceCA) Roots() []*x509.Certificate { return []*x509.Certificate{s.root.cert} }
+
+// Bundle of the service authority's roots.
+func (s *ServiceCA) Bundle() (*pki.Bundle, error) { return pki.NewBundle(s.root.cert) }
+
+// Issue makes a certificate for a service and the store that shows it. name is the service's, ttl its life.
+func (s *ServiceCA) Issue(name string, ttl time.Duration) (*pki.Store, error) {
+	key, chain, err := s.issue(name, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return pki.NewStore(key, chain)
+}
+
+// IssueToDir writes a certificate for a service to dir: pki.IdentityFile (key and chain) and pki.BundleFile (the service root). The bundle is
+// written first, so that whoever sees the identity can also verify its peers.
+func (s *ServiceCA) IssueToDir(name, dir string, ttl time.Duration) error {
+	key, chain, err := s.issue(name, ttl)
+	if err != nil {
+		return err
+	}
+	if err := pki.WriteFile(filepath.Join(dir, pki.BundleFile), pki.EncodeCertificates(s.Roots())); err != nil {
+		return err
+	}
+	return pki.WriteIdentity(filepath.Join(dir, pki.IdentityFile), key, chain)
+}
+
+func (s *ServiceCA) issue(name string, ttl time.Duration) (crypto.Signer, [][]byte, error) {
+	id := pki.ServiceID(s.trustDomain, name)
+	if err := id.Validate(); err != nil {
+		return nil, nil, fmt.Errorf("issue service certificate: %w", err)
+	}
+	if ttl <= 0 {
+		return nil, nil, errors.New("issue service certificate: no lifetime")
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, nil, err
+	}
+	now := time.Now()
+	leaf := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(ttl),
+		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		DNSNames:    []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	leaf.URIs = append(leaf.URIs, id.URL())
+	for _, host := range s.hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			leaf.IPAddresses = append(leaf.IPAddresses, ip)
+		} else if !slices.Contains(leaf.DNSNames, host) {
+			leaf.DNSNames = append(leaf.DNSNames, host)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, s.root.cert, key.Public(), s.root.key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("issue service certificate: %w", err)
+	}
+	return key, [][]byte{der}, nil
+}
+
+// rootsTransport trusts one bundle and nothing else. It verifies host names: a step-ca process is no service of ours.
+func rootsTransport(bundle *pki.Bundle) http.RoundTripper {
+	return &http.Transport{
+		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: bundle.Pool()},
+		TLSHandshakeTimeout: 5 * time.Second,
+		ForceAttemptHTTP2:   true,
+	}
+}

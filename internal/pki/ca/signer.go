@@ -1,0 +1,142 @@
+package ca
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// SignRequest asks for one certificate of a node.
+type SignRequest struct {
+	CSR            []byte // DER
+	NodeID         string
+	NodeInstanceID string
+	Profile        string
+	TTL            time.Duration // of the certificate; refused outside what the authority was configured for
+}
+
+// Issued is a signed certificate.
+type Issued struct {
+	Chain     [][]byte // DER, leaf first, without the root
+	Serial    string   // as pki.SerialString spells it
+	NotBefore time.Time
+	NotAfter  time.Time
+}
+
+// Signer is the node authority.
+type Signer interface {
+	// Sign issues a certificate for a request that has been authorised. A bad request is fault csr_refused; an authority that cannot be
+	// reached or is broken is fault certificate_authority_unavailable. Each call mints a token of its own, so it may be repeated.
+	Sign(ctx context.Context, req SignRequest) (Issued, error)
+	// Roots are the roots that ingress must trust.
+	Roots(ctx context.Context) ([]*x509.Certificate, error)
+	// Intermediates are the certificates that sign leaves now.
+	Intermediates(ctx context.Context) ([]*x509.Certificate, error)
+	// SigningFingerprint is that of the certificate that signs leaves now: what the trust of ingress is compared with.
+	SigningFingerprint(ctx context.Context) (string, error)
+	// Close releases what the authority holds.
+	Close() error
+}
+
+// Extension of a node's certificate: the object id, and what is in it. It is for people and for logs; identity is the URI name alone.
+var extensionID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 59999, 1, 1}
+
+// NodeExtension is the private extension of a node's certificate.
+type NodeExtension struct {
+	NodeID, NodeInstanceID, Profile string
+}
+
+// Extension reads the private extension of a node's certificate.
+func Extension(cert *x509.Certificate) (NodeExtension, error) {
+	for _, ext := range cert.Extensions {
+		if !ext.Id.Equal(extensionID) {
+			continue
+		}
+		var text string
+		if rest, err := asn1.UnmarshalWithParams(ext.Value, &text, "utf8"); err != nil || len(rest) > 0 {
+			return NodeExtension{}, errors.New("read node extension: not a string")
+		}
+		parts := strings.Split(text, "|")
+		if len(parts) != 3 {
+			return NodeExtension{}, errors.New("read node extension: not three parts")
+		}
+		return NodeExtension{NodeID: parts[0], NodeInstanceID: parts[1], Profile: parts[2]}, nil
+	}
+	return NodeExtension{}, errors.New("read node extension: it is missing")
+}
+
+const (
+	minRSABits = 2048
+	maxRSABits = 4096
+	maxCSRSize = 16 << 10
+)
+
+// CheckCSR applies the policy of certificate requests: the key kinds below, a good proof of possession, no name but the node's own, no request
+// for extensions. Every refusal is fault csr_refused. It is called by Sign; recovery calls it before it claims anything.
+func CheckCSR(der []byte, id pki.ID) (*x509.CertificateRequest, error) {
+	if len(der) == 0 || len(der) > maxCSRSize {
+		return nil, refuse("the certificate request is empty or too large", nil)
+	}
+	csr, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		return nil, refuse("the certificate request cannot be read", err)
+	}
+	// The size of the key first: verifying with an enormous one is itself an attack.
+	if why := keyDefect(csr.PublicKey); why != "" {
+		return nil, refuse(why, nil)
+	}
+	if err := csr.CheckSignature(); err != nil {
+		return nil, refuse("the certificate request does not prove possession of its key", err)
+	}
+	if len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses) > 0 || len(csr.URIs) > 1 {
+		return nil, refuse("the certificate request asks for other names than the node's identity", nil)
+	}
+	if len(csr.URIs) == 1 && csr.URIs[0].String() != id.String() {
+		return nil, refuse("the certificate request asks for another identity", nil)
+	}
+	if cn := csr.Subject.CommonName; cn != "" && cn != id.Name && cn != id.String() {
+		return nil, refuse("the certificate request asks for another common name", nil)
+	}
+	for _, ext := range csr.Extensions {
+		if !ext.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) { // subject alternative name, checked above
+			return nil, refuse("the certificate request asks for extensions", nil)
+		}
+	}
+	return csr, nil
+}
+
+func keyDefect(pub any) string {
+	switch key := pub.(type) {
+	case *ecdsa.PublicKey:
+		if key.Curve != elliptic.P256() && key.Curve != elliptic.P384() {
+			return "the key's curve is neither P-256 nor P-384"
+		}
+	case ed25519.PublicKey:
+	case *rsa.PublicKey:
+		if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits {
+			return fmt.Sprintf("an RSA key must have %d to %d bits", minRSABits, maxRSABits)
+		}
+	default:
+		return "the kind of key is not supported"
+	}
+	return ""
+}
+
+func refuse(why string, cause error) error {
+	if cause == nil {
+		return fault.New(commonv1.Reason_REASON_CSR_REFUSED, why)
+	}
+	return fault.New(commonv1.Reason_REASON_CSR_REFUSED, why, fault.Cause(cause))
+}

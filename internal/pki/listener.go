@@ -1,0 +1,148 @@
+package pki
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// ListenerConfig bounds the handshakes of a listener.
+type ListenerConfig struct {
+	TLS *tls.Config
+	// HandshakeTimeout is how long a peer may take. Default 5 s.
+	HandshakeTimeout time.Duration
+	// MaxHandshakes is how many may be under way at once. A further connection is closed at once: shedding before TLS costs almost
+	// nothing, while waiting would let peers that never speak block those who do. Default 512.
+	MaxHandshakes int
+	// OnReject is told of every failed handshake. It must not block. Nil: nobody is told.
+	OnReject func(Reject)
+	// OnHandshake is told of every finished one. It must not block. Nil: nobody is told.
+	OnHandshake func()
+}
+
+// Listener accepts connections whose handshake is finished. It exists because net/http reports a failed handshake only as a line of text.
+type Listener struct {
+	inner  net.Listener
+	cfg    ListenerConfig
+	ready  chan net.Conn
+	ctx    context.Context //nolint:containedctx // the life of the listener, ended by Close.
+	cancel context.CancelCauseFunc
+	slots  chan struct{}
+	wg     sync.WaitGroup
+}
+
+// NewListener wraps inner, which it owns from now on. Close ends it and waits for its goroutines.
+func NewListener(ctx context.Context, inner net.Listener, cfg ListenerConfig) (*Listener, error) {
+	if cfg.TLS == nil {
+		return nil, errors.New("TLS listener: no configuration")
+	}
+	if cfg.HandshakeTimeout <= 0 {
+		cfg.HandshakeTimeout = 5 * time.Second
+	}
+	if cfg.MaxHandshakes <= 0 {
+		cfg.MaxHandshakes = 512
+	}
+	l := &Listener{inner: inner, cfg: cfg, ready: make(chan net.Conn), slots: make(chan struct{}, cfg.MaxHandshakes)}
+	// The listener lives until it is closed, not until the caller's context ends: a drain still accepts nothing, but closes in order.
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	l.wg.Go(l.acceptLoop)
+	return l, nil
+}
+
+func (l *Listener) acceptLoop() {
+	for {
+		conn, err := l.inner.Accept()
+		if err != nil {
+			if isTemporary(err) {
+				select {
+				case <-l.ctx.Done():
+					return
+				case <-time.After(50 * time.Millisecond): // out of file descriptors: let some close
+					continue
+				}
+			}
+			l.cancel(fmt.Errorf("accept connection: %w", err))
+			return
+		}
+		select {
+		case l.slots <- struct{}{}:
+			l.wg.Go(func() { l.handshake(conn) })
+		default:
+			l.reject(Reject{Reason: RejectOverload, Remote: conn.RemoteAddr().String()})
+			_ = conn.Close() // nothing was said on it
+		}
+	}
+}
+
+func (l *Listener) handshake(conn net.Conn) {
+	remote := conn.RemoteAddr().String()
+	tlsConn := tls.Server(conn, l.cfg.TLS)
+	ctx, cancel := context.WithTimeout(l.ctx, l.cfg.HandshakeTimeout)
+	err := tlsConn.HandshakeContext(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(err, ctx.Err())
+	}
+	cancel()
+	<-l.slots
+	if err != nil {
+		rejected := ClassifyHandshake(err, l.now())
+		rejected.Remote = remote
+		l.reject(rejected)
+		_ = conn.Close() // the handshake's error is what matters
+		return
+	}
+	if l.cfg.OnHandshake != nil {
+		l.cfg.OnHandshake()
+	}
+	select {
+	case l.ready <- tlsConn:
+	case <-l.ctx.Done():
+		_ = tlsConn.Close() // the listener is closing
+	}
+}
+
+func (l *Listener) now() time.Time {
+	if l.cfg.TLS.Time != nil {
+		return l.cfg.TLS.Time()
+	}
+	return time.Now()
+}
+
+func (l *Listener) reject(r Reject) {
+	if l.cfg.OnReject != nil {
+		l.cfg.OnReject(r)
+	}
+}
+
+// Accept waits for the next connection whose handshake is finished. Its connections are *tls.Conn.
+func (l *Listener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.ready:
+		return conn, nil
+	case <-l.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends the listener and waits until its goroutines have.
+func (l *Listener) Close() error {
+	l.cancel(net.ErrClosed)
+	err := l.inner.Close()
+	l.wg.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Addr is the address listened on.
+func (l *Listener) Addr() net.Addr { return l.inner.Addr() }
+
+func isTemporary(err error) bool {
+	var temporary interface{ Temporary() bool }
+	return errors.As(err, &temporary) && temporary.Temporary()
+}

@@ -1,0 +1,123 @@
+package pki
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"time"
+)
+
+// RejectReason says why a handshake failed. The set is closed, so that it can be a metric's label.
+type RejectReason string
+
+// The reasons of a failed handshake.
+const (
+	RejectNoCertificate    RejectReason = "no_certificate"
+	RejectExpired          RejectReason = "expired"
+	RejectNotYetValid      RejectReason = "not_yet_valid"
+	RejectUnknownAuthority RejectReason = "unknown_authority"
+	RejectWrongUsage       RejectReason = "wrong_usage"
+	RejectWrongKind        RejectReason = "wrong_kind"
+	RejectIdentity         RejectReason = "identity"
+	RejectCertificate      RejectReason = "certificate" // any other defect of the certificate
+	RejectByPeer           RejectReason = "refused_by_peer"
+	RejectTimeout          RejectReason = "timeout"
+	RejectClosed           RejectReason = "closed"
+	RejectOverload         RejectReason = "overload"
+	RejectProtocol         RejectReason = "protocol" // not TLS 1.3, not TLS at all
+)
+
+// RejectReasons lists all reasons.
+func RejectReasons() []RejectReason {
+	return []RejectReason{
+		RejectNoCertificate, RejectExpired, RejectNotYetValid, RejectUnknownAuthority, RejectWrongUsage, RejectWrongKind, RejectIdentity,
+		RejectCertificate, RejectByPeer, RejectTimeout, RejectClosed, RejectOverload, RejectProtocol,
+	}
+}
+
+// Reject is the evidence that a refused handshake leaves.
+type Reject struct {
+	Reason RejectReason
+	// ClaimedUnverified is the URI name of the refused certificate. Anybody can write anything there: it may hint an operator at a node, and must
+	// never change the state of one.
+	ClaimedUnverified string
+	Serial            string // of the refused certificate, as unverified
+	Remote            string
+	Err               error
+}
+
+// ClassifyHandshake says why a handshake of ServerTLS failed. now is the time that certificates were judged by.
+func ClassifyHandshake(err error, now time.Time) Reject {
+	out := Reject{Reason: rejectReason(err, now), Err: err}
+	var verification *tls.CertificateVerificationError
+	if errors.As(err, &verification) && len(verification.UnverifiedCertificates) > 0 {
+		leaf := verification.UnverifiedCertificates[0]
+		out.Serial = clip(SerialString(leaf.SerialNumber))
+		out.ClaimedUnverified = claimed(leaf)
+	}
+	return out
+}
+
+func claimed(cert *x509.Certificate) string {
+	names := make([]string, 0, len(cert.URIs))
+	for _, uri := range cert.URIs {
+		names = append(names, uri.String())
+	}
+	return clip(strings.Join(names, ","))
+}
+
+func rejectReason(err error, now time.Time) RejectReason {
+	var (
+		invalid   x509.CertificateInvalidError
+		authority x509.UnknownAuthorityError
+		alert     *net.OpError
+		verify    *tls.CertificateVerificationError
+		network   net.Error
+	)
+	switch {
+	case errors.Is(err, ErrNoCertificate):
+		return RejectNoCertificate
+	case errors.Is(err, ErrUsage):
+		return RejectWrongUsage
+	case errors.Is(err, ErrKind):
+		return RejectWrongKind
+	case errors.Is(err, ErrIdentity):
+		return RejectIdentity
+	case errors.As(err, &invalid):
+		return invalidReason(invalid, now)
+	case errors.As(err, &authority):
+		return RejectUnknownAuthority
+	case errors.As(err, &verify):
+		return RejectCertificate
+	case errors.As(err, &alert) && alert.Op == "remote error": // how crypto/tls reports the peer's alert
+		return RejectByPeer
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return RejectTimeout
+	case errors.As(err, &network) && network.Timeout():
+		return RejectTimeout
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
+		return RejectClosed
+	default:
+		return RejectProtocol
+	}
+}
+
+func invalidReason(err x509.CertificateInvalidError, now time.Time) RejectReason {
+	switch err.Reason { //nolint:exhaustive // every other defect is one reason.
+	case x509.Expired:
+		// crypto/x509 has one reason for both ends of the validity; only the certificate tells them apart.
+		if err.Cert != nil && now.Before(err.Cert.NotBefore) {
+			return RejectNotYetValid
+		}
+		return RejectExpired
+	case x509.IncompatibleUsage:
+		return RejectWrongUsage
+	default:
+		return RejectCertificate
+	}
+}

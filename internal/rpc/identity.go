@@ -1,0 +1,62 @@
+package rpc
+
+import (
+	"context"
+	"slices"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Person is on whose behalf a request is made. What it may do to an object is for the object's owner to decide.
+type Person struct {
+	Subject  string // as the identity provider names the person
+	TenantID string // empty for people of the operator
+	Roles    []string
+}
+
+// Has reports whether the person has one of the roles.
+func (p Person) Has(roles ...string) bool {
+	return slices.ContainsFunc(roles, func(role string) bool { return slices.Contains(p.Roles, role) })
+}
+
+type (
+	peerKey   struct{}
+	personKey struct{}
+)
+
+// PeerFrom answers the verified certificate of whoever made the request, if it has one.
+func PeerFrom(ctx context.Context) (pki.Peer, bool) {
+	peer, ok := ctx.Value(peerKey{}).(pki.Peer)
+	return peer, ok
+}
+
+// WithPeer puts a verified peer into a context. It is for transports other than this package's, and for tests of methods.
+func WithPeer(ctx context.Context, peer pki.Peer) context.Context {
+	return context.WithValue(ctx, peerKey{}, peer)
+}
+
+// PersonFrom answers on whose behalf the request is made, if it is on anyone's.
+func PersonFrom(ctx context.Context) (Person, bool) {
+	person, ok := ctx.Value(personKey{}).(Person)
+	return person, ok
+}
+
+// WithPerson puts an authenticated person into a context. On the client side it is what Asserter asserts.
+func WithPerson(ctx context.Context, person Person) context.Context {
+	return context.WithValue(ctx, personKey{}, person)
+}
+
+// callerOf spells a peer as policies do: a service's name, node, or anonymous without one.
+func callerOf(ctx context.Context) string {
+	peer, ok := PeerFrom(ctx)
+	switch {
+	case !ok:
+		return CallerAnonymous
+	case peer.ID.Kind == pki.KindService:
+		return peer.ID.Name
+	case peer.ID.Kind == pki.KindNode:
+		return CallerNode
+	default:
+		return ""
+	}
+}

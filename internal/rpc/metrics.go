@@ -1,0 +1,86 @@
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// metrics of a server. Procedures are those that are mounted, codes those of Connect, reasons and ports closed sets.
+type metrics struct {
+	duration *prometheus.HistogramVec
+	streams  *prometheus.CounterVec
+	open     *prometheus.GaugeVec
+	rejects  *prometheus.CounterVec
+	accepts  *prometheus.CounterVec
+}
+
+func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "rpc_server_duration_seconds", Help: "Time to answer a unary request, by procedure and code.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}, []string{"procedure", "code"}),
+		streams: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "rpc_server_streams_total", Help: "Ended streams, by procedure and code.",
+		}, []string{"procedure", "code"}),
+		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "rpc_server_streams_open", Help: "Streams that are open now, by procedure.",
+		}, []string{"procedure"}),
+		rejects: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tls_rejects_total", Help: "Refused TLS handshakes, by port and reason.",
+		}, []string{"port", "reason"}),
+		accepts: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tls_handshakes_total", Help: "Finished TLS handshakes, by port.",
+		}, []string{"port"}),
+	}
+	if registerer == nil {
+		return m, nil
+	}
+	var err error
+	if m.duration, err = register(registerer, m.duration); err != nil {
+		return nil, err
+	}
+	if m.streams, err = register(registerer, m.streams); err != nil {
+		return nil, err
+	}
+	if m.open, err = register(registerer, m.open); err != nil {
+		return nil, err
+	}
+	if m.rejects, err = register(registerer, m.rejects); err != nil {
+		return nil, err
+	}
+	if m.accepts, err = register(registerer, m.accepts); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// register lets the several ports of one service share their series.
+func register[C prometheus.Collector](registerer prometheus.Registerer, c C) (C, error) {
+	err := registerer.Register(c)
+	var already prometheus.AlreadyRegisteredError
+	if errors.As(err, &already) {
+		if existing, ok := already.ExistingCollector.(C); ok {
+			return existing, nil
+		}
+	}
+	if err != nil {
+		return c, fmt.Errorf("register rpc metrics: %w", err)
+	}
+	return c, nil
+}
+
+func (m *metrics) unary(procedure, code string, took time.Duration) {
+	m.duration.WithLabelValues(procedure, code).Observe(took.Seconds())
+}
+
+func (m *metrics) handshake(port string) { m.accepts.WithLabelValues(port).Inc() }
+
+func (m *metrics) reject(port string, reason pki.RejectReason) {
+	m.rejects.WithLabelValues(port, string(reason)).Inc()
+}

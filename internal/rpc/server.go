@@ -1,0 +1,375 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+	"connectrpc.com/validate"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// ServerConfig describes one port.
+type ServerConfig struct {
+	// Name of the port in logs and metrics: `internal`, `enrollment`, `console`.
+	Name string
+	// Addr to listen on. Ignored if Listener is given.
+	Addr string
+	// Listener replaces the one made for Addr; the server owns it.
+	Listener net.Listener
+	// TLS is what the port shows and whom it lets in. NextProtos is filled in.
+	TLS pki.ServerConfig
+	// MaxStreams of one connection; default 100.
+	MaxStreams int
+	// MaxReadBytes of one message; default 1 MiB.
+	MaxReadBytes int
+	// HandshakeTimeout of TLS; default 5 s.
+	HandshakeTimeout time.Duration
+	// MaxHandshakes under way at once; default 512.
+	MaxHandshakes int
+	// DrainTimeout is how long streams and requests get to end after Run's context did; default 10 s.
+	DrainTimeout time.Duration
+}
+
+func (c ServerConfig) withDefaults() ServerConfig {
+	if c.MaxStreams == 0 {
+		c.MaxStreams = 100
+	}
+	if c.MaxReadBytes == 0 {
+		c.MaxReadBytes = 1 << 20
+	}
+	if c.HandshakeTimeout == 0 {
+		c.HandshakeTimeout = 5 * time.Second
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = 10 * time.Second
+	}
+	c.TLS.NextProtos = []string{"h2", "http/1.1"}
+	return c
+}
+
+// ServerDeps are what a server needs beside its configuration.
+type ServerDeps struct {
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
+	// Persons verifies assertions; nil on ports whose methods are for no person.
+	Persons *PersonVerifier
+	// Authenticate answers the person of methods whose callers include `person`; nil elsewhere.
+	Authenticate Authenticator
+	// OnReject is told of every refused handshake, beside the log and the counter. It must not block.
+	OnReject func(pki.Reject)
+	// Wrap goes around all handlers, for what only one port has: CORS, static files' headers. Nil: nothing.
+	Wrap func(http.Handler) http.Handler
+}
+
+// Server is one port with its services. Mount before Run.
+type Server struct {
+	deps     ServerDeps
+	cfg      ServerConfig
+	listener net.Listener
+	tls      *tls.Config
+	metrics  *metrics
+	policies PolicySet
+	services map[string]http.Handler
+	fallback http.Handler
+	drain    context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
+	endDrain context.CancelCauseFunc
+}
+
+// NewServer listens and prepares; nothing is answered before Run.
+func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server, error) {
+	cfg = cfg.withDefaults()
+	if deps.Logger == nil {
+		return nil, errors.New("rpc server: no logger")
+	}
+	if cfg.Name == "" {
+		return nil, errors.New("rpc server: no name")
+	}
+	tlsConfig, err := pki.ServerTLS(cfg.TLS)
+	if err != nil {
+		return nil, fmt.Errorf("rpc server %s: %w", cfg.Name, err)
+	}
+	m, err := newMetrics(deps.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	listener := cfg.Listener
+	if listener == nil {
+		if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", cfg.Addr); err != nil {
+			return nil, fmt.Errorf("rpc server %s: %w", cfg.Name, err)
+		}
+	}
+	s := &Server{
+		deps: deps, cfg: cfg, listener: listener, tls: tlsConfig, metrics: m,
+		policies: PolicySet{}, services: map[string]http.Handler{}, fallback: http.NotFoundHandler(),
+	}
+	s.drain, s.endDrain = context.WithCancelCause(context.WithoutCancel(ctx))
+	return s, nil
+}
+
+// Addr is where the server listens.
+func (s *Server) Addr() net.Addr { return s.listener.Addr() }
+
+// URL is the server's base URL by its address.
+func (s *Server) URL() string { return "https://" + s.listener.Addr().String() }
+
+// HandlerOptions go into every generated handler of this server: limits, the guard, validation.
+func (s *Server) HandlerOptions() []connect.HandlerOption {
+	return []connect.HandlerOption{
+		connect.WithReadMaxBytes(s.cfg.MaxReadBytes),
+		// What is small costs more to compress than to send.
+		connect.WithCompressMinBytes(16 << 10),
+		connect.WithInterceptors(
+			&guard{
+				policies: s.policy, persons: s.deps.Persons, authenticate: s.deps.Authenticate,
+				logger: s.deps.Logger.With(slog.String("port", s.cfg.Name)), metrics: s.metrics,
+			},
+			validate.NewInterceptor(),
+		),
+	}
+}
+
+// Mount adds a service by what its generated constructor answered. A service with a method that has no policy, or one that this server could never
+// admit anybody to, is an error.
+func (s *Server) Mount(path string, handler http.Handler) error {
+	name, ok := serviceOfPath(path)
+	if !ok {
+		return fmt.Errorf("mount %q: not the path of a service", path)
+	}
+	descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
+	if err != nil {
+		return fmt.Errorf("mount %q: %w", path, err)
+	}
+	service, ok := descriptor.(protoreflect.ServiceDescriptor)
+	if !ok {
+		return fmt.Errorf("mount %q: not a service", path)
+	}
+	set, err := ServicePolicies(service)
+	if err != nil {
+		return fmt.Errorf("mount %q: %w", path, err)
+	}
+	for procedure, policy := range set {
+		if err := s.servable(policy); err != nil {
+			return fmt.Errorf("mount %s: %w", procedure, err)
+		}
+		s.policies[procedure] = policy
+	}
+	s.services[name] = handler
+	return nil
+}
+
+// servable refuses a port that lacks what a method's policy needs.
+func (s *Server) servable(policy Policy) error {
+	if policy.Allows(CallerPerson) && s.deps.Authenticate == nil {
+		return errors.New("persons may call it, and this port cannot authenticate them")
+	}
+	person := policy.Person == commonv1.Person_PERSON_REQUIRED && !policy.Allows(CallerPerson)
+	if person && s.deps.Persons == nil {
+		return errors.New("it needs a person, and this port has no keys to verify one")
+	}
+	return nil
+}
+
+// MountFallback sets the handler of all paths that are no service's: static files. It sees no policy, and no peer is checked for it.
+func (s *Server) MountFallback(handler http.Handler) { s.fallback = handler }
+
+// MountUnchecked adds a handler for one service's path without policies: health and reflection, which are no services of ours. A service of
+// gpuaas is refused.
+func (s *Server) MountUnchecked(path string, handler http.Handler) error {
+	name, ok := serviceOfPath(path)
+	if !ok || isOurs(name) {
+		return fmt.Errorf("mount %q without a policy: refused", path)
+	}
+	s.services[name] = handler
+	return nil
+}
+
+// Services are the names of what is mounted with policies.
+func (s *Server) Services() []string {
+	seen := map[string]bool{}
+	var out []string
+	for procedure := range s.policies {
+		name, _ := serviceOfPath(procedure)
+		if !seen[name] {
+			seen[name] = true
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func (s *Server) policy(procedure string) (Policy, bool) {
+	policy, ok := s.policies[procedure]
+	return policy, ok
+}
+
+// Run serves until ctx ends, then drains: no new connections, streams end with server_draining, requests under way finish, and after
+// DrainTimeout whatever is left is cut. It answers nil after a drain that ctx asked for.
+func (s *Server) Run(ctx context.Context) error {
+	tlsListener, err := pki.NewListener(ctx, s.listener, pki.ListenerConfig{
+		TLS: s.tls, HandshakeTimeout: s.cfg.HandshakeTimeout, MaxHandshakes: s.cfg.MaxHandshakes, OnReject: s.onReject(ctx),
+		OnHandshake: func() { s.metrics.handshake(s.cfg.Name) },
+	})
+	if err != nil {
+		return err
+	}
+	server := s.httpServer(ctx)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(tlsListener) }()
+
+	select {
+	case err := <-served:
+		s.endDrain(errDraining())
+		return errors.Join(fmt.Errorf("serve %s: %w", s.cfg.Name, err), tlsListener.Close(), server.Close())
+	case <-ctx.Done():
+	}
+	s.endDrain(errDraining())
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.DrainTimeout)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil {
+		s.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "drain took too long, connections cut", slog.String("port", s.cfg.Name))
+		if err := server.Close(); err != nil {
+			return fmt.Errorf("close %s: %w", s.cfg.Name, err)
+		}
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", s.cfg.Name, err)
+	}
+	return nil
+}
+
+// Close stops listening, for a server that never ran.
+func (s *Server) Close() error {
+	s.endDrain(errDraining())
+	if err := s.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("close %s: %w", s.cfg.Name, err)
+	}
+	return nil
+}
+
+func (s *Server) httpServer(ctx context.Context) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	handler := http.Handler(http.HandlerFunc(s.serve))
+	if s.deps.Wrap != nil {
+		handler = s.deps.Wrap(handler)
+	}
+	// Requests outlive ctx by the drain.
+	base := context.WithoutCancel(ctx)
+	return &http.Server{
+		Handler:           handler,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		Protocols:         protocols,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: s.cfg.MaxStreams,
+			SendPingTimeout:      15 * time.Second,
+			PingTimeout:          10 * time.Second,
+		},
+		ErrorLog: slog.NewLogLogger(s.deps.Logger.Handler(), slog.LevelDebug),
+	}
+}
+
+func (s *Server) onReject(ctx context.Context) func(pki.Reject) {
+	return func(r pki.Reject) {
+		s.metrics.reject(s.cfg.Name, r.Reason)
+		s.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "tls handshake refused",
+			slog.String("port", s.cfg.Name), slog.String("reason", string(r.Reason)), slog.String("remote", r.Remote),
+			slog.String("claimed_unverified", r.ClaimedUnverified), slog.String("serial_unverified", r.Serial), slog.Any("error", r.Err))
+		if s.deps.OnReject != nil {
+			s.deps.OnReject(r)
+		}
+	}
+}
+
+// serve routes by exact procedure: one spelling, one method. Nothing is cleaned or redirected, so that no other spelling of a path can pass a
+// check that its canonical one would not.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	name, ok := serviceOfPath(r.URL.Path)
+	service, known := s.services[name]
+	if !ok || !known {
+		s.fallback.ServeHTTP(w, r)
+		return
+	}
+	if r.Method != http.MethodPost {
+		// Reads by GET would put requests into URLs, caches and cross-site links.
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	ctx, cancel := s.requestContext(w, r)
+	defer cancel(nil)
+	service.ServeHTTP(w, r.WithContext(ctx)) //nolint:contextcheck // ctx is made from the request's.
+}
+
+// requestContext puts the verified peer into the context, and gives streams the life that they may have: until the server drains, and until the
+// certificate that opened them expires. A connection that is already open would outlive both.
+func (s *Server) requestContext(w http.ResponseWriter, r *http.Request) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	var left time.Duration
+	if peer, err := pki.PeerFromState(r.TLS, s.cfg.TLS.TrustDomain); err == nil && len(s.cfg.TLS.Clients) > 0 {
+		left = peer.NotAfter.Sub(s.now())
+		if left < time.Minute {
+			// The peer should come back with the certificate that it must have by now.
+			w.Header().Set("Connection", "close")
+		}
+		if left > 0 {
+			ctx = WithPeer(ctx, peer)
+		}
+	}
+	policy, ok := s.policies[r.URL.Path]
+	if !ok {
+		return ctx, cancel
+	}
+	if !policy.StreamsRequests() && !policy.StreamsAnswers() {
+		return ctx, cancel
+	}
+	stopDrain := context.AfterFunc(s.drain, func() { cancel(context.Cause(s.drain)) })
+	stopExpiry := func() bool { return true }
+	if left > 0 {
+		stopExpiry = time.AfterFunc(left, func() {
+			cancel(fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, ""))
+		}).Stop
+	}
+	// A method that waits for the next message does not look at its context: end the waiting too.
+	controller := http.NewResponseController(w)
+	ended := make(chan struct{})
+	stopRead := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		_ = controller.SetReadDeadline(time.Now()) // not supported, or over already: then there is nothing to end
+	})
+	return ctx, func(cause error) {
+		stopDrain()
+		stopExpiry()
+		if !stopRead() {
+			<-ended // the response must not be touched once its handler has returned
+		}
+		cancel(cause)
+	}
+}
+
+func (s *Server) now() time.Time {
+	if s.cfg.TLS.Time != nil {
+		return s.cfg.TLS.Time()
+	}
+	return time.Now()
+}
+
+func errDraining() error { return fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "") }
+
+func isOurs(service string) bool { return len(service) > 7 && service[:7] == "gpuaas." }

@@ -1,0 +1,270 @@
+// Package service is what every service process of the mesh has in common: its identity, its two database roles, its part in numbering events, its
+// view of the policy, its internal port and its ops port.
+//
+// It owns wiring and nothing else; a service adds its own parts as tasks. Guarantees: nothing runs before everything is built; what Base opened, Base
+// closes, after the tasks that use it have ended.
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/policy/policystore"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// TLS is where a service's own certificate stands.
+type TLS struct {
+	CertFile string `koanf:"cert_file"`
+	KeyFile  string `koanf:"key_file"`
+	CAFile   string `koanf:"ca_file"` // the issuer of services, whom peers are trusted by
+}
+
+// Config is the part of a service's configuration that all share. Embed it.
+type Config struct {
+	Service          string            `koanf:"service"`    // whose configuration this is; empty: whoever reads it
+	Log              obs.LogConfig     `koanf:"log"`        // of a process of its own
+	ReplicaID        string            `koanf:"replica_id"` // drawn at start if empty
+	TrustDomain      string            `koanf:"trust_domain"`
+	DatabaseURLFile  config.SecretFile `koanf:"database_url_file"`
+	SequencerURLFile config.SecretFile `koanf:"sequencer_url_file"`
+	DatabaseConns    int32             `koanf:"database_conns"`
+	TLS              TLS               `koanf:"tls"`
+	Listen           string            `koanf:"listen"`
+	OpsListen        string            `koanf:"ops_listen"`
+}
+
+// Default answers the shared defaults.
+func Default() Config {
+	return Config{TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0"}
+}
+
+// Validate reports everything that is missing.
+func (c Config) Validate() error {
+	var errs []error
+	need := func(value, key string) {
+		if value == "" {
+			errs = append(errs, fmt.Errorf("%s is needed", key))
+		}
+	}
+	need(c.TrustDomain, "trust_domain")
+	need(string(c.DatabaseURLFile), "database_url_file")
+	need(string(c.SequencerURLFile), "sequencer_url_file")
+	need(c.TLS.CertFile, "tls.cert_file")
+	need(c.TLS.KeyFile, "tls.key_file")
+	need(c.TLS.CAFile, "tls.ca_file")
+	need(c.OpsListen, "ops_listen")
+	if c.ReplicaID != "" && !ids.Valid(c.ReplicaID) {
+		errs = append(errs, errors.New("replica_id is not a UUID"))
+	}
+	if c.DatabaseConns < 2 {
+		errs = append(errs, errors.New("database_conns is below 2"))
+	}
+	return errors.Join(errs...)
+}
+
+// Base is the common part of a running service.
+type Base struct {
+	Name      string
+	ReplicaID string
+	Config    Config
+	Logger    *slog.Logger
+	Registry  *obs.Registry
+	Health    *obs.Health
+	DB        *pgxpool.Pool
+	Store     *pki.Store
+	Services  *pki.Bundle // roots of the services' issuer
+	Policy    *policy.Source
+
+	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
+	Wake, Numbered *events.Signal
+
+	settings  map[string]string
+	sequencer *pgxpool.Pool
+	ops       *obs.OpsServer
+	clients   []*http.Client
+	tasks     []app.Task
+	reload    []pki.Reloader
+}
+
+// Option changes how the common part is built.
+type Option func(*Base)
+
+// WithPoolSettings sets run-time parameters of the database for every connection of the service's own pool.
+func WithPoolSettings(settings map[string]string) Option {
+	return func(b *Base) { b.settings = settings }
+}
+
+// New builds the common part. Close it if Run is never called.
+func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name string, cfg Config, opts ...Option) (*Base, error) {
+	if cfg.Service != "" && cfg.Service != name {
+		return nil, fmt.Errorf("build %s: this is the configuration of %s", name, cfg.Service)
+	}
+	b := &Base{
+		Name: name, ReplicaID: cfg.ReplicaID, Config: cfg, Registry: registry, Health: obs.NewHealth(),
+		Logger: logger.With(slog.String(obs.KeyService, name)), Wake: &events.Signal{}, Numbered: &events.Signal{},
+	}
+	if b.ReplicaID == "" {
+		b.ReplicaID = ids.New()
+	}
+	for _, opt := range opts {
+		opt(b)
+	}
+	if err := b.open(ctx); err != nil {
+		b.Close()
+		return nil, fmt.Errorf("build %s: %w", name, err)
+	}
+	return b, nil
+}
+
+func (b *Base) open(ctx context.Context) error {
+	url, err := b.Config.DatabaseURLFile.Read()
+	if err != nil {
+		return fmt.Errorf("read database url: %w", err)
+	}
+	if b.DB, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name, MaxConns: b.Config.DatabaseConns, Settings: b.settings}); err != nil {
+		return fmt.Errorf("open database: %w", err)
+	}
+	url, err = b.Config.SequencerURLFile.Read()
+	if err != nil {
+		return fmt.Errorf("read sequencer url: %w", err)
+	}
+	if b.sequencer, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name + "-sequencer", MaxConns: 2}); err != nil {
+		return fmt.Errorf("open database as sequencer: %w", err)
+	}
+	if b.Store, err = pki.LoadStore(b.Config.TLS.CertFile, b.Config.TLS.KeyFile); err != nil {
+		return fmt.Errorf("load certificate: %w", err)
+	}
+	if b.Services, err = pki.LoadBundle(b.Config.TLS.CAFile); err != nil {
+		return fmt.Errorf("load services' issuer: %w", err)
+	}
+	b.Watch(b.Store, b.Services)
+	b.Policy = policy.NewSource(policystore.Load(b.DB), b.Logger, policy.SourceConfig{})
+	// What is built now may take its settings from the policy. A database that is down leaves the defaults in force until Run reads it.
+	if err := b.Policy.Refresh(ctx); err != nil {
+		b.Logger.WarnContext(ctx, "policy not read at the start", obs.Err(err))
+	}
+	b.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: b.Logger, Registry: b.Registry, Health: b.Health}, b.Config.OpsListen)
+	if err != nil {
+		return fmt.Errorf("open ops port: %w", err)
+	}
+	b.Health.Ready("database", func(ctx context.Context) error {
+		if err := b.DB.Ping(ctx); err != nil {
+			return errors.New("the database does not answer")
+		}
+		return nil
+	})
+	return b.number()
+}
+
+// number adds this process's part in numbering events.
+func (b *Base) number() error {
+	seq, err := events.NewSequencer(events.SequencerDeps{Pool: b.sequencer, Wake: b.Wake, Numbered: b.Numbered, Logger: b.Logger}, events.SequencerConfig{})
+	if err != nil {
+		return fmt.Errorf("build sequencer: %w", err)
+	}
+	listen, err := events.NewListener(b.DB, b.Numbered, b.Logger)
+	if err != nil {
+		return fmt.Errorf("build listener: %w", err)
+	}
+	b.Add(
+		app.Task{Name: "sequencer", Phase: app.PhaseLeases, Run: seq.Run},
+		app.Task{Name: "listener", Run: listen.Run},
+		app.Task{Name: "policy", Run: b.Policy.Run},
+		app.Task{Name: "ops", Phase: app.PhasePools, Run: b.ops.Run},
+		app.Task{Name: "not-ready", Phase: app.PhaseNotReady, Stop: func(context.Context) error { b.Health.Drain("shutting down"); return nil }},
+	)
+	return nil
+}
+
+// Add adds parts to be run.
+func (b *Base) Add(tasks ...app.Task) { b.tasks = append(b.tasks, tasks...) }
+
+// Watch reloads certificates and bundles when their files change.
+func (b *Base) Watch(what ...pki.Reloader) { b.reload = append(b.reload, what...) }
+
+// OpsAddr is where metrics and health are served.
+func (b *Base) OpsAddr() string { return b.ops.Addr() }
+
+// Self is the service's own identity.
+func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name) }
+
+// InternalServer makes the port that other services call, to be mounted on and run by the service.
+func (b *Base) InternalServer(ctx context.Context, persons *rpc.PersonVerifier) (*rpc.Server, error) {
+	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons}, rpc.ServerConfig{
+		Name: "internal", Addr: b.Config.Listen,
+		TLS: pki.ServerConfig{
+			Store: b.Store, TrustDomain: b.Config.TrustDomain,
+			Clients: []pki.Trust{{Kind: pki.KindService, Bundle: b.Services}},
+		},
+		MaxReadBytes: 8 << 20, // batches of many nodes' reports
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open internal port: %w", err)
+	}
+	b.Add(app.Task{Name: "internal", Phase: app.PhaseDrain, Run: srv.Run})
+	return srv, nil
+}
+
+// Client is how another service is reached.
+type Client struct {
+	HTTP    *http.Client
+	BaseURL string
+	Options []connect.ClientOption
+}
+
+// Peer makes the client of another service, at host:port. asserter is for readmodel alone.
+func (b *Base) Peer(name, addr string, asserter *rpc.Asserter) (Client, error) {
+	cfg := pki.ClientConfig{Store: b.Store, Roots: b.Services, Server: pki.ServiceID(b.Config.TrustDomain, name)}
+	hc, err := rpc.HTTPClient(cfg, rpc.HTTPConfig{})
+	if err != nil {
+		return Client{}, fmt.Errorf("client of %s: %w", name, err)
+	}
+	b.clients = append(b.clients, hc)
+	return Client{
+		HTTP: hc, BaseURL: "https://" + addr,
+		Options: rpc.ClientOptions(rpc.ClientConfig{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter}),
+	}, nil
+}
+
+// Run runs all parts until ctx ends, then stops them in order and closes what New opened.
+func (b *Base) Run(ctx context.Context) error {
+	tasks := b.tasks
+	if len(b.reload) > 0 {
+		tasks = append(tasks, app.Task{Name: "certificates", Run: func(ctx context.Context) error {
+			return pki.Watch(ctx, b.Logger, 2*time.Second, b.reload...)
+		}})
+	}
+	defer b.Close()
+	if err := app.Run(ctx, b.Logger, tasks...); err != nil {
+		return fmt.Errorf("%s: %w", b.Name, err)
+	}
+	return nil
+}
+
+// Close closes pools and clients.
+func (b *Base) Close() {
+	for _, c := range b.clients {
+		c.CloseIdleConnections()
+	}
+	for _, p := range []*pgxpool.Pool{b.DB, b.sequencer} {
+		if p != nil {
+			p.Close()
+		}
+	}
+}
