@@ -1,0 +1,272 @@
+package authority
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// Config bounds the poller; zero fields take the defaults.
+type Config struct {
+	Poll    time.Duration // between polls that nobody asked for; 1 s
+	Timeout time.Duration // of one poll; 1 s, since a lease is 1.5 s
+	Batch   int           // rows of one read; 2000
+	Queue   int           // frames that may wait for one watcher beyond its snapshot; 4096
+}
+
+func (c Config) withDefaults() Config {
+	if c.Poll <= 0 {
+		c.Poll = time.Second
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = time.Second
+	}
+	if c.Batch <= 0 {
+		c.Batch = 2000
+	}
+	if c.Queue <= 0 {
+		c.Queue = 4096
+	}
+	return c
+}
+
+// Deps is what the poller works with.
+type Deps struct {
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
+	Pool       *pgxpool.Pool
+	Changed    *events.Signal // notified after commits of this process
+}
+
+// Poller reads decisions and serves them to any number of watchers.
+type Poller struct {
+	deps  Deps
+	cfg   Config
+	polls prometheus.Histogram
+
+	kick      chan struct{} // a ping or a subscription waits
+	receivers sync.WaitGroup
+
+	mu       sync.Mutex
+	nodes    map[string]*recoveryv1.NodeAuthority
+	last     int64
+	loaded   bool
+	retired  map[string]time.Time // seen retired at; forgotten after two days
+	watchers map[*watcher]struct{}
+	waiting  []ping // arrived since the last poll began
+	joining  []*watcher
+	forgotAt time.Time
+	failure  error
+}
+
+type ping struct {
+	watcher *watcher
+	id      int64
+}
+
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps, cfg Config) (*Poller, error) {
+	if deps.Logger == nil || deps.Pool == nil {
+		return nil, errors.New("authority poller needs a logger and a pool")
+	}
+	p := &Poller{
+		deps: deps, cfg: cfg.withDefaults(), kick: make(chan struct{}, 1), nodes: map[string]*recoveryv1.NodeAuthority{}, retired: map[string]time.Time{},
+		watchers: map[*watcher]struct{}{},
+		polls: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "recovery_authority_poll_duration_seconds", Help: "Time of one poll of node decisions.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
+		}),
+	}
+	if deps.Registerer != nil {
+		if err := deps.Registerer.Register(p.polls); err != nil {
+			return nil, fmt.Errorf("register authority metrics: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// Run polls until ctx ends, and waits for what its watchers left behind.
+func (p *Poller) Run(ctx context.Context) error {
+	defer p.receivers.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		changed := p.deps.Changed.C()
+		err := p.runOnce(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // asked to stop
+		}
+		p.note(ctx, err)
+		pause := p.cfg.Poll
+		if err != nil {
+			// Pings wait meanwhile; whoever sent them sees its lease lapse, which is the truth.
+			pause, changed = 50*time.Millisecond, nil
+		}
+		timer.Reset(pause)
+		var kick <-chan struct{}
+		if err == nil {
+			kick = p.kick
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		case <-changed:
+		case <-kick:
+		}
+	}
+}
+
+func (p *Poller) note(ctx context.Context, err error) {
+	p.mu.Lock()
+	before := p.failure
+	p.failure = err
+	p.mu.Unlock()
+	switch {
+	case err != nil && before == nil:
+		p.deps.Logger.WarnContext(ctx, "reading node decisions failed", slog.Any(obs.KeyError, err))
+	case err == nil && before != nil:
+		p.deps.Logger.InfoContext(ctx, "node decisions are read again")
+	}
+}
+
+// runOnce is one poll: it serves whoever asked before it began.
+func (p *Poller) runOnce(ctx context.Context) error {
+	began := time.Now()
+	p.mu.Lock()
+	pings, joining, after := p.waiting, p.joining, p.last
+	p.waiting, p.joining = nil, nil
+	p.mu.Unlock()
+	deltas, err := p.read(ctx, after)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		// They asked before the next poll as well.
+		p.waiting, p.joining = append(pings, p.waiting...), append(joining, p.joining...)
+		return err
+	}
+	p.polls.Observe(time.Since(began).Seconds())
+	p.loaded = true
+	for _, n := range deltas {
+		p.nodes[n.GetNodeId()] = n
+		p.last = max(p.last, n.GetSequence())
+		if n.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
+			p.retired[n.GetNodeId()] = began
+		}
+	}
+	p.forgetLocked(began)
+	for w := range p.watchers {
+		for _, n := range deltas {
+			p.offerLocked(w, &recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: n}})
+		}
+	}
+	for _, w := range joining {
+		if w.ctx.Err() == nil {
+			p.admitLocked(w)
+		}
+	}
+	for _, ask := range pings {
+		ask.watcher.pings--
+		p.offerLocked(ask.watcher, &recoveryv1.WatchAuthorityResponse{
+			Frame: &recoveryv1.WatchAuthorityResponse_Pong{Pong: &recoveryv1.AuthorityPong{PingId: ask.id, Sequence: p.last}},
+		})
+	}
+	return nil
+}
+
+// forgetLocked drops who was retired long ago. Until then a replica that was away must be told, since it may still hold a stream.
+func (p *Poller) forgetLocked(now time.Time) {
+	if len(p.retired) == 0 || now.Sub(p.forgotAt) < time.Minute {
+		return
+	}
+	p.forgotAt = now
+	for id, at := range p.retired {
+		if now.Sub(at) > retiredFor {
+			delete(p.retired, id)
+			delete(p.nodes, id)
+		}
+	}
+}
+
+// retiredFor is how long a retired node stays in snapshots: longer than any certificate lives.
+const retiredFor = 49 * time.Hour
+
+const authorityColumns = `node_id::text, COALESCE(node_instance_id::text, ''), state, fence_epoch, current_serial, next_serial, issued, confirmed,
+	COALESCE(confirmed_session_id::text, ''), authority_seq, replaced_nonce`
+
+// read answers what changed after a number, in order. The numbers are in the order of commits, so nothing below one that was seen can appear later.
+func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout())
+	defer cancel()
+	var all []*recoveryv1.NodeAuthority
+	for {
+		// Who was retired long ago is nobody's business; a later change of any other state is read at any age.
+		rows, err := p.deps.Pool.Query(ctx, `SELECT `+authorityColumns+` FROM recovery.identity
+			WHERE authority_seq > $1 AND (state <> 'retired' OR $1 > 0 OR state_at > mesh.clock() - interval '2 days')
+			ORDER BY authority_seq LIMIT $2`, after, p.cfg.Batch)
+		if err != nil {
+			return nil, fmt.Errorf("read decisions: %w", err)
+		}
+		part, err := pgx.CollectRows(rows, scan)
+		if err != nil {
+			return nil, fmt.Errorf("read decisions: %w", err)
+		}
+		all = append(all, part...)
+		if len(part) < p.cfg.Batch {
+			return all, nil
+		}
+		after = part[len(part)-1].GetSequence()
+	}
+}
+
+// timeout of a poll: the first one reads everything.
+func (p *Poller) timeout() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.loaded {
+		return 30 * time.Second
+	}
+	return p.cfg.Timeout
+}
+
+func scan(row pgx.CollectableRow) (*recoveryv1.NodeAuthority, error) {
+	var n recoveryv1.NodeAuthority
+	var state string
+	err := row.Scan(&n.NodeId, &n.NodeInstanceId, &state, &n.FenceEpoch, &n.CurrentSerial, &n.NextSerial, &n.Issued, &n.Confirmed,
+		&n.ConfirmedSessionId, &n.Sequence, &n.ReplacedNonce)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it read
+	}
+	if n.State, err = names.Parse[commonv1.NodeIdentityState](state); err != nil {
+		return nil, fmt.Errorf("read node %s: %w", n.GetNodeId(), err)
+	}
+	return &n, nil
+}
+
+// Health says why the view cannot be served, for readiness.
+func (p *Poller) Health(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.failure != nil:
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "node decisions cannot be read", fault.Cause(p.failure))
+	case !p.loaded:
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "node decisions have not been read yet")
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,100 @@
+// Package recovery is the service that owns node identities. Its parts decide: identity (sessions, serials, fences), enrol (certificates),
+// authority (nodeapi's view), policyadmin (policy keys). Its root only wires.
+package recovery
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/service"
+)
+
+// Peers are the services that recovery calls, as host:port.
+type Peers struct {
+	Lifecycle string `koanf:"lifecycle"`
+}
+
+// Profile is what agents are told of where they belong.
+type Profile struct {
+	Name        string `koanf:"name"`
+	APIURL      string `koanf:"api_url"`      // host:port of the node API
+	RecoveryURL string `koanf:"recovery_url"` // URL of the enrolment listener
+	TerminalURL string `koanf:"terminal_url"` // may be empty
+	CAFile      string `koanf:"ca_file"`      // what agents trust: the issuer of services
+}
+
+// Config of the service.
+type Config struct {
+	service.Config
+
+	EnrollListen string `koanf:"enroll_listen"` // server TLS only; empty: this replica serves no enrolment
+	CADir        string `koanf:"ca_dir"`        // the embedded node authority's keys, shared by replicas
+	// CADatabaseURLFile names the authority's own database, which remembers used tokens and issued certificates; may be empty.
+	CADatabaseURLFile config.SecretFile `koanf:"ca_database_url_file"`
+	JoinStateKeys     string            `koanf:"join_state_keys"` // directory of private keys, shared by replicas
+	Profile           Profile           `koanf:"profile"`
+	// TaskSigningPubkeysFile is handed to agents at enrolment; it is read at each one, so that a rotation is found.
+	TaskSigningPubkeysFile string `koanf:"task_signing_pubkeys_file"`
+	AssertionPubkeysFile   string `koanf:"assertion_pubkeys_file"` // verifies on whose behalf readmodel calls
+	Peers                  Peers  `koanf:"peers"`
+
+	// Limits of enrolment; zero means the default.
+	EnrollPerSecond      float64       `koanf:"enroll_per_second"`
+	EnrollBurst          int           `koanf:"enroll_burst"`
+	EnrollPerTokenSecond float64       `koanf:"enroll_per_token_second"`
+	EnrollPerTokenBurst  int           `koanf:"enroll_per_token_burst"`
+	ClaimLease           time.Duration `koanf:"claim_lease"`
+	SweepEvery           time.Duration `koanf:"sweep_every"`
+}
+
+// Default answers the defaults.
+func Default() Config {
+	return Config{
+		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},
+		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20, ClaimLease: 10 * time.Second, SweepEvery: time.Minute,
+	}
+}
+
+// Validate reports everything that is wrong with this part; the shared part reports for itself.
+func (c Config) Validate() error {
+	var errs []error
+	for _, need := range []struct{ key, value string }{
+		{"ca_dir", c.CADir},
+		{"join_state_keys", c.JoinStateKeys},
+		{"profile.name", c.Profile.Name},
+		{"profile.api_url", c.Profile.APIURL},
+		{"profile.recovery_url", c.Profile.RecoveryURL},
+		{"profile.ca_file", c.Profile.CAFile},
+		{"task_signing_pubkeys_file", c.TaskSigningPubkeysFile},
+		{"assertion_pubkeys_file", c.AssertionPubkeysFile},
+		{"peers.lifecycle", c.Peers.Lifecycle},
+	} {
+		if need.value == "" {
+			errs = append(errs, fmt.Errorf("%s is needed", need.key))
+		}
+	}
+	if c.Profile.RecoveryURL != "" {
+		if u, err := url.Parse(c.Profile.RecoveryURL); err != nil || u.Scheme != "https" || u.Host == "" {
+			errs = append(errs, errors.New("profile.recovery_url is not an https URL"))
+		}
+	}
+	for _, limit := range []struct {
+		key   string
+		value float64
+	}{
+		{"enroll_per_second", c.EnrollPerSecond},
+		{"enroll_burst", float64(c.EnrollBurst)},
+		{"enroll_per_token_second", c.EnrollPerTokenSecond},
+		{"enroll_per_token_burst", float64(c.EnrollPerTokenBurst)},
+		{"claim_lease", c.ClaimLease.Seconds()},
+		{"sweep_every", c.SweepEvery.Seconds()},
+	} {
+		if limit.value <= 0 {
+			errs = append(errs, fmt.Errorf("%s is not above zero", limit.key))
+		}
+	}
+	return errors.Join(errs...)
+}

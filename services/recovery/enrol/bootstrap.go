@@ -1,0 +1,148 @@
+package enrol
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// Lifetimes of an operator's token.
+const (
+	DefaultTokenLife = time.Hour
+	MaxTokenLife     = 24 * time.Hour
+)
+
+// Bundle is what an operator gets: the token's text is shown here and nowhere else.
+type Bundle struct {
+	NodeID    string
+	Token     string
+	ExpiresAt time.Time
+	Pos       string
+}
+
+// IssueBootstrap makes a node known and issues its token. It is given for a new name, for a node that is pending, that is on hold (the token ends
+// the hold), or whose certificate was never used; an earlier token of the node that was not used dies. The same idempotency key of the same person
+// answers the same token id with a new secret while it is unused: the secret of the first answer, which was lost, is worthless then.
+func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
+	if life == 0 {
+		life = DefaultTokenLife
+	}
+	if life < time.Second || life > MaxTokenLife {
+		return Bundle{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a bootstrap token lives at most 24 hours", fault.Unmet("valid_for between 1s and 24h"))
+	}
+	var out Bundle
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if out, err = e.issue(ctx, tx, name, life, idempotencyKey, by); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.issue_bootstrap.before_commit")
+	})
+	if pg.IsUnique(err, "identity_name") || pg.IsUnique(err, "token_idempotency") {
+		return Bundle{}, fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(err))
+	}
+	if err != nil {
+		return Bundle{}, fmt.Errorf("issue bootstrap token: %w", err)
+	}
+	e.committed()
+	e.deps.Logger.InfoContext(ctx, "bootstrap token issued", slog.String(obs.KeyNodeID, out.NodeID), slog.String("by", by), slog.Time("expires_at", out.ExpiresAt))
+	return out, nil
+}
+
+func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
+	tokenID := ""
+	if idempotencyKey != "" {
+		var of, state string
+		err := tx.QueryRow(ctx, `SELECT t.token_id::text, t.state, i.name FROM recovery.token t JOIN recovery.identity i USING (node_id)
+			WHERE t.issued_by = $1 AND t.idempotency_key = $2`, by, idempotencyKey).Scan(&tokenID, &state, &of)
+		switch {
+		case pg.IsNoRows(err):
+		case err != nil:
+			return Bundle{}, fmt.Errorf("look for the same request: %w", err)
+		case of != name:
+			return Bundle{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
+		case state != "issued":
+			return Bundle{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the token of this request is "+state, fault.Unmet("the token is unused"),
+				fault.Remedy("ask again with another idempotency key"))
+		}
+	}
+	r, err := identity.GetByName(ctx, tx, name)
+	if err != nil {
+		return Bundle{}, err
+	}
+	if r == nil {
+		r = &identity.Record{NodeID: ids.New(), Name: name, StateBy: by, StateReason: "made known"}
+		if _, err := identity.Insert(ctx, tx, r); err != nil {
+			return Bundle{}, err
+		}
+	} else if err := mayBootstrap(r); err != nil {
+		return Bundle{}, err
+	}
+	out := Bundle{NodeID: r.NodeID}
+	if out.Token, out.ExpiresAt, err = writeToken(ctx, tx, r.NodeID, tokenID, life, idempotencyKey, by); err != nil {
+		return Bundle{}, err
+	}
+	r.StateReason, r.StateBy = "bootstrap token issued", by
+	out.Pos, err = identity.SaveQuietly(ctx, tx, r)
+	return out, err
+}
+
+func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life time.Duration, idempotencyKey, by string) (string, time.Time, error) {
+	again := tokenID != ""
+	if !again {
+		tokenID = ids.New()
+	}
+	text, hash, err := newBootstrapToken(tokenID)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	_, err = tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state = 'issued' AND token_id <> $2`,
+		nodeID, tokenID)
+	if err != nil {
+		return "", time.Time{}, fmt.Errorf("revoke earlier token: %w", err)
+	}
+	var expires time.Time
+	if again {
+		err = tx.QueryRow(ctx, `UPDATE recovery.token SET secret_sha256 = $2, expires_at = mesh.clock() + make_interval(secs => $3)
+			WHERE token_id = $1 AND state = 'issued' RETURNING expires_at`, tokenID, hash, life.Seconds()).Scan(&expires)
+	} else {
+		err = tx.QueryRow(ctx, `INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, idempotency_key, expires_at)
+			VALUES ($1, 'bootstrap', $2, $3, 'issued', $4, $5, mesh.clock() + make_interval(secs => $6)) RETURNING expires_at`,
+			tokenID, nodeID, hash, by, idempotencyKey, life.Seconds()).Scan(&expires)
+	}
+	if pg.IsNoRows(err) {
+		return "", time.Time{}, fault.New(commonv1.Reason_REASON_CONFLICT, "")
+	}
+	if err != nil {
+		return "", time.Time{}, fmt.Errorf("write token: %w", err)
+	}
+	return text, expires, nil
+}
+
+// mayBootstrap says whether an operator may hand out a token for a node that exists.
+func mayBootstrap(r *identity.Record) error {
+	switch {
+	case r.BoxID != "":
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's box", fault.Unmet("the node was enrolled by an operator"),
+			fault.Remedy("recreate the workspace"))
+	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
+		return nil
+	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE && r.CurrentSerial == "":
+		return nil // enrolled, but nobody ever came with that certificate
+	default:
+		return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a node of that name exists and is "+names.Of(r.State), fault.Conflicting(r.NodeID),
+			fault.Remedy("choose another name, or hold or retire the node first"))
+	}
+}

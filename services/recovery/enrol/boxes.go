@@ -1,0 +1,285 @@
+package enrol
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// judgeLaunch is the gate of a box. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
+// certificate was never used, after a wait, a few times, and the earlier certificate dies first. A box that may not is told to wait if its epoch is
+// the present one and to stop if a later one was prepared; lifecycle is told how often and why.
+func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
+		return nil, nil, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "the box has been retired")
+	}
+	if err := stateRefusal(r, false); err != nil {
+		return nil, nil, err
+	}
+	var highest int64
+	var holder string
+	err := tx.QueryRow(ctx, `SELECT epoch, instance_id::text FROM recovery.workspace_epoch WHERE workspace_id = $1`, r.WorkspaceID).Scan(&highest, &holder)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read epoch of workspace: %w", err)
+	}
+	if r.Epoch < highest {
+		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), m)
+	}
+	if holder != r.BoxID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
+		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this box has no live launch secret"), m)
+	}
+	if a.token.State == "issued" {
+		return nil, nil, unusedKey(ctx, tx, r, a)
+	}
+	if bytes.Equal(a.token.UsedKey, a.key) {
+		done, err := repeatOf(ctx, tx, r, a)
+		if fault.Has(err, commonv1.Reason_REASON_TOKEN_CONSUMED) {
+			return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, ""), m)
+		}
+		return done, nil, err
+	}
+	return e.judgeSecondMint(ctx, tx, r, a, m)
+}
+
+func (e *Enroller) judgeSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+	previous, found, err := identity.SerialByName(ctx, tx, a.token.UsedSerial)
+	if err != nil {
+		return nil, nil, err
+	}
+	wait := previous.IssuedAt.Add(e.cfg.MintWait).Sub(m.Now)
+	switch {
+	case found && previous.Ready, r.Mints > e.cfg.MintLimit:
+		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, ""), m)
+	case found && wait > 0:
+		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "", fault.RetryAfter(wait)), m)
+	}
+	if err := unusedKey(ctx, tx, r, a); err != nil {
+		return nil, nil, err
+	}
+	// The earlier certificate dies before the next is signed: the two never live side by side.
+	if err := identity.RevokeAll(ctx, tx, r); err != nil {
+		return nil, nil, err
+	}
+	r.ConfirmedSession, r.ReplacedNonce = "", ""
+	_, err = identity.Save(ctx, tx, r)
+	return nil, nil, err
+}
+
+// refuseRegister counts a refusal, so that a workspace whose box cannot register says why.
+func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error, m identity.Moment) (*repeat, error, error) {
+	r.RefusedRegisters++
+	r.LastRefusal = why.Reason
+	r.Told++
+	if r.FenceEpoch == 0 {
+		r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(0), m.Era)) // lifecycle orders what it is told by it
+	}
+	if _, err := identity.SaveQuietly(ctx, tx, r); err != nil {
+		return nil, nil, err
+	}
+	return nil, why, nil
+}
+
+// Prepare records the hash of a launch secret and names the node that the box will be. Idempotent on the instance: a repetition may bring a
+// new secret as long as the old one was not used.
+func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (string, error) {
+	var nodeID string
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if nodeID, err = e.prepare(ctx, tx, req); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.prepare_instance.before_commit")
+	})
+	if err != nil {
+		return "", fmt.Errorf("prepare instance: %w", err)
+	}
+	e.committed()
+	if err := failpoint.Hit("recovery.prepare_instance.after_commit"); err != nil {
+		return "", err
+	}
+	return nodeID, nil
+}
+
+func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
+	highest, holder, err := lockEpoch(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetInstanceId())
+	if err != nil {
+		return "", err
+	}
+	var nodeID, workspaceID string
+	var epoch int64
+	var retired bool
+	err = tx.QueryRow(ctx, `SELECT COALESCE(node_id::text, ''), workspace_id::text, epoch, retired_at IS NOT NULL FROM recovery.instance
+		WHERE instance_id = $1 FOR UPDATE`, req.GetInstanceId()).Scan(&nodeID, &workspaceID, &epoch, &retired)
+	switch {
+	case pg.IsNoRows(err):
+	case err != nil:
+		return "", fmt.Errorf("read instance: %w", err)
+	case workspaceID != req.GetWorkspaceId() || epoch != req.GetEpoch():
+		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the instance belongs to another workspace or epoch", fault.WithAction(commonv1.Action_ACTION_STOP))
+	case retired:
+		return "", fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "the instance has been retired")
+	case epoch < highest:
+		return "", fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
+	default:
+		return nodeID, e.renewSecret(ctx, tx, req)
+	}
+	if req.GetEpoch() < highest {
+		return "", fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
+	}
+	if holder != req.GetInstanceId() {
+		if err := takeOver(ctx, tx, req, holder); err != nil {
+			return "", err
+		}
+	}
+	name, err := freeName(ctx, tx, req)
+	if err != nil {
+		return "", err
+	}
+	r := &identity.Record{
+		NodeID: ids.New(), Name: name, StateBy: "lifecycle", StateReason: "prepared for a box", WorkspaceID: req.GetWorkspaceId(),
+		TenantID: req.GetTenantId(), Epoch: req.GetEpoch(), BoxID: req.GetInstanceId(),
+	}
+	if _, err := identity.Insert(ctx, tx, r); err != nil {
+		if pg.IsUnique(err, "identity_name") {
+			return "", fault.New(commonv1.Reason_REASON_CONFLICT, "a node of that name was made meanwhile", fault.Cause(err))
+		}
+		return "", err
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO recovery.instance (instance_id, workspace_id, epoch, node_id, prepared_at) VALUES ($1, $2, $3, $4, mesh.clock())`,
+		req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), r.NodeID)
+	if err != nil {
+		return "", fmt.Errorf("insert instance: %w", err)
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, expires_at)
+		VALUES ($1, 'launch', $2, $3, 'issued', 'lifecycle', mesh.clock() + make_interval(secs => $4))`,
+		req.GetInstanceId(), r.NodeID, req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
+	if err != nil {
+		return "", fmt.Errorf("insert launch secret: %w", err)
+	}
+	return r.NodeID, nil
+}
+
+// lockEpoch raises the workspace's highest epoch to the one asked for and answers what it is and whose, the row locked.
+func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, instanceID string) (int64, string, error) {
+	_, err := tx.Exec(ctx, `INSERT INTO recovery.workspace_epoch AS w (workspace_id, epoch, instance_id) VALUES ($1, $2, $3)
+		ON CONFLICT (workspace_id) DO UPDATE SET epoch = EXCLUDED.epoch, instance_id = EXCLUDED.instance_id WHERE w.epoch < EXCLUDED.epoch`,
+		workspaceID, epoch, instanceID)
+	if err != nil {
+		return 0, "", fmt.Errorf("raise epoch of workspace: %w", err)
+	}
+	var highest int64
+	var holder string
+	err = tx.QueryRow(ctx, `SELECT epoch, instance_id::text FROM recovery.workspace_epoch WHERE workspace_id = $1 FOR UPDATE`, workspaceID).Scan(&highest, &holder)
+	if err != nil {
+		return 0, "", fmt.Errorf("lock epoch of workspace: %w", err)
+	}
+	return highest, holder, nil
+}
+
+// renewSecret is a repetition: the same secret changes nothing, another one replaces one that was never used.
+func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) error {
+	tag, err := tx.Exec(ctx, `UPDATE recovery.token SET secret_sha256 = $2,
+			expires_at = CASE WHEN secret_sha256 = $2 THEN expires_at ELSE mesh.clock() + make_interval(secs => $3) END
+		WHERE token_id = $1 AND (state = 'issued' OR secret_sha256 = $2)`, req.GetInstanceId(), req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
+	if err != nil {
+		return fmt.Errorf("replace launch secret: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "the box has registered with another secret already", fault.WithAction(commonv1.Action_ACTION_STOP))
+	}
+	return nil
+}
+
+// takeOver lets another instance of the same epoch be prepared, if the first one ended or never registered.
+func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest, holder string) error {
+	var used bool
+	err := tx.QueryRow(ctx, `SELECT COALESCE(i.retired_at IS NULL AND t.state = 'used', false)
+		FROM recovery.instance i LEFT JOIN recovery.token t ON t.token_id = i.instance_id WHERE i.instance_id = $1`, holder).Scan(&used)
+	if err != nil && !pg.IsNoRows(err) {
+		return fmt.Errorf("read present instance: %w", err)
+	}
+	if used {
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "another box of this epoch is registered", fault.Conflicting(holder),
+			fault.WithAction(commonv1.Action_ACTION_STOP))
+	}
+	if _, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE token_id = $1 AND state = 'issued'`, holder); err != nil {
+		return fmt.Errorf("revoke launch secret: %w", err)
+	}
+	_, err = tx.Exec(ctx, `UPDATE recovery.workspace_epoch SET instance_id = $2 WHERE workspace_id = $1`, req.GetWorkspaceId(), req.GetInstanceId())
+	if err != nil {
+		return fmt.Errorf("name the epoch's instance: %w", err)
+	}
+	return nil
+}
+
+// freeName is the name asked for, made unique among the living: a box must not fail to start because its predecessor is not yet retired.
+func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
+	name := req.GetNodeName()
+	if name == "" {
+		name = "box-" + req.GetInstanceId()
+	}
+	taken, err := identity.GetByName(ctx, tx, name)
+	if err != nil || taken == nil {
+		return name, err
+	}
+	return name + "-" + req.GetInstanceId()[24:], nil
+}
+
+// RetireBox ends the identity of a box that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
+// comes late finds it ended.
+func (e *Enroller) RetireBox(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var nodeID string
+		err := tx.QueryRow(ctx, `INSERT INTO recovery.instance AS i (instance_id, workspace_id, epoch, retired_at) VALUES ($1, $2, $3, mesh.clock())
+			ON CONFLICT (instance_id) DO UPDATE SET retired_at = COALESCE(i.retired_at, EXCLUDED.retired_at)
+			RETURNING COALESCE(node_id::text, '')`, req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch()).Scan(&nodeID)
+		if err != nil {
+			return fmt.Errorf("end instance: %w", err)
+		}
+		if nodeID == "" {
+			return nil
+		}
+		r, err := identity.LockOne(ctx, tx, nodeID)
+		if err != nil {
+			return err
+		}
+		if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
+			return nil
+		}
+		m, err := identity.ReadMoment(ctx, tx)
+		if err != nil {
+			return err
+		}
+		reason := req.GetReason()
+		if reason == "" {
+			reason = "the box has ended"
+		}
+		if err := identity.Retire(ctx, tx, r, "lifecycle", reason, m); err != nil {
+			return err
+		}
+		if _, err := identity.Save(ctx, tx, r); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.retire_instance.before_commit")
+	})
+	if err != nil {
+		return fmt.Errorf("retire instance: %w", err)
+	}
+	e.committed()
+	e.deps.Logger.InfoContext(ctx, "box retired", slog.String("instance_id", req.GetInstanceId()), slog.String(obs.KeyWorkspaceID, req.GetWorkspaceId()),
+		slog.Int64("epoch", req.GetEpoch()), slog.Time("at", time.Now()))
+	return nil
+}

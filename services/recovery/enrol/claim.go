@@ -1,0 +1,105 @@
+package enrol
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// claim is one attempt's right to sign for a node, held for the lease.
+type claim struct {
+	id         string
+	nodeID     string
+	instanceID string // of the node, if the attempt makes a new one
+}
+
+// takeClaim claims the node for one attempt under the lock on its row. An attempt whose lease has run out is abandoned: it may have been signed,
+// and what was signed is then an orphan. Another one under way is fault enrollment_in_flight.
+func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration, now time.Time) (*claim, error) {
+	var id string
+	var until time.Time
+	err := tx.QueryRow(ctx, `SELECT enrollment_id::text, lease_until FROM recovery.enrollment WHERE node_id = $1 AND state = 'claimed'`, nodeID).Scan(&id, &until)
+	switch {
+	case pg.IsNoRows(err):
+	case err != nil:
+		return nil, fmt.Errorf("look for an enrolment in flight: %w", err)
+	case until.After(now):
+		return nil, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.RetryAfter(min(until.Sub(now), time.Second)))
+	default:
+		if err := endClaim(ctx, tx, id, "abandoned", "", "its lease ran out"); err != nil {
+			return nil, err
+		}
+	}
+	c := &claim{id: ids.New(), nodeID: nodeID, instanceID: ids.New()}
+	_, err = tx.Exec(ctx, `INSERT INTO recovery.enrollment (enrollment_id, token_id, node_id, csr_key_sha256, state, lease_until)
+		VALUES ($1, NULLIF($2, '')::uuid, $3, $4, 'claimed', mesh.clock() + make_interval(secs => $5))`, c.id, tokenID, nodeID, key, lease.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("claim enrolment: %w", err)
+	}
+	return c, nil
+}
+
+// endClaim closes a claim that is still held; fault conflict if it is not.
+func endClaim(ctx context.Context, q pg.Querier, id, state, serial, failure string) error {
+	tag, err := q.Exec(ctx, `UPDATE recovery.enrollment SET state = $2, serial = $3, failure = left($4, 512), ended_at = mesh.clock()
+		WHERE enrollment_id = $1 AND state = 'claimed'`, id, state, serial, failure)
+	if err != nil {
+		return fmt.Errorf("end enrolment: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "")
+	}
+	return nil
+}
+
+// orphan records a certificate that was signed and is not accepted, on the attempt that had it signed.
+func (e *Enroller) orphan(ctx context.Context, c *claim, serial string, why error) error {
+	_, err := e.deps.Pool.Exec(ctx, `UPDATE recovery.enrollment SET serial = $2, failure = left($3, 512),
+			state = CASE WHEN state = 'claimed' THEN 'failed' ELSE state END, ended_at = COALESCE(ended_at, mesh.clock())
+		WHERE enrollment_id = $1 AND state <> 'done'`, c.id, serial, why.Error())
+	if err != nil {
+		return fmt.Errorf("record orphan certificate: %w", err)
+	}
+	return nil
+}
+
+// release gives a claim back whose signing failed, so that the next attempt need not wait for the lease. It outlives the request.
+func (e *Enroller) release(ctx context.Context, c *claim, why error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	if err := endClaim(ctx, e.deps.Pool, c.id, "failed", "", fault.From(why).Public); err != nil {
+		// The lease ends it.
+		e.deps.Logger.DebugContext(ctx, "claim not released", slog.Any(obs.KeyError, err))
+	}
+}
+
+// stateRefusal answers why a node in this state may be given no certificate, nil if it may. held says that a hold is no obstacle: a person
+// issued the token to end it.
+func stateRefusal(r *identity.Record, held bool) error {
+	switch r.State {
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE:
+		return nil
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
+		if held {
+			return nil
+		}
+		return fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "")
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
+		return fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "")
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+		return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")
+	default:
+		return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")
+	}
+}

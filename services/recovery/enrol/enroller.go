@@ -1,0 +1,206 @@
+package enrol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// Config bounds enrolment; zero fields take the defaults.
+type Config struct {
+	TrustDomain string
+	// ClaimLease is how long one attempt may take before another may begin: 10 s.
+	ClaimLease time.Duration
+	// SignTimeout of one attempt at the authority, shorter than the lease: 7 s.
+	SignTimeout time.Duration
+	// LaunchSecretLife is how long a box may take to register: 24 h.
+	LaunchSecretLife time.Duration
+	// MintWait and MintLimit bound how another key may take a launch secret whose first certificate was never used: after 30 s, 3 times.
+	MintWait  time.Duration
+	MintLimit int32
+	// PerAddress and its burst bound what one address may ask before it has proved anything: 50, 500, since a site may stand behind one.
+	PerAddress      float64
+	PerAddressBurst int
+	// PerToken and its burst bound the attempts with one token and of one node: 2, 20.
+	PerToken      float64
+	PerTokenBurst int
+	// PerSecond and Burst bound the attempts of everybody who has proved a token and a key: 200, 400. Strangers cannot use them up.
+	PerSecond float64
+	Burst     int
+	// Signings is how many may be at the authority at once: 16.
+	Signings int
+}
+
+func (c Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	def(&c.ClaimLease, 10*time.Second)
+	def(&c.SignTimeout, 7*time.Second)
+	def(&c.LaunchSecretLife, 24*time.Hour)
+	def(&c.MintWait, 30*time.Second)
+	if c.MintLimit <= 0 {
+		c.MintLimit = 3
+	}
+	if c.PerAddress <= 0 {
+		c.PerAddress = 50
+	}
+	if c.PerAddressBurst <= 0 {
+		c.PerAddressBurst = 500
+	}
+	if c.PerToken <= 0 {
+		c.PerToken = 2
+	}
+	if c.PerTokenBurst <= 0 {
+		c.PerTokenBurst = 20
+	}
+	if c.PerSecond <= 0 {
+		c.PerSecond = 200
+	}
+	if c.Burst <= 0 {
+		c.Burst = 400
+	}
+	if c.Signings <= 0 {
+		c.Signings = 16
+	}
+	return c
+}
+
+// Deps is what enrolment works with.
+type Deps struct {
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
+	Pool       *pgxpool.Pool
+	Signer     ca.Signer
+	Policy     policy.Reader
+	// Profile is what agents are told of where they belong.
+	Profile *commonv1.Profile
+	// TaskKeys answers the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
+	TaskKeys func() (string, error)
+	// Wake, Changed and Told are notified as identity.Deps says.
+	Wake, Changed, Told *events.Signal
+}
+
+// Enroller issues certificates. Safe for concurrent use; any number of replicas share the database.
+type Enroller struct {
+	deps      Deps
+	cfg       Config
+	addresses *limits
+	tokens    *limits
+	nodes     *limits
+	all       *rate.Limiter
+	signing   chan struct{}
+	outcomes  *prometheus.CounterVec
+}
+
+// New checks the dependencies; it touches neither the database nor the authority.
+func New(deps Deps, cfg Config) (*Enroller, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Signer == nil || deps.Policy == nil || deps.Profile == nil || deps.TaskKeys == nil {
+		return nil, errors.New("enroller needs a logger, a pool, an authority, a policy, a profile and task keys")
+	}
+	cfg = cfg.withDefaults()
+	if err := pki.NodeID(cfg.TrustDomain, "x").Validate(); err != nil {
+		return nil, fmt.Errorf("enroller: %w", err)
+	}
+	if cfg.SignTimeout >= cfg.ClaimLease {
+		return nil, fmt.Errorf("enroller: a signing may take %s, its claim only %s", cfg.SignTimeout, cfg.ClaimLease)
+	}
+	e := &Enroller{
+		deps: deps, cfg: cfg, signing: make(chan struct{}, cfg.Signings),
+		addresses: newLimits(cfg.PerAddress, cfg.PerAddressBurst), tokens: newLimits(cfg.PerToken, cfg.PerTokenBurst),
+		nodes: newLimits(cfg.PerToken, cfg.PerTokenBurst), all: rate.NewLimiter(rate.Limit(cfg.PerSecond), cfg.Burst),
+		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "recovery_enrollments_total", Help: "Attempts to obtain a certificate, by way and outcome: issued, repeated, or the reason of the refusal.",
+		}, []string{"way", "outcome"}),
+	}
+	if deps.Registerer != nil {
+		if err := deps.Registerer.Register(e.outcomes); err != nil {
+			return nil, fmt.Errorf("register enrolment metrics: %w", err)
+		}
+	}
+	return e, nil
+}
+
+// allowNode bounds the attempts of one node, and of all, once who asks has proved itself.
+func (e *Enroller) allowNode(nodeID string) error {
+	now := time.Now()
+	if err := e.nodes.allow(nodeID, now); err != nil {
+		return err
+	}
+	return take(e.all, now)
+}
+
+// count keeps one closed label per outcome.
+func (e *Enroller) count(way string, repeated bool, err error) {
+	outcome := "issued"
+	switch {
+	case err != nil:
+		outcome = obs.ReasonLabel(fault.ReasonOf(err))
+	case repeated:
+		outcome = "repeated"
+	}
+	e.outcomes.WithLabelValues(way, outcome).Inc()
+}
+
+// Profile is what agents are told of where they belong.
+func (e *Enroller) Profile() *commonv1.Profile { return e.deps.Profile }
+
+func (e *Enroller) committed() {
+	e.deps.Wake.Notify()
+	e.deps.Changed.Notify()
+	e.deps.Told.Notify()
+}
+
+// signed is a certificate fresh from the authority.
+type signed struct {
+	serial, issuer      string
+	chainPEM            []byte
+	notBefore, notAfter time.Time
+}
+
+// sign asks the authority, bounded in time and in number: a slow authority must not hold every request of the process.
+func (e *Enroller) sign(ctx context.Context, csr []byte, nodeID, instanceID string) (signed, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.SignTimeout)
+	defer cancel()
+	select {
+	case e.signing <- struct{}{}:
+		defer func() { <-e.signing }()
+	case <-ctx.Done():
+		return signed{}, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "", fault.Cause(context.Cause(ctx)))
+	}
+	issued, err := e.deps.Signer.Sign(ctx, ca.SignRequest{
+		CSR: csr, NodeID: nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile.GetName(), TTL: e.deps.Policy.Current().CertificateTTL(),
+	})
+	if err != nil {
+		return signed{}, fmt.Errorf("sign certificate: %w", err)
+	}
+	chain, err := pki.ParseChain(issued.Chain)
+	if err != nil {
+		return signed{}, fmt.Errorf("read signed certificate: %w", err)
+	}
+	out := signed{serial: issued.Serial, chainPEM: pki.EncodeCertificates(chain), notBefore: issued.NotBefore, notAfter: issued.NotAfter}
+	if len(chain) > 1 {
+		out.issuer = pki.Fingerprint(chain[1])
+		return out, nil
+	}
+	if out.issuer, err = e.deps.Signer.SigningFingerprint(ctx); err != nil {
+		return signed{}, fmt.Errorf("read authority's fingerprint: %w", err)
+	}
+	return out, nil
+}

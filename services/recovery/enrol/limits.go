@@ -1,0 +1,70 @@
+package enrol
+
+import (
+	"container/list"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// limits slows callers down by a bucket for each key: an address, a token, a node. The buckets are bounded: whoever was idle longest is
+// forgotten first, and finds a full bucket when it comes back.
+type limits struct {
+	every time.Duration
+	burst int
+	most  int
+
+	mu      sync.Mutex
+	buckets map[string]*list.Element
+	idle    *list.List // most recently used first
+}
+
+type bucket struct {
+	key     string
+	limiter *rate.Limiter
+}
+
+func newLimits(perSecond float64, burst int) *limits {
+	return &limits{
+		every: time.Duration(float64(time.Second) / perSecond), burst: burst, most: 1 << 14,
+		buckets: map[string]*list.Element{}, idle: list.New(),
+	}
+}
+
+// allow takes one from the key's bucket, or answers fault rate_limited with the wait.
+func (l *limits) allow(key string, now time.Time) error { return take(l.bucket(key), now) }
+
+func take(limiter *rate.Limiter, now time.Time) error {
+	r := limiter.ReserveN(now, 1)
+	wait := r.DelayFrom(now)
+	if wait <= 0 {
+		return nil
+	}
+	r.CancelAt(now)
+	return fault.New(commonv1.Reason_REASON_RATE_LIMITED, "", fault.RetryAfter(wait))
+}
+
+func (l *limits) bucket(key string) *rate.Limiter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e, ok := l.buckets[key]; ok {
+		l.idle.MoveToFront(e)
+		if b, ok := e.Value.(*bucket); ok {
+			return b.limiter
+		}
+	}
+	if l.idle.Len() >= l.most {
+		oldest := l.idle.Back()
+		if b, ok := oldest.Value.(*bucket); ok {
+			delete(l.buckets, b.key)
+		}
+		l.idle.Remove(oldest)
+	}
+	b := &bucket{key: key, limiter: rate.NewLimiter(rate.Every(l.every), l.burst)}
+	l.buckets[key] = l.idle.PushFront(b)
+	return b.limiter
+}

@@ -1,0 +1,20 @@
+package enrol
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// NodePolicy is what an agent is told of its cadence. The heartbeat is a twelfth of the silence that is tolerated: several may be lost before
+// anybody draws a conclusion. nodeapi stretches it with the size of the fleet.
+func NodePolicy(set policy.Set) *commonv1.NodePolicy {
+	heartbeat := min(max(set.HeartbeatStaleAfter()/12, 500*time.Millisecond), 15*time.Second)
+	return &commonv1.NodePolicy{
+		HeartbeatInterval: durationpb.New(heartbeat), CertificateTtl: durationpb.New(set.CertificateTTL()),
+		StreamMaxAge: durationpb.New(set.StreamMaxAge()), AutoRecovery: set.AutoRecovery(),
+	}
+}

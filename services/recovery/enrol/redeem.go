@@ -1,0 +1,342 @@
+package enrol
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// token is a row.
+type token struct {
+	ID         string
+	Kind       Kind
+	NodeID     string
+	Hash       []byte
+	State      string
+	ExpiresAt  time.Time
+	UsedKey    []byte
+	UsedSerial string
+}
+
+//nolint:gosec // names of columns
+const tokenColumns = `token_id::text, kind, node_id::text, secret_sha256, state, expires_at, used_key_sha256, used_serial`
+
+func scanToken(row pgx.Row) (token, error) {
+	var t token
+	var kind string
+	err := row.Scan(&t.ID, &kind, &t.NodeID, &t.Hash, &t.State, &t.ExpiresAt, &t.UsedKey, &t.UsedSerial)
+	t.Kind = Kind(kind)
+	return t, err
+}
+
+// redemption is one attempt to enrol, after its proof.
+type redemption struct {
+	presented Presented
+	token     token
+	csr       []byte
+	key       []byte // SHA-256 of the CSR's public key
+}
+
+// Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address, for limits alone.
+func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
+	resp, repeated, err := e.enroll(ctx, from, req)
+	e.count("token", repeated, err)
+	return resp, err
+}
+
+func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, bool, error) {
+	if err := e.addresses.allow(from, time.Now()); err != nil {
+		return nil, false, err
+	}
+	presented, err := ParseToken(req.GetToken())
+	if err != nil {
+		return nil, false, err
+	}
+	// By the whole token: who does not hold it cannot empty its holder's bucket.
+	if err := e.tokens.allow(string(presented.Hash), time.Now()); err != nil {
+		return nil, false, err
+	}
+	a, err := e.prove(ctx, presented, req.GetCsr())
+	if err != nil {
+		return nil, false, err
+	}
+	if err := e.allowNode(a.token.NodeID); err != nil {
+		return nil, false, err
+	}
+	ctx = obs.With(ctx, obs.Correlation{NodeID: a.token.NodeID})
+	c, done, err := e.claimToken(ctx, a)
+	if err != nil {
+		return nil, false, err
+	}
+	if done != nil {
+		resp, err := e.answer(ctx, done.record, done.serial)
+		return resp, true, err
+	}
+	issued, err := e.sign(ctx, a.csr, c.nodeID, c.instanceID)
+	if err != nil {
+		e.release(ctx, c, err)
+		return nil, false, err
+	}
+	if err := failpoint.Hit("recovery.enroll.after_sign"); err != nil {
+		return nil, false, err
+	}
+	r, serial, err := e.store(ctx, a, c, issued)
+	if err != nil {
+		return nil, false, err
+	}
+	e.deps.Logger.InfoContext(ctx, "node enrolled", slog.String("name", r.Name), slog.String(obs.KeyNodeInstanceID, r.InstanceID),
+		slog.String("serial", serial.Serial), slog.String("kind", string(a.token.Kind)))
+	if err := failpoint.Hit("recovery.enroll.after_commit"); err != nil {
+		return nil, false, err
+	}
+	resp, err := e.answer(ctx, r, serial)
+	return resp, false, err
+}
+
+// prove checks all that can be checked without changing anything: the token's hash, its time, and that the caller holds the key.
+func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (*redemption, error) {
+	var now time.Time
+	t, err := scanToken(e.deps.Pool.QueryRow(ctx, `SELECT `+tokenColumns+` FROM recovery.token WHERE token_id = $1 AND kind = $2`,
+		presented.ID, string(presented.Kind)))
+	switch {
+	case pg.IsNoRows(err):
+		return nil, invalid("no such token")
+	case err != nil:
+		return nil, fmt.Errorf("read token: %w", err)
+	case subtle.ConstantTimeCompare(t.Hash, presented.Hash) != 1:
+		return nil, invalid("its secret is wrong")
+	}
+	if err := e.deps.Pool.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	// A box is told to wait, never that it has failed for good: the launch that prepared it decides about it.
+	if t.Kind == KindBootstrap && !now.Before(t.ExpiresAt) {
+		return nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
+	}
+	parsed, err := ca.CheckCSR(csr, pki.NodeID(e.cfg.TrustDomain, t.NodeID))
+	if err != nil {
+		return nil, err
+	}
+	key, err := keyOf(parsed)
+	if err != nil {
+		return nil, err
+	}
+	return &redemption{presented: presented, token: t, csr: csr, key: key}, nil
+}
+
+func keyOf(csr *x509.CertificateRequest) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(csr.PublicKey)
+	if err != nil {
+		return nil, fault.New(commonv1.Reason_REASON_CSR_REFUSED, "", fault.Cause(err))
+	}
+	sum := sha256.Sum256(der)
+	return sum[:], nil
+}
+
+// repeat is an enrolment that is done already: the same key asked again.
+type repeat struct {
+	record *identity.Record
+	serial identity.Serial
+}
+
+// claimToken decides under the node's lock. A refusal that must be remembered is committed before it is answered.
+func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repeat, error) {
+	var c *claim
+	var done *repeat
+	var refused error
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		c, done, refused = nil, nil, nil
+		r, err := identity.LockOne(ctx, tx, a.token.NodeID)
+		if err != nil {
+			return err
+		}
+		t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM recovery.token WHERE token_id = $1 FOR UPDATE`, a.token.ID))
+		if err != nil {
+			return fmt.Errorf("lock token: %w", err)
+		}
+		if subtle.ConstantTimeCompare(t.Hash, a.presented.Hash) != 1 {
+			return invalid("it was replaced") // an operator asked for it once more
+		}
+		m, err := identity.ReadMoment(ctx, tx)
+		if err != nil {
+			return err
+		}
+		a.token = t
+		switch t.Kind {
+		case KindLaunch:
+			done, refused, err = e.judgeLaunch(ctx, tx, r, a, m)
+		case KindBootstrap:
+			done, refused, err = e.judgeBootstrap(ctx, tx, r, a, m)
+		}
+		if err != nil || done != nil || refused != nil {
+			return err
+		}
+		if c, err = takeClaim(ctx, tx, r.NodeID, t.ID, a.key, e.cfg.ClaimLease, m.Now); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.enroll.before_claim_commit")
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("claim enrolment: %w", err)
+	}
+	if refused != nil {
+		e.committed()
+		return nil, nil, refused
+	}
+	return c, done, nil
+}
+
+// repeatOf answers what this very key was given by this very token, if it still counts.
+func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) (*repeat, error) {
+	if a.token.State != "used" || !bytes.Equal(a.token.UsedKey, a.key) {
+		return nil, nil //nolint:nilnil // not a repetition
+	}
+	s, found, err := identity.SerialByKey(ctx, tx, r.NodeID, a.key)
+	if err != nil {
+		return nil, err
+	}
+	live := s.State == commonv1.SerialState_SERIAL_STATE_NEXT || s.State == commonv1.SerialState_SERIAL_STATE_CURRENT
+	if !found || !live || s.InstanceID != r.InstanceID {
+		return nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the certificate of this token has been replaced since")
+	}
+	return &repeat{record: r, serial: s}, nil
+}
+
+func (e *Enroller) judgeBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
+	switch {
+	case a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt):
+		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_EXPIRED, "")
+	case a.token.State == "revoked":
+		return nil, nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token has been revoked")
+	}
+	if err := stateRefusal(r, true); err != nil {
+		return nil, nil, err
+	}
+	if a.token.State != "used" {
+		return nil, nil, unusedKey(ctx, tx, r, a)
+	}
+	done, err := repeatOf(ctx, tx, r, a)
+	if err != nil || done != nil {
+		return done, nil, err
+	}
+	// Two holders of one token: nobody knows which of them is the machine it was meant for.
+	_, err = tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`, r.NodeID)
+	if err != nil {
+		return nil, nil, fmt.Errorf("revoke token family: %w", err)
+	}
+	reason := "a bootstrap token was used with a second key"
+	r.Hold(identity.AlarmTokenReuse, reason, m.Now, m.Era)
+	r.Alarm = identity.AlarmTokenReuse
+	if _, err := identity.Save(ctx, tx, r); err != nil {
+		return nil, nil, err
+	}
+	e.deps.Logger.WarnContext(ctx, "bootstrap token used with a second key", slog.String("token_id", a.token.ID))
+	return nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, ""), nil
+}
+
+// unusedKey refuses a key that this node was given a certificate for in an earlier life: its holder may be anybody by now.
+func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) error {
+	_, found, err := identity.SerialByKey(ctx, tx, r.NodeID, a.key)
+	if err != nil {
+		return err
+	}
+	if found {
+		return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was used by this node before", fault.Remedy("make a new key and ask again"))
+	}
+	return nil
+}
+
+// store makes the certificate count: node instance, serial, token and claim in one transaction. Until it commits, nothing was signed as far as
+// anybody is concerned.
+func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued signed) (*identity.Record, identity.Serial, error) {
+	serial := identity.Serial{
+		Serial: issued.serial, KeySHA256: a.key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
+		NotBefore: issued.notBefore, NotAfter: issued.notAfter,
+	}
+	var r *identity.Record
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if r, err = identity.LockOne(ctx, tx, c.nodeID); err != nil {
+			return err
+		}
+		if err := stateRefusal(r, a.token.Kind == KindBootstrap); err != nil {
+			return err // decided while the authority signed
+		}
+		if err := endClaim(ctx, tx, c.id, "done", issued.serial, ""); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'used', state_at = mesh.clock(), used_key_sha256 = $2, used_serial = $3
+			WHERE token_id = $1 AND secret_sha256 = $4 AND state IN ('issued', 'used')`, a.token.ID, a.key, issued.serial, a.presented.Hash)
+		if err != nil {
+			return fmt.Errorf("use token: %w", err)
+		}
+		if tag.RowsAffected() != 1 {
+			return fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, "the token was revoked meanwhile")
+		}
+		m, err := identity.ReadMoment(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if a.token.Kind == KindLaunch {
+			r.Mints++
+		}
+		if err := identity.Activate(ctx, tx, r, c.instanceID, serial, "recovery", "enrolled by "+string(a.token.Kind)+" token", m); err != nil {
+			return err
+		}
+		if _, err := identity.Save(ctx, tx, r); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.enroll.before_commit")
+	})
+	switch {
+	case err == nil:
+		e.committed()
+		return r, serial, nil
+	case errors.Is(err, pg.ErrCommitUnknown):
+		// The same key asks again and finds out.
+		return nil, identity.Serial{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
+	}
+	if oerr := e.orphan(context.WithoutCancel(ctx), c, issued.serial, err); oerr != nil {
+		err = errors.Join(err, oerr)
+	}
+	if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
+		// Another attempt took over after our lease.
+		return nil, identity.Serial{}, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.Cause(err))
+	}
+	return nil, identity.Serial{}, fmt.Errorf("store enrolment: %w", err)
+}
+
+// answer is everything an agent needs to connect.
+func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Serial) (*recoveryv1.EnrollResponse, error) {
+	keys, err := e.deps.TaskKeys()
+	if err != nil {
+		return nil, fmt.Errorf("read task keys: %w", err)
+	}
+	var now time.Time
+	if err := e.deps.Pool.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	return &recoveryv1.EnrollResponse{
+		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, CertificateChainPem: s.ChainPEM, Profile: e.deps.Profile, Policy: NodePolicy(e.deps.Policy.Current()),
+		TaskSigningPubkeys: keys, ServerTime: timestamppb.New(now), NodeName: r.Name, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
+	}, nil
+}

@@ -1,0 +1,155 @@
+package enrol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// Renew issues the next certificate over an admitted session. The present one stays valid until a session is ready on the next. The same key is
+// given its chain again while half its life remains; after that a new key is asked for.
+func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, error) {
+	s, repeated, err := e.renew(ctx, req)
+	e.count("session", repeated, err)
+	return s, err
+}
+
+func (e *Enroller) renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, bool, error) {
+	if err := e.allowNode(req.GetNodeId()); err != nil {
+		return identity.Serial{}, false, err
+	}
+	csr, err := ca.CheckCSR(req.GetCsr(), pki.NodeID(e.cfg.TrustDomain, req.GetNodeId()))
+	if err != nil {
+		return identity.Serial{}, false, err
+	}
+	key, err := keyOf(csr)
+	if err != nil {
+		return identity.Serial{}, false, err
+	}
+	c, found, err := e.claimRenewal(ctx, req, key)
+	if err != nil {
+		return identity.Serial{}, false, err
+	}
+	if c == nil {
+		return found, true, nil
+	}
+	issued, err := e.sign(ctx, req.GetCsr(), req.GetNodeId(), req.GetNodeInstanceId())
+	if err != nil {
+		e.release(ctx, c, err)
+		return identity.Serial{}, false, err
+	}
+	if err := failpoint.Hit("recovery.renew.after_sign"); err != nil {
+		return identity.Serial{}, false, err
+	}
+	serial := identity.Serial{
+		Serial: issued.serial, KeySHA256: key, ChainPEM: issued.chainPEM, IssuerFingerprint: issued.issuer,
+		NotBefore: issued.notBefore, NotAfter: issued.notAfter,
+	}
+	if err := e.storeRenewal(ctx, req, c, serial); err != nil {
+		return identity.Serial{}, false, err
+	}
+	e.deps.Logger.InfoContext(ctx, "certificate renewed", slog.String(obs.KeyNodeID, req.GetNodeId()), slog.String("serial", serial.Serial))
+	return serial, false, failpoint.Hit("recovery.renew.after_commit")
+}
+
+// mayRenew looks at the node under its lock: only the session that is offered work renews.
+func mayRenew(ctx context.Context, tx pgx.Tx, req *recoveryv1.RenewCertificateRequest) (*identity.Record, error) {
+	r, err := identity.LockOne(ctx, tx, req.GetNodeId())
+	if err != nil {
+		return nil, err
+	}
+	if reason := identity.RefusalOf(r.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+		return nil, fault.New(reason, "")
+	}
+	switch {
+	case r.InstanceID != req.GetNodeInstanceId():
+		return nil, fault.New(commonv1.Reason_REASON_IDENTITY_MISMATCH, "")
+	case r.ConfirmedSession == "" || r.ConfirmedSession != req.GetSessionId():
+		return nil, fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "only the admitted session renews")
+	case r.CurrentSerial != req.GetSerial():
+		return nil, fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, "")
+	}
+	return r, nil
+}
+
+// claimRenewal answers a claim, or what this key was given before.
+func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, key []byte) (*claim, identity.Serial, error) {
+	var c *claim
+	var found identity.Serial
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		c = nil
+		r, err := mayRenew(ctx, tx, req)
+		if err != nil {
+			return err
+		}
+		m, err := identity.ReadMoment(ctx, tx)
+		if err != nil {
+			return err
+		}
+		s, known, err := identity.SerialByKey(ctx, tx, r.NodeID, key)
+		if err != nil {
+			return err
+		}
+		if known {
+			live := s.InstanceID == r.InstanceID &&
+				(s.State == commonv1.SerialState_SERIAL_STATE_NEXT || s.State == commonv1.SerialState_SERIAL_STATE_CURRENT)
+			if !live || s.NotAfter.Sub(m.Now) < s.NotAfter.Sub(s.IssuedAt)/2 { // not_before is dated back, for clocks that are behind
+				return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was certified before", fault.Remedy("make a new key and ask again"))
+			}
+			found = s
+			return nil
+		}
+		c, err = takeClaim(ctx, tx, r.NodeID, "", key, e.cfg.ClaimLease, m.Now)
+		return err
+	})
+	if err != nil {
+		return nil, identity.Serial{}, fmt.Errorf("claim renewal: %w", err)
+	}
+	return c, found, nil
+}
+
+func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertificateRequest, c *claim, s identity.Serial) error {
+	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		r, err := mayRenew(ctx, tx, req)
+		if err != nil {
+			return err // decided while the authority signed
+		}
+		if err := endClaim(ctx, tx, c.id, "done", s.Serial, ""); err != nil {
+			return err
+		}
+		if err := identity.Offer(ctx, tx, r, s); err != nil {
+			return err
+		}
+		if _, err := identity.Save(ctx, tx, r); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.renew.before_commit")
+	})
+	switch {
+	case err == nil:
+		e.committed()
+		return nil
+	case errors.Is(err, pg.ErrCommitUnknown):
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
+	}
+	if oerr := e.orphan(context.WithoutCancel(ctx), c, s.Serial, err); oerr != nil {
+		err = errors.Join(err, oerr)
+	}
+	if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
+		return fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.Cause(err))
+	}
+	return fmt.Errorf("store renewal: %w", err)
+}

@@ -1,0 +1,84 @@
+package enrol
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"strings"
+
+	"github.com/google/uuid"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Kind is what a token is for.
+type Kind string
+
+// The kinds, as they are stored.
+const (
+	KindBootstrap Kind = "bootstrap" // an operator's, for one node
+	KindLaunch    Kind = "launch"    // a launched box's
+)
+
+const (
+	prefixBootstrap = "gbt_"
+	prefixLaunch    = "gls_"
+	secretSize      = 32
+)
+
+// Presented is a token as a caller showed it: its id to look it up by, and the hash to compare.
+type Presented struct {
+	Kind Kind
+	ID   string // of a bootstrap token; of the instance, for a launch secret
+	Hash []byte // SHA-256 of the whole text
+}
+
+// ParseToken reads a token's form. Whatever is wrong with it is fault token_invalid; the text is in no error.
+func ParseToken(text string) (Presented, error) {
+	var p Presented
+	rest, ok := strings.CutPrefix(text, prefixBootstrap)
+	p.Kind = KindBootstrap
+	if !ok {
+		if rest, ok = strings.CutPrefix(text, prefixLaunch); !ok {
+			return Presented{}, invalid("it has no prefix of ours")
+		}
+		p.Kind = KindLaunch
+	}
+	id, secret, ok := strings.Cut(rest, "_")
+	if !ok || len(id) != 32 || strings.ToLower(id) != id {
+		return Presented{}, invalid("its id is malformed")
+	}
+	parsed, err := uuid.Parse(id)
+	if err != nil {
+		return Presented{}, invalid("its id is malformed")
+	}
+	decoded, err := base64.RawURLEncoding.Strict().DecodeString(secret)
+	if err != nil || len(decoded) != secretSize {
+		return Presented{}, invalid("its secret is malformed")
+	}
+	sum := sha256.Sum256([]byte(text))
+	p.ID, p.Hash = parsed.String(), sum[:]
+	return p, nil
+}
+
+// newBootstrapToken makes the text of a token, which is shown once, and its hash.
+func newBootstrapToken(tokenID string) (string, []byte, error) {
+	parsed, err := uuid.Parse(tokenID)
+	if err != nil {
+		return "", nil, errors.New("make bootstrap token: its id is no UUID")
+	}
+	secret := make([]byte, secretSize)
+	if _, err := rand.Read(secret); err != nil {
+		return "", nil, err
+	}
+	text := prefixBootstrap + hex.EncodeToString(parsed[:]) + "_" + base64.RawURLEncoding.EncodeToString(secret)
+	sum := sha256.Sum256([]byte(text))
+	return text, sum[:], nil
+}
+
+func invalid(why string) error {
+	return fault.New(commonv1.Reason_REASON_TOKEN_INVALID, "", fault.Cause(errors.New(why)))
+}

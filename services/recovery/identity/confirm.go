@@ -1,0 +1,178 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Confirm counts a batch of Readys in one transaction, in the order asked.
+func (s *Identities) Confirm(ctx context.Context, sessions []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, Moment, error) {
+	var results []*recoveryv1.ConfirmResult
+	var moment Moment
+	var counted int
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if results, moment, counted, err = s.confirm(ctx, tx, sessions); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.confirm_sessions.before_commit")
+	})
+	if err != nil {
+		return nil, Moment{}, fmt.Errorf("confirm sessions: %w", err)
+	}
+	if counted > 0 {
+		s.committed(false)
+	}
+	if err := failpoint.Hit("recovery.confirm_sessions.after_commit"); err != nil {
+		return nil, Moment{}, err
+	}
+	return results, moment, nil
+}
+
+func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, Moment, int, error) {
+	var nodeIDs, sessionIDs, serials []string
+	for _, c := range sessions {
+		nodeIDs, sessionIDs, serials = append(nodeIDs, c.GetNodeId()), append(sessionIDs, c.GetSessionId()), append(serials, c.GetSerial())
+	}
+	fail := func(err error) ([]*recoveryv1.ConfirmResult, Moment, int, error) { return nil, Moment{}, 0, err }
+	records, err := Lock(ctx, tx, nodeIDs...)
+	if err != nil {
+		return fail(err)
+	}
+	moment, err := ReadMoment(ctx, tx)
+	if err != nil {
+		return fail(err)
+	}
+	known, err := loadOpened(ctx, tx, sessionIDs)
+	if err != nil {
+		return fail(err)
+	}
+	uses, err := loadUses(ctx, tx, serials)
+	if err != nil {
+		return fail(err)
+	}
+	results := make([]*recoveryv1.ConfirmResult, 0, len(sessions))
+	changed := map[string]*Record{}
+	var order []*Record
+	var promoted []promotion
+	for _, c := range sessions {
+		result := &recoveryv1.ConfirmResult{SessionId: c.GetSessionId()}
+		results = append(results, result)
+		r := records[c.GetNodeId()]
+		if r == nil {
+			result.Denial = denial(ctx, commonv1.Reason_REASON_IDENTITY_UNKNOWN)
+			continue
+		}
+		ready := Ready{
+			InstanceID: c.GetNodeInstanceId(), Generation: c.GetGeneration(), Session: c.GetSessionId(), Certificate: uses[c.GetSerial()].Use(r),
+		}
+		row := known[c.GetSessionId()]
+		// The session must be this node's, welcomed, and ready on the certificate it was opened with.
+		if row != nil && row.NodeID == r.NodeID && row.InstanceID == r.InstanceID && row.Verdict == verdictWelcome && row.Serial == c.GetSerial() {
+			ready.Opened = row.Generation
+		}
+		verdict := JudgeReady(r.Standing(moment.Era), r.ConfirmedSession, ready)
+		if !verdict.Admitted {
+			result.Denial = denial(ctx, verdict.Reason)
+			continue
+		}
+		result.Admitted = true
+		if verdict.Again {
+			continue
+		}
+		if r.ConfirmedSession != c.GetSessionId() {
+			result.SupersededSessionId = r.ConfirmedSession
+		}
+		r.Confirmed, r.ConfirmedSession, r.ReplacedNonce = c.GetGeneration(), c.GetSessionId(), row.ReplacesNonce
+		promoted = append(promoted, promotion{record: r, serial: c.GetSerial()})
+		if changed[r.NodeID] == nil {
+			changed[r.NodeID] = r
+			order = append(order, r)
+		}
+	}
+	if err := promote(ctx, tx, promoted); err != nil {
+		return fail(err)
+	}
+	if _, err := Save(ctx, tx, order...); err != nil {
+		return fail(err)
+	}
+	return results, moment, len(order), nil
+}
+
+// ReportChallenge closes a challenge. An answer that proves a copy, or a lost join state, puts the node on hold: of two holders nobody knows
+// which is the right one.
+func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*commonv1.Denial, error) {
+	var reason commonv1.Reason
+	held := false
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if reason, held, err = s.reportChallenge(ctx, tx, req); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.report_challenge.before_commit")
+	})
+	if err != nil {
+		return nil, fmt.Errorf("report challenge: %w", err)
+	}
+	if held {
+		s.committed(true)
+		s.deps.Logger.WarnContext(ctx, "node put on hold", slog.String(obs.KeyNodeID, req.GetNodeId()), slog.String(obs.KeyReason, names.Of(reason)),
+			slog.String("remote_address", req.GetRemoteAddress()))
+	}
+	return denial(ctx, reason), nil
+}
+
+func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recoveryv1.ReportChallengeRequest) (commonv1.Reason, bool, error) {
+	r, err := LockOne(ctx, tx, req.GetNodeId())
+	if err != nil {
+		return 0, false, err
+	}
+	m, err := ReadMoment(ctx, tx)
+	if err != nil {
+		return 0, false, err
+	}
+	known, err := loadOpened(ctx, tx, []string{req.GetSessionId()})
+	if err != nil {
+		return 0, false, err
+	}
+	row := known[req.GetSessionId()]
+	switch {
+	case row == nil || row.NodeID != r.NodeID || row.Verdict != verdictChallenge:
+		// Nobody convicts on a challenge that was never put.
+		return 0, false, fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "")
+	case row.Answer != commonv1.Reason_REASON_UNSPECIFIED:
+		return row.Answer, false, nil
+	}
+	reason := commonv1.Reason_REASON_SESSION_SUPERSEDED
+	if row.InstanceID == r.InstanceID {
+		reason = JudgeChallenge(r.Standing(m.Era), row.FenceEpoch, r.FenceEpoch, row.PutFor, req.GetAnswered())
+	}
+	tag, err := tx.Exec(ctx, `UPDATE recovery.session_open SET answer = $2 WHERE session_id = $1 AND answer = ''`, row.SessionID, names.Of(reason))
+	if err != nil {
+		return 0, false, fmt.Errorf("record answer: %w", err)
+	}
+	if tag.RowsAffected() != 1 {
+		return 0, false, fault.New(commonv1.Reason_REASON_CONFLICT, "")
+	}
+	switch reason { //nolint:exhaustive // every other reason closes the stream and no more
+	case commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED:
+		r.Hold(AlarmClone, "a second holder of the key answered a challenge with an old generation", m.Now, m.Era)
+	case commonv1.Reason_REASON_JOIN_STATE_LOST:
+		r.Hold(AlarmJoinState, "the holder of the key has no valid join state", m.Now, m.Era)
+	default:
+		return reason, false, nil
+	}
+	_, err = Save(ctx, tx, r)
+	return reason, true, err
+}

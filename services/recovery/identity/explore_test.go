@@ -1,0 +1,229 @@
+package identity_test
+
+import (
+	"fmt"
+	"testing"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// settle loses everything under way and lets agent k open until it is admitted or convicted; false if it never is.
+func (w *world) settle(k int, r rules) bool {
+	w.conns, w.mail = [slots]conn{}, [mails]mail{}
+	for i := range w.agents {
+		w.agents[i].dial, w.agents[i].sess = 0, 0
+	}
+	a := &w.agents[k]
+	for range 4 {
+		if a.lost || a.shut || w.rec.alarm != 0 {
+			return false
+		}
+		w.dialUp(k)
+		slot := int(a.dial) - 1
+		for a.dial != 0 && w.conns[slot].phase != free {
+			if !w.execute(slot, r) && !w.deliver(slot) {
+				break
+			}
+		}
+		if a.sess != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// checkReactivation lets a person destroy either holder and reactivate: the one that is left opens again, if its certificate still counts. If it
+// does not, only a bundle helps.
+func (w world) checkReactivation(r rules) string {
+	for k := range w.agents {
+		n := w
+		n.rec.alarm, n.rec.confirmed = 0, 0
+		n.agents[k].shut = false
+		if state := n.rec.certs[n.agents[k].active].state; n.agents[k].lost || state == 0 || state == 3 {
+			continue
+		}
+		if !n.settle(k, r) {
+			return "the holder that is left cannot open after a person reactivated the node"
+		}
+	}
+	return ""
+}
+
+func (w world) check(r rules) string {
+	if !w.split {
+		if w.rec.alarm != 0 {
+			return "an innocent agent is on hold: " + w.rec.alarm.String()
+		}
+		if w.agents[0].lost {
+			return "the agent is locked out"
+		}
+		if n := w; !n.settle(0, r) {
+			return "no way back to Admitted"
+		}
+		return ""
+	}
+	if w.rec.alarm == commonv1.Reason_REASON_JOIN_STATE_LOST && !w.bare {
+		return "a copy is taken for a lost join state"
+	}
+	if w.rec.alarm != 0 {
+		return w.checkReactivation(r)
+	}
+	if w.won[0] && w.won[1] {
+		return "both copies were admitted and nobody knows"
+	}
+	for first := range 2 {
+		n := w
+		for round := 0; n.rec.alarm == 0; round++ {
+			if round == 6 {
+				return "two active copies are never found"
+			}
+			n.settle((first+round)%2, r)
+		}
+		if n.rec.alarm != commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED && !w.bare {
+			return "two active copies raise the wrong alarm"
+		}
+	}
+	return ""
+}
+
+type step struct {
+	from world
+	name string
+}
+
+// explore visits every reachable world and answers how many there are; problem is empty if every one of them is sound.
+func explore(b bounds) (states int, problem string) { //nolint:nonamedreturns // two values that need names
+	start := world{keys: 1}
+	start.rec.certs[1] = cert{state: 1}
+	start.agents[0] = agent{alive: true, active: 1}
+	seen := map[world]struct{}{start: {}}
+	parents := map[world]step{}
+	queue := []world{start}
+	generations := 0
+	for len(queue) > 0 {
+		w := queue[0]
+		queue = queue[1:]
+		if what := w.check(b.rules); what != "" {
+			return len(seen), what + "\n" + trace(parents, w)
+		}
+		w.successors(b, func(name string, next world) {
+			if _, old := seen[next]; old {
+				return
+			}
+			seen[next] = struct{}{}
+			parents[next] = step{from: w, name: name}
+			queue = append(queue, next)
+		})
+		generations = max(generations, int(w.rec.issued))
+	}
+	if generations < int(b.opens) {
+		return len(seen), fmt.Sprintf("only %d generations were issued: the model is blind", generations)
+	}
+	return len(seen), ""
+}
+
+func trace(parents map[world]step, w world) string {
+	out := fmt.Sprintf("%+v\n", w)
+	for {
+		p, ok := parents[w]
+		if !ok {
+			return out
+		}
+		out = fmt.Sprintf("%s\n  -> rec %+v\n     agents %+v\n     conns %+v\n     mail %+v\n", p.name, w.rec, w.agents, w.conns, w.mail) + out
+		w = p.from
+	}
+}
+
+func TestJoinStateExhaustively(t *testing.T) {
+	tests := []bounds{
+		{name: "lost replies, crashes, late calls, paused replicas", opens: 4},
+		{name: "renewal and a refused handshake", opens: 3, renewals: 1, fallbacks: 1},
+		{name: "a copy", opens: 3, copies: true},
+		{name: "a restored database", opens: 3, restore: true},
+		{name: "a restored database of a later era", opens: 3, restore: true, era: true},
+	}
+	if !slow {
+		tests = append(tests,
+			bounds{name: "renewal with two serials", opens: 3, renewals: 2},
+			bounds{name: "a copy and a renewal", opens: 3, renewals: 1, copies: true},
+			bounds{name: "a restored database and a renewal", opens: 3, renewals: 1, restore: true},
+			bounds{name: "a restored database of a later era and a renewal", opens: 3, renewals: 1, restore: true, era: true},
+		)
+	}
+	if !slow && !testing.Short() {
+		tests = append(tests,
+			bounds{name: "wide: renewals and fallbacks", opens: 4, renewals: 1, fallbacks: 2},
+			bounds{name: "wide: a copy", opens: 4, copies: true},
+		)
+	}
+	for _, b := range tests {
+		t.Run(b.name, func(t *testing.T) {
+			b.rules = realRules()
+			states, problem := explore(b)
+			t.Logf("%d states", states)
+			if problem != "" {
+				t.Fatal(problem)
+			}
+		})
+	}
+}
+
+// TestSearchCatchesWrongRules plants the mistakes that the rules exist to prevent: a search that lets one of them pass proves nothing.
+func TestSearchCatchesWrongRules(t *testing.T) {
+	tests := []struct {
+		name  string
+		bound bounds
+		rules rules
+	}{
+		{
+			name:  "an unanswered challenge convicts",
+			bound: bounds{opens: 3},
+			rules: rules{judge: identity.Judge, judgeReady: identity.JudgeReady, eager: true},
+		},
+		{
+			name:  "an old generation is welcome",
+			bound: bounds{opens: 3, copies: true},
+			rules: rules{judgeReady: identity.JudgeReady, judge: func(s identity.Standing, h identity.Hello) identity.Verdict {
+				s.Confirmed = 0
+				return identity.Judge(s, h)
+			}},
+		},
+		{
+			name:  "only the last generation is welcome",
+			bound: bounds{opens: 3},
+			rules: rules{judgeReady: identity.JudgeReady, judge: func(s identity.Standing, h identity.Hello) identity.Verdict {
+				s.Confirmed = s.Issued
+				return identity.Judge(s, h)
+			}},
+		},
+		{
+			name:  "a Ready counts for any generation given",
+			bound: bounds{opens: 3, copies: true},
+			rules: rules{judge: identity.Judge, judgeReady: func(s identity.Standing, confirmed string, r identity.Ready) identity.ReadyVerdict {
+				s.Issued = r.Generation
+				return identity.JudgeReady(s, confirmed, r)
+			}},
+		},
+		{
+			name:  "a certificate is forgotten by a restore",
+			bound: bounds{opens: 3, renewals: 1, restore: true},
+			rules: rules{judgeReady: identity.JudgeReady, judge: func(s identity.Standing, h identity.Hello) identity.Verdict {
+				v := identity.Judge(s, h)
+				if v.AdoptSerial {
+					return identity.Verdict{Ruling: identity.RulingDeny, Reason: commonv1.Reason_REASON_SERIAL_UNKNOWN}
+				}
+				return v
+			}},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.bound.rules = tt.rules
+			states, problem := explore(tt.bound)
+			if problem == "" {
+				t.Fatalf("not caught in %d states", states)
+			}
+		})
+	}
+}

@@ -1,0 +1,228 @@
+package identity_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+func TestJudge(t *testing.T) {
+	active := identity.Standing{
+		State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i", Issued: 9, Confirmed: 7, CurrentSerial: "aa",
+	}
+	current := identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_CURRENT, Used: true}
+	signed := func(p int64) identity.Presented {
+		return identity.Presented{Form: identity.FormSigned, Generation: p, Serial: "aa"}
+	}
+	with := func(state commonv1.NodeIdentityState) identity.Standing {
+		s := active
+		s.State = state
+		return s
+	}
+	fresh := identity.Standing{State: active.State, InstanceID: "i"}
+	welcome := identity.Verdict{Ruling: identity.RulingWelcome}
+	copied := identity.Verdict{Ruling: identity.RulingChallenge, Reason: commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED}
+	lost := identity.Verdict{Ruling: identity.RulingChallenge, Reason: commonv1.Reason_REASON_JOIN_STATE_LOST}
+	refuse := func(r commonv1.Reason) identity.Verdict { return identity.Verdict{Reason: r} }
+	rollback := identity.Verdict{Ruling: identity.RulingWelcome, Reason: commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK}
+	tests := []struct {
+		name     string
+		standing identity.Standing
+		hello    identity.Hello
+		want     identity.Verdict
+	}{
+		{name: "confirmed", standing: active, hello: identity.Hello{Presented: signed(7), Certificate: current}, want: welcome},
+		{name: "between", standing: active, hello: identity.Hello{Presented: signed(8), Certificate: current}, want: welcome},
+		{name: "issued", standing: active, hello: identity.Hello{Presented: signed(9), Certificate: current}, want: welcome},
+		{
+			name: "on the next certificate", standing: active,
+			hello: identity.Hello{Presented: signed(7), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_NEXT}}, want: welcome,
+		},
+		{name: "first open", standing: fresh, hello: identity.Hello{Certificate: current}, want: welcome},
+		{
+			name: "first open with the state of an earlier enrolment", standing: fresh,
+			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormForeign, Generation: 4}, Certificate: current}, want: welcome,
+		},
+		{name: "absent later", standing: active, hello: identity.Hello{Certificate: current}, want: lost},
+		{
+			name: "unreadable", standing: active,
+			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormUnreadable}, Certificate: current}, want: lost,
+		},
+		{name: "behind", standing: active, hello: identity.Hello{Presented: signed(6), Certificate: current}, want: copied},
+		{
+			name: "behind, on a certificate replaced since", standing: active,
+			hello: identity.Hello{Presented: signed(6), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true}},
+			want:  copied,
+		},
+		{
+			name: "ahead", standing: active, hello: identity.Hello{Presented: signed(12), Certificate: current},
+			want: identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 12},
+		},
+		{
+			name: "of a later era", standing: active,
+			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormSigned, Generation: 8, Era: 1}, Certificate: current},
+			want:  identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 8},
+		},
+		{
+			name: "ahead on a certificate the database lost", standing: active, hello: identity.Hello{Presented: signed(12), Serial: "bb"},
+			want: identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, Adopt: 12, AdoptSerial: true},
+		},
+		{
+			name: "signed for a certificate the database lost", standing: active, hello: identity.Hello{Presented: signed(9), Serial: "aa"},
+			want: identity.Verdict{Ruling: rollback.Ruling, Reason: rollback.Reason, AdoptSerial: true},
+		},
+		{
+			name: "unknown certificate, by one who holds the current", standing: active, hello: identity.Hello{Presented: signed(9), Serial: "bb"},
+			want: refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
+		},
+		{
+			name: "unknown certificate", standing: active,
+			hello: identity.Hello{Presented: identity.Presented{Form: identity.FormSigned, Generation: 9, Serial: "old"}, Serial: "bb"},
+			want:  refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+		},
+		{
+			name: "unknown certificate, nothing shown", standing: fresh, hello: identity.Hello{Serial: "bb"},
+			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+		},
+		{
+			name: "revoked certificate, however far ahead", standing: active,
+			hello: identity.Hello{Presented: signed(99), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED}},
+			want:  refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+		},
+		{
+			name: "issued and never used", standing: active,
+			hello: identity.Hello{Presented: signed(7), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED}},
+			want:  refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
+		},
+		{
+			name: "replaced, by one who holds the current", standing: active,
+			hello: identity.Hello{Presented: signed(8), Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true}},
+			want:  refuse(commonv1.Reason_REASON_SERIAL_SUPERSEDED),
+		},
+		{
+			name: "replaced", standing: active,
+			hello: identity.Hello{
+				Presented:   identity.Presented{Form: identity.FormSigned, Generation: 8, Serial: "old"},
+				Certificate: identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED, Used: true},
+			},
+			want: refuse(commonv1.Reason_REASON_SERIAL_UNKNOWN),
+		},
+		{
+			name: "another instance", standing: active, hello: identity.Hello{InstanceID: "j", Presented: signed(8), Certificate: current},
+			want: refuse(commonv1.Reason_REASON_IDENTITY_MISMATCH),
+		},
+		{name: "pending", standing: with(1), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_UNKNOWN)},
+		{name: "held", standing: with(3), hello: identity.Hello{Presented: signed(6), Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_HELD)},
+		{name: "quarantined", standing: with(4), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_QUARANTINED)},
+		{name: "fenced", standing: with(5), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED)},
+		{name: "retired", standing: with(6), hello: identity.Hello{Certificate: current}, want: refuse(commonv1.Reason_REASON_IDENTITY_RETIRED)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.hello.InstanceID == "" {
+				tt.hello.InstanceID = "i"
+			}
+			if diff := cmp.Diff(tt.want, identity.Judge(tt.standing, tt.hello)); diff != "" {
+				t.Errorf("verdict differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestJudgeReady(t *testing.T) {
+	active := identity.Standing{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, InstanceID: "i", Issued: 9, Confirmed: 7}
+	current := identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_CURRENT, Used: true}
+	good := identity.Ready{InstanceID: "i", Generation: 9, Session: "s", Opened: 9, Certificate: current}
+	change := func(f func(*identity.Ready)) identity.Ready {
+		r := good
+		f(&r)
+		return r
+	}
+	tests := []struct {
+		name  string
+		ready identity.Ready
+		want  identity.ReadyVerdict
+	}{
+		{name: "last issued", ready: good, want: identity.ReadyVerdict{Admitted: true}},
+		{
+			name:  "the confirmed one asks again",
+			ready: change(func(r *identity.Ready) { r.Session, r.Generation, r.Opened = "c", 7, 7 }),
+			want:  identity.ReadyVerdict{Admitted: true, Again: true},
+		},
+		{
+			name:  "overtaken",
+			ready: change(func(r *identity.Ready) { r.Generation, r.Opened = 8, 8 }),
+			want:  identity.ReadyVerdict{Reason: commonv1.Reason_REASON_SESSION_SUPERSEDED},
+		},
+		{
+			name:  "never opened",
+			ready: change(func(r *identity.Ready) { r.Opened = 0 }),
+			want:  identity.ReadyVerdict{Reason: commonv1.Reason_REASON_SESSION_UNKNOWN},
+		},
+		{
+			name:  "claims another generation",
+			ready: change(func(r *identity.Ready) { r.Opened = 8 }),
+			want:  identity.ReadyVerdict{Reason: commonv1.Reason_REASON_SESSION_UNKNOWN},
+		},
+		{
+			name:  "another instance",
+			ready: change(func(r *identity.Ready) { r.InstanceID = "j" }),
+			want:  identity.ReadyVerdict{Reason: commonv1.Reason_REASON_IDENTITY_MISMATCH},
+		},
+		{
+			name: "replaced before use",
+			ready: change(func(r *identity.Ready) {
+				r.Certificate = identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_SUPERSEDED}
+			}),
+			want: identity.ReadyVerdict{Reason: commonv1.Reason_REASON_SERIAL_SUPERSEDED},
+		},
+		{
+			name: "revoked",
+			ready: change(func(r *identity.Ready) {
+				r.Certificate = identity.CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED}
+			}),
+			want: identity.ReadyVerdict{Reason: commonv1.Reason_REASON_SERIAL_UNKNOWN},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, identity.JudgeReady(active, "c", tt.ready)); diff != "" {
+				t.Errorf("verdict differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestEveryStateHasAWayOut walks the enum: any state but the last has a verb that leaves it, and each verb's refusals are typed.
+func TestEveryStateHasAWayOut(t *testing.T) {
+	for _, state := range names.All[commonv1.NodeIdentityState]() {
+		exits := 0
+		for _, verb := range names.All[recoveryv1.IdentityVerb]() {
+			to, err := identity.Transition(state, verb, []string{identity.RoleSecurity})
+			if err == nil {
+				exits++
+				if to == state {
+					t.Errorf("%s from %s leads nowhere", names.Of(verb), names.Of(state))
+				}
+				continue
+			}
+			if _, ok := fault.As(err); !ok {
+				t.Errorf("%s from %s: %v is not a typed refusal", names.Of(verb), names.Of(state), err)
+			}
+		}
+		final := state == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED
+		if (exits == 0) != final {
+			t.Errorf("%s has %d exits", names.Of(state), exits)
+		}
+	}
+	_, err := identity.Transition(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, []string{"operator"})
+	if fault.ReasonOf(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+		t.Errorf("an operator lifts a fence: %v", err)
+	}
+}

@@ -1,0 +1,122 @@
+package identity
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+)
+
+// Record is one node's row, held under its lock while it is changed.
+type Record struct {
+	NodeID             string
+	Name               string
+	InstanceID         string // of the node: one per enrolment
+	State              commonv1.NodeIdentityState
+	StateReason        string
+	StateBy            string
+	StateAt            time.Time
+	Alarm              string
+	FenceEpoch         int64
+	FenceAcked         int64
+	Told               int64
+	ToldAcked          int64
+	Issued             int64
+	Confirmed          int64
+	ConfirmedSession   string
+	ReplacedNonce      string
+	CurrentSerial      string
+	NextSerial         string
+	CertificateEnds    time.Time // zero without a certificate
+	IssuerFingerprint  string
+	WorkspaceID        string // of a launched box, with the three below
+	TenantID           string
+	Epoch              int64
+	BoxID              string
+	Mints              int32
+	RefusedRegisters   int32
+	LastRefusal        commonv1.Reason
+	AuthoritySeq       int64
+	Version            int64
+	CreatedAt          time.Time
+	correlationForNext string
+}
+
+// Standing is what Judge needs of a record.
+func (r *Record) Standing(era int64) Standing {
+	return Standing{
+		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era, CurrentSerial: r.CurrentSerial,
+		NextSerial: r.NextSerial,
+	}
+}
+
+// Fencing says that lifecycle has not acknowledged the present fence yet.
+func (r *Record) Fencing() bool { return r.FenceAcked < r.FenceEpoch }
+
+// Proto is the node as events and answers show it.
+func (r *Record) Proto() *recoveryv1.NodeIdentity {
+	out := &recoveryv1.NodeIdentity{
+		NodeId: r.NodeID, Name: r.Name, NodeInstanceId: r.InstanceID, State: r.State, StateReason: r.StateReason, StateBy: r.StateBy,
+		StateAt: timestamppb.New(r.StateAt), FenceEpoch: r.FenceEpoch, Fencing: r.Fencing(), CurrentSerial: r.CurrentSerial,
+		NextSerial: r.NextSerial, IssuerFingerprint: r.IssuerFingerprint, Issued: r.Issued, Confirmed: r.Confirmed,
+		WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, InstanceId: r.BoxID, Mints: r.Mints,
+		RefusedRegisters: r.RefusedRegisters, LastRefusal: r.LastRefusal, CreatedAt: timestamppb.New(r.CreatedAt), Version: r.Version,
+		Alarm: r.Alarm,
+	}
+	if !r.CertificateEnds.IsZero() {
+		out.CertificateNotAfter = timestamppb.New(r.CertificateEnds)
+	}
+	return out
+}
+
+// Authority is the node as nodeapi's view has it.
+func (r *Record) Authority() *recoveryv1.NodeAuthority {
+	return &recoveryv1.NodeAuthority{
+		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch, CurrentSerial: r.CurrentSerial,
+		NextSerial: r.NextSerial, Issued: r.Issued, Confirmed: r.Confirmed, ConfirmedSessionId: r.ConfirmedSession, Sequence: r.AuthoritySeq,
+		ReplacedNonce: r.ReplacedNonce,
+	}
+}
+
+func (r *Record) event() events.Event {
+	return events.Event{
+		Kind: "node_identity.changed", AggregateType: "node_identity", AggregateID: r.NodeID, AggregateVersion: r.Version, Payload: r.Proto(),
+		Correlation: events.Correlation{
+			CorrelationID: r.correlationForNext, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID, NodeInstanceID: r.InstanceID,
+		},
+	}
+}
+
+// Enter moves the record into a state and draws the fence that lifecycle must apply. by is a person's subject or this service.
+func (r *Record) Enter(state commonv1.NodeIdentityState, by, reason string, at time.Time, era int64) {
+	r.State, r.StateBy, r.StateReason, r.StateAt = state, by, reason, at
+	r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(r.FenceEpoch), era))
+	r.Told++
+	if state != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		// Whoever comes back must open anew: no session of the time before counts.
+		r.ConfirmedSession, r.ReplacedNonce = "", ""
+	}
+}
+
+// Hold puts an active node on hold for an alarm. A node in any other state keeps it: nothing it could lose is open.
+func (r *Record) Hold(alarm, reason string, at time.Time, era int64) {
+	if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		return
+	}
+	r.Alarm = alarm
+	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, "recovery", reason, at, era)
+}
+
+// Reactivate lifts a hold, a quarantine or a fence. A person who does so vouches that one holder is left, whichever it is: the confirmed
+// generation is forgotten, so that this one can open again, while two that both go on still show themselves.
+func (r *Record) Reactivate(by, reason string, at time.Time, era int64) {
+	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, by, reason, at, era)
+	if r.Alarm != AlarmNone {
+		r.Confirmed = 0
+	}
+	r.Alarm = AlarmNone
+}

@@ -1,0 +1,392 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Deps is what the sessions and verbs of identities work with.
+type Deps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Keys   *joinstate.Keys
+	// Wake is notified after commits that appended events, Changed after those that the authority view must see, Told after those that
+	// lifecycle must be told of.
+	Wake, Changed, Told *events.Signal
+}
+
+// Identities decides about sessions and states of nodes. Safe for concurrent use.
+type Identities struct {
+	deps Deps
+}
+
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps) (*Identities, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Keys == nil {
+		return nil, errors.New("identities need a logger, a pool and join state keys")
+	}
+	return &Identities{deps: deps}, nil
+}
+
+// committed wakes whoever must look at what was just committed.
+func (s *Identities) committed(told bool) {
+	s.deps.Wake.Notify()
+	s.deps.Changed.Notify()
+	if told {
+		s.deps.Told.Notify()
+	}
+}
+
+// present verifies the join state of a Hello.
+func (s *Identities) present(r *Record, signed []byte) Presented {
+	if len(signed) == 0 {
+		return Presented{Form: FormAbsent}
+	}
+	state, err := s.deps.Keys.Verify(signed)
+	switch {
+	case err != nil, state.NodeID != r.NodeID:
+		return Presented{Form: FormUnreadable}
+	case state.NodeInstanceID != r.InstanceID:
+		return Presented{Form: FormForeign, Generation: state.Generation, Era: state.Era}
+	default:
+		return Presented{Form: FormSigned, Generation: state.Generation, Era: state.Era, Serial: state.Serial}
+	}
+}
+
+// opened is a row of session_open.
+type opened struct {
+	SessionID, NodeID, InstanceID string
+	Verdict                       string // welcome or challenge
+	Generation, Era               int64
+	Serial                        string
+	PutFor                        commonv1.Reason
+	FenceEpoch                    int64
+	Answer                        commonv1.Reason
+	ReplacesNonce                 string
+	facts                         *recoveryv1.OpenSession
+}
+
+const (
+	verdictWelcome   = "welcome"
+	verdictChallenge = "challenge"
+)
+
+func loadOpened(ctx context.Context, tx pgx.Tx, sessionIDs []string) (map[string]*opened, error) {
+	rows, err := tx.Query(ctx, `SELECT session_id::text, node_id::text, node_instance_id::text, verdict, generation, era, serial, put_for,
+		fence_epoch, answer, replaces_nonce FROM recovery.session_open WHERE session_id = ANY($1::uuid[])`, sessionIDs)
+	if err != nil {
+		return nil, fmt.Errorf("read opened sessions: %w", err)
+	}
+	defer rows.Close()
+	out := make(map[string]*opened, len(sessionIDs))
+	for rows.Next() {
+		var o opened
+		var putFor, answer string
+		err := rows.Scan(&o.SessionID, &o.NodeID, &o.InstanceID, &o.Verdict, &o.Generation, &o.Era, &o.Serial, &putFor, &o.FenceEpoch, &answer,
+			&o.ReplacesNonce)
+		if err != nil {
+			return nil, fmt.Errorf("read opened session: %w", err)
+		}
+		if o.PutFor, err = parseReason(putFor); err != nil {
+			return nil, err
+		}
+		if o.Answer, err = parseReason(answer); err != nil {
+			return nil, err
+		}
+		out[o.SessionID] = &o
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read opened sessions: %w", err)
+	}
+	return out, nil
+}
+
+func parseReason(s string) (commonv1.Reason, error) {
+	if s == "" {
+		return commonv1.Reason_REASON_UNSPECIFIED, nil
+	}
+	r, err := names.Parse[commonv1.Reason](s)
+	if err != nil {
+		return r, fmt.Errorf("read opened session: %w", err)
+	}
+	return r, nil
+}
+
+func spellReason(r commonv1.Reason) string {
+	if r == commonv1.Reason_REASON_UNSPECIFIED {
+		return ""
+	}
+	return names.Of(r)
+}
+
+// Open answers a batch of Hellos in one transaction, in the order asked.
+func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, Moment, error) {
+	var batch *opening
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		batch = &opening{identities: s, ctx: ctx}
+		if err := batch.run(tx, sessions); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.open_sessions.before_commit")
+	})
+	if err != nil {
+		return nil, Moment{}, fmt.Errorf("open sessions: %w", err)
+	}
+	if len(batch.changed) > 0 {
+		s.committed(true)
+	}
+	for _, r := range batch.rolledBack {
+		s.deps.Logger.ErrorContext(ctx, "a node remembers more than the database", slog.String(obs.KeyNodeID, r.NodeID),
+			slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)), slog.Int64("adopted_generation", r.Confirmed))
+	}
+	if err := failpoint.Hit("recovery.open_sessions.after_commit"); err != nil {
+		return nil, Moment{}, err
+	}
+	return batch.results, batch.moment, nil
+}
+
+// opening is the work of one Open.
+type opening struct {
+	identities *Identities
+	ctx        context.Context //nolint:containedctx // of the one transaction that this value lives in
+	moment     Moment
+	records    map[string]*Record
+	serials    map[string]Serial
+	known      map[string]*opened
+	fresh      []*opened
+	issued     map[string]*Record // raised their generation and nothing else
+	changed    []*Record
+	rolledBack []*Record
+	results    []*recoveryv1.OpenResult
+}
+
+func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
+	var nodeIDs, sessionIDs, serials []string
+	for _, o := range sessions {
+		nodeIDs, sessionIDs, serials = append(nodeIDs, o.GetNodeId()), append(sessionIDs, o.GetSessionId()), append(serials, o.GetSerial())
+	}
+	var err error
+	if b.records, err = Lock(b.ctx, tx, nodeIDs...); err != nil {
+		return err
+	}
+	// Everything below is read under the locks.
+	if b.moment, err = ReadMoment(b.ctx, tx); err != nil {
+		return err
+	}
+	if b.known, err = loadOpened(b.ctx, tx, sessionIDs); err != nil {
+		return err
+	}
+	if b.serials, err = loadUses(b.ctx, tx, serials); err != nil {
+		return err
+	}
+	b.issued = map[string]*Record{}
+	for _, o := range sessions {
+		result, err := b.one(tx, o)
+		if err != nil {
+			return err
+		}
+		b.results = append(b.results, result)
+	}
+	if err := insertOpened(b.ctx, tx, b.fresh); err != nil {
+		return err
+	}
+	for _, r := range b.changed {
+		delete(b.issued, r.NodeID)
+	}
+	if err := raiseIssued(b.ctx, tx, b.issued); err != nil {
+		return err
+	}
+	_, err = Save(b.ctx, tx, b.changed...)
+	return err
+}
+
+func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenResult, error) {
+	r := b.records[o.GetNodeId()]
+	if r == nil {
+		return b.denied(o, nil, commonv1.Reason_REASON_IDENTITY_UNKNOWN), nil
+	}
+	if before := b.known[o.GetSessionId()]; before != nil {
+		return b.again(o, r, before)
+	}
+	presented := b.identities.present(r, o.GetJoinState())
+	certificate := b.serials[o.GetSerial()]
+	verdict := Judge(r.Standing(b.moment.Era), Hello{
+		InstanceID: o.GetNodeInstanceId(), Serial: o.GetSerial(), Presented: presented, Certificate: certificate.Use(r),
+	})
+	row := &opened{
+		SessionID: o.GetSessionId(), NodeID: r.NodeID, InstanceID: r.InstanceID, Serial: o.GetSerial(), FenceEpoch: r.FenceEpoch,
+		Era: b.moment.Era, ReplacesNonce: o.GetReplacesNonce(), facts: o,
+	}
+	switch verdict.Ruling {
+	case RulingChallenge:
+		row.Verdict, row.PutFor = verdictChallenge, verdict.Reason
+	case RulingWelcome:
+		if err := b.adopt(tx, r, o, verdict); err != nil {
+			return nil, err
+		}
+		r.Issued = int64(ids.NextWithEra(ids.Generation(r.Issued), b.moment.Era))
+		b.issued[r.NodeID] = r
+		row.Verdict, row.Generation = verdictWelcome, r.Issued
+	case RulingDeny:
+		return b.denied(o, r, verdict.Reason), nil
+	default:
+		return b.denied(o, r, verdict.Reason), nil
+	}
+	b.fresh = append(b.fresh, row)
+	b.known[row.SessionID] = row
+	return b.again(o, r, row)
+}
+
+// adopt takes over what a node remembers and the database has lost.
+func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, v Verdict) error {
+	if v.Reason != commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
+		return nil
+	}
+	if v.Adopt > 0 {
+		r.Issued, r.Confirmed = max(r.Issued, v.Adopt), v.Adopt
+		r.ConfirmedSession, r.ReplacedNonce = "", ""
+	}
+	if v.AdoptSerial {
+		// Its life is not known here; the connection that shows it is cut when the certificate itself expires.
+		s := Serial{Serial: o.GetSerial(), NotBefore: b.moment.Now, NotAfter: b.moment.Now.Add(24 * time.Hour), ChainPEM: []byte{}}
+		if err := Offer(b.ctx, tx, r, s); err != nil {
+			return err
+		}
+		s.NodeID, s.InstanceID, s.State = r.NodeID, r.InstanceID, commonv1.SerialState_SERIAL_STATE_NEXT
+		b.serials[s.Serial] = s
+	}
+	r.StateReason = names.Of(v.Reason)
+	if !slices.Contains(b.changed, r) {
+		b.changed = append(b.changed, r)
+	}
+	b.rolledBack = append(b.rolledBack, r)
+	return nil
+}
+
+// again answers from the session's row, the first time as every other.
+func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*recoveryv1.OpenResult, error) {
+	if row.NodeID != o.GetNodeId() || row.InstanceID != o.GetNodeInstanceId() {
+		return b.denied(o, r, commonv1.Reason_REASON_IDENTITY_MISMATCH), nil
+	}
+	if reason := RefusalOf(r.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+		return b.denied(o, r, reason), nil
+	}
+	result := &recoveryv1.OpenResult{SessionId: o.GetSessionId(), Era: row.Era, FenceEpoch: r.FenceEpoch}
+	if row.Verdict == verdictChallenge {
+		if row.Answer != commonv1.Reason_REASON_UNSPECIFIED {
+			return b.denied(o, r, row.Answer), nil
+		}
+		result.Verdict = recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE
+		return result, nil
+	}
+	signed, err := b.identities.deps.Keys.Sign(joinstate.State{
+		NodeID: row.NodeID, NodeInstanceID: row.InstanceID, Generation: row.Generation, Serial: row.Serial, Era: row.Era,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("sign join state: %w", err)
+	}
+	result.Verdict, result.Generation, result.JoinState = recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME, row.Generation, signed
+	return result, nil
+}
+
+func (b *opening) denied(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason) *recoveryv1.OpenResult {
+	result := &recoveryv1.OpenResult{
+		SessionId: o.GetSessionId(), Verdict: recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED, Denial: denial(b.ctx, reason), Era: b.moment.Era,
+	}
+	if r != nil {
+		result.FenceEpoch = r.FenceEpoch
+	}
+	return result
+}
+
+func denial(ctx context.Context, reason commonv1.Reason) *commonv1.Denial {
+	return fault.ToDenial(fault.New(reason, ""), obs.From(ctx).CorrelationID)
+}
+
+func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	n := len(rows)
+	text := make([][]string, 12)
+	for i := range text {
+		text[i] = make([]string, n)
+	}
+	generations, eras, fences := make([]int64, n), make([]int64, n), make([]int64, n)
+	for i, o := range rows {
+		f := o.facts
+		for c, v := range []string{
+			o.SessionID, o.NodeID, o.InstanceID, o.Verdict, o.Serial, spellReason(o.PutFor), o.ReplacesNonce, f.GetReplicaId(),
+			cut(f.GetBootId()), cut(f.GetMachineId()), cut(f.GetRemoteAddress()), cut(f.GetAgentVersion()),
+		} {
+			text[c][i] = v
+		}
+		generations[i], eras[i], fences[i] = o.Generation, o.Era, o.FenceEpoch
+	}
+	_, err := tx.Exec(ctx, `
+		INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, put_for, replaces_nonce, replica_id, boot_id,
+			machine_id, remote_address, agent_version, generation, era, fence_epoch)
+		SELECT o.session_id, o.node_id, o.node_instance_id, o.verdict, o.serial, o.put_for, o.replaces_nonce, o.replica_id, o.boot_id, o.machine_id,
+			o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch
+		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
+			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[]) AS o (session_id, node_id, node_instance_id, verdict,
+			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch)`,
+		text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], text[9], text[10], text[11], generations, eras, fences)
+	if err != nil {
+		return fmt.Errorf("insert opened sessions: %w", err)
+	}
+	return nil
+}
+
+// cut bounds what an agent says of its host, and drops what Postgres does not take.
+func cut(s string) string {
+	const most = 128
+	if len(s) > most {
+		s = s[:most]
+	}
+	out := make([]rune, 0, len(s))
+	for _, c := range s {
+		if c != 0 && c != '\uFFFD' {
+			out = append(out, c)
+		}
+	}
+	return string(out)
+}
+
+// raiseIssued writes generations alone: they are nobody's news until one is confirmed, so there is neither event nor authority number.
+func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	nodeIDs, issued := make([]string, 0, len(records)), make([]int64, 0, len(records))
+	for _, r := range records {
+		nodeIDs, issued = append(nodeIDs, r.NodeID), append(issued, r.Issued)
+	}
+	tag, err := tx.Exec(ctx, `UPDATE recovery.identity i SET issued = n.issued FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
+		WHERE i.node_id = n.node_id AND i.issued < n.issued`, nodeIDs, issued)
+	if err != nil {
+		return fmt.Errorf("raise generations: %w", err)
+	}
+	if tag.RowsAffected() != int64(len(records)) {
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "")
+	}
+	return nil
+}

@@ -1,0 +1,238 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Gate is lifecycle's end of a fence.
+type Gate interface {
+	ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error)
+}
+
+// TellerConfig bounds the loop; zero fields take the defaults.
+type TellerConfig struct {
+	Poll     time.Duration // between looks without a wake; 500 ms
+	Batch    int           // nodes of one round; 64
+	Parallel int           // calls at once; 8
+	Timeout  time.Duration // of one call; 3 s
+	Retry    time.Duration // before an unacknowledged node is due again; 1 s
+}
+
+func (c TellerConfig) withDefaults() TellerConfig {
+	if c.Poll <= 0 {
+		c.Poll = 500 * time.Millisecond
+	}
+	if c.Batch <= 0 {
+		c.Batch = 64
+	}
+	if c.Parallel <= 0 {
+		c.Parallel = 8
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = 3 * time.Second
+	}
+	if c.Retry <= 0 {
+		c.Retry = time.Second
+	}
+	return c
+}
+
+// TellerDeps is what the loop works with.
+type TellerDeps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Gate   Gate
+	// Told wakes the loop; Wake is notified after it appended events.
+	Told, Wake *events.Signal
+}
+
+// Teller tells lifecycle of fences until it has acknowledged them. Every replica runs one: telling twice is harmless, telling late is not.
+type Teller struct {
+	deps   TellerDeps
+	cfg    TellerConfig
+	failed bool
+}
+
+// NewTeller checks its dependencies.
+func NewTeller(deps TellerDeps, cfg TellerConfig) (*Teller, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Gate == nil {
+		return nil, errors.New("teller needs a logger, a pool and lifecycle's gate")
+	}
+	return &Teller{deps: deps, cfg: cfg.withDefaults()}, nil
+}
+
+// Run tells until ctx ends.
+func (t *Teller) Run(ctx context.Context) error {
+	for {
+		wake := t.deps.Told.C()
+		told, err := t.runOnce(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // asked to stop
+		}
+		t.note(ctx, err)
+		if err == nil && told == t.cfg.Batch {
+			continue
+		}
+		if err != nil {
+			wake = nil // whoever wakes us cannot mend it
+		}
+		timer := time.NewTimer(t.cfg.Poll)
+		select {
+		case <-ctx.Done():
+		case <-wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// note logs the first failure of a row and its end: lifecycle may be away for an hour.
+func (t *Teller) note(ctx context.Context, err error) {
+	switch {
+	case err != nil && !t.failed:
+		t.deps.Logger.WarnContext(ctx, "telling lifecycle of identities failed", slog.Any(obs.KeyError, err))
+	case err == nil && t.failed:
+		t.deps.Logger.InfoContext(ctx, "lifecycle is told of identities again")
+	}
+	t.failed = err != nil
+}
+
+type acknowledged struct {
+	record *Record
+	fence  int64 // that lifecycle has applied
+}
+
+func (t *Teller) runOnce(ctx context.Context) (int, error) {
+	due, err := t.take(ctx)
+	if err != nil || len(due) == 0 {
+		return 0, err
+	}
+	acks := make([]acknowledged, len(due))
+	failures := make([]error, len(due))
+	var calls sync.WaitGroup
+	slots := make(chan struct{}, t.cfg.Parallel)
+	for i, r := range due {
+		slots <- struct{}{}
+		calls.Go(func() {
+			defer func() { <-slots }()
+			// One node's failure is no reason not to tell of the others.
+			if fence, err := t.tell(ctx, r); err != nil {
+				failures[i] = err
+			} else {
+				acks[i] = acknowledged{record: r, fence: fence}
+			}
+		})
+	}
+	calls.Wait()
+	if err := failpoint.Hit("recovery.tell_lifecycle.before_ack"); err != nil {
+		return 0, err
+	}
+	done := acks[:0:0]
+	for _, a := range acks {
+		if a.record != nil {
+			done = append(done, a)
+		}
+	}
+	if err := t.acknowledge(ctx, done); err != nil {
+		return 0, err
+	}
+	return len(due), errors.Join(failures...)
+}
+
+// take answers who is due and puts off when they are due again, so that replicas share the work and a refusal is not asked in a circle.
+func (t *Teller) take(ctx context.Context) ([]*Record, error) {
+	due, err := collect(t.deps.Pool.Query(ctx, `
+		UPDATE recovery.identity SET told_at = mesh.clock() + make_interval(secs => $2)
+		WHERE node_id IN (
+			SELECT node_id FROM recovery.identity WHERE told_acked < told AND told_at <= mesh.clock()
+			ORDER BY told_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)
+		RETURNING `+columns, t.cfg.Batch, t.cfg.Retry.Seconds()))
+	if err != nil {
+		return nil, fmt.Errorf("take untold nodes: %w", err)
+	}
+	return due, nil
+}
+
+func (t *Teller) tell(ctx context.Context, r *Record) (int64, error) {
+	ctx, cancel := context.WithTimeout(obs.With(ctx, obs.Correlation{
+		CorrelationID: ids.New(), NodeID: r.NodeID, NodeInstanceID: r.InstanceID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID,
+	}), t.cfg.Timeout)
+	defer cancel()
+	req := &lifecyclev1.ApplyFenceRequest{
+		NodeId: r.NodeID, FenceEpoch: r.FenceEpoch, Admitted: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE,
+		NodeInstanceId: r.InstanceID, Name: r.Name, InstanceId: r.BoxID, WorkspaceId: r.WorkspaceID, Epoch: r.Epoch,
+		Retired: r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, RegisterFailures: r.RefusedRegisters,
+	}
+	if r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {
+		req.RegisterError = names.Of(r.LastRefusal)
+	}
+	resp, err := t.deps.Gate.ApplyFence(ctx, req)
+	if err != nil {
+		return 0, fmt.Errorf("apply fence %d of node %s: %w", r.FenceEpoch, r.NodeID, err)
+	}
+	return resp.GetFenceEpoch(), nil
+}
+
+func (t *Teller) acknowledge(ctx context.Context, acks []acknowledged) error {
+	if len(acks) == 0 {
+		return nil
+	}
+	nodeIDs := make([]string, len(acks))
+	for i, a := range acks {
+		nodeIDs[i] = a.record.NodeID
+	}
+	err := pg.InTx(ctx, t.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		records, err := Lock(ctx, tx, nodeIDs...)
+		if err != nil {
+			return err
+		}
+		m, err := ReadMoment(ctx, tx)
+		if err != nil {
+			return err
+		}
+		var quiet, loud []*Record
+		for _, a := range acks {
+			r := records[a.record.NodeID]
+			if r == nil {
+				continue
+			}
+			r.ToldAcked = max(r.ToldAcked, a.record.Told)
+			if a.fence > r.FenceEpoch {
+				// Lifecycle remembers a later fence than we do: our decision must stand above it to count.
+				r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(a.fence), m.Era))
+				r.Told++
+				loud = append(loud, r)
+				continue
+			}
+			r.FenceAcked = max(r.FenceAcked, a.record.FenceEpoch)
+			quiet = append(quiet, r)
+		}
+		if _, err := SaveQuietly(ctx, tx, quiet...); err != nil {
+			return err
+		}
+		_, err = Save(ctx, tx, loud...)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record acknowledgements: %w", err)
+	}
+	t.deps.Wake.Notify()
+	return nil
+}

@@ -1,0 +1,107 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Actor is on whose decision something changes.
+type Actor struct {
+	Subject string
+	Roles   []string
+}
+
+// Change applies a verb. The answer is the node and the position of its event; it says `fencing` until lifecycle has acknowledged.
+func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.IdentityVerb, reason string, by Actor) (*Record, string, error) {
+	reason = strings.TrimSpace(reason)
+	if reason == "" {
+		return nil, "", fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
+	}
+	var r *Record
+	var pos string
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if r, err = LockOne(ctx, tx, nodeID); err != nil {
+			return err
+		}
+		if pos, err = change(ctx, tx, r, verb, reason, by); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.change_identity.before_commit")
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("change identity: %w", err)
+	}
+	s.committed(true)
+	s.deps.Logger.InfoContext(ctx, "identity changed", slog.String(obs.KeyNodeID, nodeID), slog.String("state", names.Of(r.State)),
+		slog.String("by", by.Subject), slog.Int64("fence_epoch", r.FenceEpoch))
+	if err := failpoint.Hit("recovery.change_identity.after_commit"); err != nil {
+		return nil, "", err
+	}
+	return r, pos, nil
+}
+
+func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityVerb, reason string, by Actor) (string, error) {
+	to, err := Transition(r.State, verb, by.Roles)
+	if err != nil {
+		return "", err
+	}
+	m, err := ReadMoment(ctx, tx)
+	if err != nil {
+		return "", err
+	}
+	switch verb {
+	case recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE:
+		r.Reactivate(by.Subject, reason, m.Now, m.Era)
+	case recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE:
+		if err := Retire(ctx, tx, r, by.Subject, reason, m); err != nil {
+			return "", err
+		}
+	case recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE,
+		recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE, recoveryv1.IdentityVerb_IDENTITY_VERB_UNSPECIFIED:
+		r.Enter(to, by.Subject, reason, m.Now, m.Era)
+	}
+	return Save(ctx, tx, r)
+}
+
+// Retire ends an identity for good, with its certificates and its unused tokens. The record is the caller's to save.
+func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Moment) error {
+	if err := RevokeAll(ctx, tx, r); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`, r.NodeID)
+	if err != nil {
+		return fmt.Errorf("revoke tokens: %w", err)
+	}
+	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, by, reason, m.Now, m.Era)
+	return nil
+}
+
+// Activate gives a node its new life: a fresh node instance with one certificate, in the next slot until a session is ready on it. What it had
+// before is revoked. Generations go on from where they were, so that no gate and no agent ever sees one twice; none of them is confirmed. The
+// record is the caller's to save.
+func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Serial, by, reason string, m Moment) error {
+	if err := RevokeAll(ctx, tx, r); err != nil {
+		return err
+	}
+	r.InstanceID, r.Confirmed, r.Alarm = instanceID, 0, AlarmNone
+	r.ConfirmedSession, r.ReplacedNonce = "", ""
+	if err := Offer(ctx, tx, r, s); err != nil {
+		return err
+	}
+	r.CertificateEnds, r.IssuerFingerprint = s.NotAfter, s.IssuerFingerprint
+	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, by, reason, m.Now, m.Era)
+	return nil
+}

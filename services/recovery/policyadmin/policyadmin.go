@@ -1,0 +1,149 @@
+// Package policyadmin owns changes of the policy keys. It believes package policy about what may be set; it never acts on a key itself. A change
+// and its event are one transaction, and two changes are never judged side by side: keys bound each other.
+package policyadmin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/policy/policystore"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// lock serialises changes.
+const lock = 0x67707561_0021
+
+// Deps is what the server works with.
+type Deps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Wake   *events.Signal // notified after commits that appended events
+}
+
+// Server implements PolicyService.
+type Server struct{ deps Deps }
+
+// New checks the dependencies.
+func New(deps Deps) (*Server, error) {
+	if deps.Logger == nil || deps.Pool == nil {
+		return nil, errors.New("policy server needs a logger and a pool")
+	}
+	return &Server{deps: deps}, nil
+}
+
+// GetPolicy lists one key or all of them.
+func (s *Server) GetPolicy(ctx context.Context, req *recoveryv1.GetPolicyRequest) (*recoveryv1.GetPolicyResponse, error) {
+	rows, err := stored(ctx, s.deps.Pool)
+	if err != nil {
+		return nil, err
+	}
+	out := &recoveryv1.GetPolicyResponse{}
+	for _, key := range policy.Keys() {
+		if req.GetKey() == "" || req.GetKey() == key.Name {
+			out.Keys = append(out.Keys, describe(key, rows))
+		}
+	}
+	if len(out.GetKeys()) == 0 {
+		return nil, fault.New(commonv1.Reason_REASON_POLICY_KEY_UNKNOWN, "")
+	}
+	return out, nil
+}
+
+// SetPolicy changes one key for the person of the call.
+func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest) (*recoveryv1.SetPolicyResponse, error) {
+	out := &recoveryv1.SetPolicyResponse{}
+	by := rpc.ActorFrom(ctx)
+	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		if err := s.set(ctx, tx, req, by, out); err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.set_policy.before_commit")
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set policy: %w", err)
+	}
+	s.deps.Wake.Notify()
+	s.deps.Logger.InfoContext(ctx, "policy changed", slog.String("key", req.GetKey()), slog.String("value", out.GetKey().GetValue()), slog.String("by", by))
+	return out, nil
+}
+
+func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRequest, by string, out *recoveryv1.SetPolicyResponse) error {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(lock)); err != nil {
+		return fmt.Errorf("take policy lock: %w", err)
+	}
+	rows, err := stored(ctx, tx)
+	if err != nil {
+		return err
+	}
+	values := make(map[string]string, len(rows))
+	for key, row := range rows {
+		values[key] = row.Value
+	}
+	// What is stored and refused counts as absent, here as for everybody who reads it.
+	present, _ := policy.NewSet(values) //nolint:errcheck // see above
+	ack := policy.Ack{Weakening: req.GetAcknowledgeWeakening(), Reason: req.GetReason()}
+	if err := present.Validate(req.GetKey(), req.GetValue(), ack); err != nil {
+		return err
+	}
+	value := strings.TrimSpace(req.GetValue())
+	if err := policystore.Put(ctx, tx, req.GetKey(), value, by, strings.TrimSpace(req.GetReason())); err != nil {
+		return err
+	}
+	if rows, err = stored(ctx, tx); err != nil {
+		return err
+	}
+	var version int64
+	err = tx.QueryRow(ctx, `INSERT INTO recovery.policy_version AS v (key, version) VALUES ($1, 1)
+		ON CONFLICT (key) DO UPDATE SET version = v.version + 1 RETURNING version`, req.GetKey()).Scan(&version)
+	if err != nil {
+		return fmt.Errorf("draw policy version: %w", err)
+	}
+	key, _ := policy.Lookup(req.GetKey())
+	out.Key = describe(key, rows)
+	out.Pos, err = events.Append(ctx, tx, events.Event{
+		Kind: "policy.changed", AggregateType: "policy", AggregateID: key.Name, AggregateVersion: version, Payload: out.GetKey(),
+		Correlation: events.Correlation{CorrelationID: obs.From(ctx).CorrelationID},
+	})
+	if err != nil {
+		return fmt.Errorf("append policy event: %w", err)
+	}
+	return nil
+}
+
+func stored(ctx context.Context, q policystore.Querier) (map[string]policystore.Row, error) {
+	rows, err := policystore.List(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("read policy: %w", err)
+	}
+	out := make(map[string]policystore.Row, len(rows))
+	for _, row := range rows {
+		out[row.Key] = row
+	}
+	return out, nil
+}
+
+func describe(key policy.Key, rows map[string]policystore.Row) *recoveryv1.PolicyKey {
+	out := &recoveryv1.PolicyKey{
+		Key: key.Name, Value: key.Default, DefaultValue: key.Default, Minimum: key.Min, Maximum: key.Max, Meaning: key.Meaning,
+	}
+	if row, ok := rows[key.Name]; ok {
+		out.Value, out.Overridden, out.UpdatedBy, out.Reason = row.Value, true, row.UpdatedBy, row.Reason
+		out.UpdatedAt = timestamppb.New(row.UpdatedAt)
+	}
+	return out
+}

@@ -1,0 +1,150 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/recovery/authority"
+	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// sessions implements SessionService.
+type sessions struct {
+	identities *identity.Identities
+	enroller   *enrol.Enroller
+	poller     *authority.Poller
+	policy     policy.Reader
+}
+
+// OpenSessions answers a batch of Hellos.
+func (s *sessions) OpenSessions(ctx context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
+	results, moment, err := s.identities.Open(ctx, req.GetSessions())
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.OpenSessionsResponse{
+		Results: results, ServerTime: timestamppb.New(moment.Now), Policy: enrol.NodePolicy(s.policy.Current()),
+		ProfileFingerprint: s.enroller.Profile().GetFingerprint(),
+	}, nil
+}
+
+// ConfirmSessions counts a batch of Readys.
+func (s *sessions) ConfirmSessions(ctx context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
+	results, moment, err := s.identities.Confirm(ctx, req.GetSessions())
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.ConfirmSessionsResponse{Results: results, ServerTime: timestamppb.New(moment.Now)}, nil
+}
+
+// ReportChallenge closes a challenge.
+func (s *sessions) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error) {
+	denial, err := s.identities.ReportChallenge(ctx, req)
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.ReportChallengeResponse{Denial: denial}, nil
+}
+
+// RenewCertificate issues the next certificate.
+func (s *sessions) RenewCertificate(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
+	issued, err := s.enroller.Renew(ctx, req)
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.RenewCertificateResponse{
+		CertificateChainPem: issued.ChainPEM, Serial: issued.Serial, NotAfter: timestamppb.New(issued.NotAfter),
+	}, nil
+}
+
+// WatchAuthority serves one replica's view.
+func (s *sessions) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+	return s.poller.Watch(ctx, stream) //nolint:wrapcheck // it says what failed
+}
+
+// instances implements InstanceService.
+type instances struct{ enroller *enrol.Enroller }
+
+// PrepareInstance names the node that a box will be.
+func (s *instances) PrepareInstance(ctx context.Context, req *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error) {
+	nodeID, err := s.enroller.Prepare(ctx, req)
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.PrepareInstanceResponse{NodeId: nodeID}, nil
+}
+
+// RetireInstance ends the identity of a box.
+func (s *instances) RetireInstance(ctx context.Context, req *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error) {
+	if err := s.enroller.RetireBox(ctx, req); err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.RetireInstanceResponse{}, nil
+}
+
+// persons implements IdentityService.
+type persons struct {
+	identities *identity.Identities
+	enroller   *enrol.Enroller
+}
+
+// IssueBootstrap issues an operator's token.
+func (s *persons) IssueBootstrap(ctx context.Context, req *recoveryv1.IssueBootstrapRequest) (*recoveryv1.IssueBootstrapResponse, error) {
+	bundle, err := s.enroller.IssueBootstrap(ctx, req.GetName(), req.GetValidFor().AsDuration(), req.GetIdempotencyKey(), rpc.ActorFrom(ctx))
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.IssueBootstrapResponse{
+		NodeId: bundle.NodeID, Token: bundle.Token, ExpiresAt: timestamppb.New(bundle.ExpiresAt), Profile: s.enroller.Profile(), Pos: bundle.Pos,
+	}, nil
+}
+
+// ChangeIdentity applies a person's verb.
+func (s *persons) ChangeIdentity(ctx context.Context, req *recoveryv1.ChangeIdentityRequest) (*recoveryv1.ChangeIdentityResponse, error) {
+	person, ok := rpc.PersonFrom(ctx)
+	if !ok {
+		return nil, fault.New(commonv1.Reason_REASON_ASSERTION_INVALID, "")
+	}
+	r, pos, err := s.identities.Change(ctx, req.GetNodeId(), req.GetVerb(), req.GetReason(), identity.Actor{Subject: person.Subject, Roles: person.Roles})
+	if err != nil {
+		return nil, shown(err)
+	}
+	return &recoveryv1.ChangeIdentityResponse{Node: r.Proto(), Pos: pos}, nil
+}
+
+// enrolment implements EnrollmentService.
+type enrolment struct{ enroller *enrol.Enroller }
+
+// Enroll turns a token into a certificate.
+func (s *enrolment) Enroll(ctx context.Context, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
+	from := ""
+	if call, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		// The connection's own address: a header would be the caller's word.
+		from, _, _ = net.SplitHostPort(call.Peer().Addr) //nolint:errcheck // an address that cannot be read shares one bucket
+	}
+	resp, err := s.enroller.Enroll(ctx, from, req)
+	return resp, shown(err)
+}
+
+// shown makes a database that is away, or that was lost at the commit, an invitation to ask again: every call here is idempotent. Anything else
+// stays what it is.
+func shown(err error) error {
+	if _, decided := fault.As(err); err == nil || decided {
+		return err
+	}
+	if pg.IsConnError(err) || errors.Is(err, pg.ErrCommitUnknown) {
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
+	}
+	return err
+}

@@ -1,0 +1,271 @@
+package recovery
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/recovery/authority"
+	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/policyadmin"
+)
+
+// Deps of the service.
+type Deps struct {
+	Logger   *slog.Logger
+	Registry *obs.Registry
+	// Signer replaces the embedded authority: a step-ca process, or a test's. Its owner closes it. Nil: the one of ca_dir.
+	Signer ca.Signer
+}
+
+// Service is one replica of recovery.
+type Service struct {
+	base     *service.Base
+	cfg      Config
+	internal *rpc.Server
+	enroll   *rpc.Server // nil if this replica serves no enrolment
+	signer   ca.Signer
+	owned    bool // the signer is ours to close
+}
+
+// New builds a replica. It listens, and serves nothing before Run.
+func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("configure recovery: %w", err)
+	}
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "recovery", cfg.Config)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says whose
+	}
+	s := &Service{base: base, cfg: cfg, signer: deps.Signer}
+	if err := s.build(ctx); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("build recovery: %w", err)
+	}
+	return s, nil
+}
+
+// signals wake the loops of this process after its own commits.
+type signals struct{ changed, told events.Signal }
+
+func (s *Service) build(ctx context.Context) error {
+	b := s.base
+	if s.signer == nil {
+		if err := s.openAuthority(); err != nil {
+			return err
+		}
+	}
+	keys, err := joinstate.LoadOrCreateKeys(s.cfg.JoinStateKeys)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	profile, err := s.profile()
+	if err != nil {
+		return err
+	}
+	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, nil)
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	metrics := b.Registry.ForService(b.Name)
+	wakes := &signals{}
+	identities, err := identity.New(identity.Deps{
+		Logger: b.Logger, Pool: b.DB, Keys: keys, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	teller, err := identity.NewTeller(identity.TellerDeps{
+		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...), Told: &wakes.told, Wake: b.Wake,
+	}, identity.TellerConfig{})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	enroller, err := enrol.New(enrol.Deps{
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: s.signer, Policy: b.Policy, Profile: profile, TaskKeys: s.taskKeys,
+		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
+	}, enrol.Config{
+		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
+		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	poller, err := authority.New(authority.Deps{Logger: b.Logger, Registerer: metrics, Pool: b.DB, Changed: &wakes.changed}, authority.Config{})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	admin, err := policyadmin.New(policyadmin.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	sweeps, err := newBackground(b.DB, b.Logger, enroller, s.cfg.SweepEvery)
+	if err != nil {
+		return err
+	}
+	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
+		return err
+	}
+	if err := s.serveEnrolment(ctx, enroller); err != nil {
+		return err
+	}
+	b.Health.Ready("authority", poller.Health)
+	b.Add(
+		app.Task{Name: "fences", Phase: app.PhaseLeases, Run: teller.Run},
+		app.Task{Name: "authority", Phase: app.PhaseLeases, Run: poller.Run},
+		app.Task{Name: "background", Run: sweeps.Run},
+	)
+	return nil
+}
+
+func (s *Service) openAuthority() error {
+	cfg := ca.Config{Dir: s.cfg.CADir, TrustDomain: s.base.Config.TrustDomain}
+	if s.cfg.CADatabaseURLFile != "" {
+		secret, err := s.cfg.CADatabaseURLFile.Read()
+		if err != nil {
+			return fmt.Errorf("read authority's database url: %w", err)
+		}
+		cfg.DatabaseURL = secret.Reveal()
+	}
+	signer, err := ca.Open(cfg)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	s.signer, s.owned = signer, true
+	return nil
+}
+
+// profile is fingerprinted over all that it says, so that an agent and its control plane notice when they disagree.
+func (s *Service) profile() (*commonv1.Profile, error) {
+	bundle, err := pki.LoadBundle(s.cfg.Profile.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("load what agents trust: %w", err)
+	}
+	p := &commonv1.Profile{
+		Name: s.cfg.Profile.Name, ApiUrl: s.cfg.Profile.APIURL, RecoveryUrl: s.cfg.Profile.RecoveryURL, TerminalUrl: s.cfg.Profile.TerminalURL,
+		CaBundlePem: bundle.PEM(), RecoveryCaBundlePem: bundle.PEM(),
+	}
+	sum := sha256.New()
+	for _, part := range []string{p.GetName(), p.GetApiUrl(), p.GetRecoveryUrl(), p.GetTerminalUrl(), string(p.GetCaBundlePem()), string(p.GetRecoveryCaBundlePem())} {
+		fmt.Fprintf(sum, "%d:%s", len(part), part)
+	}
+	p.Fingerprint = hex.EncodeToString(sum.Sum(nil))
+	return p, nil
+}
+
+// taskKeys reads the keys at each enrolment and refuses to hand out a set that verifies nothing.
+func (s *Service) taskKeys() (string, error) {
+	raw, err := os.ReadFile(s.cfg.TaskSigningPubkeysFile)
+	if err != nil {
+		return "", fmt.Errorf("read task signing keys: %w", err)
+	}
+	set, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return "", fmt.Errorf("read task signing keys: %w", err)
+	}
+	return set.String(), nil
+}
+
+func (s *Service) serveInternal(
+	ctx context.Context, identities *identity.Identities, enroller *enrol.Enroller, poller *authority.Poller, admin *policyadmin.Server,
+) error {
+	raw, err := os.ReadFile(s.cfg.AssertionPubkeysFile)
+	if err != nil {
+		return fmt.Errorf("read assertion keys: %w", err)
+	}
+	assertions, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return fmt.Errorf("read assertion keys: %w", err)
+	}
+	if s.internal, err = s.base.InternalServer(ctx, rpc.NewPersonVerifier(assertions, nil)); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	opts := s.internal.HandlerOptions()
+	if err := s.internal.Mount(recoveryv1connect.NewSessionServiceHandler(
+		&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{identities: identities, enroller: enroller}, opts...)); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	return s.internal.Mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...)) //nolint:wrapcheck // it says what failed
+}
+
+func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) error {
+	if s.cfg.EnrollListen == "" {
+		return nil
+	}
+	var err error
+	s.enroll, err = rpc.NewServer(ctx, rpc.ServerDeps{Logger: s.base.Logger, Registerer: s.base.Registry.ForService(s.base.Name)}, rpc.ServerConfig{
+		Name: "enrollment", Addr: s.cfg.EnrollListen, MaxReadBytes: 64 << 10, MaxStreams: 16,
+		TLS: pki.ServerConfig{Store: s.base.Store, TrustDomain: s.base.Config.TrustDomain},
+	})
+	if err != nil {
+		return fmt.Errorf("open enrolment port: %w", err)
+	}
+	s.base.Add(app.Task{Name: "enrolment", Phase: app.PhaseDrain, Run: s.enroll.Run})
+	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller}, s.enroll.HandlerOptions()...)) //nolint:wrapcheck // it says what failed
+}
+
+// Run serves until ctx ends, then drains and stops in order.
+func (s *Service) Run(ctx context.Context) error {
+	defer s.closeAuthority()
+	return s.base.Run(ctx) //nolint:wrapcheck // it says whose
+}
+
+// Close gives back what New opened, if Run is never called.
+func (s *Service) Close() {
+	for _, server := range []*rpc.Server{s.internal, s.enroll} {
+		if server != nil {
+			_ = server.Close() // it never served
+		}
+	}
+	s.closeAuthority()
+	s.base.Close()
+}
+
+func (s *Service) closeAuthority() {
+	if !s.owned {
+		return
+	}
+	s.owned = false
+	if err := s.signer.Close(); err != nil {
+		s.base.Logger.Warn("closing the authority failed", slog.Any(obs.KeyError, err))
+	}
+}
+
+// Addr is where services call.
+func (s *Service) Addr() string { return s.internal.Addr().String() }
+
+// EnrollAddr is where machines enrol; empty if this replica serves no enrolment.
+func (s *Service) EnrollAddr() string {
+	if s.enroll == nil {
+		return ""
+	}
+	return s.enroll.Addr().String()
+}
+
+// OpsAddr is where metrics and health are served.
+func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
+
+// ReplicaID of this replica.
+func (s *Service) ReplicaID() string { return s.base.ReplicaID }
