@@ -1,0 +1,305 @@
+// Package authority keeps a replica's view of recovery's decisions over nodes: who is fenced, which serials count, which generation is confirmed.
+//
+// The view is trusted for less time than it takes to notice that it has gone stale: a lease of 1.5 s from the moment a ping was sent, on the monotonic
+// clock. While the lease has lapsed nothing may be offered and nothing acknowledged. Deltas that came before a pong are applied before the lease is
+// renewed, so a node fenced meanwhile is closed before anything is sent to it again.
+package authority
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+)
+
+// Stream is the client's end of WatchAuthority.
+type Stream interface {
+	Send(*recoveryv1.WatchAuthorityRequest) error
+	Receive() (*recoveryv1.WatchAuthorityResponse, error)
+	CloseRequest() error
+	CloseResponse() error
+}
+
+// Config of the view. Zero fields take the defaults.
+type Config struct {
+	ReplicaID string
+	PingEvery time.Duration // default 500 ms
+	Lease     time.Duration // default 1.5 s, from the send of the ping
+}
+
+// View is one replica's view. Safe for concurrent use.
+type View struct {
+	cfg    Config
+	logger *slog.Logger
+	open   func(ctx context.Context) (Stream, error)
+
+	// onChange is called in the order of the decisions, before the lease is renewed by a later pong.
+	onChange func(*recoveryv1.NodeAuthority)
+
+	start   time.Time
+	leaseTo atomic.Int64 // nanoseconds after start, monotonic
+
+	mu       sync.RWMutex
+	nodes    map[string]*recoveryv1.NodeAuthority
+	sequence int64
+	fresh    chan struct{} // closed and replaced when the lease is renewed after a lapse
+	lapsed   bool
+}
+
+// New makes a view. onChange must not block.
+func New(logger *slog.Logger, cfg Config, open func(ctx context.Context) (Stream, error), onChange func(*recoveryv1.NodeAuthority)) *View {
+	if cfg.PingEvery <= 0 {
+		cfg.PingEvery = 500 * time.Millisecond
+	}
+	if cfg.Lease <= 0 {
+		cfg.Lease = 1500 * time.Millisecond
+	}
+	return &View{
+		cfg: cfg, logger: logger, open: open, onChange: onChange,
+		start: time.Now(), nodes: map[string]*recoveryv1.NodeAuthority{}, fresh: make(chan struct{}), lapsed: true,
+	}
+}
+
+// Fresh says whether decisions may rest on the view now.
+func (v *View) Fresh() bool {
+	return int64(time.Since(v.start)) < v.leaseTo.Load()
+}
+
+// WaitFresh waits until the view is fresh.
+func (v *View) WaitFresh(ctx context.Context) error {
+	for {
+		v.mu.Lock()
+		ok := v.Fresh()
+		if !ok {
+			v.lapsed = true
+		}
+		ch := v.fresh
+		v.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Get answers what is known of a node; nil if nothing is.
+func (v *View) Get(nodeID string) *recoveryv1.NodeAuthority {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.nodes[nodeID]
+}
+
+// MayDispatch says whether a session is the one that may be offered work: the view is fresh, the node active, its confirmed session this one.
+func (v *View) MayDispatch(nodeID, sessionID string, generation int64) bool {
+	if !v.Fresh() {
+		return false
+	}
+	n := v.Get(nodeID)
+	return n != nil && n.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE &&
+		n.GetConfirmed() == generation && n.GetConfirmedSessionId() == sessionID
+}
+
+// Run keeps the view until ctx ends, reconnecting with jitter.
+func (v *View) Run(ctx context.Context) error {
+	failures := 0
+	for {
+		began := time.Now()
+		err := v.runOnce(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // asked to stop
+		}
+		if time.Since(began) > 5*time.Second {
+			failures = 0
+		}
+		failures++
+		v.logger.WarnContext(ctx, "authority view lost", slog.Int("failures", failures), slog.Any("error", err))
+		pause := min(time.Duration(failures)*100*time.Millisecond, 2*time.Second)
+		select {
+		case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (v *View) runOnce(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream, err := v.open(ctx)
+	if err != nil {
+		return fmt.Errorf("open authority watch: %w", err)
+	}
+	sub := &recoveryv1.WatchAuthorityRequest{Frame: &recoveryv1.WatchAuthorityRequest_Subscribe{
+		Subscribe: &recoveryv1.AuthoritySubscribe{ReplicaId: v.cfg.ReplicaID},
+	}}
+	if err := stream.Send(sub); err != nil {
+		return errors.Join(fmt.Errorf("subscribe to authority: %w", err), stream.CloseResponse())
+	}
+	pings := &pings{sent: map[int64]time.Time{}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		v.ping(ctx, stream, pings, cancel)
+		// Who sends also ends the request: HTTP/2 does not look at ctx while it waits for the rest of a body, and Receive would hang.
+		_ = stream.CloseRequest()
+	})
+	defer func() {
+		cancel(nil)
+		wg.Wait()
+		_ = stream.CloseResponse()
+	}()
+	snapshot := map[string]*recoveryv1.NodeAuthority{}
+	whole := false
+	for {
+		frame, err := stream.Receive()
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				err = cause
+			}
+			return fmt.Errorf("receive authority: %w", err)
+		}
+		switch f := frame.GetFrame().(type) {
+		case *recoveryv1.WatchAuthorityResponse_Snapshot:
+			for _, n := range f.Snapshot.GetNodes() {
+				snapshot[n.GetNodeId()] = n
+			}
+		case *recoveryv1.WatchAuthorityResponse_SnapshotEnd:
+			v.replace(snapshot, f.SnapshotEnd.GetSequence())
+			snapshot, whole = nil, true
+		case *recoveryv1.WatchAuthorityResponse_Delta:
+			v.apply(f.Delta)
+		case *recoveryv1.WatchAuthorityResponse_Pong:
+			if at, ok := pings.take(f.Pong.GetPingId()); ok && whole {
+				v.renew(at)
+			}
+		}
+	}
+}
+
+type pings struct {
+	mu   sync.Mutex
+	next int64
+	sent map[int64]time.Time
+}
+
+func (p *pings) add(now time.Time) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next++
+	p.sent[p.next] = now
+	return p.next
+}
+
+func (p *pings) take(id int64) (time.Time, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, ok := p.sent[id]
+	for old := range p.sent {
+		if old <= id {
+			delete(p.sent, old)
+		}
+	}
+	return at, ok
+}
+
+func (p *pings) waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.sent)
+}
+
+// unanswered is how many pings may wait before the stream is given up: a connection that swallows frames must not hold the view for long.
+const unanswered = 8
+
+func (v *View) ping(ctx context.Context, stream Stream, p *pings, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(v.cfg.PingEvery)
+	defer tick.Stop()
+	for {
+		if p.waiting() >= unanswered {
+			cancel(errors.New("authority pings are not answered"))
+			return
+		}
+		id := p.add(time.Now())
+		err := stream.Send(&recoveryv1.WatchAuthorityRequest{Frame: &recoveryv1.WatchAuthorityRequest_Ping{Ping: &recoveryv1.AuthorityPing{PingId: id}}})
+		if err != nil {
+			cancel(fmt.Errorf("ping authority: %w", err))
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// replace takes a whole snapshot: what it does not name is unknown again, which nobody may dispatch to.
+func (v *View) replace(nodes map[string]*recoveryv1.NodeAuthority, sequence int64) {
+	v.mu.Lock()
+	for id, n := range nodes {
+		// A decision that was seen stays seen: a snapshot cannot take it back.
+		if old := v.nodes[id]; old.GetSequence() > n.GetSequence() {
+			nodes[id] = old
+		}
+	}
+	v.nodes = nodes
+	v.sequence = max(v.sequence, sequence)
+	all := make([]*recoveryv1.NodeAuthority, 0, len(nodes))
+	for _, n := range nodes {
+		all = append(all, n)
+	}
+	v.mu.Unlock()
+	for _, n := range all {
+		v.onChange(n)
+	}
+}
+
+func (v *View) apply(n *recoveryv1.NodeAuthority) {
+	v.mu.Lock()
+	if old := v.nodes[n.GetNodeId()]; old != nil && old.GetSequence() >= n.GetSequence() {
+		v.mu.Unlock()
+		return
+	}
+	v.nodes[n.GetNodeId()] = n
+	v.sequence = max(v.sequence, n.GetSequence())
+	v.mu.Unlock()
+	v.onChange(n)
+}
+
+func (v *View) renew(sentAt time.Time) {
+	until := int64(sentAt.Sub(v.start) + v.cfg.Lease)
+	for {
+		old := v.leaseTo.Load()
+		if until <= old {
+			return
+		}
+		if v.leaseTo.CompareAndSwap(old, until) {
+			break
+		}
+	}
+	v.mu.Lock()
+	if v.lapsed {
+		v.lapsed = false
+		close(v.fresh)
+		v.fresh = make(chan struct{})
+	}
+	v.mu.Unlock()
+}
+
+// Health explains an unready view.
+func (v *View) Health() error {
+	if !v.Fresh() {
+		return errors.New("recovery's authority view is stale")
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+// Package nodeapi is the service that node agents are connected to. It owns open sessions and the beats of its replicas; it believes verified
+// certificates, recovery's authority view and lifecycle's leases; it decides neither lifecycle nor identity. Its root only wires.
+package nodeapi
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/service"
+)
+
+// Peers are the services that nodeapi calls, as host:port.
+type Peers struct {
+	Recovery  string `koanf:"recovery"`
+	Lifecycle string `koanf:"lifecycle"`
+}
+
+// Config of the service.
+type Config struct {
+	service.Config
+
+	AgentListen  string        `koanf:"agent_listen"`
+	NodeCAFile   string        `koanf:"node_ca_file"` // whom agents are trusted by; read again when it changes
+	Peers        Peers         `koanf:"peers"`
+	DrainSpread  time.Duration `koanf:"drain_spread"`  // over which agents are asked to go elsewhere at shutdown
+	DrainTimeout time.Duration `koanf:"drain_timeout"` // after which those that stayed are cut
+	// Limits of the agents' port.
+	MaxConnections int           `koanf:"max_connections"`
+	OpenBurst      int           `koanf:"open_burst"`
+	OpenEvery      time.Duration `koanf:"open_every"`
+	// FirstFrame is how long a stream may take to its Hello, ChallengeWithin to the answer of a challenge.
+	FirstFrame      time.Duration `koanf:"first_frame"`
+	ChallengeWithin time.Duration `koanf:"challenge_within"`
+	FramesPerSecond int           `koanf:"frames_per_second"` // of one session; more ends it
+}
+
+// Default answers the defaults.
+func Default() Config {
+	return Config{
+		Config: service.Default(), AgentListen: "127.0.0.1:0", DrainSpread: 2 * time.Second, DrainTimeout: 10 * time.Second,
+		MaxConnections: 16384, OpenBurst: 3, OpenEvery: 10 * time.Second,
+		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000,
+	}
+}
+
+// Validate reports everything that is wrong with this part; the shared part reports for itself.
+func (c Config) Validate() error {
+	var errs []error
+	for key, v := range map[string]string{
+		"agent_listen": c.AgentListen, "node_ca_file": c.NodeCAFile, "peers.recovery": c.Peers.Recovery, "peers.lifecycle": c.Peers.Lifecycle,
+	} {
+		if v == "" {
+			errs = append(errs, fmt.Errorf("%s is needed", key))
+		}
+	}
+	if c.MaxConnections < 1 {
+		errs = append(errs, errors.New("max_connections is below 1"))
+	}
+	if c.OpenBurst < 1 || c.OpenEvery <= 0 {
+		errs = append(errs, errors.New("open_burst and open_every are above zero"))
+	}
+	if c.FirstFrame <= 0 || c.ChallengeWithin <= 0 || c.FramesPerSecond < 1 {
+		errs = append(errs, errors.New("first_frame, challenge_within and frames_per_second are above zero"))
+	}
+	if c.DrainSpread < 0 || c.DrainTimeout < 0 {
+		errs = append(errs, errors.New("drain_spread and drain_timeout are not negative"))
+	}
+	return errors.Join(errs...)
+}

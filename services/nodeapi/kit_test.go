@@ -1,0 +1,381 @@
+package nodeapi_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/nodeapi"
+	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const patience = 20 * time.Second
+
+// kit is a plane and the authorities around replicas of nodeapi.
+type kit struct {
+	t                   *testing.T
+	nodes, services     *nodeapitest.Authority
+	plane               *nodeapitest.Plane
+	db                  *testkit.Database
+	recovery, lifecycle string
+}
+
+func newKit(t *testing.T, prepare ...func(*nodeapitest.Plane)) *kit {
+	t.Helper()
+	testkit.IO(t)
+	k := &kit{t: t, db: testkit.DB(t)}
+	var err error
+	if k.nodes, err = nodeapitest.NewAuthority("nodes"); err != nil {
+		t.Fatal(err)
+	}
+	if k.services, err = nodeapitest.NewAuthority("services"); err != nil {
+		t.Fatal(err)
+	}
+	if k.plane, err = nodeapitest.NewPlane(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range prepare {
+		p(k.plane)
+	}
+	if k.recovery, k.lifecycle, err = k.plane.Listen(t.Context(), testkit.Logger(t), k.services); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "plane", k.plane.Run)
+	return k
+}
+
+// run runs something until the test ends, or until stop is called.
+func run(t *testing.T, name string, f func(context.Context) error) func() {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	stop := sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(40 * time.Second):
+			t.Errorf("%s does not end", name)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// replica is a running nodeapi.
+type replica struct {
+	*nodeapi.Service
+	stop func()
+}
+
+func (k *kit) replica(change ...func(*nodeapi.Config)) *replica {
+	k.t.Helper()
+	dir := k.t.TempDir()
+	files, err := nodeapitest.WriteFiles(dir, "nodeapi", k.nodes, k.services)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	cfg := nodeapi.Default()
+	cfg.TrustDomain = nodeapitest.TrustDomain
+	cfg.DatabaseURLFile = k.secret(dir, "db", k.db.URL(pg.RoleNodeAPI))
+	cfg.SequencerURLFile = k.secret(dir, "seq", k.db.URL(pg.RoleSequencer))
+	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA, files.NodeCA
+	cfg.Peers.Recovery, cfg.Peers.Lifecycle = k.recovery, k.lifecycle
+	cfg.OpenBurst = 100
+	cfg.DrainSpread, cfg.DrainTimeout = 0, 2*time.Second
+	for _, c := range change {
+		c(&cfg)
+	}
+	if err := cfg.Validate(); err != nil {
+		k.t.Fatal(err)
+	}
+	registry, err := obs.NewRegistry()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	s, err := nodeapi.New(k.t.Context(), nodeapi.Deps{Logger: testkit.Logger(k.t), Registry: registry}, cfg)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return &replica{Service: s, stop: run(k.t, "nodeapi", s.Run)}
+}
+
+func (k *kit) secret(dir, name, text string) config.SecretFile {
+	k.t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		k.t.Fatal(err)
+	}
+	return config.SecretFile(path)
+}
+
+// agent is one end of one stream, as hostile as the test wants it.
+type agent struct {
+	t            *testing.T
+	id, instance string
+	cert         tls.Certificate
+	cc           *grpc.ClientConn
+	stream       grpc.BidiStreamingClient[nodev1.ConnectRequest, nodev1.ConnectResponse]
+	frames       chan *nodev1.ConnectResponse
+	ended        chan error
+	cancel       context.CancelFunc
+	nonce        string
+	generation   int64
+	session      string
+}
+
+// node makes an agent that is not connected.
+func (k *kit) node() *agent {
+	k.t.Helper()
+	a := &agent{t: k.t, id: ids.New(), instance: ids.New()}
+	var err error
+	if a.cert, err = k.nodes.Node(a.id); err != nil {
+		k.t.Fatal(err)
+	}
+	return a
+}
+
+// again is the same node's next connection.
+func (a *agent) again() *agent {
+	return &agent{t: a.t, id: a.id, instance: a.instance, cert: a.cert}
+}
+
+// connect opens the stream and, unless told otherwise, reads it.
+func (k *kit) connect(a *agent, addr string, read bool) {
+	k.t.Helper()
+	conf, err := k.clientTLS(a.cert)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	if a.cc, err = grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(conf))); err != nil {
+		k.t.Fatal(err)
+	}
+	var ctx context.Context
+	ctx, a.cancel = context.WithCancel(context.WithoutCancel(k.t.Context()))
+	if a.stream, err = nodev1.NewNodeServiceClient(a.cc).Connect(ctx); err != nil {
+		k.t.Fatal(err)
+	}
+	a.frames, a.ended = make(chan *nodev1.ConnectResponse, 4096), make(chan error, 1)
+	read1 := make(chan struct{})
+	if read {
+		go func() {
+			defer close(read1)
+			for {
+				f, err := a.stream.Recv()
+				if err != nil {
+					a.ended <- err
+					return
+				}
+				a.frames <- f
+			}
+		}()
+	} else {
+		close(read1)
+	}
+	k.t.Cleanup(func() {
+		a.cancel()
+		_ = a.cc.Close()
+		<-read1
+	})
+}
+
+func (k *kit) clientTLS(cert tls.Certificate) (*tls.Config, error) {
+	roots, err := k.services.Bundle()
+	if err != nil {
+		return nil, err
+	}
+	conf, err := pki.ClientTLS(pki.ClientConfig{Roots: roots, Server: pki.ServiceID(nodeapitest.TrustDomain, "nodeapi"), NextProtos: []string{"h2"}})
+	if err != nil {
+		return nil, err
+	}
+	conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
+	return conf, nil
+}
+
+func (a *agent) send(f *nodev1.ConnectRequest) {
+	a.t.Helper()
+	if err := a.stream.Send(f); err != nil {
+		a.t.Fatalf("send: %v", err)
+	}
+}
+
+func (a *agent) hello(change ...func(*nodev1.Hello)) *nodev1.ConnectRequest {
+	h := &nodev1.Hello{
+		NodeId: a.id, NodeInstanceId: a.instance, LedgerId: ids.New(), AgentVersion: "test", ProtocolVersion: 1,
+		Host: &commonv1.HostFacts{Hostname: "host", Cpus: 4},
+	}
+	for _, c := range change {
+		c(h)
+	}
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Hello{Hello: h}}
+}
+
+func ready(generation int64) *nodev1.ConnectRequest {
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: generation}}}
+}
+
+func beat(sequence int64) *nodev1.ConnectRequest {
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: &nodev1.Heartbeat{Sequence: sequence}}}
+}
+
+func result(ref *nodev1.TaskRef, output []byte) *nodev1.ConnectRequest {
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: &nodev1.TaskResult{
+		Task: ref, State: commonv1.TaskState_TASK_STATE_SUCCEEDED, Output: output,
+	}}}
+}
+
+// next wants a frame that good takes; others are passed over.
+func (a *agent) next(what string, good func(*nodev1.ConnectResponse) bool) *nodev1.ConnectResponse {
+	a.t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	for {
+		select {
+		case f := <-a.frames:
+			if good(f) {
+				return f
+			}
+		case err := <-a.ended:
+			a.ended <- err
+			select {
+			case f := <-a.frames:
+				if good(f) {
+					return f
+				}
+				continue
+			default:
+			}
+			a.t.Fatalf("the stream ended while waiting for %s: %v", what, err)
+		case <-deadline.C:
+			a.t.Fatalf("no %s", what)
+		}
+	}
+}
+
+// exactly wants the very next frame to be of a kind.
+func (a *agent) exactly(what string, good func(*nodev1.ConnectResponse) bool) *nodev1.ConnectResponse {
+	a.t.Helper()
+	return a.next(what, func(f *nodev1.ConnectResponse) bool {
+		if !good(f) {
+			a.t.Fatalf("%T instead of %s", f.GetFrame(), what)
+		}
+		return true
+	})
+}
+
+// open goes to Admitted and checks the order.
+func (a *agent) open(change ...func(*nodev1.Hello)) {
+	a.t.Helper()
+	a.send(a.hello(change...))
+	w := a.exactly("Welcome", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome()
+	a.nonce, a.generation, a.session = w.GetNonce(), w.GetGeneration(), w.GetSessionId()
+	a.send(ready(a.generation))
+	admitted := a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil }).GetAdmitted()
+	if admitted.GetGeneration() != a.generation {
+		a.t.Fatalf("admitted to generation %d of %d", admitted.GetGeneration(), a.generation)
+	}
+}
+
+// session makes a node and its admitted session, whose gate is raised.
+func (k *kit) session(r *replica) *agent {
+	k.t.Helper()
+	a := k.node()
+	k.connect(a, r.AgentAddr(), true)
+	a.open()
+	k.raised(a)
+	return a
+}
+
+func (k *kit) raised(a *agent) {
+	k.t.Helper()
+	testkit.Eventually(k.t, patience, func() error {
+		for _, r := range k.plane.Readies() {
+			if r.GetSessionId() == a.session {
+				return nil
+			}
+		}
+		return errors.New("the gate is not raised")
+	})
+}
+
+// denied wants a typed refusal and the end of the stream.
+func (a *agent) denied(reason commonv1.Reason) *commonv1.Denial {
+	a.t.Helper()
+	d := a.next("Denied", func(f *nodev1.ConnectResponse) bool { return f.GetDenied() != nil }).GetDenied()
+	if d.GetReason() != reason {
+		a.t.Fatalf("denied as %s, want %s", d.GetReason(), reason)
+	}
+	_ = a.wantEnd() // how it ends is the denial's affair
+	return d
+}
+
+func (a *agent) wantEnd() error {
+	a.t.Helper()
+	select {
+	case err := <-a.ended:
+		a.ended <- err
+		return err
+	case <-time.After(patience):
+		a.t.Fatal("the stream goes on")
+		return nil
+	}
+}
+
+// offers drains what has come and counts offers among it.
+func (a *agent) offers() int {
+	n := 0
+	for {
+		select {
+		case f := <-a.frames:
+			if f.GetTaskOffer() != nil {
+				n++
+			}
+		default:
+			return n
+		}
+	}
+}
+
+func reasonOf(err error) commonv1.Reason { return fault.ReasonOf(fault.FromGRPC(err)) }
+
+// facts lists the states of a session as its events tell them.
+func (k *kit) facts(session string) ([]string, error) {
+	rows, err := k.db.Pool(pg.RoleReadmodel).Query(k.t.Context(), `SELECT payload->>'state' || ' ' || coalesce(payload->>'closeReason', payload->>'close_reason', '') FROM events.event
+		WHERE kind = 'session.changed' AND aggregate_id = $1 ORDER BY aggregate_version`, session)
+	if err != nil {
+		return nil, fmt.Errorf("read facts: %w", err)
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var s string
+		if err := rows.Scan(&s); err != nil {
+			return nil, fmt.Errorf("read facts: %w", err)
+		}
+		out = append(out, s)
+	}
+	return out, rows.Err()
+}

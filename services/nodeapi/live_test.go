@@ -1,0 +1,433 @@
+package nodeapi_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/nodeapi"
+	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
+)
+
+func isOffer(f *nodev1.ConnectResponse) bool { return f.GetTaskOffer() != nil }
+func isAck(f *nodev1.ConnectResponse) bool   { return f.GetTaskResultAck() != nil }
+
+func (k *kit) fence(node string) {
+	k.plane.Change(node, func(n *recoveryv1.NodeAuthority) {
+		n.State, n.FenceEpoch = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, n.GetFenceEpoch()+1
+	})
+}
+
+func TestWorkGoesOutAndComesBack(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a, b := k.session(r), k.session(r)
+	task := nodeapitest.Task(a.id, 100)
+	k.plane.Queue(a.id, true, task)
+	offer := a.next("an offer", isOffer).GetTaskOffer()
+	if len(offer.GetEnvelope()) != 100 || offer.GetCorrelationId() != task.GetTask().GetTaskId() {
+		t.Errorf("offered %v", offer)
+	}
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{task.GetTask()}}}})
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: task.GetTask()}}})
+	a.send(result(task.GetTask(), []byte("out")))
+	ack := a.next("an acknowledgement", isAck).GetTaskResultAck()
+	if len(ack.GetTasks()) != 1 || ack.GetTasks()[0].GetTaskId() != task.GetTask().GetTaskId() {
+		t.Errorf("acknowledged %v", ack)
+	}
+	delivered, started, results := 0, 0, 0
+	for _, rep := range k.plane.Reports() {
+		delivered, started, results = delivered+len(rep.GetDelivered()), started+len(rep.GetStarted()), results+len(rep.GetResults())
+		if rep.GetSessionId() != a.session || rep.GetGeneration() != a.generation || rep.GetNodeInstanceId() != a.instance {
+			t.Errorf("reported for %v", rep)
+		}
+	}
+	if delivered != 1 || started != 1 || results != 1 {
+		t.Errorf("reported %d, %d, %d", delivered, started, results)
+	}
+	k.plane.Cancel(&lifecyclev1.TaskCancelHint{NodeId: a.id, Task: task.GetTask(), Epoch: 3, Reason: "why"})
+	cancel := a.next("a cancel", func(f *nodev1.ConnectResponse) bool { return f.GetTaskCancel() != nil }).GetTaskCancel()
+	if cancel.GetEpoch() != 3 || cancel.GetReason() != "why" {
+		t.Errorf("cancel %v", cancel)
+	}
+	if b.offers() != 0 {
+		t.Error("another node was offered the task")
+	}
+}
+
+// TestLapsedAuthority: while recovery does not answer, nothing is offered and nothing acknowledged; streams stay.
+func TestLapsedAuthority(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a, fenced := k.session(r), k.session(r)
+	k.plane.Silence(true)
+	testkit.Eventually(t, patience, func() error {
+		return k.wantUnready(r, "authority")
+	})
+	task := nodeapitest.Task(a.id, 10)
+	k.plane.Queue(a.id, true, task)
+	before := k.plane.Calls()
+	a.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
+	a.send(beat(1))
+	a.next("an answer to a heartbeat", func(f *nodev1.ConnectResponse) bool {
+		if isOffer(f) || isAck(f) {
+			t.Errorf("%T while the view is stale", f.GetFrame())
+		}
+		return f.GetHeartbeatAck() != nil
+	})
+	if after := k.plane.Calls(); after["ReportTasks"] != before["ReportTasks"] || after["LeaseTasks"] != before["LeaseTasks"] {
+		t.Errorf("calls on a stale view: %v, then %v", before, after)
+	}
+	// The decision that was missed comes with the first answers, before anything else is sent.
+	k.fence(fenced.id)
+	k.plane.Queue(fenced.id, true, nodeapitest.Task(fenced.id, 10))
+	k.plane.Silence(false)
+	offered, acked := false, false
+	a.next("the held offer and acknowledgement", func(f *nodev1.ConnectResponse) bool {
+		offered, acked = offered || isOffer(f), acked || isAck(f)
+		return offered && acked
+	})
+	fenced.denied(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED)
+	if fenced.offers() != 0 {
+		t.Error("a fenced session was offered work")
+	}
+}
+
+// wantUnready asks the ops port.
+func (k *kit) wantUnready(r *replica, name string) error {
+	req, err := http.NewRequestWithContext(k.t.Context(), http.MethodGet, "http://"+r.OpsAddr()+"/readyz", http.NoBody)
+	if err != nil {
+		return err
+	}
+	res, err := (&http.Client{}).Do(req)
+	if err != nil {
+		return err
+	}
+	body, err := io.ReadAll(res.Body)
+	if err := errors.Join(err, res.Body.Close()); err != nil {
+		return err
+	}
+	if res.StatusCode == http.StatusOK || !strings.Contains(string(body), name) {
+		return fmt.Errorf("ready: %d %s", res.StatusCode, body)
+	}
+	return nil
+}
+
+// TestFenceClosesWithinTwoSeconds, and nothing is offered after it. Scenario: A10, A11.
+func TestFenceClosesWithinTwoSeconds(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	states := map[commonv1.NodeIdentityState]commonv1.Reason{
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:      commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:        commonv1.Reason_REASON_IDENTITY_HELD,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED: commonv1.Reason_REASON_IDENTITY_QUARANTINED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:     commonv1.Reason_REASON_IDENTITY_RETIRED,
+	}
+	for state, reason := range states {
+		t.Run(state.String(), func(t *testing.T) {
+			a := k.session(r)
+			// This agent reads its denial and does not hang up.
+			k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = state })
+			began := time.Now()
+			k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 10))
+			a.denied(reason)
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("closed after %s", took)
+			}
+			if a.offers() != 0 {
+				t.Error("offered work after the decision")
+			}
+			testkit.Eventually(t, patience, func() error {
+				return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ", "SESSION_STATE_CLOSED REASON_"+strings.TrimPrefix(reason.String(), "REASON_"))
+			})
+		})
+	}
+}
+
+// TestNewerSessionReplacesTheOlder on the same replica and on another; by a drain if it named the older one, else at once.
+func TestNewerSessionReplacesTheOlder(t *testing.T) {
+	k := newKit(t)
+	first, second := k.replica(), k.replica()
+	for _, c := range []struct {
+		name  string
+		to    *replica
+		names bool
+	}{{"here, unnamed", first, false}, {"here, named", first, true}, {"elsewhere, unnamed", second, false}, {"elsewhere, named", second, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			old := k.session(first)
+			newer := old.again()
+			newer.t, old.t = t, t
+			k.connect(newer, c.to.AgentAddr(), true)
+			newer.open(func(h *nodev1.Hello) {
+				if c.names {
+					h.ReplacesNonce = old.nonce
+				}
+			})
+			k.raised(newer)
+			k.plane.Queue(newer.id, true, nodeapitest.Task(newer.id, 10))
+			newer.next("an offer", isOffer)
+			if !c.names {
+				old.denied(commonv1.Reason_REASON_SESSION_SUPERSEDED)
+				return
+			}
+			testkit.Eventually(t, patience, func() error {
+				facts, err := k.facts(old.session)
+				if err != nil || len(facts) < 2 || !strings.HasPrefix(facts[1], "SESSION_STATE_DRAINING") {
+					return fmt.Errorf("not draining: %v, %w", facts, err)
+				}
+				return nil
+			})
+			// It may still say what its tasks came to, and hears the acknowledgement; it is offered nothing.
+			old.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
+			old.next("an acknowledgement", func(f *nodev1.ConnectResponse) bool {
+				if isOffer(f) {
+					t.Error("a draining session was offered work")
+				}
+				return isAck(f)
+			})
+		})
+	}
+}
+
+// TestSupersededSerialIsClosed: a certificate that recovery counts no more, though the node is well. A decision from before the session was
+// confirmed says nothing about it.
+func TestSupersededSerialIsClosed(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a := k.session(r)
+	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.CurrentSerial, n.Confirmed = "77", n.GetConfirmed()-1 })
+	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) {
+		n.NextSerial, n.Confirmed = pki.SerialString(a.cert.Leaf.SerialNumber), a.generation
+	})
+	a.send(beat(1))
+	a.next("an answer", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck() != nil })
+	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.NextSerial = "78" })
+	a.denied(commonv1.Reason_REASON_SERIAL_SUPERSEDED)
+}
+
+// Scenario: A09.
+func TestSessionEndsWithItsCertificate(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a := k.node()
+	var err error
+	if a.cert, err = k.nodes.Issue(nodeapitest.Leaf{URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, To: time.Now().Add(4 * time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	k.connect(a, r.AgentAddr(), true)
+	a.open()
+	a.denied(commonv1.Reason_REASON_CERTIFICATE_EXPIRED)
+	if late := time.Since(a.cert.Leaf.NotAfter); late < 0 || late > 5*time.Second {
+		t.Errorf("closed %s after the certificate's end", late)
+	}
+}
+
+func TestRenewalOverTheStream(t *testing.T) {
+	ask := make(chan *recoveryv1.RenewCertificateRequest, 8)
+	k := newKit(t, func(p *nodeapitest.Plane) {
+		p.Renew = func(req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
+			ask <- req
+			if len(req.GetCsr()) == 64 {
+				return nil, fault.New(commonv1.Reason_REASON_CSR_REFUSED, "")
+			}
+			return &recoveryv1.RenewCertificateResponse{CertificateChainPem: []byte("chain"), RecoveryToken: "token"}, nil
+		}
+	})
+	a := k.session(k.replica())
+	renew := func(size int) *nodev1.CertificateIssued {
+		t.Helper()
+		id := ids.New()
+		a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: id, Csr: make([]byte, size)}}})
+		return a.next("a certificate", func(f *nodev1.ConnectResponse) bool { return f.GetCertificateIssued().GetRequestId() == id }).GetCertificateIssued()
+	}
+	if got := renew(100); string(got.GetCertificateChainPem()) != "chain" || got.GetRecoveryToken() != "token" {
+		t.Errorf("issued %v", got)
+	}
+	if req := <-ask; req.GetNodeId() != a.id || req.GetSessionId() != a.session || req.GetSerial() != pki.SerialString(a.cert.Leaf.SerialNumber) {
+		t.Errorf("asked %v", req)
+	}
+	if got := renew(64); got.GetDenied().GetReason() != commonv1.Reason_REASON_CSR_REFUSED {
+		t.Errorf("refused with %v", got)
+	}
+}
+
+// TestOneBadReportHoldsUpNobody: lifecycle refuses what one node says; the others are acknowledged and that session ends.
+func TestOneBadReportHoldsUpNobody(t *testing.T) {
+	bad := ids.New()
+	k := newKit(t, func(p *nodeapitest.Plane) {
+		p.Report = func(req *lifecyclev1.ReportTasksRequest) error {
+			for _, r := range req.GetReports() {
+				for _, res := range r.GetResults() {
+					if res.GetTask().GetTaskId() == bad {
+						return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "")
+					}
+				}
+			}
+			return nil
+		}
+	})
+	r := k.replica()
+	good, evil := k.session(r), k.session(r)
+	k.plane.Silence(true) // so that both ride in one report
+	testkit.Eventually(t, patience, func() error { return k.wantUnready(r, "authority") })
+	evil.send(result(&nodev1.TaskRef{TaskId: bad, Attempt: 1}, nil))
+	good.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
+	k.plane.Silence(false)
+	good.next("an acknowledgement", isAck)
+	evil.denied(commonv1.Reason_REASON_PROTOCOL_VIOLATION)
+}
+
+// TestShutdownSendsAgentsElsewhere: they are asked first, new ones are refused, and Run ends when they have gone.
+func TestShutdownSendsAgentsElsewhere(t *testing.T) {
+	k := newKit(t)
+	r := k.replica(func(c *nodeapi.Config) { c.DrainTimeout = 10 * time.Second })
+	a, stays := k.session(r), k.session(r)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		r.stop()
+	}()
+	reconnect := func(f *nodev1.ConnectResponse) bool { return f.GetReconnect() != nil }
+	for _, one := range []*agent{a, stays} {
+		if got := one.next("Reconnect", reconnect).GetReconnect().GetReason(); got != commonv1.Reason_REASON_SERVER_DRAINING {
+			t.Errorf("asked to go because of %s", got)
+		}
+	}
+	late := k.node()
+	k.connect(late, r.AgentAddr(), true)
+	_ = late.stream.Send(late.hello())
+	late.denied(commonv1.Reason_REASON_SERVER_DRAINING)
+	// Results still count while an agent leaves.
+	a.send(result(&nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}, nil))
+	a.next("an acknowledgement", isAck)
+	for _, one := range []*agent{a, stays} {
+		if err := one.stream.CloseSend(); err != nil {
+			t.Error(err)
+		}
+		if err := one.wantEnd(); !errors.Is(err, io.EOF) {
+			t.Errorf("the stream ended with %v", err)
+		}
+	}
+	began := time.Now()
+	<-stopped
+	if took := time.Since(began); took > 8*time.Second {
+		t.Errorf("stopped %s after the last agent had gone", took)
+	}
+	for _, one := range []*agent{a, stays} {
+		if err := k.wantFacts(one.session, "SESSION_STATE_ADMITTED ", "SESSION_STATE_CLOSED "); err != nil {
+			t.Error(err)
+		}
+	}
+	var leaving bool
+	if err := k.db.OwnerPool().QueryRow(t.Context(), `SELECT leaving FROM nodeapi.replica WHERE replica_id = $1`, r.ReplicaID()).Scan(&leaving); err != nil || !leaving {
+		t.Errorf("last beat says leaving = %t, %v", leaving, err)
+	}
+}
+
+// TestSlowAgentLosesItsStream and not our memory: it reads nothing while megabytes are offered to it.
+func TestSlowAgentLosesItsStream(t *testing.T) {
+	k := newKit(t)
+	r := k.replica()
+	a := k.node()
+	k.connect(a, r.AgentAddr(), false)
+	a.send(a.hello())
+	w, err := a.stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.session = w.GetWelcome().GetSessionId()
+	a.send(ready(w.GetWelcome().GetGeneration()))
+	k.raised(a)
+	for range 64 {
+		k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 200<<10), nodeapitest.Task(a.id, 200<<10))
+	}
+	testkit.Eventually(t, 40*time.Second, func() error {
+		return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ", "SESSION_STATE_CLOSED REASON_SLOW_CONSUMER")
+	})
+}
+
+// bare is what a stream costs without anything of ours.
+type bare struct {
+	nodev1.UnimplementedNodeServiceServer
+}
+
+func (bare) Connect(s grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+	for {
+		if _, err := s.Recv(); err != nil {
+			return nil //nolint:nilerr // the stream is over, however it ended
+		}
+	}
+}
+
+// TestIdleSessionsCostNoGoroutine beyond what grpc itself takes for a stream.
+func TestIdleSessionsCostNoGoroutine(t *testing.T) {
+	k := newKit(t)
+	const sessions = 40
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := k.services.Service("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, err := k.nodes.Bundle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := pki.ServerTLS(pki.ServerConfig{
+		Store: store, TrustDomain: nodeapitest.TrustDomain, NextProtos: []string{"h2"}, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: roots}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := grpc.NewServer(grpc.Creds(credentials.NewTLS(conf)))
+	nodev1.RegisterNodeServiceServer(plain, bare{})
+	go func() { _ = plain.Serve(lis) }()
+	t.Cleanup(plain.Stop)
+	r := k.replica()
+	k.session(r)
+	settled := func() int {
+		n := runtime.NumGoroutine()
+		testkit.Eventually(t, patience, func() error {
+			before := n
+			if n = runtime.NumGoroutine(); n != before {
+				return fmt.Errorf("%d goroutines, then %d", before, n)
+			}
+			return nil
+		})
+		return n
+	}
+	before := settled()
+	for range sessions {
+		k.connect(k.node(), lis.Addr().String(), true)
+	}
+	cost := settled() - before
+	before = settled()
+	for range sessions {
+		k.session(r)
+	}
+	testkit.Eventually(t, patience, func() error {
+		if ours := runtime.NumGoroutine() - before; ours > cost+sessions/3 { // some of the service's own come and go
+			return fmt.Errorf("%d sessions cost %d goroutines, bare streams %d", sessions, ours, cost)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,58 @@
+package nodeapi
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics of the service. Labels come from closed sets; ids are never labels.
+type metrics struct {
+	rejects *prometheus.CounterVec
+	shed    prometheus.Counter
+	opened  *prometheus.CounterVec
+	frames  *prometheus.CounterVec
+	offered prometheus.Counter
+	acked   prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer, open func() float64) (*metrics, error) {
+	m := &metrics{
+		rejects: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_handshakes_refused_total", Help: "Handshakes refused at the agents' port, by reason."}, []string{"reason"}),
+		shed:    prometheus.NewCounter(prometheus.CounterOpts{Name: "agent_connections_shed_total", Help: "Connections closed before TLS because too many were open."}),
+		opened:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_streams_total", Help: "Streams of agents that ended, by outcome."}, []string{"outcome"}),
+		frames:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "agent_frames_total", Help: "Frames of agents, by kind."}, []string{"kind"}),
+		offered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tasks_offered_total", Help: "Tasks offered to agents."}),
+		acked:   prometheus.NewCounter(prometheus.CounterOpts{Name: "task_results_acknowledged_total", Help: "Results acknowledged to agents."}),
+	}
+	var errs []error
+	for _, c := range []prometheus.Collector{
+		m.rejects, m.shed, m.opened, m.frames, m.offered, m.acked,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_streams", Help: "Streams of agents that stand open here."}, open),
+	} {
+		errs = append(errs, reg.Register(c))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return m, nil
+}
+
+// TLSReject counts a refused handshake.
+func (m *metrics) TLSReject(reason string) { m.rejects.WithLabelValues(reason).Inc() }
+
+// Shed counts a connection closed before TLS.
+func (m *metrics) Shed() { m.shed.Inc() }
+
+// Opened counts a stream that ended.
+func (m *metrics) Opened(outcome string) { m.opened.WithLabelValues(outcome).Inc() }
+
+// Frame counts a frame.
+func (m *metrics) Frame(kind string) { m.frames.WithLabelValues(kind).Inc() }
+
+// Offered counts offers.
+func (m *metrics) Offered(n int) { m.offered.Add(float64(n)) }
+
+// Acknowledged counts acknowledged results.
+func (m *metrics) Acknowledged(n int) { m.acked.Add(float64(n)) }

@@ -1,0 +1,316 @@
+package nodeapitest
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// Plane is recovery and lifecycle, as far as nodeapi sees them, in memory. A node is known, and active, from its first Hello on. Set its hooks before
+// it serves.
+type Plane struct {
+	recoveryv1connect.UnimplementedSessionServiceHandler
+
+	Keys *joinstate.Keys
+	// Deny refuses an open; Challenge asks for a signature instead of a welcome; each may be nil.
+	Deny      func(*recoveryv1.OpenSession) *commonv1.Denial
+	Challenge func(*recoveryv1.OpenSession) bool
+	// Gate refuses to raise a gate; nil: never.
+	Gate func(*lifecyclev1.SessionReady) *commonv1.Denial
+	// Report is asked before reports are acknowledged; nil: they are.
+	Report func(*lifecyclev1.ReportTasksRequest) error
+	// Renew answers renewals; nil: they fail.
+	Renew func(*recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error)
+
+	services []*rpc.Server
+
+	mu         sync.Mutex
+	nodes      map[string]*recoveryv1.NodeAuthority
+	replaced   map[string]string // session → the nonce that its Hello named
+	sequence   int64
+	watchers   map[*watcher]struct{}
+	silent     bool
+	rpcs       map[string]int
+	challenges []*recoveryv1.ReportChallengeRequest
+	opened     []*recoveryv1.OpenSession
+	readies    []*lifecyclev1.SessionReady
+	reports    []*lifecyclev1.NodeReport
+	work       map[string][]*lifecyclev1.LeasedTask
+	hints      map[chan *lifecyclev1.WatchWorkResponse]struct{}
+}
+
+type watcher struct {
+	frames []*recoveryv1.WatchAuthorityResponse
+	wake   chan struct{}
+}
+
+// NewPlane makes a plane without nodes.
+func NewPlane() (*Plane, error) {
+	_, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return nil, fmt.Errorf("make join state key: %w", err)
+	}
+	keys, err := joinstate.NewKeys(private)
+	if err != nil {
+		return nil, fmt.Errorf("make join state keys: %w", err)
+	}
+	return &Plane{
+		Keys: keys, nodes: map[string]*recoveryv1.NodeAuthority{}, replaced: map[string]string{}, watchers: map[*watcher]struct{}{}, rpcs: map[string]int{},
+		work: map[string][]*lifecyclev1.LeasedTask{}, hints: map[chan *lifecyclev1.WatchWorkResponse]struct{}{},
+	}, nil
+}
+
+// Listen opens the internal ports of both services and answers where they are.
+func (p *Plane) Listen(ctx context.Context, logger *slog.Logger, services *Authority) (recovery, lifecycle string, err error) { //nolint:nonamedreturns // two addresses
+	roots, err := services.Bundle()
+	if err != nil {
+		return "", "", err
+	}
+	public, err := p.Keys.Public()
+	if err != nil {
+		return "", "", err //nolint:wrapcheck // it says whose
+	}
+	open := func(name string, mount func(*rpc.Server) error) (string, error) {
+		store, err := services.Service(name)
+		if err != nil {
+			return "", err
+		}
+		srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: logger, Persons: rpc.NewPersonVerifier(public, nil)}, rpc.ServerConfig{
+			Name: name, Addr: "127.0.0.1:0", MaxReadBytes: 8 << 20,
+			TLS: pki.ServerConfig{Store: store, TrustDomain: TrustDomain, Clients: []pki.Trust{{Kind: pki.KindService, Bundle: roots}}},
+		})
+		if err != nil {
+			return "", fmt.Errorf("open port of %s: %w", name, err)
+		}
+		p.services = append(p.services, srv)
+		return srv.Addr().String(), mount(srv)
+	}
+	recovery, err = open("recovery", func(s *rpc.Server) error {
+		return s.Mount(recoveryv1connect.NewSessionServiceHandler(p, s.HandlerOptions()...))
+	})
+	if err != nil {
+		return "", "", err
+	}
+	lifecycle, err = open("lifecycle", func(s *rpc.Server) error {
+		path, h := lifecyclev1connect.NewGateServiceHandler(gates{plane: p}, s.HandlerOptions()...)
+		err := s.Mount(path, h)
+		path, h = lifecyclev1connect.NewTaskServiceHandler(tasks{plane: p}, s.HandlerOptions()...)
+		return errors.Join(err, s.Mount(path, h))
+	})
+	return recovery, lifecycle, err
+}
+
+// Run serves until ctx ends.
+func (p *Plane) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(p.services))
+	for i, s := range p.services {
+		wg.Go(func() { errs[i] = s.Run(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (p *Plane) count(name string) {
+	p.rpcs[name]++
+}
+
+// Calls answers how often each method was called.
+func (p *Plane) Calls() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.rpcs)
+}
+
+// node answers the record of a node, made at the first word of it. p.mu is held.
+func (p *Plane) node(nodeID, instanceID string) *recoveryv1.NodeAuthority {
+	n := p.nodes[nodeID]
+	if n == nil {
+		n = &recoveryv1.NodeAuthority{
+			NodeId: nodeID, NodeInstanceId: instanceID, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, FenceEpoch: 1,
+		}
+		p.nodes[nodeID] = n
+	}
+	return n
+}
+
+// OpenSessions answers each Hello with the next generation.
+func (p *Plane) OpenSessions(_ context.Context, req *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("OpenSessions")
+	res := &recoveryv1.OpenSessionsResponse{ServerTime: timestamppb.Now(), ProfileFingerprint: "profile"}
+	for _, s := range req.GetSessions() {
+		p.opened = append(p.opened, s)
+		n := p.node(s.GetNodeId(), s.GetNodeInstanceId())
+		out := &recoveryv1.OpenResult{SessionId: s.GetSessionId(), FenceEpoch: n.GetFenceEpoch()}
+		res.Results = append(res.Results, out)
+		if p.Deny != nil {
+			if out.Denial = p.Deny(s); out.GetDenial() != nil {
+				out.Verdict = recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED
+				continue
+			}
+		}
+		if p.Challenge != nil && p.Challenge(s) {
+			out.Verdict = recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE
+			continue
+		}
+		n.Issued++
+		p.replaced[s.GetSessionId()] = s.GetReplacesNonce()
+		join, err := p.Keys.Sign(joinstate.State{NodeID: s.GetNodeId(), NodeInstanceID: s.GetNodeInstanceId(), Generation: n.GetIssued(), Serial: s.GetSerial()})
+		if err != nil {
+			return nil, err //nolint:wrapcheck // a test reads it
+		}
+		out.Verdict, out.Generation, out.JoinState = recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME, n.GetIssued(), join
+	}
+	return res, nil
+}
+
+// ConfirmSessions counts Ready.
+func (p *Plane) ConfirmSessions(_ context.Context, req *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("ConfirmSessions")
+	res := &recoveryv1.ConfirmSessionsResponse{ServerTime: timestamppb.Now()}
+	for _, s := range req.GetSessions() {
+		n := p.node(s.GetNodeId(), s.GetNodeInstanceId())
+		out := &recoveryv1.ConfirmResult{SessionId: s.GetSessionId(), Admitted: s.GetGeneration() == n.GetIssued()}
+		res.Results = append(res.Results, out)
+		if !out.GetAdmitted() {
+			out.Denial = &commonv1.Denial{Reason: commonv1.Reason_REASON_SESSION_SUPERSEDED, Action: commonv1.Action_ACTION_WAIT}
+			continue
+		}
+		out.SupersededSessionId = n.GetConfirmedSessionId()
+		next := clone(n)
+		next.Confirmed, next.ConfirmedSessionId, next.CurrentSerial = s.GetGeneration(), s.GetSessionId(), s.GetSerial()
+		next.ReplacedNonce = p.replaced[s.GetSessionId()]
+		delete(p.replaced, s.GetSessionId())
+		p.change(next)
+	}
+	return res, nil
+}
+
+func clone(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
+	return &recoveryv1.NodeAuthority{
+		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), State: n.GetState(), FenceEpoch: n.GetFenceEpoch(), CurrentSerial: n.GetCurrentSerial(),
+		NextSerial: n.GetNextSerial(), Issued: n.GetIssued(), Confirmed: n.GetConfirmed(), ConfirmedSessionId: n.GetConfirmedSessionId(),
+		ReplacedNonce: n.GetReplacedNonce(),
+	}
+}
+
+// change gives a node its next place in the order of decisions and tells the watchers. p.mu is held.
+func (p *Plane) change(n *recoveryv1.NodeAuthority) {
+	p.sequence++
+	n.Sequence = p.sequence
+	p.nodes[n.GetNodeId()] = n
+	for w := range p.watchers {
+		w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Delta{Delta: clonedDelta(n)}})
+	}
+}
+
+func clonedDelta(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
+	c := clone(n)
+	c.Sequence = n.GetSequence()
+	return c
+}
+
+// Change decides something about a node.
+func (p *Plane) Change(nodeID string, decide func(*recoveryv1.NodeAuthority)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := clone(p.node(nodeID, ""))
+	decide(n)
+	p.change(n)
+}
+
+// Silence stops the answers to pings, or lets them go on: without them a replica's view goes stale.
+func (p *Plane) Silence(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = on
+}
+
+// Challenges answers what was reported of challenges.
+func (p *Plane) Challenges() []*recoveryv1.ReportChallengeRequest {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.challenges)
+}
+
+// Opened answers the opens that were asked for.
+func (p *Plane) Opened() []*recoveryv1.OpenSession {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.opened)
+}
+
+// Readies answers the sessions that raised a gate.
+func (p *Plane) Readies() []*lifecyclev1.SessionReady {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.readies)
+}
+
+// Reports answers what was reported of tasks.
+func (p *Plane) Reports() []*lifecyclev1.NodeReport {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.reports)
+}
+
+// Forget drops what was recorded: a bench with many agents has no use for it.
+func (p *Plane) Forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opened, p.readies, p.reports = nil, nil, nil
+}
+
+// Queue gives a node tasks to be leased; hint says whether its replica is told.
+func (p *Plane) Queue(nodeID string, hint bool, tasks ...*lifecyclev1.LeasedTask) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.work[nodeID] = append(p.work[nodeID], tasks...)
+	if hint {
+		p.hintLocked(&lifecyclev1.WatchWorkResponse{NodeIds: []string{nodeID}})
+	}
+}
+
+// Cancel asks to stop a task.
+func (p *Plane) Cancel(c *lifecyclev1.TaskCancelHint) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hintLocked(&lifecyclev1.WatchWorkResponse{Cancels: []*lifecyclev1.TaskCancelHint{c}})
+}
+
+func (p *Plane) hintLocked(m *lifecyclev1.WatchWorkResponse) {
+	for ch := range p.hints {
+		select {
+		case ch <- m:
+		default:
+		}
+	}
+}
+
+// Task makes an offer for a node. Its envelope is not signed: nodeapi carries it and does not read it.
+func Task(nodeID string, bytes int) *lifecyclev1.LeasedTask {
+	ref := &nodev1.TaskRef{TaskId: ids.New(), Attempt: 1}
+	return &lifecyclev1.LeasedTask{NodeId: nodeID, Offer: &nodev1.TaskOffer{Envelope: make([]byte, bytes), CorrelationId: ref.GetTaskId()}, Task: ref}
+}

@@ -1,0 +1,210 @@
+package nodeapitest
+
+import (
+	"context"
+	"errors"
+
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// ReportChallenge records how a challenge ended.
+func (p *Plane) ReportChallenge(_ context.Context, req *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("ReportChallenge")
+	p.challenges = append(p.challenges, req)
+	reason := commonv1.Reason_REASON_CHALLENGE_FAILED
+	if req.GetAnswered() {
+		reason = commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED
+	}
+	return &recoveryv1.ReportChallengeResponse{Denial: fault.ToDenial(fault.New(reason, ""), "")}, nil
+}
+
+// RenewCertificate asks the hook.
+func (p *Plane) RenewCertificate(_ context.Context, req *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error) {
+	p.mu.Lock()
+	p.count("RenewCertificate")
+	renew := p.Renew
+	p.mu.Unlock()
+	if renew == nil {
+		return nil, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "")
+	}
+	return renew(req)
+}
+
+func (w *watcher) put(f *recoveryv1.WatchAuthorityResponse) {
+	w.frames = append(w.frames, f)
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// WatchAuthority sends a snapshot, then deltas, and answers pings after them.
+func (p *Plane) WatchAuthority(ctx context.Context, stream *connect.BidiStream[recoveryv1.WatchAuthorityRequest, recoveryv1.WatchAuthorityResponse]) error {
+	first, err := stream.Receive()
+	if err != nil || first.GetSubscribe() == nil {
+		return errors.Join(errors.New("no subscription"), err)
+	}
+	w := &watcher{wake: make(chan struct{}, 1)}
+	p.mu.Lock()
+	p.count("WatchAuthority")
+	part := &recoveryv1.AuthoritySnapshotPart{}
+	for _, n := range p.nodes {
+		part.Nodes = append(part.Nodes, clonedDelta(n))
+	}
+	w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Snapshot{Snapshot: part}})
+	w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_SnapshotEnd{
+		SnapshotEnd: &recoveryv1.AuthoritySnapshotEnd{Sequence: p.sequence},
+	}})
+	p.watchers[w] = struct{}{}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.watchers, w)
+		p.mu.Unlock()
+	}()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() { // ends with the stream, which ends when this method returns
+		for {
+			frame, err := stream.Receive()
+			if err != nil {
+				cancel(err)
+				return
+			}
+			p.mu.Lock()
+			if !p.silent {
+				w.put(&recoveryv1.WatchAuthorityResponse{Frame: &recoveryv1.WatchAuthorityResponse_Pong{
+					Pong: &recoveryv1.AuthorityPong{PingId: frame.GetPing().GetPingId(), Sequence: p.sequence},
+				}})
+			}
+			p.mu.Unlock()
+		}
+	}()
+	for {
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		p.mu.Lock()
+		frames := w.frames
+		w.frames = nil
+		p.mu.Unlock()
+		for _, f := range frames {
+			if err := stream.Send(f); err != nil {
+				return err //nolint:wrapcheck // the stream's own
+			}
+		}
+	}
+}
+
+type gates struct {
+	lifecyclev1connect.UnimplementedGateServiceHandler
+	plane *Plane
+}
+
+// SessionsReady raises every gate that the hook does not refuse.
+func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error) {
+	p := g.plane
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("SessionsReady")
+	res := &lifecyclev1.SessionsReadyResponse{}
+	for _, s := range req.GetSessions() {
+		out := &lifecyclev1.SessionReadyResult{SessionId: s.GetSessionId(), Accepted: true}
+		if p.Gate != nil {
+			out.Denial = p.Gate(s)
+			out.Accepted = out.GetDenial() == nil
+		}
+		if out.GetAccepted() {
+			p.readies = append(p.readies, s)
+		}
+		res.Results = append(res.Results, out)
+	}
+	return res, nil
+}
+
+type tasks struct {
+	lifecyclev1connect.UnimplementedTaskServiceHandler
+	plane *Plane
+}
+
+// WatchWork passes hints on.
+func (t tasks) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
+	p := t.plane
+	ch := make(chan *lifecyclev1.WatchWorkResponse, 256)
+	p.mu.Lock()
+	p.count("WatchWork")
+	p.hints[ch] = struct{}{}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.hints, ch)
+		p.mu.Unlock()
+	}()
+	if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
+		return err //nolint:wrapcheck // the stream's own
+	}
+	for {
+		select {
+		case m := <-ch:
+			if err := stream.Send(m); err != nil {
+				return err //nolint:wrapcheck // the stream's own
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// LeaseTasks hands out what was queued.
+func (t tasks) LeaseTasks(_ context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
+	p := t.plane
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("LeaseTasks")
+	res := &lifecyclev1.LeaseTasksResponse{}
+	for _, n := range req.GetNodes() {
+		queue := p.work[n.GetNodeId()]
+		take := min(len(queue), int(n.GetMaxTasks()))
+		for _, task := range queue[:take] {
+			task.SessionId = n.GetSessionId()
+			res.Tasks = append(res.Tasks, task)
+		}
+		if p.work[n.GetNodeId()] = queue[take:]; len(queue) > take {
+			res.More = append(res.More, n.GetNodeId())
+		}
+	}
+	return res, nil
+}
+
+// ReportTasks records and acknowledges, unless the hook fails.
+func (t tasks) ReportTasks(_ context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+	p := t.plane
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("ReportTasks")
+	if p.Report != nil {
+		if err := p.Report(req); err != nil {
+			return nil, err
+		}
+	}
+	res := &lifecyclev1.ReportTasksResponse{}
+	for _, r := range req.GetReports() {
+		p.reports = append(p.reports, r)
+		one := &lifecyclev1.NodeReportResult{NodeId: r.GetNodeId(), SessionId: r.GetSessionId()}
+		for _, result := range r.GetResults() {
+			one.Acknowledged = append(one.Acknowledged, result.GetTask())
+		}
+		res.Results = append(res.Results, one)
+	}
+	return res, nil
+}

@@ -1,0 +1,393 @@
+// Package roster knows which sessions stand on this replica. It owns their ends: it closes what recovery fenced, what was replaced, what grew too
+// old, whose certificate ran out, and what did not finish opening in time. It decides nothing about identity.
+//
+// Guarantees: at most one session of a node is the current one here; a session that is closed is cut from its connection within the grace, whether
+// its agent hangs up or not; heartbeats touch memory only.
+package roster
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Config of the roster. Zero fields take the defaults.
+type Config struct {
+	ReplicaID   string
+	OpenWithin  time.Duration // from the stream's start to admission; default 5 s for the first frame, 30 s in all
+	LateAfter   time.Duration // without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
+	DrainFor    time.Duration // of a replaced session; default 30 s
+	ReplaceLead time.Duration // before the certificate's end at which a replacement is asked for; default 60 s
+	WriteWithin time.Duration // a frame that the agent does not take for longer ends its session; default 10 s
+	// Offset is what to add to this host's clock to have the database's, by which certificates end; nil: nothing.
+	Offset func() time.Duration
+}
+
+// Events is told of transitions. It must not block.
+type Events interface {
+	Session(f *nodev1.SessionChanged)
+}
+
+// Roster of sessions. Safe for concurrent use.
+type Roster struct {
+	cfg       Config
+	replicaID string
+	logger    *slog.Logger
+	events    Events
+	wg        sync.WaitGroup
+	nudged    chan struct{}
+
+	mu     sync.Mutex
+	all    map[*Session]struct{}
+	byNode map[string][]*Session
+	// current is the admitted session of each node.
+	current map[string]*Session
+	empty   chan struct{} // closed when the last session leaves while draining
+	closing bool
+	lateNow int
+}
+
+// New makes a roster.
+func New(logger *slog.Logger, cfg Config, events Events) *Roster {
+	if cfg.OpenWithin <= 0 {
+		cfg.OpenWithin = 30 * time.Second
+	}
+	if cfg.LateAfter <= 0 {
+		cfg.LateAfter = 45 * time.Second
+	}
+	if cfg.DrainFor <= 0 {
+		cfg.DrainFor = 30 * time.Second
+	}
+	if cfg.ReplaceLead <= 0 {
+		cfg.ReplaceLead = time.Minute
+	}
+	if cfg.WriteWithin <= 0 {
+		cfg.WriteWithin = 10 * time.Second
+	}
+	if cfg.Offset == nil {
+		cfg.Offset = func() time.Duration { return 0 }
+	}
+	return &Roster{
+		cfg: cfg, replicaID: cfg.ReplicaID, logger: logger, events: events, nudged: make(chan struct{}, 1),
+		all: map[*Session]struct{}{}, byNode: map[string][]*Session{}, current: map[string]*Session{},
+	}
+}
+
+// Go runs a goroutine that the roster waits for at its end.
+func (r *Roster) Go(f func()) { r.wg.Go(f) }
+
+// Add opens a session: firstFrameBy is when its Hello must have come.
+func (r *Roster) Add(id string, ident Identity, stream Stream, firstFrameBy, retireAt time.Time) *Session {
+	now := time.Now()
+	s := &Session{ID: id, Identity: ident, OpenedAt: now, RetireAt: retireAt, roster: r, stream: stream, openBy: firstFrameBy}
+	s.Seen(now)
+	s.state.Store(int32(commonv1.SessionState_SESSION_STATE_OPENING))
+	r.mu.Lock()
+	r.all[s] = struct{}{}
+	r.byNode[ident.NodeID] = append(r.byNode[ident.NodeID], s)
+	r.mu.Unlock()
+	return s
+}
+
+// Opening extends the time of a session whose Hello has come.
+func (r *Roster) Opening(s *Session) {
+	s.mu.Lock()
+	s.openBy = s.OpenedAt.Add(r.cfg.OpenWithin)
+	s.mu.Unlock()
+}
+
+// Remove is the end of a session's handler. It waits until nothing sends on the stream.
+func (r *Roster) Remove(s *Session) {
+	s.finish()
+	was := commonv1.SessionState(s.state.Swap(int32(commonv1.SessionState_SESSION_STATE_CLOSED)))
+	r.mu.Lock()
+	delete(r.all, s)
+	node := s.Identity.NodeID
+	rest := r.byNode[node][:0]
+	for _, other := range r.byNode[node] {
+		if other != s {
+			rest = append(rest, other)
+		}
+	}
+	if len(rest) == 0 {
+		delete(r.byNode, node)
+	} else {
+		r.byNode[node] = rest
+	}
+	if r.current[node] == s {
+		delete(r.current, node)
+	}
+	if r.closing && len(r.all) == 0 && r.empty != nil {
+		close(r.empty)
+		r.empty = nil
+	}
+	r.mu.Unlock()
+	if was == commonv1.SessionState_SESSION_STATE_ADMITTED || was == commonv1.SessionState_SESSION_STATE_DRAINING {
+		r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false))
+	}
+}
+
+// Admit makes s the current session of its node and ends the one before it: by a drain if s named it, else at once.
+func (r *Roster) Admit(s *Session) {
+	r.mu.Lock()
+	old := r.current[s.Identity.NodeID]
+	r.current[s.Identity.NodeID] = s
+	r.mu.Unlock()
+	s.mu.Lock()
+	s.openBy = time.Time{}
+	replaces := s.replaces
+	s.mu.Unlock()
+	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_OPENING), int32(commonv1.SessionState_SESSION_STATE_ADMITTED))
+	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_ADMITTED, true))
+	if old != nil && old != s {
+		r.replace(old, replaces)
+	}
+}
+
+// replace ends an older session of a node whose newer one was admitted.
+func (r *Roster) replace(old *Session, replacedNonce string) {
+	if replacedNonce == "" || old.Nonce() != replacedNonce {
+		old.Close(&commonv1.Denial{
+			Reason: commonv1.Reason_REASON_SESSION_SUPERSEDED, Action: commonv1.Action_ACTION_WAIT,
+			Message: "another session of this node was admitted", Remedy: "reconnect within two seconds",
+		})
+		return
+	}
+	if !old.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_ADMITTED), int32(commonv1.SessionState_SESSION_STATE_DRAINING)) {
+		return
+	}
+	old.mu.Lock()
+	old.closeLocked(commonv1.Reason_REASON_SESSION_SUPERSEDED, "replaced by its own agent", time.Now().Add(r.cfg.DrainFor))
+	old.mu.Unlock()
+	r.events.Session(old.Fact(commonv1.SessionState_SESSION_STATE_DRAINING, false))
+}
+
+// RepeatClosed reports the end of a session once more, as a newer version.
+func (r *Roster) RepeatClosed(s *Session) {
+	r.events.Session(s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false))
+}
+
+// Current answers the admitted session of a node, nil if there is none here.
+func (r *Roster) Current(nodeID string) *Session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.current[nodeID]
+}
+
+// CurrentAll lists the admitted sessions.
+func (r *Roster) CurrentAll() []*Session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]*Session, 0, len(r.current))
+	for _, s := range r.current {
+		out = append(out, s)
+	}
+	return out
+}
+
+// Counts answers how many sessions stand here, and how many of them are late.
+func (r *Roster) Counts() (int, int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.current), r.lateNow
+}
+
+// Open answers how many streams stand here, admitted or not.
+func (r *Roster) Open() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.all)
+}
+
+// OnAuthority applies recovery's word on a node to its sessions here. It does not block.
+func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
+	r.mu.Lock()
+	sessions := append([]*Session(nil), r.byNode[n.GetNodeId()]...)
+	r.mu.Unlock()
+	for _, s := range sessions {
+		r.judge(s, n)
+	}
+}
+
+func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
+	if d := stateDenial(n.GetState()); d != nil {
+		s.Close(d)
+		return
+	}
+	gen := s.Generation()
+	if gen == 0 || n.GetConfirmed() < gen {
+		// Not opened yet, or a word from before this session was confirmed: what it says of instance and serial proves nothing about it.
+		return
+	}
+	if id := s.InstanceID(); id != "" && n.GetNodeInstanceId() != "" && id != n.GetNodeInstanceId() {
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "this node was enrolled anew"), ""))
+		return
+	}
+	if n.GetConfirmed() > gen && n.GetConfirmedSessionId() != s.ID && s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
+		r.replace(s, n.GetReplacedNonce())
+		return
+	}
+	serial := s.Identity.Serial
+	if s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED && serial != n.GetCurrentSerial() && serial != n.GetNextSerial() {
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_SUPERSEDED, "this certificate does not count any more"), ""))
+	}
+}
+
+// stateDenial is what a session of a node in that state is told; nil for a state that may have one.
+func stateDenial(state commonv1.NodeIdentityState) *commonv1.Denial {
+	switch state {
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
+		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "this node is held"), "")
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED:
+		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_QUARANTINED, "this node is quarantined"), "")
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
+		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "this node is fenced"), "")
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
+		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "this node is retired"), "")
+	default:
+		return nil
+	}
+}
+
+func (r *Roster) nudge() {
+	select {
+	case r.nudged <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps time for all sessions until ctx ends: one wheel instead of a timer each.
+func (r *Roster) Run(ctx context.Context) error {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-r.nudged:
+		case <-ctx.Done():
+			return nil
+		}
+		r.Tick(time.Now())
+	}
+}
+
+// Tick does what is due at now.
+func (r *Roster) Tick(now time.Time) {
+	r.mu.Lock()
+	sessions := make([]*Session, 0, len(r.all))
+	for s := range r.all {
+		sessions = append(sessions, s)
+	}
+	r.mu.Unlock()
+	late := 0
+	for _, s := range sessions {
+		if r.tickOne(s, now) {
+			late++
+		}
+	}
+	r.mu.Lock()
+	r.lateNow = late
+	r.mu.Unlock()
+}
+
+func (r *Roster) tickOne(s *Session, now time.Time) bool {
+	state := s.State()
+	dbNow := now.Add(r.cfg.Offset())
+	s.mu.Lock()
+	if s.cutAt.IsZero() && !s.writingSince.IsZero() && now.Sub(s.writingSince) > r.cfg.WriteWithin {
+		s.closeLocked(commonv1.Reason_REASON_SLOW_CONSUMER, "the agent does not read what it is sent", now)
+	}
+	cut := !s.cutAt.IsZero() && !now.Before(s.cutAt)
+	// A session that was opened within the lead has been asked for already: its agent holds no later certificate.
+	lead := s.Identity.NotAfter.Add(-r.cfg.ReplaceLead)
+	endsSoon := dbNow.After(lead) && s.OpenedAt.Add(r.cfg.Offset()).Before(lead)
+	overdue := !s.openBy.IsZero() && now.After(s.openBy) && s.cutAt.IsZero()
+	wasLate := s.late
+	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED && now.Sub(s.LastSeen()) > max(r.cfg.LateAfter, 3*s.interval)
+	s.late = isLate
+	retire := state == commonv1.SessionState_SESSION_STATE_ADMITTED && !s.retiring &&
+		(now.After(s.RetireAt) || endsSoon)
+	if retire {
+		s.retiring = true
+	}
+	expired := s.cutAt.IsZero() && dbNow.After(s.Identity.NotAfter)
+	tooOld := s.cutAt.IsZero() && now.After(s.RetireAt.Add(2*time.Minute))
+	s.mu.Unlock()
+	switch {
+	case cut:
+		_ = s.Identity.Conn.Close()
+	case overdue:
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the session was not opened in time"), ""))
+	case expired:
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, "the certificate of this session has run out"), ""))
+	case tooOld:
+		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_STREAM_MAX_AGE, "the session is too old and was not replaced"), ""))
+	case retire:
+		s.AskReconnect(commonv1.Reason_REASON_STREAM_MAX_AGE, 10*time.Second)
+	}
+	if isLate != wasLate {
+		r.events.Session(s.Fact(state, false))
+	}
+	return isLate
+}
+
+// AskReconnect asks the agent for a replacement, after a random part of spread.
+func (s *Session) AskReconnect(why commonv1.Reason, spread time.Duration) {
+	s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Reconnect{Reconnect: &nodev1.Reconnect{
+		Reason: why, Spread: durationpb.New(spread),
+	}}})
+}
+
+// Drain asks every agent to go elsewhere and waits until all have gone, or for ctx; then it cuts the rest.
+func (r *Roster) Drain(ctx context.Context, spread time.Duration) {
+	r.mu.Lock()
+	r.closing = true
+	empty := make(chan struct{})
+	if len(r.all) == 0 {
+		close(empty)
+	} else {
+		r.empty = empty
+	}
+	sessions := make([]*Session, 0, len(r.all))
+	for s := range r.all {
+		sessions = append(sessions, s)
+	}
+	r.mu.Unlock()
+	for _, s := range sessions {
+		s.AskReconnect(commonv1.Reason_REASON_SERVER_DRAINING, spread)
+	}
+	select {
+	case <-empty:
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	left := make([]*Session, 0, len(r.all))
+	for s := range r.all {
+		left = append(left, s)
+	}
+	r.mu.Unlock()
+	for _, s := range left {
+		_ = s.Identity.Conn.Close()
+	}
+}
+
+// Wait waits for every goroutine that serves a session.
+func (r *Roster) Wait() { r.wg.Wait() }
+
+// RetireTime draws the end of a new session: its maximum age, give or take a fifth, so that a fleet that came together does not leave together.
+func RetireTime(now time.Time, maxAge time.Duration) time.Time {
+	fifth := maxAge / 5
+	if fifth <= 0 {
+		return now.Add(maxAge)
+	}
+	return now.Add(maxAge - fifth + rand.N(2*fifth)) //nolint:gosec // jitter
+}

@@ -1,0 +1,197 @@
+package roster
+
+import (
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+// wire is an agent's end of a session: it notes what is sent, and may stop taking it.
+type wire struct {
+	mu     sync.Mutex
+	sent   []*nodev1.ConnectResponse
+	closed chan struct{}
+	stuck  chan struct{} // non-nil: Send waits for it or for the end
+	once   sync.Once
+}
+
+func (w *wire) Send(f *nodev1.ConnectResponse) error {
+	if w.stuck != nil {
+		select {
+		case <-w.stuck:
+		case <-w.closed:
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sent = append(w.sent, f)
+	return nil
+}
+
+func (w *wire) Close() error {
+	w.once.Do(func() { close(w.closed) })
+	return nil
+}
+
+func (w *wire) isClosed() bool {
+	select {
+	case <-w.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+func (w *wire) last() *nodev1.ConnectResponse {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.sent) == 0 {
+		return nil
+	}
+	return w.sent[len(w.sent)-1]
+}
+
+type facts struct {
+	mu   sync.Mutex
+	seen []*nodev1.SessionChanged
+}
+
+func (f *facts) Session(s *nodev1.SessionChanged) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.seen = append(f.seen, s)
+}
+
+func (f *facts) late() []bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []bool
+	for _, s := range f.seen {
+		out = append(out, s.GetLate())
+	}
+	return out
+}
+
+// admitted makes a session of an hour with a certificate of eight.
+func admitted(r *Roster, stuck chan struct{}) (*Session, *wire) {
+	w := &wire{closed: make(chan struct{}), stuck: stuck}
+	now := time.Now()
+	s := r.Add("session", Identity{NodeID: "node", Serial: "1", NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now.Add(5*time.Second), now.Add(time.Hour))
+	r.Opening(s)
+	s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
+	r.Admit(s)
+	return s, w
+}
+
+// in runs a test in a bubble with a roster whose clock keeps time.
+func in(t *testing.T, cfg Config, f func(r *Roster, events *facts)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		events := &facts{}
+		r := New(slog.New(slog.DiscardHandler), cfg, events)
+		ctx := t.Context()
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		f(r, events)
+		r.Wait()
+	})
+}
+
+func TestSilenceIsAFactAndItsEndToo(t *testing.T) {
+	in(t, Config{}, func(r *Roster, events *facts) {
+		s, w := admitted(r, nil)
+		s.SetInterval(30 * time.Second)
+		time.Sleep(89 * time.Second)
+		if got := events.late(); len(got) != 1 {
+			t.Errorf("late before three intervals: %v", got)
+		}
+		time.Sleep(3 * time.Second)
+		s.Seen(time.Now())
+		time.Sleep(time.Second)
+		if got := events.late(); len(got) != 3 || !got[1] || got[2] {
+			t.Errorf("facts of lateness %v", got)
+		}
+		if w.isClosed() {
+			t.Error("silence closed the session")
+		}
+		r.Remove(s)
+	})
+}
+
+func TestOldSessionIsReplacedOrEnds(t *testing.T) {
+	in(t, Config{}, func(r *Roster, _ *facts) {
+		s, w := admitted(r, nil)
+		time.Sleep(time.Hour + time.Second)
+		if got := w.last().GetReconnect().GetReason(); got != commonv1.Reason_REASON_STREAM_MAX_AGE {
+			t.Errorf("asked to reconnect because of %s", got)
+		}
+		time.Sleep(time.Minute)
+		if w.isClosed() {
+			t.Error("closed before its agent could be replaced")
+		}
+		time.Sleep(time.Minute)
+		if got := w.last().GetDenied().GetReason(); !w.isClosed() || got != commonv1.Reason_REASON_STREAM_MAX_AGE {
+			t.Errorf("closed %t, because of %s", w.isClosed(), got)
+		}
+		r.Remove(s)
+	})
+}
+
+// TestCertificateEndsByTheDatabasesClock runs on a host whose clock is two hours behind.
+func TestCertificateEndsByTheDatabasesClock(t *testing.T) {
+	in(t, Config{Offset: func() time.Duration { return 2 * time.Hour }}, func(r *Roster, _ *facts) {
+		w := &wire{closed: make(chan struct{})}
+		now := time.Now()
+		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now, now.Add(24*time.Hour))
+		s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
+		r.Admit(s)
+		s.SetWorkReady()
+		time.Sleep(6*time.Hour - time.Second)
+		if w.isClosed() || !s.MayLease() {
+			t.Error("ended before its certificate")
+		}
+		time.Sleep(2 * time.Second)
+		if got := w.last().GetDenied().GetReason(); !w.isClosed() || got != commonv1.Reason_REASON_CERTIFICATE_EXPIRED || s.MayLease() {
+			t.Errorf("closed %t, because of %s", w.isClosed(), got)
+		}
+		r.Remove(s)
+	})
+}
+
+// TestStuckAgentIsCut: one frame that is not taken for ten seconds ends the session, though nothing else waits.
+func TestStuckAgentIsCut(t *testing.T) {
+	in(t, Config{}, func(r *Roster, _ *facts) {
+		s, w := admitted(r, make(chan struct{}))
+		s.Send(&nodev1.ConnectResponse{})
+		time.Sleep(9 * time.Second)
+		if w.isClosed() {
+			t.Error("cut too soon")
+		}
+		time.Sleep(2 * time.Second)
+		if !w.isClosed() || s.MayLease() {
+			t.Error("not cut")
+		}
+		r.Remove(s)
+	})
+}
+
+func TestUnopenedSessionIsClosed(t *testing.T) {
+	in(t, Config{}, func(r *Roster, events *facts) {
+		w := &wire{closed: make(chan struct{})}
+		now := time.Now()
+		s := r.Add("session", Identity{NodeID: "node", NotAfter: now.Add(time.Hour), Conn: w}, w, now.Add(5*time.Second), now.Add(time.Hour))
+		time.Sleep(6 * time.Second)
+		if got := w.last().GetDenied().GetReason(); !w.isClosed() || got != commonv1.Reason_REASON_DEADLINE_EXCEEDED {
+			t.Errorf("closed %t, because of %s", w.isClosed(), got)
+		}
+		r.Remove(s)
+		if len(events.late()) != 0 {
+			t.Error("a session that never was has facts")
+		}
+	})
+}

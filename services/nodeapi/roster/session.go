@@ -1,0 +1,327 @@
+package roster
+
+import (
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+// Stream is the sending half of an agent's stream.
+type Stream interface {
+	Send(*nodev1.ConnectResponse) error
+}
+
+// Identity is what the verified certificate of a connection says, and where it came from.
+type Identity struct {
+	NodeID   string
+	Serial   string
+	NotAfter time.Time
+	Remote   string
+	Conn     io.Closer // the raw connection: closing it is the one way to end a stream whose peer does not
+}
+
+// outboxLimit and outboxBytes bound what may wait for a slow agent. Past either the agent loses its stream, not we our memory.
+const (
+	outboxLimit = 512
+	outboxBytes = 4 << 20
+)
+
+// Session is one agent's stream on this replica. It costs no goroutine of its own while it is idle: its handler reads, and a writer lives only
+// while something waits to be sent.
+type Session struct {
+	ID       string
+	Identity Identity
+	OpenedAt time.Time
+	// RetireAt is when the session has reached its maximum age.
+	RetireAt time.Time
+
+	roster *Roster
+	stream Stream
+
+	lastSeen atomic.Int64 // unix nanoseconds of the last frame
+	state    atomic.Int32 // commonv1.SessionState
+
+	mu       sync.Mutex
+	cond     *sync.Cond // the writer has ended; made when first waited for
+	out      []*nodev1.ConnectResponse
+	outBytes int
+	writing  bool
+	// writingSince is when the frame under way was begun; zero: none is.
+	writingSince time.Time
+	interval     time.Duration // of heartbeats, as the agent was told
+	gone         bool
+	cutAt        time.Time // when the connection is closed for good
+	openBy       time.Time // when it must have been admitted
+	late         bool
+	workReady    bool
+	retiring     bool
+	generation   int64
+	nonce        string
+	replaces     string
+	instanceID   string
+	agent        AgentFacts
+	version      int64
+	closeWhy     commonv1.Reason
+	closeText    string
+}
+
+// AgentFacts are what Hello said of the agent.
+type AgentFacts struct {
+	Version  string
+	LedgerID string
+	BootID   string
+	Host     *commonv1.HostFacts
+	Profile  *commonv1.ProfileFacts
+	Diags    []*commonv1.Diagnostic
+}
+
+// State of the session.
+func (s *Session) State() commonv1.SessionState { return commonv1.SessionState(s.state.Load()) }
+
+// Seen notes a frame of the agent.
+func (s *Session) Seen(now time.Time) { s.lastSeen.Store(now.UnixNano()) }
+
+// LastSeen answers when the agent last sent a frame.
+func (s *Session) LastSeen() time.Time { return time.Unix(0, s.lastSeen.Load()) }
+
+// Welcomed notes what recovery answered to Hello.
+func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces string, facts AgentFacts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instanceID, s.generation, s.nonce, s.replaces, s.agent = instanceID, generation, nonce, replaces, facts
+}
+
+// SetInterval notes how often the agent was told to beat.
+func (s *Session) SetInterval(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.interval = d
+}
+
+// Generation of the session; zero before Welcome.
+func (s *Session) Generation() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.generation
+}
+
+// Nonce of the session's Welcome.
+func (s *Session) Nonce() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nonce
+}
+
+// InstanceID of the node.
+func (s *Session) InstanceID() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.instanceID
+}
+
+// LedgerID of the agent.
+func (s *Session) LedgerID() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agent.LedgerID
+}
+
+// SetWorkReady says that lifecycle has raised the gate to this session: leases may be asked for.
+func (s *Session) SetWorkReady() {
+	s.mu.Lock()
+	s.workReady = true
+	s.agent.Host, s.agent.Profile, s.agent.Diags = nil, nil, nil // told on; an idle session keeps what it needs
+	s.mu.Unlock()
+}
+
+// MayLease says whether leases may be asked for.
+func (s *Session) MayLease() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.workReady && !s.gone && s.cutAt.IsZero() && s.State() == commonv1.SessionState_SESSION_STATE_ADMITTED &&
+		time.Now().Add(s.roster.cfg.Offset()).Before(s.Identity.NotAfter)
+}
+
+// Gone says whether the stream has ended.
+func (s *Session) Gone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone
+}
+
+// Send queues a frame. It answers false when the session takes no more.
+func (s *Session) Send(f *nodev1.ConnectResponse) bool {
+	if !s.enqueue(f) {
+		return false
+	}
+	s.roster.wg.Go(s.write)
+	return true
+}
+
+// SendInline sends a frame from the handler's own goroutine, unless a writer is at work already: then it is queued behind.
+func (s *Session) SendInline(f *nodev1.ConnectResponse) bool {
+	if s.enqueue(f) {
+		s.write()
+	}
+	return !s.Gone()
+}
+
+// enqueue answers true when the caller is to write.
+func (s *Session) enqueue(f *nodev1.ConnectResponse) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return false
+	}
+	size := proto.Size(f)
+	if len(s.out) >= outboxLimit || (len(s.out) > 0 && s.outBytes+size > outboxBytes) {
+		s.closeLocked(commonv1.Reason_REASON_SLOW_CONSUMER, "the agent does not read what it is sent", time.Time{})
+		return false
+	}
+	s.out = append(s.out, f)
+	s.outBytes += size
+	if s.writing {
+		return false
+	}
+	s.writing = true
+	return true
+}
+
+func (s *Session) write() {
+	for {
+		s.mu.Lock()
+		batch := s.out
+		s.out, s.outBytes = nil, 0
+		s.writingSince = time.Time{}
+		if len(batch) == 0 || s.gone {
+			s.writing = false
+			if s.cond != nil {
+				s.cond.Broadcast()
+			}
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+		for _, f := range batch {
+			s.begin()
+			if err := s.stream.Send(f); err != nil {
+				_ = s.Identity.Conn.Close()
+				s.mu.Lock()
+				s.gone = true
+				s.mu.Unlock()
+				break
+			}
+		}
+	}
+}
+
+// begin notes that the next frame is being written.
+func (s *Session) begin() {
+	s.mu.Lock()
+	s.writingSince = time.Now()
+	s.mu.Unlock()
+}
+
+// finish is called by the handler as its last act: nothing may send after it returns.
+func (s *Session) finish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	if !s.writing {
+		return
+	}
+	// A writer that is blocked on a peer which does not read ends with the connection.
+	_ = s.Identity.Conn.Close()
+	s.cond = sync.NewCond(&s.mu)
+	for s.writing {
+		s.cond.Wait()
+	}
+}
+
+// Close sends a typed denial and gives the agent a moment to hang up before the connection is cut.
+func (s *Session) Close(d *commonv1.Denial) {
+	s.mu.Lock()
+	already := !s.cutAt.IsZero() || s.gone
+	s.closeLocked(d.GetReason(), d.GetMessage(), time.Now().Add(closeGrace))
+	s.mu.Unlock()
+	if already {
+		return
+	}
+	s.state.CompareAndSwap(int32(commonv1.SessionState_SESSION_STATE_ADMITTED), int32(commonv1.SessionState_SESSION_STATE_DRAINING))
+	s.sendDenied(d)
+	s.roster.nudge()
+}
+
+func (s *Session) sendDenied(d *commonv1.Denial) {
+	s.mu.Lock()
+	if s.gone {
+		s.mu.Unlock()
+		return
+	}
+	s.out = append(s.out, &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
+	start := !s.writing
+	s.writing = true
+	s.mu.Unlock()
+	if start {
+		s.roster.wg.Go(s.write)
+	}
+}
+
+// closeGrace is what an agent has to hang up after a denial. The gate's promise is two seconds in all.
+const closeGrace = 500 * time.Millisecond
+
+func (s *Session) closeLocked(why commonv1.Reason, text string, cutAt time.Time) {
+	if !s.cutAt.IsZero() {
+		return
+	}
+	if cutAt.IsZero() {
+		cutAt = time.Now()
+	}
+	s.cutAt, s.closeWhy, s.closeText, s.workReady = cutAt, why, text, false
+}
+
+// Fact is the session as an event reports it. Each call is a new version.
+func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.SessionChanged {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	f := &nodev1.SessionChanged{
+		SessionId: s.ID, NodeId: s.Identity.NodeID, NodeInstanceId: s.instanceID, ReplicaId: s.roster.replicaID,
+		Generation: s.generation, State: state, Late: s.late,
+		OpenedAt: timestamppb.New(s.OpenedAt), LastSeenAt: timestamppb.New(s.LastSeen()),
+		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
+		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
+	}
+	if withHost {
+		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
+	}
+	if state == commonv1.SessionState_SESSION_STATE_CLOSED {
+		f.ClosedAt = timestamppb.Now()
+		f.CloseReason, f.CloseDetail = s.closeWhy, s.closeText
+	}
+	return f
+}
+
+// Depart notes that the agent said goodbye.
+func (s *Session) Depart(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closeText == "" {
+		s.closeText = "goodbye: " + why
+	}
+	s.workReady = false
+}
+
+// Diagnosed is the session as an event reports it, with what its host said of itself.
+func (s *Session) Diagnosed(d []*commonv1.Diagnostic) *nodev1.SessionChanged {
+	f := s.Fact(s.State(), false)
+	f.Diagnostics = d
+	return f
+}

@@ -1,0 +1,223 @@
+package nodeapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/nodeapi/authority"
+	"github.com/gpuaas/mesh/services/nodeapi/facts"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
+	"github.com/gpuaas/mesh/services/nodeapi/session"
+	"github.com/gpuaas/mesh/services/nodeapi/work"
+)
+
+// Deps of the service.
+type Deps struct {
+	Logger   *slog.Logger
+	Registry *obs.Registry
+}
+
+// Service is one replica of nodeapi.
+type Service struct {
+	base   *service.Base
+	cfg    Config
+	lis    net.Listener
+	server *session.Server
+	roster *roster.Roster
+	facts  *facts.Writer
+}
+
+// New builds a replica. It listens, and serves nothing before Run.
+func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "nodeapi", cfg.Config)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says whose
+	}
+	s := &Service{base: base, cfg: cfg}
+	if err := s.build(ctx); err != nil {
+		if s.lis != nil {
+			_ = s.lis.Close()
+		}
+		base.Close()
+		return nil, fmt.Errorf("build nodeapi: %w", err)
+	}
+	return s, nil
+}
+
+// late delivers facts to the writer, which is built after the roster that reports them.
+type late struct{ to *facts.Writer }
+
+// Session reports a fact.
+func (l *late) Session(f *nodev1.SessionChanged) { l.to.Session(f) }
+
+func (s *Service) build(ctx context.Context) error {
+	b := s.base
+	nodes, err := pki.LoadBundle(s.cfg.NodeCAFile)
+	if err != nil {
+		return fmt.Errorf("load nodes' issuer: %w", err)
+	}
+	b.Watch(nodes)
+	clock := &session.Clock{}
+	tlsConfig, err := pki.ServerTLS(pki.ServerConfig{
+		Store: b.Store, TrustDomain: b.Config.TrustDomain, NextProtos: []string{"h2"}, Time: clock.Now,
+		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes}},
+	})
+	if err != nil {
+		return fmt.Errorf("build agents' TLS: %w", err)
+	}
+	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, nil)
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, nil)
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	recovery := recoveryv1connect.NewSessionServiceClient(rc.HTTP, rc.BaseURL, rc.Options...)
+	tasks := lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...)
+	gates := lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...)
+
+	events := &late{}
+	s.roster = roster.New(b.Logger, roster.Config{ReplicaID: b.ReplicaID, Offset: clock.Offset}, events)
+	m, err := newMetrics(b.Registry.ForService(b.Name), func() float64 { return float64(s.roster.Open()) })
+	if err != nil {
+		return err
+	}
+	var dispatcher *work.Dispatcher
+	view := authority.New(b.Logger, authority.Config{ReplicaID: b.ReplicaID},
+		func(ctx context.Context) (authority.Stream, error) { return recovery.WatchAuthority(ctx) },
+		func(n *recoveryv1.NodeAuthority) {
+			s.roster.OnAuthority(n)
+			dispatcher.Mark(n.GetNodeId())
+		})
+	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, tasks, func(ctx context.Context, replica string) (work.Hints, error) {
+		return tasks.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: replica})
+	}, m)
+	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, tasks, m)
+	s.server, err = session.New(session.Deps{
+		Logger: b.Logger, Roster: s.roster, View: view, Work: both{reporter, dispatcher}, Authority: recovery, Gate: gates, Metrics: m,
+		Observe: func(sess *roster.Session, o *nodev1.Observation) {
+			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), o)
+		},
+		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
+		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
+	}, session.Config{
+		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock,
+		Limits: session.Limits{
+			MaxConnections: s.cfg.MaxConnections, OpenBurst: s.cfg.OpenBurst, OpenEvery: s.cfg.OpenEvery,
+			FirstFrame: s.cfg.FirstFrame, Challenge: s.cfg.ChallengeWithin, FramesPerSecond: s.cfg.FramesPerSecond,
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("build stream server: %w", err)
+	}
+	s.facts = facts.New(b.Logger, b.DB, b.ReplicaID, b.Wake.Notify, s.roster.Counts, clock.Set)
+	events.to = s.facts
+	if s.lis, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.AgentListen); err != nil {
+		return fmt.Errorf("listen for agents: %w", err)
+	}
+	b.Health.Ready("authority", func(context.Context) error { return view.Health() })
+	b.Health.Ready("beat", s.facts.Health)
+	for name, run := range s.server.Tasks() {
+		b.Add(app.Task{Name: name, Run: run})
+	}
+	b.Add(
+		app.Task{Name: "agents", Phase: app.PhaseDrain, Run: s.serve, Stop: s.drain},
+		app.Task{Name: "roster", Run: s.roster.Run},
+		app.Task{Name: "authority", Run: view.Run},
+		app.Task{Name: "work", Run: dispatcher.Run},
+		app.Task{Name: "hints", Run: dispatcher.Watch},
+		app.Task{Name: "reports", Run: reporter.Run},
+		app.Task{Name: "facts", Phase: app.PhaseLeases, Run: s.facts.Run, Stop: s.facts.Leave},
+		app.Task{Name: "policy-frames", Run: s.tellPolicy},
+	)
+	return nil
+}
+
+// both joins the two halves of the work for the stream server.
+type both struct {
+	*work.Reporter
+	dispatcher *work.Dispatcher
+}
+
+// Ready says that a session may be given work.
+func (b both) Ready(sess *roster.Session) { b.dispatcher.Mark(sess.Identity.NodeID) }
+
+// nodePolicy is what agents are told of their cadence.
+func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
+	return &commonv1.NodePolicy{
+		HeartbeatInterval: session.HeartbeatInterval(nodes), CertificateTtl: durationpb.New(p.CertificateTTL()),
+		StreamMaxAge: durationpb.New(p.StreamMaxAge()), AutoRecovery: p.AutoRecovery(),
+	}
+}
+
+// tellPolicy tells connected agents of a changed policy.
+func (s *Service) tellPolicy(ctx context.Context) error {
+	for {
+		set, changed := s.base.Policy.Changed()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+		if now := s.base.Policy.Current(); now.Equal(set) {
+			continue
+		}
+		p := nodePolicy(s.base.Policy.Current(), s.roster.Open())
+		frame := session.PolicyFrame(p)
+		for _, sess := range s.roster.CurrentAll() {
+			sess.SetInterval(p.GetHeartbeatInterval().AsDuration())
+			sess.Send(frame)
+		}
+	}
+}
+
+func (s *Service) serve(ctx context.Context) error {
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		s.server.Stop()
+	})
+	err := s.server.Serve(s.lis)
+	if !stop() {
+		<-stopped
+		return nil //nolint:nilerr // Stop ends Serve
+	}
+	s.server.Stop()
+	return errors.Join(errors.New("the agents' port closed"), err)
+}
+
+func (s *Service) drain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.DrainTimeout)
+	defer cancel()
+	s.server.Drain(ctx, s.cfg.DrainSpread)
+	return nil
+}
+
+// Run serves until ctx ends, then asks the agents to go elsewhere and stops in order.
+func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) } //nolint:wrapcheck // it says whose
+
+// AgentAddr is where agents connect.
+func (s *Service) AgentAddr() string { return s.lis.Addr().String() }
+
+// OpsAddr is where metrics and health are served.
+func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
+
+// ReplicaID of this replica.
+func (s *Service) ReplicaID() string { return s.base.ReplicaID }

@@ -1,0 +1,143 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// errNoPeer says that a call came without the connection's identity: a fault of the server's own wiring.
+var errNoPeer = errors.New("call without a verified peer")
+
+// errProtocol says that a client did not agree to speak HTTP/2.
+var errProtocol = errors.New("the client did not agree on HTTP/2")
+
+// transport is the server side of the agents' port. Unlike grpc's own TLS credentials it keeps the raw connection, since closing it is the only way to
+// end the stream of a peer that does not hang up; and it reports each refused handshake with its reason.
+type transport struct {
+	tls         *tls.Config
+	trustDomain string
+	timeout     time.Duration
+	now         func() time.Time
+	onReject    func(pki.Reject)
+}
+
+// authInfo is what a call knows of its connection. It keeps no certificate but the leaf.
+type authInfo struct {
+	credentials.CommonAuthInfo
+
+	peer pki.Peer
+	conn net.Conn
+}
+
+// AuthType names the kind of authentication.
+func (authInfo) AuthType() string { return "tls" }
+
+// ServerHandshake authenticates a connection.
+func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn := tls.Server(raw, t.tls)
+	ctx, cancel := context.WithTimeout(context.Background(), t.timeout) //nolint:forbidigo // grpc gives this call no context
+	defer cancel()
+	if err := conn.HandshakeContext(ctx); err != nil {
+		t.reject(raw, err)
+		return nil, nil, errors.Join(fmt.Errorf("handshake: %w", err), raw.Close())
+	}
+	state := conn.ConnectionState()
+	p, err := pki.PeerFromState(&state, t.trustDomain)
+	if err != nil {
+		t.reject(raw, err)
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	if state.NegotiatedProtocol != "h2" {
+		t.reject(raw, errProtocol)
+		return nil, nil, errors.Join(errProtocol, conn.Close())
+	}
+	return conn, authInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, peer: p, conn: raw}, nil
+}
+
+func (t *transport) reject(raw net.Conn, err error) {
+	r := pki.ClassifyHandshake(err, t.now())
+	r.Remote = raw.RemoteAddr().String()
+	t.onReject(r)
+}
+
+// ClientHandshake is not for a server.
+func (t *transport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("agents' port does not dial")
+}
+
+// Info describes the protocol.
+func (t *transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls", SecurityVersion: "1.3"}
+}
+
+// Clone copies the credentials.
+func (t *transport) Clone() credentials.TransportCredentials {
+	c := *t
+	return &c
+}
+
+// OverrideServerName does nothing: agents verify an identity, not a host name.
+func (t *transport) OverrideServerName(string) error { return nil }
+
+func connOf(ctx context.Context) (authInfo, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return authInfo{}, errNoPeer
+	}
+	info, ok := p.AuthInfo.(authInfo)
+	if !ok {
+		return authInfo{}, errNoPeer
+	}
+	return info, nil
+}
+
+// shedder closes connections above a number at once, before TLS is spent on them.
+type shedder struct {
+	net.Listener
+
+	limit  int64
+	open   atomic.Int64
+	onShed func()
+}
+
+// Accept answers the next connection that is within the limit.
+func (l *shedder) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err //nolint:wrapcheck // grpc tells a temporary error from a final one by its type
+		}
+		if l.open.Add(1) > l.limit {
+			l.open.Add(-1)
+			l.onShed()
+			_ = c.Close()
+			continue
+		}
+		return &counted{Conn: c, from: l}, nil
+	}
+}
+
+type counted struct {
+	net.Conn
+
+	from   *shedder
+	closed atomic.Bool
+}
+
+// Close closes the connection and frees its place.
+func (c *counted) Close() error {
+	if c.closed.CompareAndSwap(false, true) {
+		c.from.open.Add(-1)
+	}
+	return c.Conn.Close() //nolint:wrapcheck // a connection's own error
+}

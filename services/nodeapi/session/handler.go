@@ -1,0 +1,420 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
+)
+
+// handler is the life of one stream. It is the only reader; its fields need no lock.
+type handler struct {
+	server *Server
+	stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
+	sess   *roster.Session
+	leaf   pki.Peer
+	hello  *nodev1.Hello
+	join   []byte // the join state of our Welcome
+	pace   pace
+	renew  chan struct{} // holds a token while a renewal is under way
+}
+
+func (h *handler) run(ctx context.Context) error {
+	err := aside(func() error { return h.open(ctx) })
+	if err == nil {
+		err = h.serve(ctx)
+	}
+	if err == nil || errors.Is(err, errHungUp) || errors.Is(err, io.EOF) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the connection is gone: there is nobody to tell
+	}
+	if h.sess.Gone() {
+		return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+	}
+	d := fault.ToDenial(err, "")
+	h.server.deps.Logger.InfoContext(ctx, "session refused", slog.String("node_id", h.sess.Identity.NodeID), slog.String("session_id", h.sess.ID), slog.Any("error", err))
+	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
+	return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+}
+
+// aside runs f in a goroutine of its own and waits for it. Opening a session goes deep, and a stack that has grown stays for as long as its goroutine:
+// the one that waits for the agent's next frame, for hours, is to have a small one.
+func aside(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				done <- fault.New(commonv1.Reason_REASON_INTERNAL, "", fault.Cause(fmt.Errorf("panic: %v", p)))
+			}
+		}()
+		done <- f()
+	}()
+	return <-done
+}
+
+// recv reads and validates one frame.
+func (h *handler) recv() (*nodev1.ConnectRequest, error) {
+	frame, err := h.stream.Recv()
+	if status.Code(err) == codes.ResourceExhausted {
+		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(invalidWait), fault.Cause(err))
+	}
+	if err != nil {
+		return nil, err //nolint:wrapcheck // io.EOF and status errors are told apart by the caller
+	}
+	now := time.Now()
+	h.sess.Seen(now)
+	if !h.pace.frame(now, h.server.lim.FramesPerSecond) {
+		return nil, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this session sends too many frames", fault.RetryAfter(5*time.Second))
+	}
+	if hb := frame.GetHeartbeat(); hb != nil && hb.GetChangedFacts() == nil {
+		return frame, nil // nothing in it could be wrong
+	}
+	if err := h.server.validate.Validate(frame); err != nil {
+		// Not stop: an agent of another version than ours is worth another try after an update of either side.
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the frame is not valid", fault.WithAction(commonv1.Action_ACTION_WAIT),
+			fault.RetryAfter(invalidWait), fault.Cause(err))
+	}
+	scrub(frame)
+	return frame, nil
+}
+
+// invalidWait is how long an agent waits whose frame was refused: the same frame comes again from the same build.
+const invalidWait = 30 * time.Second
+
+// open takes the stream from its first frame to Admitted.
+func (h *handler) open(ctx context.Context) error {
+	frame, err := h.recv()
+	if err != nil {
+		return err
+	}
+	hello := frame.GetHello()
+	if hello == nil {
+		return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "the first frame is not Hello")
+	}
+	h.server.deps.Metrics.Frame("hello")
+	if hello.GetNodeId() != h.sess.Identity.NodeID {
+		return fault.New(commonv1.Reason_REASON_IDENTITY_MISMATCH, "Hello names another node than the certificate does")
+	}
+	h.hello = hello
+	h.server.deps.Roster.Opening(h.sess)
+	res, err := h.server.openings.Do(ctx, &recoveryv1.OpenSession{
+		SessionId: h.sess.ID, NodeId: hello.GetNodeId(), NodeInstanceId: hello.GetNodeInstanceId(), Serial: h.sess.Identity.Serial,
+		JoinState: hello.GetJoinState(), ReplicaId: h.server.cfg.ReplicaID, BootId: hello.GetBootId(), MachineId: hello.GetHost().GetMachineId(),
+		RemoteAddress: h.sess.Identity.Remote, AgentVersion: hello.GetAgentVersion(), ReplacesNonce: hello.GetReplacesNonce(),
+	})
+	if err != nil {
+		return err
+	}
+	switch res.GetVerdict() {
+	case recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME:
+		return h.welcome(ctx, res)
+	case recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE:
+		return h.challenge(ctx)
+	default:
+		if res.GetDenial() == nil {
+			return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session cannot be opened now")
+		}
+		return fault.FromDenial(res.GetDenial())
+	}
+}
+
+func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error {
+	if err := failpoint.Hit("nodeapi.open.before_welcome"); err != nil {
+		return err
+	}
+	hello := h.hello
+	nonce := h.sess.ID + "." + rand.Text()[:16]
+	h.join = res.GetJoinState()
+	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
+		Version: hello.GetAgentVersion(), LedgerID: hello.GetLedgerId(), BootID: hello.GetBootId(),
+		Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
+	})
+	policy := h.server.deps.Policy()
+	h.sess.SetInterval(policy.GetHeartbeatInterval().AsDuration())
+	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
+		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID,
+		Policy: policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), ProfileFingerprint: h.server.profile.get(),
+	}}})
+	return h.ready(ctx, res.GetGeneration())
+}
+
+// ready waits for the word that the join state is on the agent's disk, and has it confirmed.
+func (h *handler) ready(ctx context.Context, generation int64) error {
+	for {
+		frame, err := h.recv()
+		if err != nil {
+			return err
+		}
+		switch f := frame.GetFrame().(type) {
+		case *nodev1.ConnectRequest_Ready:
+			h.server.deps.Metrics.Frame("ready")
+			if f.Ready.GetGeneration() != generation {
+				return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "Ready names another generation than Welcome did")
+			}
+			return h.confirm(ctx, generation)
+		case *nodev1.ConnectRequest_Heartbeat:
+			h.heartbeat(f.Heartbeat)
+		case *nodev1.ConnectRequest_Goodbye:
+			return errHungUp
+		default:
+			return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "the session is not admitted yet")
+		}
+	}
+}
+
+func (h *handler) confirm(ctx context.Context, generation int64) error {
+	res, err := h.server.confirms.Do(ctx, &recoveryv1.ConfirmSession{
+		SessionId: h.sess.ID, NodeId: h.sess.Identity.NodeID, NodeInstanceId: h.hello.GetNodeInstanceId(),
+		Generation: generation, Serial: h.sess.Identity.Serial,
+	})
+	if err != nil {
+		return err
+	}
+	if !res.GetAdmitted() {
+		if res.GetDenial() == nil {
+			return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session cannot be confirmed now")
+		}
+		return fault.FromDenial(res.GetDenial())
+	}
+	if err := failpoint.Hit("nodeapi.confirm.before_admitted"); err != nil {
+		return err
+	}
+	h.server.deps.Roster.Admit(h.sess)
+	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
+		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
+	}}})
+	h.raiseGate(ctx, generation)
+	h.hello = nil // an idle session keeps what it needs
+	return nil
+}
+
+// raiseGate tells lifecycle of the session until it takes it, or the session is gone. It does not keep the reader waiting.
+func (h *handler) raiseGate(ctx context.Context, generation int64) {
+	s, sess, hello, join := h.server, h.sess, h.hello, h.join
+	h.join = nil
+	s.deps.Roster.Go(func() {
+		pause := 50 * time.Millisecond
+		for !sess.Gone() && s.deps.View.WaitFresh(ctx) == nil {
+			res, err := s.readies.Do(ctx, &lifecyclev1.SessionReady{
+				NodeId: sess.Identity.NodeID, NodeInstanceId: hello.GetNodeInstanceId(), SessionId: sess.ID, Generation: generation, JoinState: join,
+				LedgerId: hello.GetLedgerId(), TasksInFlight: hello.GetTasksInFlight(), TaskTypes: hello.GetTaskTypes(), Host: hello.GetHost(),
+			})
+			if err == nil && res.GetAccepted() {
+				s.gateRaised(sess, res)
+				return
+			}
+			if err == nil && res.GetDenial() != nil {
+				err = fault.FromDenial(res.GetDenial())
+				if res.GetDenial().GetAction() != commonv1.Action_ACTION_WAIT {
+					sess.Close(res.GetDenial())
+					return
+				}
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			// Recovery tells lifecycle of a new node while that node already connects: the first refusals are the order of things.
+			level := slog.LevelWarn
+			if pause < time.Second && fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
+				level = slog.LevelDebug
+			}
+			s.deps.Logger.Log(ctx, level, "gate not raised", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
+			select {
+			case <-time.After(pause):
+				pause = min(2*pause, 2*time.Second)
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
+func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyResult) {
+	if len(res.GetAcknowledged()) > 0 {
+		sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: res.GetAcknowledged()}}})
+	}
+	for _, ref := range res.GetCancel() {
+		sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskCancel{TaskCancel: &nodev1.TaskCancel{Task: ref, Reason: "not wanted any more"}}})
+	}
+	sess.SetWorkReady()
+	if sess.Gone() {
+		// Its end may have been read before its beginning: say it again.
+		s.deps.Roster.RepeatClosed(sess)
+		return
+	}
+	s.deps.Work.Ready(sess)
+}
+
+// challenge asks a session that presented an old generation for a signature. An answer in time makes it a second copy of the node; none makes it a dead
+// connection, such as a replica that was paused holds in its hands.
+func (h *handler) challenge(ctx context.Context) error {
+	nonce := make([]byte, 32)
+	_, _ = rand.Read(nonce)
+	h.sess.SendInline(h.server.challengeFrame(nonce))
+	answered := make(chan bool, 1)
+	timer := time.AfterFunc(h.server.lim.Challenge, func() {
+		select {
+		case answered <- false:
+			// The read below ends with the connection.
+			_ = h.sess.Identity.Conn.Close()
+		default:
+		}
+	})
+	defer timer.Stop()
+	ok := h.readAnswer(nonce)
+	select {
+	case answered <- ok:
+	default:
+		ok = false // the time was up first
+	}
+	report, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	res, err := h.server.deps.Authority.ReportChallenge(report, &recoveryv1.ReportChallengeRequest{
+		SessionId: h.sess.ID, NodeId: h.sess.Identity.NodeID, NodeInstanceId: h.hello.GetNodeInstanceId(), Answered: ok,
+		JoinState: h.hello.GetJoinState(), RemoteAddress: h.sess.Identity.Remote,
+	})
+	if err != nil {
+		return err
+	}
+	if res.GetDenial() == nil {
+		return fault.New(commonv1.Reason_REASON_CHALLENGE_FAILED, "the session presented an old generation")
+	}
+	return fault.FromDenial(res.GetDenial())
+}
+
+func (h *handler) readAnswer(nonce []byte) bool {
+	for {
+		frame, err := h.recv()
+		if err != nil {
+			return false
+		}
+		if a := frame.GetChallengeAnswer(); a != nil {
+			return string(a.GetNonce()) == string(nonce) &&
+				joinstate.VerifyChallenge(h.leaf.Leaf.PublicKey, nonce, h.sess.Identity.NodeID, a.GetSignature()) == nil
+		}
+		if frame.GetHeartbeat() == nil {
+			return false
+		}
+	}
+}
+
+// serve reads an admitted session until it ends.
+func (h *handler) serve(ctx context.Context) error {
+	h.renew = make(chan struct{}, 1)
+	h.leaf = pki.Peer{}
+	for {
+		frame, err := h.recv()
+		if err != nil {
+			return err
+		}
+		if err := h.dispatch(ctx, frame); err != nil {
+			return err
+		}
+	}
+}
+
+func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) error {
+	work := h.server.deps.Work
+	switch f := frame.GetFrame().(type) {
+	case *nodev1.ConnectRequest_Heartbeat:
+		h.heartbeat(f.Heartbeat)
+		return nil
+	case *nodev1.ConnectRequest_TaskDelivered:
+		return work.Delivered(ctx, h.sess, f.TaskDelivered.GetTasks())
+	case *nodev1.ConnectRequest_TaskStarted:
+		return work.Started(ctx, h.sess, f.TaskStarted)
+	case *nodev1.ConnectRequest_TaskProgress:
+		return work.Progress(ctx, h.sess, f.TaskProgress)
+	case *nodev1.ConnectRequest_TaskResult:
+		return work.Result(ctx, h.sess, f.TaskResult)
+	case *nodev1.ConnectRequest_Observation:
+		h.server.deps.Observe(h.sess, f.Observation)
+		return nil
+	case *nodev1.ConnectRequest_Diagnostic:
+		h.server.deps.Diagnose(h.sess, f.Diagnostic.GetDiagnostics())
+		return nil
+	case *nodev1.ConnectRequest_RenewRequest:
+		h.renewal(ctx, f.RenewRequest)
+		return nil
+	case *nodev1.ConnectRequest_CertificateStored:
+		return nil // the next certificate counts when a session is ready on it, not on anybody's word
+	case *nodev1.ConnectRequest_Goodbye:
+		h.sess.Depart(f.Goodbye.GetReason())
+		return errHungUp
+	case *nodev1.ConnectRequest_Ready:
+		return nil // an admitted agent's Ready was counted already
+	default:
+		return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "an admitted session does not send this frame")
+	}
+}
+
+func (h *handler) heartbeat(f *nodev1.Heartbeat) {
+	h.server.deps.Metrics.Frame("heartbeat")
+	if !h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
+		return
+	}
+	h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
+}
+
+// renewal asks recovery for the next certificate, one at a time for a session.
+func (h *handler) renewal(ctx context.Context, f *nodev1.RenewRequest) {
+	answer := func(issued *nodev1.CertificateIssued) {
+		issued.RequestId = f.GetRequestId()
+		h.sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_CertificateIssued{CertificateIssued: issued}})
+	}
+	select {
+	case h.renew <- struct{}{}:
+	default:
+		answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "a renewal is under way", fault.RetryAfter(time.Second)), "")})
+		return
+	}
+	s, sess, instance, done := h.server, h.sess, h.sess.InstanceID(), h.renew
+	s.deps.Roster.Go(func() {
+		defer func() { <-done }()
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		res, err := s.deps.Authority.RenewCertificate(ctx, &recoveryv1.RenewCertificateRequest{
+			NodeId: sess.Identity.NodeID, NodeInstanceId: instance, SessionId: sess.ID, Serial: sess.Identity.Serial, Csr: f.GetCsr(),
+		})
+		if err != nil {
+			s.deps.Logger.WarnContext(ctx, "certificate not renewed", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
+			answer(&nodev1.CertificateIssued{Denied: fault.ToDenial(err, "")})
+			return
+		}
+		if failpoint.Hit("nodeapi.renew.before_send") != nil {
+			return
+		}
+		answer(&nodev1.CertificateIssued{CertificateChainPem: res.GetCertificateChainPem(), RecoveryToken: res.GetRecoveryToken()})
+	})
+}
+
+// PolicyFrame is the frame that tells agents of a changed policy.
+func PolicyFrame(p *commonv1.NodePolicy) *nodev1.ConnectResponse {
+	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_PolicyUpdate{PolicyUpdate: &nodev1.PolicyUpdate{Policy: p}}}
+}
+
+// HeartbeatInterval scales with the fleet: 15 s for a few nodes, 60 s from ten thousand on.
+func HeartbeatInterval(nodes int) *durationpb.Duration {
+	d := 15*time.Second + time.Duration(nodes)*4500*time.Microsecond
+	return durationpb.New(min(d, time.Minute))
+}

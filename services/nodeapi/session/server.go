@@ -1,0 +1,340 @@
+// Package session serves the agents' stream: it opens sessions in the order Hello, Welcome, Ready, Admitted, passes on what agents report, and ends
+// what breaks the protocol.
+//
+// It believes the verified certificate for who speaks, recovery for whether and as what generation, lifecycle for work. It decides none of these.
+// Each stream costs one goroutine, the handler that reads; everything sent goes through the session's bounded outbox.
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"buf.build/go/protovalidate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/nodeapi/authority"
+	"github.com/gpuaas/mesh/services/nodeapi/batch"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
+)
+
+// Limits of the agents' port. Zero fields take the defaults.
+type Limits struct {
+	MaxConnections    int           // open connections; default 16384
+	StreamsPerConn    uint32        // default 8
+	MessageBytes      int           // default 1 MiB
+	HeaderBytes       uint32        // default 16 KiB
+	Handshake         time.Duration // default 5 s
+	FirstFrame        time.Duration // default 5 s
+	OpenBurst         int           // streams of one identity at once; default 3
+	OpenEvery         time.Duration // then one per; default 10 s
+	FramesPerSecond   int           // of one session; default 2000
+	HeartbeatsPerSec  int           // of one session, the rest is coalesced; default 5
+	Challenge         time.Duration // to answer a challenge; default 5 s
+	KeepaliveInterval time.Duration // default 15 s
+	KeepaliveTimeout  time.Duration // default 10 s
+}
+
+func (l Limits) withDefaults() Limits {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	if l.MaxConnections <= 0 {
+		l.MaxConnections = 16384
+	}
+	if l.StreamsPerConn == 0 {
+		l.StreamsPerConn = 8
+	}
+	if l.MessageBytes <= 0 {
+		l.MessageBytes = 1 << 20
+	}
+	if l.HeaderBytes == 0 {
+		l.HeaderBytes = 16 << 10
+	}
+	if l.OpenBurst <= 0 {
+		l.OpenBurst = 3
+	}
+	if l.FramesPerSecond <= 0 {
+		l.FramesPerSecond = 2000
+	}
+	if l.HeartbeatsPerSec <= 0 {
+		l.HeartbeatsPerSec = 5
+	}
+	def(&l.Handshake, 5*time.Second)
+	def(&l.FirstFrame, 5*time.Second)
+	def(&l.OpenEvery, 10*time.Second)
+	def(&l.Challenge, 5*time.Second)
+	def(&l.KeepaliveInterval, 15*time.Second)
+	def(&l.KeepaliveTimeout, 10*time.Second)
+	return l
+}
+
+// Work takes what agents report of their tasks.
+type Work interface {
+	Delivered(ctx context.Context, s *roster.Session, refs []*nodev1.TaskRef) error
+	Started(ctx context.Context, s *roster.Session, f *nodev1.TaskStarted) error
+	Progress(ctx context.Context, s *roster.Session, f *nodev1.TaskProgress) error
+	Result(ctx context.Context, s *roster.Session, f *nodev1.TaskResult) error
+	// Ready says that a session may be given work.
+	Ready(s *roster.Session)
+}
+
+// Authority is recovery, for many sessions at once.
+type Authority interface {
+	OpenSessions(context.Context, *recoveryv1.OpenSessionsRequest) (*recoveryv1.OpenSessionsResponse, error)
+	ConfirmSessions(context.Context, *recoveryv1.ConfirmSessionsRequest) (*recoveryv1.ConfirmSessionsResponse, error)
+	ReportChallenge(context.Context, *recoveryv1.ReportChallengeRequest) (*recoveryv1.ReportChallengeResponse, error)
+	RenewCertificate(context.Context, *recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error)
+}
+
+// Gate is lifecycle's gate.
+type Gate interface {
+	SessionsReady(context.Context, *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error)
+}
+
+// Metrics counts what the port sees. Reasons come from closed sets.
+type Metrics interface {
+	TLSReject(reason string)
+	Shed()
+	Opened(outcome string)
+	Frame(kind string)
+}
+
+// Deps of the server.
+type Deps struct {
+	Logger    *slog.Logger
+	Roster    *roster.Roster
+	View      *authority.View
+	Work      Work
+	Authority Authority
+	Gate      Gate
+	Metrics   Metrics
+	Observe   func(s *roster.Session, o *nodev1.Observation)
+	Diagnose  func(s *roster.Session, d []*commonv1.Diagnostic)
+	Policy    func() *commonv1.NodePolicy
+}
+
+// Config of the server.
+type Config struct {
+	ReplicaID   string
+	TrustDomain string
+	TLS         *tls.Config
+	Clock       *Clock
+	Limits      Limits
+}
+
+// Server of the agents' stream.
+type Server struct {
+	nodev1.UnimplementedNodeServiceServer
+
+	deps     Deps
+	cfg      Config
+	lim      Limits
+	grpc     *grpc.Server
+	validate protovalidate.Validator
+	opens    *opens
+	profile  profilePrint
+
+	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
+	confirms *batch.Batcher[*recoveryv1.ConfirmSession, *recoveryv1.ConfirmResult]
+	readies  *batch.Batcher[*lifecyclev1.SessionReady, *lifecyclev1.SessionReadyResult]
+
+	draining chan struct{}
+	drainOne sync.Once
+}
+
+// New builds the server; nothing is served before Serve.
+func New(deps Deps, cfg Config) (*Server, error) {
+	v, err := protovalidate.New(protovalidate.WithMessages(&nodev1.ConnectRequest{}))
+	if err != nil {
+		return nil, fmt.Errorf("build validator: %w", err)
+	}
+	lim := cfg.Limits.withDefaults()
+	if cfg.Clock == nil {
+		cfg.Clock = &Clock{}
+	}
+	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, opens: newOpens(lim.OpenBurst, lim.OpenEvery), draining: make(chan struct{})}
+	s.openings = batch.New(256, 2, s.openBatch)
+	s.confirms = batch.New(256, 2, s.confirmBatch)
+	s.readies = batch.New(256, 2, s.readyBatch)
+	creds := &transport{tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now, onReject: func(r pki.Reject) {
+		deps.Metrics.TLSReject(string(r.Reason))
+		deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)), slog.String("claimed_unverified", r.ClaimedUnverified),
+			slog.String("remote", r.Remote), slog.Any("error", r.Err))
+	}}
+	s.grpc = grpc.NewServer(
+		grpc.Creds(creds),
+		grpc.MaxConcurrentStreams(lim.StreamsPerConn),
+		grpc.MaxRecvMsgSize(lim.MessageBytes),
+		grpc.MaxSendMsgSize(4<<20),
+		grpc.MaxHeaderListSize(lim.HeaderBytes),
+		grpc.ConnectionTimeout(lim.Handshake),
+		grpc.ReadBufferSize(0),
+		grpc.WriteBufferSize(4<<10),
+		// Windows that do not grow: what an agent may send ahead is bounded, and nobody measures the way to it.
+		grpc.InitialWindowSize(64<<10), grpc.InitialConnWindowSize(64<<10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			// A connection that carries no stream has nothing to wait for.
+			MaxConnectionIdle: lim.FirstFrame,
+			Time:              lim.KeepaliveInterval, Timeout: lim.KeepaliveTimeout,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: false}),
+		grpc.StreamInterceptor(s.protect),
+		grpc.WaitForHandlers(true),
+	)
+	nodev1.RegisterNodeServiceServer(s.grpc, s)
+	return s, nil
+}
+
+// protect turns a panic of one stream into its end.
+func (s *Server) protect(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.deps.Logger.ErrorContext(ss.Context(), "stream handler panicked", slog.Any("panic", p))
+			err = status.Error(codes.Internal, "internal error")
+		}
+	}()
+	return handler(srv, ss)
+}
+
+// Serve accepts agents on lis until Stop.
+func (s *Server) Serve(lis net.Listener) error {
+	if err := s.grpc.Serve(&shedder{Listener: lis, limit: int64(s.lim.MaxConnections), onShed: s.deps.Metrics.Shed}); err != nil {
+		return fmt.Errorf("serve agents: %w", err)
+	}
+	return nil
+}
+
+// Tasks are the loops that the server needs, to be run by its owner.
+func (s *Server) Tasks() map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"opens": s.openings.Run, "confirms": s.confirms.Run, "readies": s.readies.Run,
+	}
+}
+
+// Drain asks the agents to go elsewhere and waits for them until ctx ends.
+func (s *Server) Drain(ctx context.Context, spread time.Duration) {
+	s.drainOne.Do(func() { close(s.draining) })
+	s.deps.Roster.Drain(ctx, spread)
+}
+
+// Stop ends everything that is left.
+func (s *Server) Stop() {
+	// Streams that have ended get the moment that their last words need on the wire.
+	timer := time.AfterFunc(time.Second, s.grpc.Stop)
+	s.grpc.GracefulStop()
+	timer.Stop()
+	s.grpc.Stop()
+	s.deps.Roster.Wait()
+}
+
+func (s *Server) openBatch(ctx context.Context, reqs []*recoveryv1.OpenSession) ([]*recoveryv1.OpenResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	sent := time.Now()
+	res, err := s.deps.Authority.OpenSessions(ctx, &recoveryv1.OpenSessionsRequest{Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("open sessions: %w", err)
+	}
+	s.cfg.Clock.Set(sent, time.Now(), res.GetServerTime().AsTime())
+	s.profile.set(res.GetProfileFingerprint())
+	return res.GetResults(), nil
+}
+
+func (s *Server) confirmBatch(ctx context.Context, reqs []*recoveryv1.ConfirmSession) ([]*recoveryv1.ConfirmResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	sent := time.Now()
+	res, err := s.deps.Authority.ConfirmSessions(ctx, &recoveryv1.ConfirmSessionsRequest{Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("confirm sessions: %w", err)
+	}
+	s.cfg.Clock.Set(sent, time.Now(), res.GetServerTime().AsTime())
+	return res.GetResults(), nil
+}
+
+func (s *Server) readyBatch(ctx context.Context, reqs []*lifecyclev1.SessionReady) ([]*lifecyclev1.SessionReadyResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	res, err := s.deps.Gate.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: s.cfg.ReplicaID, Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("raise gates: %w", err)
+	}
+	return res.GetResults(), nil
+}
+
+// Connect serves one stream.
+func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+	info, err := connOf(stream.Context())
+	if err != nil {
+		return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+	}
+	if info.peer.ID.Kind != pki.KindNode {
+		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "") //nolint:wrapcheck // it is the wire's error
+	}
+	now := time.Now()
+	if wait := s.opens.take(info.peer.ID.Name, now); wait > 0 {
+		s.deps.Metrics.Opened("rate_limited")
+		return s.refuse(stream, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this node opens streams too often", fault.RetryAfter(wait)))
+	}
+	select {
+	case <-s.draining:
+		return s.refuse(stream, fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "this replica is leaving", fault.RetryAfter(time.Second)))
+	default:
+	}
+	ident := roster.Identity{NodeID: info.peer.ID.Name, Serial: info.peer.Serial, NotAfter: info.peer.NotAfter, Remote: info.conn.RemoteAddr().String(), Conn: info.conn}
+	maxAge := s.deps.Policy().GetStreamMaxAge().AsDuration()
+	if now.Add(s.cfg.Clock.Offset()).After(ident.NotAfter) {
+		return s.refuse(stream, fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, "the certificate of this connection has run out"))
+	}
+	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
+	defer s.deps.Roster.Remove(sess)
+	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer}
+	err = h.run(stream.Context())
+	outcome := "ended"
+	if err != nil {
+		outcome = "refused"
+	}
+	s.deps.Metrics.Opened(outcome)
+	return err
+}
+
+// refuse tells the agent why, as a frame it understands and as the stream's status.
+func (s *Server) refuse(stream roster.Stream, err error) error {
+	d := fault.ToDenial(err, "")
+	_ = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
+	return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+}
+
+func (s *Server) heartbeatAck(sequence int64) *nodev1.ConnectResponse {
+	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{
+		Sequence: sequence, ServerTime: timestamppb.New(s.cfg.Clock.Now()), ProfileFingerprint: s.profile.get(),
+	}}}
+}
+
+func (s *Server) challengeFrame(nonce []byte) *nodev1.ConnectResponse {
+	return &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Challenge{Challenge: &nodev1.Challenge{
+		Nonce: nonce, AnswerWithin: durationpb.New(s.lim.Challenge),
+	}}}
+}
+
+var errHungUp = errors.New("the agent hung up")

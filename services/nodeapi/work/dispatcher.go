@@ -1,0 +1,225 @@
+// Package work carries tasks between lifecycle and the sessions of this replica: leases out, reports back. It owns no task. A hint that is lost costs
+// a second, since lifecycle repeats the whole list; a report that is lost is sent again by the agent until it is acknowledged by name.
+package work
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/nodeapi/authority"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
+)
+
+// Lifecycle is where work comes from.
+type Lifecycle interface {
+	LeaseTasks(context.Context, *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error)
+	ReportTasks(context.Context, *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error)
+}
+
+// Hints is the stream of WatchWork.
+type Hints interface {
+	Receive() bool
+	Msg() *lifecyclev1.WatchWorkResponse
+	Err() error
+	Close() error
+}
+
+// Metrics of the work.
+type Metrics interface {
+	Offered(n int)
+	Acknowledged(n int)
+}
+
+const (
+	leaseNodes   = 64 // nodes in one lease
+	leasePerNode = 16 // tasks of one node in one lease
+	leaseLanes   = 4  // leases under way at once
+)
+
+// Dispatcher leases work for the sessions that stand here and offers it.
+type Dispatcher struct {
+	replicaID string
+	logger    *slog.Logger
+	roster    *roster.Roster
+	view      *authority.View
+	lifecycle Lifecycle
+	watch     func(ctx context.Context, replicaID string) (Hints, error)
+	metrics   Metrics
+
+	mu   sync.Mutex
+	hot  map[string]struct{}
+	wake chan struct{}
+}
+
+// NewDispatcher makes a dispatcher.
+func NewDispatcher(logger *slog.Logger, replicaID string, r *roster.Roster, v *authority.View, lc Lifecycle,
+	watch func(ctx context.Context, replicaID string) (Hints, error), m Metrics,
+) *Dispatcher {
+	return &Dispatcher{
+		replicaID: replicaID, logger: logger, roster: r, view: v, lifecycle: lc, watch: watch, metrics: m,
+		hot: map[string]struct{}{}, wake: make(chan struct{}, 1),
+	}
+}
+
+// Mark says that nodes may have work.
+func (d *Dispatcher) Mark(nodes ...string) {
+	marked := false
+	d.mu.Lock()
+	for _, n := range nodes {
+		if d.roster.Current(n) != nil {
+			d.hot[n] = struct{}{}
+			marked = true
+		}
+	}
+	d.mu.Unlock()
+	if marked {
+		select {
+		case d.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Watch follows lifecycle's hints until ctx ends.
+func (d *Dispatcher) Watch(ctx context.Context) error {
+	failures := 0
+	for {
+		began := time.Now()
+		err := d.watchOnce(ctx)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // asked to stop
+		}
+		if time.Since(began) > 5*time.Second {
+			failures = 0
+		}
+		failures++
+		d.logger.WarnContext(ctx, "work watch lost", slog.Int("failures", failures), slog.Any("error", err))
+		pause := min(time.Duration(failures)*100*time.Millisecond, 2*time.Second)
+		select {
+		case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (d *Dispatcher) watchOnce(ctx context.Context) error {
+	hints, err := d.watch(ctx, d.replicaID)
+	if err != nil {
+		return fmt.Errorf("watch work: %w", err)
+	}
+	defer func() { _ = hints.Close() }()
+	for hints.Receive() {
+		msg := hints.Msg()
+		d.Mark(msg.GetNodeIds()...)
+		for _, c := range msg.GetCancels() {
+			if s := d.roster.Current(c.GetNodeId()); s != nil {
+				s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskCancel{TaskCancel: &nodev1.TaskCancel{
+					Task: c.GetTask(), Epoch: c.GetEpoch(), Reason: c.GetReason(),
+				}}})
+			}
+		}
+	}
+	if err := hints.Err(); err != nil {
+		return fmt.Errorf("receive work: %w", err)
+	}
+	return nil
+}
+
+// Run leases and offers until ctx ends.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	lanes := make(chan struct{}, leaseLanes)
+	for {
+		select {
+		case <-d.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		if d.view.WaitFresh(ctx) != nil {
+			return nil //nolint:nilerr // ctx ended
+		}
+		for {
+			select {
+			case lanes <- struct{}{}:
+			case <-ctx.Done():
+				return nil
+			}
+			sessions := d.take()
+			if len(sessions) == 0 {
+				<-lanes
+				break
+			}
+			wg.Go(func() {
+				defer func() { <-lanes }()
+				d.lease(ctx, sessions)
+			})
+		}
+	}
+}
+
+// take empties up to a lease's worth of hot nodes that have a session here which may be given work.
+func (d *Dispatcher) take() []*roster.Session {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []*roster.Session
+	for n := range d.hot {
+		if len(out) >= leaseNodes {
+			break
+		}
+		delete(d.hot, n)
+		s := d.roster.Current(n)
+		if s != nil && s.MayLease() && d.view.MayDispatch(n, s.ID, s.Generation()) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
+	req := &lifecyclev1.LeaseTasksRequest{ReplicaId: d.replicaID}
+	byID := make(map[string]*roster.Session, len(sessions))
+	for _, s := range sessions {
+		byID[s.ID] = s
+		req.Nodes = append(req.Nodes, &lifecyclev1.NodeLease{NodeId: s.Identity.NodeID, SessionId: s.ID, Generation: s.Generation(), MaxTasks: leasePerNode})
+	}
+	call, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	res, err := d.lifecycle.LeaseTasks(call, req)
+	if err != nil {
+		// The sweep names these nodes again within a second; asking at once would only press a service that is in trouble.
+		if ctx.Err() == nil {
+			d.logger.WarnContext(ctx, "lease refused", slog.Int("nodes", len(sessions)), slog.Any("error", err))
+		}
+		return
+	}
+	if failpoint.Hit("nodeapi.lease.before_offer") != nil {
+		return
+	}
+	for _, t := range res.GetTasks() {
+		s := byID[t.GetSessionId()]
+		// What is leased and not offered comes back by the next lease after two seconds.
+		if s == nil || !d.view.MayDispatch(t.GetNodeId(), s.ID, s.Generation()) || !s.MayLease() {
+			continue
+		}
+		if s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: t.GetOffer()}}) {
+			d.metrics.Offered(1)
+		}
+	}
+	for _, r := range res.GetRefused() {
+		if r.GetDenial().GetAction() != commonv1.Action_ACTION_WAIT {
+			d.logger.InfoContext(ctx, "gate refused a lease", slog.String("node_id", r.GetNodeId()), slog.Any("error", fault.FromDenial(r.GetDenial())))
+		}
+	}
+	d.Mark(res.GetMore()...)
+}

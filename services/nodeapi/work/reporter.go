@@ -1,0 +1,327 @@
+package work
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/nodeapi/authority"
+	"github.com/gpuaas/mesh/services/nodeapi/batch"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
+)
+
+const (
+	reportNodes   = 64    // nodes in one report
+	reportLanes   = 4     // reports under way at once
+	maxPending    = 16384 // frames that may wait for a report; past it, reading stops and the agents' own flow control holds them
+	perNodeFrames = 1024  // frames of one kind of one node in one report
+
+	// lazyWait is how long word of a delivery, a start or progress alone may wait for a result to ride with: a short task is then one report, not two.
+	lazyWait = 30 * time.Millisecond
+
+	maxPendingBytes = 64 << 20 // of results that may wait
+	perNodeBytes    = 1 << 20  // of results of one node in one report, about
+	reportBytes     = 4 << 20  // of results in one report, about: lifecycle reads at most 8 MiB
+)
+
+// Reporter gathers what agents say of their tasks into few transactions: whatever came while the previous report was under way goes with the next.
+type Reporter struct {
+	replicaID string
+	logger    *slog.Logger
+	view      *authority.View
+	lifecycle Lifecycle
+	metrics   Metrics
+
+	mu      sync.Mutex
+	pending map[*roster.Session]*pending
+	order   []*roster.Session
+	busy    map[*roster.Session]bool // a report of this session is under way: its frames stay in order
+	frames  int
+	bytes   int
+	room    chan struct{} // closed when there is room again
+	wake    chan struct{}
+}
+
+// NewReporter makes a reporter.
+func NewReporter(logger *slog.Logger, replicaID string, v *authority.View, lc Lifecycle, m Metrics) *Reporter {
+	return &Reporter{
+		replicaID: replicaID, logger: logger, view: v, lifecycle: lc, metrics: m,
+		pending: map[*roster.Session]*pending{}, busy: map[*roster.Session]bool{}, wake: make(chan struct{}, 1),
+	}
+}
+
+// Delivered takes word that tasks are in the agent's ledger.
+func (r *Reporter) Delivered(ctx context.Context, s *roster.Session, refs []*nodev1.TaskRef) error {
+	return r.add(ctx, s, len(refs), 0, func(n *lifecyclev1.NodeReport) { n.Delivered = append(n.Delivered, refs...) })
+}
+
+// Started takes word that a task has begun.
+func (r *Reporter) Started(ctx context.Context, s *roster.Session, f *nodev1.TaskStarted) error {
+	return r.add(ctx, s, 1, 0, func(n *lifecyclev1.NodeReport) { n.Started = append(n.Started, f) })
+}
+
+// Progress takes an activity's own word that it advances.
+func (r *Reporter) Progress(ctx context.Context, s *roster.Session, f *nodev1.TaskProgress) error {
+	return r.add(ctx, s, 1, 0, func(n *lifecyclev1.NodeReport) {
+		for i, old := range n.GetProgress() {
+			if old.GetTask().GetTaskId() == f.GetTask().GetTaskId() {
+				n.Progress[i] = f
+				return
+			}
+		}
+		n.Progress = append(n.Progress, f)
+	})
+}
+
+// Result takes the terminal word on a task.
+func (r *Reporter) Result(ctx context.Context, s *roster.Session, f *nodev1.TaskResult) error {
+	return r.add(ctx, s, 1, proto.Size(f), func(n *lifecyclev1.NodeReport) { n.Results = append(n.Results, f) })
+}
+
+// add waits for room: an agent that says more than can be passed on is held by its own flow control.
+func (r *Reporter) add(ctx context.Context, s *roster.Session, frames, bytes int, put func(*lifecyclev1.NodeReport)) error {
+	for {
+		r.mu.Lock()
+		if r.frames < maxPending && r.bytes < maxPendingBytes && !r.pending[s].full() {
+			break
+		}
+		if r.room == nil {
+			r.room = make(chan struct{})
+		}
+		room := r.room
+		r.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	p := r.pending[s]
+	if p == nil {
+		p = &pending{since: time.Now(), report: &lifecyclev1.NodeReport{
+			NodeId: s.Identity.NodeID, NodeInstanceId: s.InstanceID(), SessionId: s.ID, Generation: s.Generation(), LedgerId: s.LedgerID(),
+		}}
+		r.pending[s] = p
+		r.order = append(r.order, s)
+	}
+	put(p.report)
+	p.frames += frames
+	p.bytes += bytes
+	r.frames += frames
+	r.bytes += bytes
+	r.mu.Unlock()
+	r.poke()
+	return nil
+}
+
+// pending is what one session has said and has not been reported.
+type pending struct {
+	report *lifecyclev1.NodeReport
+	since  time.Time
+	frames int
+	bytes  int
+}
+
+// due is when it is to be reported at the latest: results at once, the rest a moment later.
+func (p *pending) due() time.Time {
+	if len(p.report.GetResults()) > 0 || p.frames >= perNodeFrames/2 {
+		return p.since
+	}
+	return p.since.Add(lazyWait)
+}
+
+func (p *pending) full() bool {
+	if p == nil {
+		return false
+	}
+	n := p.report
+	return p.bytes >= perNodeBytes || len(n.GetDelivered()) >= perNodeFrames-256 || len(n.GetStarted()) >= perNodeFrames ||
+		len(n.GetProgress()) >= perNodeFrames || len(n.GetResults()) >= perNodeFrames
+}
+
+func (r *Reporter) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run reports until ctx ends.
+func (r *Reporter) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	lanes := make(chan struct{}, reportLanes)
+	lazy := time.NewTimer(lazyWait)
+	defer lazy.Stop()
+	for {
+		select {
+		case <-r.wake:
+		case <-lazy.C:
+		case <-ctx.Done():
+			return nil
+		}
+		for {
+			select {
+			case lanes <- struct{}{}:
+			case <-ctx.Done():
+				return nil
+			}
+			// While the view is stale results are held unacknowledged.
+			if r.view.WaitFresh(ctx) != nil {
+				return nil //nolint:nilerr // ctx ended
+			}
+			sessions, reports, wait := r.take(time.Now())
+			if len(reports) == 0 {
+				<-lanes
+				if wait > 0 {
+					lazy.Reset(wait)
+				}
+				break
+			}
+			wg.Go(func() {
+				defer func() { <-lanes }()
+				r.send(ctx, sessions, reports)
+			})
+		}
+	}
+}
+
+// take answers what is to be reported now, and after how long something that was left is due; zero: nothing was.
+func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeReport, time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var sessions []*roster.Session
+	var reports []*lifecyclev1.NodeReport
+	bytes := 0
+	var wait time.Duration
+	rest := r.order[:0]
+	for _, s := range r.order {
+		p := r.pending[s]
+		if due := p.due().Sub(now); due > 0 {
+			if wait == 0 || due < wait {
+				wait = due
+			}
+			rest = append(rest, s)
+			continue
+		}
+		if r.busy[s] || len(reports) >= reportNodes || bytes >= reportBytes {
+			rest = append(rest, s)
+			continue
+		}
+		delete(r.pending, s)
+		r.busy[s] = true
+		r.frames -= p.frames
+		r.bytes -= p.bytes
+		bytes += p.bytes
+		sessions = append(sessions, s)
+		reports = append(reports, p.report)
+	}
+	clear(r.order[len(rest):])
+	r.order = rest
+	if r.room != nil {
+		close(r.room)
+		r.room = nil
+	}
+	return sessions, reports, wait
+}
+
+func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
+	defer r.release(sessions)
+	pause := 50 * time.Millisecond
+	for {
+		res, err := r.call(ctx, reports)
+		if err == nil {
+			r.acknowledge(ctx, sessions, res)
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if batch.Refused(err) {
+			r.isolate(ctx, sessions, reports, err)
+			return
+		}
+		r.logger.WarnContext(ctx, "report not taken", slog.Int("nodes", len(reports)), slog.Any("error", err))
+		if allGone(sessions) {
+			return // the agents send it again elsewhere
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, time.Second)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) (*lifecyclev1.ReportTasksResponse, error) {
+	call, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return r.lifecycle.ReportTasks(call, &lifecyclev1.ReportTasksRequest{ReplicaId: r.replicaID, Reports: reports}) //nolint:wrapcheck // logged by the caller
+}
+
+// isolate sends each report of a refused batch alone, so that one node's words do not hold up those of all, and ends the session whose are refused.
+func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport, refusal error) {
+	for i, one := range reports {
+		res, err := (*lifecyclev1.ReportTasksResponse)(nil), refusal
+		if len(reports) > 1 {
+			res, err = r.call(ctx, reports[i:i+1])
+		}
+		switch {
+		case err == nil:
+			r.acknowledge(ctx, sessions[i:i+1], res)
+		case batch.Refused(err):
+			r.logger.WarnContext(ctx, "report refused for good", slog.String("node_id", one.GetNodeId()), slog.Any("error", err))
+			sessions[i].Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "what this session reported is not valid"), ""))
+		default:
+			// The agent sends its results again after a while.
+			r.logger.WarnContext(ctx, "report not taken", slog.String("node_id", one.GetNodeId()), slog.Any("error", err))
+		}
+	}
+}
+
+// acknowledge tells the agents what is committed: once the view is fresh, so that a session that was fenced meanwhile is closed before it hears it.
+func (r *Reporter) acknowledge(ctx context.Context, sessions []*roster.Session, res *lifecyclev1.ReportTasksResponse) {
+	if failpoint.Hit("nodeapi.report.before_ack") != nil {
+		return
+	}
+	if r.view.WaitFresh(ctx) != nil {
+		return
+	}
+	for i, n := range res.GetResults() {
+		if i >= len(sessions) || len(n.GetAcknowledged()) == 0 {
+			continue
+		}
+		sessions[i].Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: n.GetAcknowledged()}}})
+		r.metrics.Acknowledged(len(n.GetAcknowledged()))
+	}
+}
+
+func (r *Reporter) release(sessions []*roster.Session) {
+	r.mu.Lock()
+	for _, s := range sessions {
+		delete(r.busy, s)
+	}
+	more := len(r.order) > 0
+	r.mu.Unlock()
+	if more {
+		r.poke()
+	}
+}
+
+func allGone(sessions []*roster.Session) bool {
+	for _, s := range sessions {
+		if !s.Gone() {
+			return false
+		}
+	}
+	return true
+}
