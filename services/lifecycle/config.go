@@ -1,0 +1,99 @@
+// Package lifecycle is the service that owns tenants, workspaces and all that makes them: saga runs, instances, allocations, node gates and tasks. It
+// believes nodeapi's reports of tasks and recovery's fences; it does not classify drift and does not touch identity. Its root only wires.
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+)
+
+// Peers are the services that lifecycle calls, as host:port.
+type Peers struct {
+	Recovery string `koanf:"recovery"`
+}
+
+// Static configures placement on machines that were enrolled before.
+type Static struct {
+	SlotsPerNode int32 `koanf:"slots_per_node"`
+}
+
+// Placement configures the drivers. The process driver is offered where it has a directory.
+type Placement struct {
+	Process process.Config `koanf:"process"`
+	Static  Static         `koanf:"static"`
+}
+
+// Config of the service.
+type Config struct {
+	service.Config
+
+	TaskSigningKeyFile   string                    `koanf:"task_signing_key_file"`
+	JoinStatePubkeysFile string                    `koanf:"join_state_pubkeys_file"`
+	AssertionPubkeysFile string                    `koanf:"assertion_pubkeys_file"`
+	SecretFile           config.SecretFile         `koanf:"secret_file"` // launch secrets and workloads' passwords are derived from it
+	WorkloadDatabaseURL  config.SecretFile         `koanf:"workload_database_url_file"`
+	RedisURLFile         config.SecretFile         `koanf:"redis_url_file"` // empty: no lock store, joins cost a little more
+	Plans                map[string]workspace.Plan `koanf:"plans"`
+	Regions              []string                  `koanf:"regions"`
+	DefaultPlacement     string                    `koanf:"default_placement"`
+	DefaultQuota         workspace.Quota           `koanf:"default_quota"`
+	Placement            Placement                 `koanf:"placement"`
+	Peers                Peers                     `koanf:"peers"`
+	Workers              int                       `koanf:"workers"`    // sagas driven at once
+	SagaLease            time.Duration             `koanf:"saga_lease"` // how long a run stays with a replica that fell silent
+}
+
+// Default answers the defaults.
+func Default() Config {
+	return Config{
+		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease,
+		Plans: map[string]workspace.Plan{
+			"local": {MaxGPUs: 8, MaxStorageBytes: 100 << 30, MaxWorkloads: 8},
+			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
+		},
+		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 64, StorageBytes: 1 << 40},
+		Placement:    Placement{Static: Static{SlotsPerNode: 4}, Process: process.Config{MaxBoxes: 128, MaxGPUs: 64}},
+	}
+}
+
+// Validate reports everything that is wrong with this part.
+func (c Config) Validate() error {
+	var errs []error
+	for key, v := range map[string]string{
+		"task_signing_key_file": c.TaskSigningKeyFile, "join_state_pubkeys_file": c.JoinStatePubkeysFile, "assertion_pubkeys_file": c.AssertionPubkeysFile,
+		"secret_file": string(c.SecretFile), "workload_database_url_file": string(c.WorkloadDatabaseURL), "peers.recovery": c.Peers.Recovery,
+	} {
+		if v == "" {
+			errs = append(errs, fmt.Errorf("%s is needed", key))
+		}
+	}
+	if len(c.Plans) == 0 || len(c.Regions) == 0 {
+		errs = append(errs, errors.New("plans and regions are not empty"))
+	}
+	if _, err := names.Parse[commonv1.PlacementDriver](c.DefaultPlacement); err != nil {
+		errs = append(errs, fmt.Errorf("default_placement: %w", err))
+	}
+	if p := c.Placement.Process; p.Dir != "" {
+		for key, v := range map[string]string{"agent_binary": p.AgentBinary, "enroll_url": p.EnrollURL, "api_url": p.APIURL, "ca_file": p.CAFile} {
+			if v == "" {
+				errs = append(errs, fmt.Errorf("placement.process.%s is needed where placement.process.dir is set", key))
+			}
+		}
+	}
+	if c.SagaLease < time.Second {
+		errs = append(errs, errors.New("saga_lease is shorter than a second"))
+	}
+	if c.Workers < 1 {
+		errs = append(errs, errors.New("workers is below 1"))
+	}
+	return errors.Join(errs...)
+}

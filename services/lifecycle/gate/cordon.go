@@ -1,0 +1,103 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// SetCordon keeps new workspaces off a node, or lets them on again. What runs there goes on.
+func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse, error) {
+	by := rpc.ActorFrom(ctx)
+	res := &lifecyclev1.SetCordonResponse{}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		g, err := Cordon(ctx, tx, req.GetNodeId(), req.GetCordoned(), req.GetReason(), by)
+		if err != nil {
+			return err
+		}
+		pos, err := events.Append(ctx, tx, g.event())
+		if err != nil {
+			return fmt.Errorf("report gate: %w", err)
+		}
+		res.Gate, res.Pos = g.Proto(), pos
+		return nil
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	s.deps.Committed()
+	return res, nil
+}
+
+// Cordon sets the mark in a transaction of the caller's, who reports it.
+func Cordon(ctx context.Context, tx pgx.Tx, nodeID string, cordoned bool, reason, by string) (Gate, error) {
+	g, err := scan(tx.QueryRow(ctx, `
+		UPDATE lifecycle.node_gate SET cordoned = $2, cordon_reason = CASE WHEN $2 THEN $3 ELSE '' END, cordoned_by = CASE WHEN $2 THEN $4 ELSE '' END,
+			version = version + 1
+		WHERE node_id = $1 AND NOT retired RETURNING `+columns, nodeID, cordoned, reason, by))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Gate{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
+	}
+	if err != nil {
+		return Gate{}, fmt.Errorf("cordon node: %w", err)
+	}
+	return g, nil
+}
+
+// CordonFor cordons a node in a transaction of the caller's and reports it. A node that is retired, or not there, needs none.
+func CordonFor(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) error {
+	g, err := Cordon(ctx, tx, nodeID, true, reason, by)
+	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := events.Append(ctx, tx, g.event()); err != nil {
+		return fmt.Errorf("report gate: %w", err)
+	}
+	return nil
+}
+
+// OnSession applies nodeapi's word that a session ended: its node has no session until the next one is ready.
+func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
+	if f.GetState() != commonv1.SessionState_SESSION_STATE_CLOSED {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE lifecycle.node_gate SET session_open = false
+		WHERE node_id = $1 AND session_id = $2 AND session_open`, f.GetNodeId(), f.GetSessionId())
+	if err != nil {
+		return fmt.Errorf("close session of gate: %w", err)
+	}
+	return nil
+}
+
+// OnBeat notes that a replica lives.
+func OnBeat(ctx context.Context, tx pgx.Tx, f *nodev1.ReplicaBeat) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO lifecycle.replica_seen AS r (replica_id, beat_at, leaving) VALUES ($1, $2, $3)
+		ON CONFLICT (replica_id) DO UPDATE SET beat_at = $2, leaving = $3 WHERE r.beat_at < $2`,
+		f.GetReplicaId(), f.GetBeatAt().AsTime(), f.GetLeaving())
+	if err != nil {
+		return fmt.Errorf("note replica: %w", err)
+	}
+	return nil
+}
+
+// silentReplica is how long a replica may be silent before its sessions count as gone.
+const silentReplica = "15 seconds"
+
+// ConnectedSQL is the condition, over node_gate g, that its session is open at a replica that lives.
+const ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM lifecycle.replica_seen r
+	WHERE r.replica_id = g.replica_id AND r.beat_at > mesh.clock() - interval '` + silentReplica + `'))`

@@ -1,0 +1,244 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Verifier checks a join state against recovery's public keys.
+type Verifier interface {
+	Verify(signed []byte) (joinstate.State, error)
+}
+
+// Tasks settles what a new session says it has in flight.
+type Tasks interface {
+	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger says that the agent's ledger is another than before.
+	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled, error)
+}
+
+// Reconciled is what a session is told of its tasks.
+type Reconciled struct {
+	Acknowledged []*nodev1.TaskRef
+	Cancel       []*nodev1.TaskRef
+}
+
+// Box hears of launched boxes.
+type Box interface {
+	// SessionReady runs in the transaction that raises a box's gate.
+	SessionReady(ctx context.Context, tx pgx.Tx, g Gate) error
+	// RegisterFailures runs in the transaction that applies a fence which carries them.
+	RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error
+}
+
+// Deps of the server.
+type Deps struct {
+	Logger *slog.Logger
+	DB     *pgxpool.Pool
+	Join   Verifier
+	Tasks  Tasks
+	Box    Box
+	// Committed is called after each commit that wrote events or woke a run.
+	Committed func()
+	// Slots is how many workspaces an enrolled machine holds.
+	Slots int32
+}
+
+// Server of GateService.
+type Server struct{ deps Deps }
+
+// NewServer makes a server.
+func NewServer(deps Deps) *Server { return &Server{deps: deps} }
+
+// ApplyFence takes recovery's decision over a node. The highest fence epoch wins.
+func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequest) (*lifecyclev1.ApplyFenceResponse, error) {
+	res := &lifecyclev1.ApplyFenceResponse{}
+	slots := s.deps.Slots
+	if req.GetInstanceId() != "" {
+		slots = 1
+	}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		g, err := scan(tx.QueryRow(ctx, `
+			INSERT INTO lifecycle.node_gate AS g (node_id, node_instance_id, name, fence_epoch, admitted, retired, instance_id, workspace_id, epoch, slots)
+			VALUES ($1, nullif($2, '')::uuid, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, $9, $10)
+			ON CONFLICT (node_id) DO UPDATE SET
+				fence_epoch = $4, admitted = $5, retired = $6, version = g.version + 1,
+				node_instance_id = coalesce(nullif($2, '')::uuid, g.node_instance_id), name = coalesce(nullif($3, ''), g.name)
+			WHERE g.fence_epoch < $4
+			RETURNING `+columns,
+			req.GetNodeId(), req.GetNodeInstanceId(), req.GetName(), req.GetFenceEpoch(), req.GetAdmitted() && !req.GetRetired(), req.GetRetired(),
+			req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), slots))
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			// A lower or equal epoch changes nothing: the answer says what holds.
+			held, ok, err := Get(ctx, tx, req.GetNodeId())
+			if err != nil {
+				return err
+			}
+			if !ok {
+				return fault.New(commonv1.Reason_REASON_CONFLICT, "the gate changed meanwhile")
+			}
+			res.FenceEpoch, res.Admitted = held.FenceEpoch, held.Admitted
+		case err != nil:
+			return fmt.Errorf("apply fence: %w", err)
+		default:
+			res.FenceEpoch, res.Admitted = g.FenceEpoch, g.Admitted
+			if _, err := events.Append(ctx, tx, g.event()); err != nil {
+				return fmt.Errorf("report gate: %w", err)
+			}
+		}
+		if req.GetWorkspaceId() != "" && (req.GetRegisterFailures() > 0 || req.GetRegisterError() != "") {
+			err := s.deps.Box.RegisterFailures(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetRegisterFailures(), req.GetRegisterError())
+			if err != nil {
+				return fmt.Errorf("tell workspace of refused registers: %w", err)
+			}
+		}
+		return failpoint.Hit("lifecycle.fence.before_commit")
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	s.deps.Committed()
+	return res, nil
+}
+
+// SessionsReady raises the gates of admitted sessions.
+func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error) {
+	var res *lifecyclev1.SessionsReadyResponse
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		res = &lifecyclev1.SessionsReadyResponse{}
+		nodes := make([]string, 0, len(req.GetSessions()))
+		for _, r := range req.GetSessions() {
+			nodes = append(nodes, r.GetNodeId())
+		}
+		gates, err := lockUpdate(ctx, tx, nodes)
+		if err != nil {
+			return err
+		}
+		for _, r := range req.GetSessions() {
+			one, err := s.one(ctx, tx, gates, req.GetReplicaId(), r)
+			if err != nil {
+				return err
+			}
+			one.SessionId = r.GetSessionId()
+			res.Results = append(res.Results, one)
+		}
+		return failpoint.Hit("lifecycle.session_ready.before_commit")
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	if err := failpoint.Hit("lifecycle.session_ready.after_commit"); err != nil {
+		return nil, err
+	}
+	s.deps.Committed()
+	return res, nil
+}
+
+// one raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the whole batch.
+func (s *Server) one(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
+	g := gates[r.GetNodeId()]
+	err := s.check(g, r)
+	var res *lifecyclev1.SessionReadyResult
+	var raised Gate
+	switch {
+	case err != nil:
+	case g.InstanceID != "":
+		// A box's workspace may refuse it after the gate's row was written.
+		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			res, raised, err = s.raise(ctx, tx, g, replicaID, r)
+			return err
+		})
+	default:
+		res, raised, err = s.raise(ctx, tx, g, replicaID, r)
+	}
+	if err == nil {
+		gates[r.GetNodeId()] = raised // another session of this node may stand later in the batch
+		return res, nil
+	}
+	if _, typed := fault.As(err); !typed {
+		return nil, err
+	}
+	return &lifecyclev1.SessionReadyResult{Denial: fault.ToDenial(err, "")}, nil
+}
+
+// check refuses a session before anything is written.
+func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
+	if g.NodeID == "" {
+		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "recovery has not told of this node yet", fault.RetryAfter(100*time.Millisecond))
+	}
+	state, err := s.deps.Join.Verify(r.GetJoinState())
+	if err != nil || state.NodeID != r.GetNodeId() || state.NodeInstanceID != r.GetNodeInstanceId() || state.Generation != r.GetGeneration() {
+		// Wait, not stop: if keys of ours are missing here, the whole fleet would hear this.
+		return fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "the join state is not recovery's word on this session", fault.Cause(err))
+	}
+	if !g.Admitted {
+		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut", fault.RetryAfter(time.Second))
+	}
+	if g.InstanceOfNode != "" && g.InstanceOfNode != r.GetNodeInstanceId() {
+		// Of an instance that was replaced, or of the one that replaces it and that recovery has not told of yet: either way, not now.
+		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate is another instance's of this node", fault.RetryAfter(200*time.Millisecond))
+	}
+	if g.SessionEpoch > r.GetGeneration() {
+		return fault.New(commonv1.Reason_REASON_SESSION_SUPERSEDED, "a newer session holds the gate")
+	}
+	return nil
+}
+
+func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, Gate, error) {
+	host, err := protojson.Marshal(orEmpty(r.GetHost()))
+	if err != nil {
+		return nil, Gate{}, fmt.Errorf("encode host facts: %w", err)
+	}
+	types := make([]string, 0, len(r.GetTaskTypes()))
+	for _, t := range r.GetTaskTypes() {
+		types = append(types, names.Of(t))
+	}
+	newLedger := g.LedgerID != "" && g.LedgerID != r.GetLedgerId()
+	raised, err := scan(tx.QueryRow(ctx, `
+		UPDATE lifecycle.node_gate SET session_epoch = $2, session_id = $3, session_open = true, replica_id = nullif($4, '')::uuid,
+			session_ready_at = mesh.clock(), ledger_id = $5, node_instance_id = $6, task_types = $7,
+			host = CASE WHEN $8::jsonb = '{}' THEN host ELSE $8::jsonb END, version = version + 1
+		WHERE node_id = $1 AND session_epoch <= $2
+		RETURNING `+columns,
+		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host))
+	if err != nil {
+		return nil, Gate{}, fmt.Errorf("raise gate: %w", err)
+	}
+	settled, err := s.deps.Tasks.Reconcile(ctx, tx, raised, newLedger, r.GetTasksInFlight())
+	if err != nil {
+		return nil, Gate{}, fmt.Errorf("reconcile tasks: %w", err)
+	}
+	if raised.InstanceID != "" {
+		if err := s.deps.Box.SessionReady(ctx, tx, raised); err != nil {
+			return nil, Gate{}, fmt.Errorf("tell workspace of its box: %w", err)
+		}
+	}
+	if _, err := events.Append(ctx, tx, raised.event()); err != nil {
+		return nil, Gate{}, fmt.Errorf("report gate: %w", err)
+	}
+	return &lifecyclev1.SessionReadyResult{Accepted: true, Acknowledged: settled.Acknowledged, Cancel: settled.Cancel}, raised, nil
+}
+
+func orEmpty(h *commonv1.HostFacts) *commonv1.HostFacts {
+	if h == nil {
+		return &commonv1.HostFacts{}
+	}
+	return h
+}

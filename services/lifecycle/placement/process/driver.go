@@ -1,0 +1,410 @@
+// Package process launches boxes as real agent processes on this host: the embedded default.
+//
+// It owns the launch ledger, a journal that is locked to decide and synced before a decision takes effect; replicas of lifecycle on one host share it.
+// A box outlives lifecycle. Keep powers a box whose agent died on again, as a cloud provider restarts a machine: that is no launch.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// Config of the driver.
+type Config struct {
+	Dir         string `koanf:"dir"`          // where boxes and the ledger stand
+	AgentBinary string `koanf:"agent_binary"` // gpuaas-node-agent
+	EnrollURL   string `koanf:"enroll_url"`
+	APIURL      string `koanf:"api_url"`
+	CAFile      string `koanf:"ca_file"` // what a box trusts the control plane by
+	MaxBoxes    int    `koanf:"max_boxes"`
+	MaxGPUs     int    `koanf:"max_gpus"`
+}
+
+// Driver of processes.
+type Driver struct {
+	cfg     Config
+	logger  *slog.Logger
+	journal *journal
+
+	mu      sync.Mutex
+	off     bool
+	backoff map[string]restart
+}
+
+type restart struct {
+	next time.Time
+	wait time.Duration
+}
+
+// New makes the driver's directory and answers the driver.
+func New(logger *slog.Logger, cfg Config) (*Driver, error) {
+	abs, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("place boxes: %w", err)
+	}
+	cfg.Dir = abs
+	// Workloads run as other users and must reach their own directories below; each box's own files are closed by their modes.
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose
+		return nil, fmt.Errorf("make directory of boxes: %w", err)
+	}
+	// The kernel names working directories by their real paths.
+	if cfg.Dir, err = filepath.EvalSymlinks(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("place boxes: %w", err)
+	}
+	return &Driver{cfg: cfg, logger: logger, journal: newJournal(cfg.Dir), backoff: map[string]restart{}}, nil
+}
+
+func boxID(workspaceID string, epoch int64) string {
+	return workspaceID + "-" + strconv.FormatInt(epoch, 10)
+}
+
+// root is the directory that holds the boxes' own.
+func (d *Driver) root() string { return filepath.Join(d.cfg.Dir, "boxes") }
+
+func (d *Driver) boxDir(workspaceID string, epoch int64) string {
+	return filepath.Join(d.root(), boxID(workspaceID, epoch))
+}
+
+func providerID(workspaceID string, epoch int64) string {
+	return "process:" + boxID(workspaceID, epoch)
+}
+
+// Launch makes a box, or answers the one that is there.
+func (d *Driver) Launch(_ context.Context, b placement.Box) (placement.Launched, error) {
+	var out placement.Launched
+	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+		k := boxKey{b.WorkspaceID, b.Epoch}
+		have := l.boxes[k]
+		if have != nil && (have.Op == opLaunched || have.Op == opRestarted) {
+			out = placement.Launched{ProviderID: providerID(b.WorkspaceID, b.Epoch), StartedAt: have.launchedAt}
+			return nil // powered off or not, it is launched; Keep powers it on
+		}
+		if err := d.mayLaunch(l, b); err != nil {
+			return err
+		}
+		e := entry{WorkspaceID: b.WorkspaceID, Epoch: b.Epoch, InstanceID: b.InstanceID, GPUs: b.GPUs}
+		if have == nil {
+			e.Op = opIntent
+			if err := write(e); err != nil {
+				return err
+			}
+		}
+		if err := failpoint.Hit("lifecycle.launch.after_intent"); err != nil {
+			return err
+		}
+		if err := d.furnish(b); err != nil {
+			return fault.New(commonv1.Reason_REASON_LAUNCH_FAILED, "the box's files could not be made", fault.Cause(err))
+		}
+		pid, err := d.start(b.WorkspaceID, b.Epoch, b.GPUs, killPoints())
+		if err != nil {
+			return fault.New(commonv1.Reason_REASON_LAUNCH_FAILED, "the box's agent did not start", fault.Cause(err))
+		}
+		if err := failpoint.Hit("lifecycle.launch.after_start"); err != nil {
+			return err
+		}
+		e.Op, e.PID, e.StartTicks = opLaunched, pid, startTicks(pid)
+		if err := write(e); err != nil {
+			return err
+		}
+		out = placement.Launched{ProviderID: providerID(b.WorkspaceID, b.Epoch), StartedAt: l.boxes[k].launchedAt}
+		return nil
+	})
+	if err != nil {
+		return placement.Launched{}, fmt.Errorf("launch box: %w", err)
+	}
+	return out, nil
+}
+
+// mayLaunch holds the rules of epochs and of capacity.
+func (d *Driver) mayLaunch(l *ledger, b placement.Box) error {
+	if have := l.boxes[boxKey{b.WorkspaceID, b.Epoch}]; have != nil && (have.Op == opEnded || have.Op == opEnding) {
+		return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
+	}
+	if l.highest[b.WorkspaceID] > b.Epoch {
+		return fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "a later epoch of the workspace was launched")
+	}
+	boxes, gpus := 0, 0
+	for k, have := range l.boxes {
+		if !have.live() || (k.workspaceID == b.WorkspaceID && k.epoch == b.Epoch) {
+			continue
+		}
+		if k.workspaceID == b.WorkspaceID {
+			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended",
+				fault.Conflicting(providerID(k.workspaceID, k.epoch)))
+		}
+		boxes++
+		gpus += int(have.GPUs)
+	}
+	if boxes >= d.cfg.MaxBoxes {
+		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d boxes stand on this host, as many as it may hold", boxes))
+	}
+	if gpus+int(b.GPUs) > d.cfg.MaxGPUs {
+		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d of %d GPUs of this host are taken", gpus, d.cfg.MaxGPUs))
+	}
+	return nil
+}
+
+// furnish writes the files that a box boots from. Writing them again changes nothing.
+func (d *Driver) furnish(b placement.Box) error {
+	dir := d.boxDir(b.WorkspaceID, b.Epoch)
+	etc := filepath.Join(dir, "etc")
+	// The box's own directory first: it is traversable by the users of its workloads, its keys are not.
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{{dir, 0o711}, {etc, 0o700}, {filepath.Join(dir, "state"), 0o711}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return fmt.Errorf("make box directory: %w", err)
+		}
+		// What a umask took away, or an earlier try made otherwise.
+		if err := os.Chmod(d.path, d.mode); err != nil {
+			return fmt.Errorf("open box directory: %w", err)
+		}
+	}
+	ca, err := os.ReadFile(d.cfg.CAFile)
+	if err != nil {
+		return fmt.Errorf("read trust of boxes: %w", err)
+	}
+	bundle := filepath.Join(etc, "ca-bundle.crt")
+	recoveryBundle := filepath.Join(etc, "recovery-ca-bundle.crt")
+	env := strings.Join([]string{
+		"GPUAAS_API_URL=" + d.cfg.APIURL,
+		"GPUAAS_RECOVERY_API_URL=" + d.cfg.EnrollURL,
+		"GPUAAS_RECOVERY_CA_BUNDLE_PATH=" + recoveryBundle,
+		"GPUAAS_ENROLLMENT_TOKEN=" + b.LaunchSecret,
+		"",
+	}, "\n")
+	for path, data := range map[string][]byte{bundle: ca, recoveryBundle: ca} {
+		if err := pki.WriteFile(path, data); err != nil {
+			return fmt.Errorf("write trust of box: %w", err)
+		}
+	}
+	file := filepath.Join(etc, "node-agent.env")
+	if ok, err := pki.Exists(file); err != nil || ok {
+		return err //nolint:wrapcheck // nil, or the file's own error; the agent may have changed the file since
+	}
+	if err := pki.WriteFile(file, []byte(env)); err != nil {
+		return fmt.Errorf("write environment of box: %w", err)
+	}
+	return nil
+}
+
+// start starts the agent of a box, unless one runs already: a crash between a start and its record leaves it there.
+func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []string) (int, error) {
+	dir := d.boxDir(workspaceID, epoch)
+	procs, err := scan(d.root())
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range procs[boxID(workspaceID, epoch)] {
+		if p.agent {
+			return p.pid, nil
+		}
+	}
+	log, err := os.OpenFile(filepath.Join(dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, fmt.Errorf("open box log: %w", err)
+	}
+	defer log.Close() //nolint:errcheck // the child has its own
+	//nolint:gosec,noctx // the binary is the operator's configuration; a box outlives every context of this process
+	cmd := exec.Command(d.cfg.AgentBinary, "run", "--etc-dir", filepath.Join(dir, "etc"), "--state-dir", filepath.Join(dir, "state"), "--gpus", strconv.Itoa(int(gpus)))
+	cmd.Env = []string{marker + "=" + dir, "PATH=" + os.Getenv("PATH"), "HOME=" + dir}
+	cmd.Env = append(cmd.Env, environ...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return 0, fmt.Errorf("start agent of box: %w", err)
+	}
+	// Whoever starts it reaps it for as long as it lives; nothing depends on that.
+	go func() { _ = cmd.Wait() }()
+	return cmd.Process.Pid, nil
+}
+
+// killPoints are a drill's, for a box's first start alone: a box that is powered on again must get past the point at which it died.
+func killPoints() []string {
+	var out []string
+	for _, name := range []string{"GPUAAS_FAILPOINT_REPORT", "GPUAAS_BOX_FAILPOINTS"} {
+		if v := os.Getenv(name); v != "" {
+			out = append(out, strings.Replace(name, "_BOX_", "_", 1)+"="+v)
+		}
+	}
+	return out
+}
+
+// End ends a box and confirms that nothing of it runs.
+func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
+	ended := false
+	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+		have := l.boxes[boxKey{workspaceID, epoch}]
+		if ended = have != nil && have.Op == opEnded; ended || have != nil && have.Op == opEnding {
+			return nil
+		}
+		return write(entry{Op: opEnding, WorkspaceID: workspaceID, Epoch: epoch})
+	})
+	if err != nil {
+		return fmt.Errorf("end box: %w", err)
+	}
+	if !ended {
+		// Processes die without the ledger's lock: from `ending` on nobody launches the box or powers it on, so others need not wait.
+		if err := endAll(ctx, d.root(), []string{boxID(workspaceID, epoch)}, 3*time.Second); err != nil {
+			return fmt.Errorf("end box: %w", err)
+		}
+		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
+			return err //nolint:wrapcheck // it says which
+		}
+		err := d.journal.with(func(l *ledger, write func(entry) error) error {
+			if l.boxes[boxKey{workspaceID, epoch}].Op == opEnded {
+				return nil
+			}
+			return write(entry{Op: opEnded, WorkspaceID: workspaceID, Epoch: epoch})
+		})
+		if err != nil {
+			return fmt.Errorf("end box: %w", err)
+		}
+	}
+	d.discard(workspaceID, epoch)
+	return nil
+}
+
+// discard removes what an ended box must not leave behind, its keys and its data; its logs and diagnostics stay as evidence.
+func (d *Driver) discard(workspaceID string, epoch int64) {
+	dir := d.boxDir(workspaceID, epoch)
+	keep := map[string]bool{"agent.log": true, "diagnostics.jsonl": true}
+	for _, sub := range []string{"etc", "state"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			if keep[e.Name()] || strings.HasPrefix(e.Name(), "diag") {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(dir, sub, e.Name())); err != nil {
+				d.logger.Warn("box's files not removed", slog.String("path", e.Name()), slog.Any("error", err))
+			}
+		}
+	}
+}
+
+// List answers everything that was ever launched.
+func (d *Driver) List(context.Context) ([]placement.Instance, error) {
+	var out []placement.Instance
+	err := d.journal.with(func(l *ledger, _ func(entry) error) error {
+		for k, b := range l.boxes {
+			if b.launchedAt.IsZero() && b.Op == opEnded {
+				continue // ended before it ever was
+			}
+			out = append(out, placement.Instance{
+				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, ProviderID: providerID(k.workspaceID, k.epoch),
+				StartedAt: b.launchedAt, EndedAt: b.endedAt,
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list boxes: %w", err)
+	}
+	return out, nil
+}
+
+// Keep powers boxes on again whose agent has died, until ctx ends.
+func (d *Driver) Keep(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if err := d.keepOnce(ctx); err != nil {
+			d.logger.WarnContext(ctx, "boxes not kept", slog.Any("error", err))
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (d *Driver) keepOnce(ctx context.Context) error {
+	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+		var errs []error
+		for k, b := range l.boxes {
+			if (b.Op != opLaunched && b.Op != opRestarted) || alive(b.PID, b.StartTicks) || !d.due(k) {
+				continue
+			}
+			if err := d.restore(ctx, k, b, write); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		return fmt.Errorf("keep boxes: %w", err)
+	}
+	return nil
+}
+
+// due paces restarts of a box that keeps dying.
+func (d *Driver) due(k boxKey) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.off {
+		return false
+	}
+	id := boxID(k.workspaceID, k.epoch)
+	r := d.backoff[id]
+	now := time.Now()
+	if now.Before(r.next) {
+		return false
+	}
+	if now.Sub(r.next) > time.Minute {
+		r.wait = 0
+	}
+	r.wait = min(max(2*r.wait, 500*time.Millisecond), 30*time.Second)
+	r.next = now.Add(r.wait)
+	d.backoff[id] = r
+	return true
+}
+
+func (d *Driver) restore(ctx context.Context, k boxKey, b *box, write func(entry) error) error {
+	pid, err := d.start(k.workspaceID, k.epoch, b.GPUs, nil)
+	if err != nil {
+		return err
+	}
+	d.logger.InfoContext(ctx, "box powered on again", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch), slog.Int("pid", pid))
+	return write(entry{Op: opRestarted, WorkspaceID: k.workspaceID, Epoch: k.epoch, PID: pid, StartTicks: startTicks(pid)})
+}
+
+// PowerOff stops everything that runs on the boxes without ending them: the next Keep powers them on again. It is for a host that goes down.
+func (d *Driver) PowerOff(ctx context.Context) error {
+	d.mu.Lock()
+	d.off = true
+	d.mu.Unlock()
+	err := d.journal.with(func(l *ledger, _ func(entry) error) error {
+		var live []string
+		for k, b := range l.boxes {
+			if b.live() {
+				live = append(live, boxID(k.workspaceID, k.epoch))
+			}
+		}
+		return endAll(ctx, d.root(), live, 2*time.Second)
+	})
+	if err != nil {
+		return fmt.Errorf("power boxes off: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,285 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// TestMain lets the test binary stand in for the agent: called with `run` it starts a workload in a session of its own, as a shim would, and waits.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "run" {
+		os.Exit(standIn())
+	}
+	testkit.Main(m)
+}
+
+func standIn() int {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	work := exec.Command("sleep", "3600") //nolint:noctx // it outlives whoever starts it, on purpose
+	work.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := work.Start(); err != nil {
+		return 1
+	}
+	<-stop
+	return 0
+}
+
+func newDriver(t *testing.T, maxBoxes, maxGPUs int) *Driver {
+	t.Helper()
+	testkit.IO(t)
+	dir := t.TempDir()
+	ca := filepath.Join(dir, "ca.pem")
+	if err := os.WriteFile(ca, []byte("trust"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(testkit.Logger(t), Config{
+		Dir: filepath.Join(dir, "p"), AgentBinary: os.Args[0], EnrollURL: "https://127.0.0.1:1", APIURL: "127.0.0.1:2", CAFile: ca, MaxBoxes: maxBoxes, MaxGPUs: maxGPUs,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.PowerOff(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func newBox(ws string, epoch int64) placement.Box {
+	return placement.Box{WorkspaceID: ws, Epoch: epoch, InstanceID: ids.New(), LaunchSecret: "gls_secret"}
+}
+
+func mustLaunch(t *testing.T, d *Driver, b placement.Box) {
+	t.Helper()
+	if _, err := d.Launch(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustEnd(t *testing.T, d *Driver, ws string, epoch int64) {
+	t.Helper()
+	if err := d.End(t.Context(), ws, epoch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// running counts the box's agents, and everything of the box.
+func running(t *testing.T, d *Driver, ws string, epoch int64) (int, int) {
+	t.Helper()
+	agents := 0
+	procs, err := scan(d.root())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := procs[boxID(ws, epoch)]
+	for _, p := range mine {
+		if p.agent {
+			agents++
+		}
+	}
+	return agents, len(mine)
+}
+
+func waitProcs(t *testing.T, d *Driver, ws string, epoch int64, agents, all int) {
+	t.Helper()
+	testkit.Eventually(t, 10*time.Second, func() error {
+		if a, n := running(t, d, ws, epoch); a != agents || n != all {
+			return fmt.Errorf("%d agents, %d processes", a, n)
+		}
+		return nil
+	})
+}
+
+func wantReason(t *testing.T, err error, want commonv1.Reason) {
+	t.Helper()
+	if got := fault.ReasonOf(err); err == nil || got != want {
+		t.Fatalf("got %v (%v), want %v", got, err, want)
+	}
+}
+
+func TestLaunchIsIdempotent(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	b := newBox(ws, 1)
+	first, err := d.Launch(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := d.Launch(t.Context(), b)
+	if err != nil || again != first {
+		t.Fatalf("again: %+v %v, first %+v", again, err, first)
+	}
+	waitProcs(t, d, ws, 1, 1, 2)
+	// Workloads run as other users and must come through to their own directories, and not into the keys.
+	for path, want := range map[string]os.FileMode{d.boxDir(ws, 1): 0o711, filepath.Join(d.boxDir(ws, 1), "state"): 0o711, filepath.Join(d.boxDir(ws, 1), "etc"): 0o700} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v %v, want %v", path, info, err, want)
+		}
+	}
+	list, err := d.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].ProviderID != first.ProviderID {
+		t.Fatalf("list: %+v %v", list, err)
+	}
+}
+
+func TestEndEndsEverythingAndLeavesATombstone(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	waitProcs(t, d, ws, 1, 1, 2)
+	mustEnd(t, d, ws, 1)
+	mustEnd(t, d, ws, 1)
+	waitProcs(t, d, ws, 1, 0, 0)
+	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
+	if _, err := os.Stat(filepath.Join(d.boxDir(ws, 1), "etc", "node-agent.env")); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("the box's token was left behind: %v", err)
+	}
+}
+
+func TestEpochsDoNotOverlap(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 2))
+	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	wantReason(t, err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
+	_, err = d.Launch(t.Context(), newBox(ws, 3))
+	wantReason(t, err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE)
+	mustEnd(t, d, ws, 2)
+	mustLaunch(t, d, newBox(ws, 3))
+}
+
+func TestAnEpochEndedBeforeItWasIsNeverLaunched(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustEnd(t, d, ws, 1)
+	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
+}
+
+func TestCapacityIsExact(t *testing.T) {
+	d := newDriver(t, 2, 2)
+	a, b := newBox(ids.New(), 1), newBox(ids.New(), 1)
+	a.GPUs, b.GPUs = 1, 2
+	mustLaunch(t, d, a)
+	_, err := d.Launch(t.Context(), b)
+	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
+	b.GPUs = 1
+	mustLaunch(t, d, b)
+	_, err = d.Launch(t.Context(), newBox(ids.New(), 1))
+	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
+}
+
+func TestADeadAgentIsPoweredOnAgainAsTheSameBox(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	waitProcs(t, d, ws, 1, 1, 2)
+	procs, err := scan(d.root())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs[boxID(ws, 1)] {
+		if p.agent {
+			if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	testkit.Eventually(t, 10*time.Second, func() error {
+		if err := d.keepOnce(t.Context()); err != nil {
+			return err
+		}
+		if a, _ := running(t, d, ws, 1); a != 1 {
+			return fmt.Errorf("%d agents", a)
+		}
+		return nil
+	})
+	raw, err := os.ReadFile(d.journal.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(raw), `"op":"launched"`); n != 1 {
+		t.Fatalf("%d launches in the ledger", n)
+	}
+}
+
+// A crash between the start of the agent and its record must not make a second one.
+func TestAStartWithoutItsRecordIsAdopted(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	b := newBox(ws, 1)
+	err := d.journal.with(func(_ *ledger, write func(entry) error) error {
+		return write(entry{Op: opIntent, WorkspaceID: ws, Epoch: 1, InstanceID: b.InstanceID})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.furnish(b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.start(ws, 1, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	waitProcs(t, d, ws, 1, 1, 2)
+	mustLaunch(t, d, b)
+	waitProcs(t, d, ws, 1, 1, 2)
+}
+
+func TestATornLastLineIsCut(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	f, err := os.OpenFile(d.journal.path, os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"op":"ended","workspace_`); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := d.List(t.Context())
+	if err != nil || len(list) != 1 || !list[0].EndedAt.IsZero() {
+		t.Fatalf("%+v %v", list, err)
+	}
+}
+
+func TestADamagedLedgerIsRefused(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	mustLaunch(t, d, newBox(ids.New(), 1))
+	raw, err := os.ReadFile(d.journal.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.journal.path, append([]byte("garbage\n"), raw...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.List(t.Context()); !errors.Is(err, errTorn) {
+		t.Fatalf("got %v", err)
+	}
+	// The cleanup must still find its boxes.
+	if err := os.WriteFile(d.journal.path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

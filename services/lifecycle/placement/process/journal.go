@@ -1,0 +1,171 @@
+package process
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// op is what a line of the journal records.
+type op string
+
+const (
+	opIntent    op = "intent"    // a launch is about to happen
+	opLaunched  op = "launched"  // the box's agent runs
+	opRestarted op = "restarted" // the same box, powered on again: no launch
+	opEnding    op = "ending"
+	opEnded     op = "ended" // a tombstone: nothing of the box runs any more
+)
+
+// entry is one line of the journal.
+type entry struct {
+	Op          op        `json:"op"`
+	At          time.Time `json:"at"`
+	WorkspaceID string    `json:"workspace_id"`
+	Epoch       int64     `json:"epoch"`
+	InstanceID  string    `json:"instance_id,omitempty"`
+	PID         int       `json:"pid,omitempty"`
+	StartTicks  uint64    `json:"start_ticks,omitempty"` // with the pid, names a process for ever
+	GPUs        int32     `json:"gpus,omitempty"`
+}
+
+// box is where one (workspace, epoch) stands by the journal.
+type box struct {
+	entry
+
+	launchedAt time.Time
+	endedAt    time.Time
+}
+
+func (b *box) live() bool { return b != nil && b.Op != opEnded }
+
+type boxKey struct {
+	workspaceID string
+	epoch       int64
+}
+
+// ledger is the journal as read: who stands where, and the highest epoch seen of each workspace.
+type ledger struct {
+	boxes   map[boxKey]*box
+	highest map[string]int64
+}
+
+func (l *ledger) apply(e entry) {
+	k := boxKey{e.WorkspaceID, e.Epoch}
+	b := l.boxes[k]
+	if b == nil {
+		b = &box{}
+		l.boxes[k] = b
+	}
+	if e.InstanceID == "" {
+		e.InstanceID = b.InstanceID
+	}
+	if e.GPUs == 0 {
+		e.GPUs = b.GPUs
+	}
+	if e.PID == 0 {
+		e.PID, e.StartTicks = b.PID, b.StartTicks
+	}
+	b.entry = e
+	switch e.Op {
+	case opLaunched:
+		b.launchedAt = e.At
+	case opEnded:
+		b.endedAt = e.At
+	default:
+	}
+	l.highest[e.WorkspaceID] = max(l.highest[e.WorkspaceID], e.Epoch)
+}
+
+// journal is an append-only file, locked by whoever reads it to decide and synced before a decision takes effect. Replicas on one host share it.
+type journal struct {
+	path string
+	lock string
+}
+
+func newJournal(dir string) *journal {
+	return &journal{path: filepath.Join(dir, "launches.jsonl"), lock: filepath.Join(dir, "launches.lock")}
+}
+
+// errTorn says that the journal has a line in its middle that is none.
+var errTorn = errors.New("launch ledger is damaged")
+
+// with runs fn with the journal locked and read.
+func (j *journal) with(fn func(l *ledger, write func(entry) error) error) (err error) {
+	lock, err := os.OpenFile(j.lock, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("open launch ledger's lock: %w", err)
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock launch ledger: %w", err)
+	}
+	f, err := os.OpenFile(j.path, os.O_CREATE|os.O_RDWR|os.O_APPEND|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("open launch ledger: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	l, whole, err := read(f)
+	if err != nil {
+		return err
+	}
+	// A last line without its end was never acknowledged to anybody: the crash that tore it came before the sync returned.
+	if err := f.Truncate(whole); err != nil {
+		return fmt.Errorf("cut torn line: %w", err)
+	}
+	if whole == 0 {
+		// The file may be new: its name must be as durable as what is written into it.
+		if err := pki.SyncDir(filepath.Dir(j.path)); err != nil {
+			return fmt.Errorf("sync directory of launch ledger: %w", err)
+		}
+	}
+	return fn(l, func(e entry) error {
+		e.At = time.Now().UTC()
+		line, err := json.Marshal(e)
+		if err != nil {
+			return fmt.Errorf("encode launch: %w", err)
+		}
+		line = append(line, '\n')
+		if _, err = f.Write(line); err == nil {
+			err = f.Sync()
+		}
+		if err != nil {
+			// A half line must not stand before the next whole one.
+			return errors.Join(fmt.Errorf("write launch ledger: %w", err), f.Truncate(whole))
+		}
+		whole += int64(len(line))
+		l.apply(e)
+		return nil
+	})
+}
+
+// read answers the ledger and how many bytes of the file are whole lines.
+func read(f io.Reader) (*ledger, int64, error) {
+	l := &ledger{boxes: map[boxKey]*box{}, highest: map[string]int64{}}
+	r := bufio.NewReader(f)
+	var whole int64
+	for n := 1; ; n++ {
+		line, err := r.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return l, whole, nil
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("read launch ledger: %w", err)
+		}
+		var e entry
+		if err := json.Unmarshal(line, &e); err != nil {
+			return nil, 0, fmt.Errorf("%w: line %d: %w", errTorn, n, err)
+		}
+		l.apply(e)
+		whole += int64(len(line))
+	}
+}

@@ -1,0 +1,218 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// marker is in the environment of a box's agent and of whatever inherits it.
+const marker = "GPUAAS_BOX"
+
+// startTicks reads when a process began, in clock ticks since boot (proc(5), field 22 of stat). Zero: there is no such process.
+func startTicks(pid int) uint64 {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	// The second field is the name in parentheses and may hold anything.
+	i := bytes.LastIndexByte(stat, ')')
+	if i < 0 {
+		return 0
+	}
+	fields := strings.Fields(string(stat[i+1:]))
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return 0
+	}
+	n, _ := strconv.ParseUint(fields[19], 10, 64)
+	return n
+}
+
+// alive says whether the process with that pid is still the one that began then.
+func alive(pid int, ticks uint64) bool {
+	return pid > 0 && ticks > 0 && startTicks(pid) == ticks
+}
+
+// proc is one process of the host.
+type proc struct {
+	pid, ppid int
+	box       string // the id of the box that it belongs to; empty: none
+	agent     bool   // it is the box's agent itself
+}
+
+// scan lists the processes of all boxes below root by the boxes' ids: by the marker, by a shim's or an agent's directory, by where a workload stands, and
+// all descendants of those. One look at the host serves all boxes.
+func scan(root string) (map[string][]proc, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	all := map[int]proc{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if p, ok := look(pid, root); ok {
+			all[pid] = p
+		}
+	}
+	// Descendants of what is the box's are the box's.
+	for changed := true; changed; {
+		changed = false
+		for pid, p := range all {
+			if parent := all[p.ppid]; p.box == "" && parent.box != "" {
+				p.box = parent.box
+				all[pid] = p
+				changed = true
+			}
+		}
+	}
+	out := map[string][]proc{}
+	for _, p := range all {
+		if p.box != "" {
+			out[p.box] = append(out[p.box], p)
+		}
+	}
+	return out, nil
+}
+
+func look(pid int, root string) (proc, bool) {
+	base := filepath.Join("/proc", strconv.Itoa(pid))
+	stat, err := os.ReadFile(filepath.Join(base, "stat"))
+	if err != nil {
+		return proc{}, false
+	}
+	i := bytes.LastIndexByte(stat, ')')
+	if i < 0 {
+		return proc{}, false
+	}
+	fields := strings.Fields(string(stat[i+1:]))
+	if len(fields) < 2 || fields[0] == "Z" || fields[0] == "X" {
+		return proc{}, false // ended, only not waited for
+	}
+	p := proc{pid: pid}
+	p.ppid, _ = strconv.Atoi(fields[1])
+	if cmd, err := os.ReadFile(filepath.Join(base, "cmdline")); err == nil {
+		args := strings.Split(string(cmd), "\x00")
+		if p.box = agentOf(args, root); p.box != "" {
+			p.agent = true
+			return p, true
+		}
+		// A shim names its workload's directory. What else names a path below the box may be an operator's look into its log.
+		if len(args) > 2 && args[1] == "shim" {
+			p.box = below(root, args[2])
+		}
+	}
+	if env, err := os.ReadFile(filepath.Join(base, "environ")); err == nil && p.box == "" {
+		for v := range strings.SplitSeq(string(env), "\x00") {
+			if id, ok := strings.CutPrefix(v, marker+"="+root+"/"); ok {
+				p.box = id
+			}
+		}
+	}
+	if cwd, err := os.Readlink(filepath.Join(base, "cwd")); err == nil && p.box == "" {
+		// A workload that lost its shim and hid its environment still stands in its directory, as its workspace's user: never as ours, if we are root.
+		if info, err := os.Stat(base); err == nil && (os.Getuid() != 0 || ownerOf(info) != 0) {
+			p.box = below(root, cwd)
+		}
+	}
+	return p, true
+}
+
+// below answers the id of the box whose directory a path lies in; empty if it lies in none.
+func below(root, path string) string {
+	rest, ok := strings.CutPrefix(path, root+"/")
+	if !ok {
+		return ""
+	}
+	id, rest, _ := strings.Cut(rest, "/")
+	if rest == "" {
+		return "" // the box's own directory is an operator's to stand in
+	}
+	return id
+}
+
+// agentOf answers whose agent a command line is: `… run … --state-dir <root>/<id>/state …`.
+func agentOf(args []string, root string) string {
+	if len(args) < 2 || args[1] != "run" {
+		return ""
+	}
+	for i := 2; i+1 < len(args); i++ {
+		if args[i] == "--state-dir" && filepath.Base(args[i+1]) == "state" {
+			return below(root, args[i+1])
+		}
+	}
+	return ""
+}
+
+func ownerOf(info os.FileInfo) uint32 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Uid
+	}
+	return 0
+}
+
+// errAlive says that a box has processes that do not end.
+var errAlive = errors.New("processes of the box do not end")
+
+// endAll ends every process of these boxes: the agents first and gently, so that they can write down what they did, then everything by force, until a
+// look finds nothing.
+func endAll(ctx context.Context, root string, ids []string, gentle time.Duration) error {
+	procs, err := scan(root)
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		for _, p := range procs[id] {
+			if p.agent {
+				_ = unix.Kill(p.pid, unix.SIGTERM)
+			}
+		}
+	}
+	deadline := time.Now().Add(gentle)
+	limit := time.Now().Add(gentle + 20*time.Second)
+	for {
+		if procs, err = scan(root); err != nil {
+			return err
+		}
+		left := 0
+		for _, id := range ids {
+			left += len(procs[id])
+			if len(procs[id]) > 0 && (!agentLives(procs[id]) || time.Now().After(deadline)) {
+				for _, p := range procs[id] {
+					_ = unix.Kill(p.pid, unix.SIGKILL)
+				}
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		if time.Now().After(limit) {
+			return fmt.Errorf("%w: %d left", errAlive, left)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func agentLives(procs []proc) bool {
+	for _, p := range procs {
+		if p.agent {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,219 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// heartbeats extends all leases of this driver every Heartbeat, and looks for cancels at once when there was one in this process.
+func (d *Driver) heartbeats(ctx context.Context) {
+	ticker := time.NewTicker(d.cfg.Heartbeat)
+	defer ticker.Stop()
+	for {
+		cancels := d.core.cancels.C()
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if err := d.beatOnce(ctx); err != nil && ctx.Err() == nil {
+				// Unknown, not lost: the steps go on until the lease ends by this process's own measure.
+				d.core.stats.BeatErrors.Add(1)
+				d.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
+			}
+		case <-cancels:
+			if err := d.lookForCancels(ctx); err != nil && ctx.Err() == nil {
+				d.log.WarnContext(ctx, "look for cancels failed", slog.String("error", err.Error()))
+			}
+		}
+	}
+}
+
+// watch gives up leases whose local deadline has come.
+func (d *Driver) watch(ctx context.Context) {
+	ticker := time.NewTicker(min(250*time.Millisecond, d.cfg.Lease/8))
+	defer ticker.Stop()
+	margin := min(leaseMargin, d.cfg.Lease/10)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			for _, a := range d.snapshot() {
+				a.mu.Lock()
+				over := !a.dead && time.Until(a.deadline) < margin
+				a.mu.Unlock()
+				if over {
+					d.log.WarnContext(ctx, "lease ended without an answer to its heartbeat", slog.String("workflow_id", a.id))
+					a.lose(ErrFenced)
+				}
+			}
+		}
+	}
+}
+
+const beatSQL = `WITH h AS (
+	SELECT r.id FROM lifecycle.saga_run r JOIN unnest($1::uuid[], $2::bigint[]) AS x (id, fence) ON r.id = x.id AND r.fence = x.fence
+	WHERE r.owner = $3 FOR NO KEY UPDATE OF r SKIP LOCKED)
+UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4), next_at = mesh.clock() + make_interval(secs => $4),
+	heartbeat_at = mesh.clock(), version = r.version + 1
+FROM h WHERE r.id = h.id RETURNING ` + runColumns
+
+const beatStepSQL = `UPDATE lifecycle.saga_step s SET heartbeat_at = mesh.clock(), version = s.version + 1
+WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING ` + stepColumns
+
+const beatOneSQL = `UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4),
+	next_at = mesh.clock() + make_interval(secs => $4), heartbeat_at = mesh.clock()
+WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3 RETURNING r.cancel_requested_at IS NOT NULL`
+
+// beatOnce extends the leases of all runs in hand, in one statement. A run whose row is locked at that moment, mostly by its own advance, is asked
+// for by itself; one that is not found any more has another fence or is parked.
+func (d *Driver) beatOnce(ctx context.Context) error {
+	held := map[string]*activity{}
+	var runIDs []string
+	var fences []int64
+	for _, a := range d.snapshot() {
+		a.mu.Lock()
+		if !a.dead {
+			held[a.id] = a
+			runIDs, fences = append(runIDs, a.id), append(fences, a.fence)
+		}
+		a.mu.Unlock()
+	}
+	if len(runIDs) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Heartbeat)
+	defer cancel()
+	sent := time.Now()
+	var runs []Run
+	err := pg.InTx(ctx, d.core.db, func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, beatSQL, runIDs, fences, d.cfg.Owner, d.cfg.Lease.Seconds())
+		if err != nil {
+			return fmt.Errorf("extend leases: %w", err)
+		}
+		runs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Run, error) {
+			var r Run
+			return r, row.Scan(r.targets()...)
+		})
+		if err != nil {
+			return fmt.Errorf("extend leases: %w", err)
+		}
+		if len(runs) == 0 {
+			return nil
+		}
+		var j journal
+		alive := make([]string, 0, len(runs))
+		for i := range runs {
+			alive = append(alive, runs[i].ID)
+			j.run(&runs[i])
+		}
+		steps, err := attempts(ctx, tx, beatStepSQL, alive)
+		if err != nil {
+			return err
+		}
+		for i := range steps {
+			j.step(&steps[i])
+		}
+		return j.flush(ctx, tx)
+	})
+	if err != nil {
+		return err
+	}
+	d.core.appended.Notify()
+	for i := range runs {
+		held[runs[i].ID].extended(sent.Add(d.cfg.Lease), runs[i].CancelAt != nil)
+		delete(held, runs[i].ID)
+	}
+	for id, a := range held {
+		if err := d.beatOne(ctx, id, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {
+	a.mu.Lock()
+	fence := a.fence
+	a.mu.Unlock()
+	sent := time.Now()
+	var cancelled bool
+	err := d.core.db.QueryRow(ctx, beatOneSQL, id, fence, d.cfg.Owner, d.cfg.Lease.Seconds()).Scan(&cancelled)
+	if err == nil {
+		a.extended(sent.Add(d.cfg.Lease), cancelled)
+		return nil
+	}
+	if !pg.IsNoRows(err) {
+		return fmt.Errorf("extend lease: %w", err)
+	}
+	var mine bool
+	err = d.core.db.QueryRow(ctx, `SELECT COALESCE(r.owner = $2, false) FROM lifecycle.saga_run r WHERE r.id = $1`, id, d.cfg.Owner).Scan(&mine)
+	if err != nil {
+		return fmt.Errorf("look at lease: %w", err)
+	}
+	d.mu.Lock()
+	still := d.active[id] == a
+	d.mu.Unlock()
+	if still && !mine {
+		a.lose(ErrFenced)
+	}
+	return nil
+}
+
+// lookForCancels asks, without extending anything, which runs in hand have been cancelled: the quick way from a Cancel in this process to the
+// step's context. Across replicas the heartbeat brings it.
+func (d *Driver) lookForCancels(ctx context.Context) error {
+	held := map[string]*activity{}
+	var runIDs []string
+	for _, a := range d.snapshot() {
+		a.mu.Lock()
+		if !a.dead && !a.cancelAt && !a.undoing {
+			held[a.id] = a
+			runIDs = append(runIDs, a.id)
+		}
+		a.mu.Unlock()
+	}
+	if len(runIDs) == 0 {
+		return nil
+	}
+	rows, err := d.core.db.Query(ctx, `SELECT r.id FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[]) AND r.cancel_requested_at IS NOT NULL`, runIDs)
+	if err != nil {
+		return fmt.Errorf("look for cancels: %w", err)
+	}
+	cancelled, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("look for cancels: %w", err)
+	}
+	for _, id := range cancelled {
+		held[id].cancelled()
+	}
+	return nil
+}
+
+// extended moves the local end of the lease, and passes a cancel on.
+func (a *activity) extended(until time.Time, cancelled bool) {
+	a.mu.Lock()
+	if !a.dead && until.After(a.deadline) {
+		a.deadline = until
+	}
+	a.mu.Unlock()
+	if cancelled {
+		a.cancelled()
+	}
+}
+
+// cancelled ends the context of a forward step. Once the run compensates, it changes nothing.
+func (a *activity) cancelled() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.cancelAt = true
+	if a.cancel != nil && !a.undoing {
+		a.cancel(ErrCancelRequested)
+	}
+}

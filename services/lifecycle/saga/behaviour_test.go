@@ -1,0 +1,395 @@
+package saga_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// record is a list that steps of several goroutines append to.
+type record struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (r *record) add(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, fmt.Sprintf(format, args...))
+}
+
+func (r *record) all() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.list)
+}
+
+// recorded wraps pure steps so that each Do and Undo is recorded.
+func recorded(r *record, names ...string) []saga.Step {
+	steps := pureSteps(names...)
+	for i := range steps {
+		steps[i].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+			r.add("do %s", env.StepName)
+			return saga.Done(nil), nil
+		}
+		steps[i].Undo = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+			r.add("undo %s", env.StepName)
+			return saga.Done(nil), nil
+		}
+	}
+	return steps
+}
+
+func TestFailureCompensatesInReverse(t *testing.T) {
+	testkit.IO(t)
+	var rec record
+	steps := recorded(&rec, "one", "two", "three")
+	steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		rec.add("do three")
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, "no schema today", errBoom)
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	ws, id := b.create("toy")
+	r := b.await(id, 10*time.Second, "failed")
+	want := []string{"do one", "do two", "do three", "undo three", "undo two", "undo one"}
+	if got := rec.all(); !slices.Equal(got, want) {
+		t.Errorf("calls = %v, want %v", got, want)
+	}
+	if r.ErrorCode != "schema_failed" || r.ErrorLayer != "database" || r.Error != "no schema today" || r.ErrorStep != 2 {
+		t.Errorf("run error = %s %s %q at %d", r.ErrorCode, r.ErrorLayer, r.Error, r.ErrorStep)
+	}
+	if w := b.workspace(ws); w.State != "failed" || w.LastErrorCode != "schema_failed" || w.LastError != "no schema today" {
+		t.Errorf("workspace = %+v", w)
+	}
+}
+
+func TestRetryableErrorIsRetriedWithItsKey(t *testing.T) {
+	testkit.IO(t)
+	var keys, seqs record
+	var calls atomic.Int32
+	steps := pureSteps("one")
+	steps[0].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+		keys.add("%s", env.IdempotencyKey)
+		seqs.add("%d", env.OpSeq)
+		if calls.Add(1) < 3 {
+			return saga.Outcome{}, errBoom
+		}
+		return saga.Done(nil), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	b.await(id, 10*time.Second, "succeeded")
+	if got := keys.all(); len(got) != 3 || got[0] != got[2] || got[0] != id+"/one/do" {
+		t.Errorf("idempotency keys = %v", got)
+	}
+	if got := seqs.all(); !slices.Equal(got, []string{"1", "2", "3"}) {
+		t.Errorf("op_seq = %v: one per attempt", got)
+	}
+	list := b.timeline(id)
+	if len(list) != 3 || list[0].State != "failed" || list[0].ErrorCode != "internal" || list[2].State != "succeeded" {
+		t.Errorf("timeline = %+v", list)
+	}
+}
+
+func TestRetainKeepsClaimsAndRetryAdoptsThem(t *testing.T) {
+	testkit.IO(t)
+	var made atomic.Int32
+	var flip atomic.Bool
+	steps := pureSteps("make", "flip")
+	steps[0].Class = saga.Create
+	steps[0].Kinds = []string{"instance"}
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: "instance", Name: fmt.Sprintf("box-%d", env.Epoch)})
+		if err != nil {
+			return saga.Outcome{}, err
+		}
+		made.Add(1)
+		return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, "box") }), nil
+	}
+	steps[0].Observe = func(ctx context.Context, env *saga.Env) (saga.Observation, error) {
+		claims, err := env.Claims(ctx, "instance")
+		if err != nil || len(claims) == 0 {
+			return saga.Observation{Presence: saga.Absent}, err
+		}
+		return saga.Observation{Presence: saga.Present, Output: map[string]string{"ref": claims[0].ExternalRef}}, nil
+	}
+	steps[0].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		t.Error("a retained resource was undone")
+		return saga.Done(nil), nil
+	}
+	steps[1].Retain = true
+	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		if !flip.Load() {
+			return saga.Outcome{}, errBoom
+		}
+		return saga.Done(nil), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	ws, id := b.create("toy")
+	b.await(id, 10*time.Second, "failed")
+	retry := func(override bool, reason string) (saga.Retried, error) {
+		var out saga.Retried
+		err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			out, err = b.core.Retry(ctx, tx, saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Requester: "test", Override: override, Reason: reason})
+			return err
+		})
+		return out, err
+	}
+	reset := func() {
+		t.Helper()
+		if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := retry(false, ""); fault.ReasonOf(err) != commonv1.Reason_REASON_NOT_RESET {
+		t.Errorf("retry before reset = %v", err)
+	}
+	for n := 1; n <= 3; n++ {
+		reset()
+		out, err := retry(false, "")
+		if err != nil || out.Epoch != 1 || out.Used != n {
+			t.Fatalf("retry %d = %+v, %v", n, out, err)
+		}
+		if n > 1 && !strings.Contains(out.Advice, "decommission") {
+			t.Errorf("advice after the same failure twice = %q", out.Advice)
+		}
+		r := b.await(out.RunID, 10*time.Second, "failed")
+		if r.Round != n+1 || r.ParentRunID == "" {
+			t.Errorf("round = %d, parent %q", r.Round, r.ParentRunID)
+		}
+	}
+	reset()
+	if _, err := retry(false, ""); fault.ReasonOf(err) != commonv1.Reason_REASON_RETRY_LIMIT_REACHED {
+		t.Errorf("fourth retry = %v", err)
+	}
+	if _, err := retry(true, ""); fault.ReasonOf(err) != commonv1.Reason_REASON_REASON_REQUIRED {
+		t.Errorf("override without reason = %v", err)
+	}
+	flip.Store(true)
+	out, err := retry(true, "the disk is mended")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.await(out.RunID, 10*time.Second, "succeeded")
+	if made.Load() != 1 {
+		t.Errorf("the resource was made %d times", made.Load())
+	}
+}
+
+func TestUndoExhaustedIsStuckAndHelped(t *testing.T) {
+	testkit.IO(t)
+	for _, help := range []string{"retry", "skip", "close"} {
+		t.Run(help, func(t *testing.T) {
+			var rec record
+			var mended atomic.Bool
+			steps := recorded(&rec, "one", "two", "three")
+			steps[2].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+				return saga.Outcome{}, saga.Fail(0, commonv1.Reason_REASON_WORKLOAD_FAILED, "", nil)
+			}
+			steps[1].Kinds = []string{"storage"}
+			steps[1].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+				_, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: "storage", Name: "disk"})
+				return saga.Done(nil), err
+			}
+			steps[1].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+				if !mended.Load() {
+					return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_STORAGE_FAILED, "disk will not go", errBoom)
+				}
+				claims, err := env.Claims(ctx, "storage")
+				if err != nil {
+					return saga.Outcome{}, err
+				}
+				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ReleaseTx(ctx, tx, claims[0]) }), nil
+			}
+			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+			b.drive(b.config("a"))
+			ws, id := b.create("toy")
+			r := b.await(id, 10*time.Second, "stuck")
+			if !strings.Contains(r.StuckReason, "disk will not go") || r.WhyWaiting == "" || b.workspace(ws).State != "stuck" {
+				t.Errorf("stuck = %q, why %q, workspace %s", r.StuckReason, r.WhyWaiting, b.workspace(ws).State)
+			}
+			// It still owns its workspace.
+			err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+				_, err := b.core.Start(ctx, tx, saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy"})
+				return err
+			})
+			if fault.ReasonOf(err) != commonv1.Reason_REASON_RUN_STUCK {
+				t.Errorf("start on a stuck workspace = %v", err)
+			}
+			mended.Store(help == "retry")
+			err = b.tx(func(ctx context.Context, tx pgx.Tx) error {
+				switch help {
+				case "retry":
+					_, err := b.core.RetryUndo(ctx, tx, id, "op")
+					return err
+				case "skip":
+					_, orphans, err := b.core.SkipUndo(ctx, tx, id, "op", "the host burned")
+					if err == nil && (len(orphans) != 1 || orphans[0].OrphanedBy != "op" || orphans[0].OrphanReason == "") {
+						t.Errorf("orphans = %+v", orphans)
+					}
+					return err
+				default:
+					_, err := b.core.CloseStuck(ctx, tx, id)
+					return err
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.await(id, 10*time.Second, "failed")
+			claims, err := saga.LiveClaims(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
+			if err != nil || (len(claims) > 0) != (help == "close") {
+				t.Errorf("live claims = %+v, %v", claims, err)
+			}
+			if undone := slices.Contains(rec.all(), "undo one"); undone != (help != "close") {
+				t.Errorf("calls after help = %v", rec.all())
+			}
+		})
+	}
+}
+
+func TestHundredStartsMakeOneRun(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
+	ws, first := b.create("toy")
+	cfg := b.config("a")
+	stop := b.drive(cfg)
+	b.await(first, 10*time.Second, "succeeded")
+	stop()
+	var joined, started atomic.Int32
+	var runs sync.Map
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			err := pg.InTx(t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+				out, err := b.core.Start(ctx, tx, saga.StartRequest{
+					WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy", NextEpoch: true,
+				})
+				if err != nil {
+					return err
+				}
+				if out.Joined {
+					joined.Add(1)
+				} else {
+					started.Add(1)
+				}
+				runs.Store(out.RunID, true)
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	n := 0
+	runs.Range(func(any, any) bool { n++; return true })
+	if started.Load() != 1 || joined.Load() != 99 || n != 1 {
+		t.Errorf("started %d, joined %d, runs %d", started.Load(), joined.Load(), n)
+	}
+	if w := b.workspace(ws); w.Epoch != 2 {
+		t.Errorf("epoch = %d after one recreation", w.Epoch)
+	}
+}
+
+func TestOtherKindIsRefusedWithItsID(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
+	ws, id := b.create("toy")
+	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := b.core.Start(ctx, tx, saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Definition: "toy"})
+		return err
+	})
+	f, ok := fault.As(err)
+	if !ok || f.Reason != commonv1.Reason_REASON_OPERATION_IN_PROGRESS || f.ConflictingID != id {
+		t.Errorf("another kind = %v", err)
+	}
+	err = b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err })
+	if f, ok := fault.As(err); !ok || f.RetryAfter != saga.ResetAdvice || len(f.Unmet) == 0 || f.ConflictingID != id {
+		t.Errorf("reset while a run lives = %v", err)
+	}
+}
+
+func TestWaitAndWake(t *testing.T) {
+	testkit.IO(t)
+	var calls atomic.Int32
+	var attempts record
+	steps := pureSteps("wait")
+	steps[0].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+		attempts.add("%d/%d", env.Attempt, env.OpSeq)
+		if calls.Add(1) == 1 {
+			return saga.Wait(saga.WaitFor{For: time.Hour, Why: "pods 0/3", WakeOnSignal: true}), nil
+		}
+		return saga.Done(nil), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	r := b.await(id, 10*time.Second, "waiting")
+	if r.Owner != "" || r.WhyWaiting != "pods 0/3" {
+		t.Errorf("parked run: owner %q, why %q", r.Owner, r.WhyWaiting)
+	}
+	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+		t.Fatal(err)
+	}
+	b.await(id, 5*time.Second, "succeeded")
+	if got := attempts.all(); !slices.Equal(got, []string{"1/1", "1/1"}) {
+		t.Errorf("calls (attempt/op_seq) = %v: a wait keeps its attempt", got)
+	}
+}
+
+// TestWakeIsNeverLost signals while the step is between its look and its park.
+func TestWakeIsNeverLost(t *testing.T) {
+	testkit.IO(t)
+	const runs = 40
+	var b *bed
+	var signalled sync.Map
+	steps := pureSteps("wait")
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		if _, seen := signalled.LoadOrStore(env.RunID, true); seen {
+			return saga.Done(nil), nil
+		}
+		// The look found nothing; now, before the park, it happens. Half of them race the park itself.
+		signal := func() error {
+			return pg.InTx(ctx, b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, env.RunID) })
+		}
+		if env.RunID[35]%2 == 0 {
+			return saga.Wait(saga.WaitFor{For: time.Hour, Why: "a signal", WakeOnSignal: true}), signal()
+		}
+		go func() {
+			if err := pg.InTx(context.WithoutCancel(ctx), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+				return b.core.Wake(ctx, tx, env.RunID)
+			}); err != nil {
+				t.Error(err)
+			}
+		}()
+		return saga.Wait(saga.WaitFor{For: time.Hour, Why: "a signal", WakeOnSignal: true}), nil
+	}
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	var all []string
+	for range runs {
+		_, id := b.create("toy")
+		all = append(all, id)
+	}
+	for _, id := range all {
+		b.await(id, 10*time.Second, "succeeded")
+	}
+}

@@ -1,0 +1,275 @@
+package saga
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// conclude writes what a step's function answered. It may run again after a lost connection, and decides the same then.
+func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err error, how ending) (bool, error) {
+	h := a.h
+	if errors.Is(err, ErrFenced) || errors.Is(how.cause, ErrFenced) {
+		d.core.stats.FencedOut.Add(1)
+		return false, ErrFenced
+	}
+	step := h.step()
+	if err == nil {
+		switch out.kind {
+		case outcomeDone:
+			return d.succeeded(ctx, h, out)
+		case outcomeWait:
+			return d.waits(ctx, h, out, how)
+		case outcomeNone:
+			err = Fail(step.Layer, commonv1.Reason_REASON_INTERNAL, fmt.Sprintf("the step %q answered nothing", step.Name), nil)
+		}
+	}
+	var rows *rowsError
+	switch {
+	case errors.Is(how.cause, ErrCancelRequested):
+		state := attemptCancelled
+		if how.abandoned {
+			state = attemptAbandoned
+		}
+		return d.cancelled(ctx, h, state, how.abandoned)
+	case errors.Is(how.cause, ErrShutdown) && !how.abandoned:
+		return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, nil)
+	case errors.Is(how.cause, ErrBudget):
+		late := &StepError{
+			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, Retryable: true, cause: err,
+			Public: fmt.Sprintf("the step %q did not end within %s", step.Name, step.Budget),
+		}
+		if how.abandoned {
+			return d.failed(ctx, h, attemptAbandoned, late)
+		}
+		return d.failed(ctx, h, attemptFailed, late)
+	case errors.As(err, &rows):
+		err = rows.err
+	}
+	return d.failed(ctx, h, attemptFailed, stepErrorOf(step, err))
+}
+
+// succeeded closes the attempt and goes on: forward to the next step, back to the next undo, or to the end.
+func (d *Driver) succeeded(ctx context.Context, h *held, out Outcome) (bool, error) {
+	raw, err := marshalOutput(out.output)
+	if err != nil {
+		return d.failed(ctx, h, attemptFailed, &StepError{Layer: h.step().Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: err.Error(), cause: err})
+	}
+	cl := closing{state: attemptSucceeded, output: raw}
+	if h.run.Phase == phaseUndo {
+		return d.undone(ctx, h, cl, out.rows)
+	}
+	if h.run.Step+1 < len(h.def.Steps) {
+		return d.moved(d.advance(ctx, h, cl, next{step: h.run.Step + 1, phase: phaseDo, rows: out.rows}), h)
+	}
+	err = d.release(ctx, h, cl, rest{state: stateSucceeded, workspace: names.Of(h.def.States.Succeeded), rows: out.rows, point: "finish"})
+	if err == nil {
+		d.core.stats.Succeeded.Add(1)
+	}
+	return d.ended(err, h)
+}
+
+// undone goes one step further back, or ends the run as failed and clean.
+func (d *Driver) undone(ctx context.Context, h *held, cl closing, rows []TxFunc) (bool, error) {
+	if to := undoable(h.def, h.run.Step-1); to >= 0 {
+		return d.moved(d.advance(ctx, h, cl, next{step: to, phase: phaseUndo, passOver: true, rows: rows}), h)
+	}
+	err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true, rows: rows, point: "finish"})
+	if err == nil {
+		d.core.stats.Failed.Add(1)
+	}
+	return d.ended(err, h)
+}
+
+// moved and ended sort the errors of a write: a step's own rows that fail are the step's failure.
+func (d *Driver) moved(err error, h *held) (bool, error) {
+	if err == nil {
+		return true, nil
+	}
+	return d.ended(err, h)
+}
+
+func (d *Driver) ended(err error, h *held) (bool, error) {
+	var rows *rowsError
+	if err == nil || !errors.As(err, &rows) || waitable(err) || errors.Is(err, ErrFenced) {
+		return false, err
+	}
+	return false, &stepFailureError{step: stepErrorOf(h.step(), rows.err)}
+}
+
+// stepFailureError asks for the step to be failed with this error.
+type stepFailureError struct{ step *StepError }
+
+func (e *stepFailureError) Error() string { return e.step.Error() }
+func (e *stepFailureError) Unwrap() error { return e.step }
+
+// waits parks the attempt, unless its budget is used up by then.
+func (d *Driver) waits(ctx context.Context, h *held, out Outcome, how ending) (bool, error) {
+	if errors.Is(how.cause, ErrCancelRequested) {
+		return d.cancelled(ctx, h, attemptCancelled, false)
+	}
+	if out.wait.Why == "" {
+		out.wait.Why = fmt.Sprintf("the step %q looks again later", h.attempt.Name)
+	}
+	if errors.Is(how.cause, ErrBudget) || h.left() <= 0 {
+		step := h.step()
+		return d.failed(ctx, h, attemptFailed, &StepError{
+			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, Retryable: true,
+			Public: fmt.Sprintf("the step %q did not end within %s: %s", step.Name, step.Budget, out.wait.Why),
+		})
+	}
+	err := d.park(ctx, h, out.wait, out.rows)
+	return d.ended(err, h)
+}
+
+// park gives up the lease with the attempt open.
+func (d *Driver) park(ctx context.Context, h *held, w WaitFor, rows []TxFunc) error {
+	state := stateWaiting
+	if h.run.Phase == phaseUndo {
+		state = stateCompensating
+	}
+	after := max(min(w.For, h.left()), 0)
+	err := d.release(ctx, h, closing{state: attemptWaiting, why: w.Why}, rest{
+		state: state, attempts: h.run.Attempts, after: after, wakeable: w.WakeOnSignal, why: w.Why, rows: rows, point: "park",
+	})
+	if err == nil {
+		d.core.stats.Parked.Add(1)
+		d.due(after)
+		if w.WakeOnSignal {
+			// A signal that came while the lease was held made the run due at once.
+			d.core.runnable.Notify()
+		}
+	}
+	return err
+}
+
+// left is how long the open attempt may still wait: to the end of its budget, or of the run.
+func (h *held) left() time.Duration {
+	left := h.step().Budget
+	if h.attempt.DeadlineAt != nil && h.run.HeartbeatAt != nil {
+		left = h.attempt.DeadlineAt.Sub(later(h.attempt.StartedAt, *h.run.HeartbeatAt))
+	}
+	if h.run.Phase == phaseDo {
+		left = min(left, h.runLeft)
+	}
+	return left
+}
+
+// failed closes the attempt as failed: tried again within the policy, else the step has failed for good.
+func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+	policy := h.step().Retry
+	if h.run.Phase == phaseUndo {
+		policy = h.step().UndoRetry
+	}
+	failures := h.run.Attempts + 1
+	outOfTime := policy.Within > 0 && h.attempt.StartedAt.Sub(h.run.TriedSince) >= policy.Within
+	// An undo is always worth another try: only its policy ends it.
+	final := failures >= policy.Attempts || outOfTime || (!e.Retryable && h.run.Phase == phaseDo)
+	if final {
+		return d.exhausted(ctx, h, state, e)
+	}
+	after := max(policy.wait(failures), e.After)
+	run := stateWaiting
+	if h.run.Phase == phaseUndo {
+		run = stateCompensating
+	}
+	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.attempt.Name, names.Of(e.Reason), e.Public,
+		failures+1, policy.Attempts, after.Round(time.Millisecond))
+	err := d.release(ctx, h, closing{state: state, err: e}, rest{
+		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == attemptAbandoned,
+	})
+	if err == nil {
+		d.due(after)
+	}
+	return d.ended(err, h)
+}
+
+func direction(h *held) string {
+	if h.run.Phase == phaseUndo {
+		return "undoing"
+	}
+	return "doing"
+}
+
+// exhausted ends the forward phase, or makes the run stuck in the backward one.
+func (d *Driver) exhausted(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+	if h.run.Phase == phaseDo && !h.def.Sticks {
+		return d.giveUp(ctx, h, state, e)
+	}
+	reason := fmt.Sprintf("undo_exhausted: %s the step %q failed %d times (%s: %s)", direction(h), h.attempt.Name, h.run.Attempts+1, names.Of(e.Reason), e.Public)
+	err := d.release(ctx, h, closing{state: state, err: e}, rest{
+		state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo", stuck: reason,
+		workspace: stateStuck, passOver: true, keepError: h.run.Phase == phaseDo, point: "finish",
+	})
+	if err == nil {
+		d.core.stats.Stuck.Add(1)
+	}
+	return d.ended(err, h)
+}
+
+// giveUp leaves the forward phase because of an error: it compensates, or, if the step retains, ends as failed with every claim kept.
+func (d *Driver) giveUp(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+	cl := closing{state: state, err: e}
+	if h.step().Retain {
+		err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), keepError: true, point: "finish"})
+		if err == nil {
+			d.core.stats.Failed.Add(1)
+		}
+		return d.ended(err, h)
+	}
+	return d.turnBack(ctx, h, cl, state == attemptAbandoned)
+}
+
+// cancelled leaves the forward phase because someone asked for it.
+func (d *Driver) cancelled(ctx context.Context, h *held, state string, abandoned bool) (bool, error) {
+	by := h.run.CancelBy
+	if h.run.CancelAt == nil {
+		// The heartbeat saw the cancel; this copy of the row is older.
+		now, err := GetRun(ctx, d.core.db, h.run.ID)
+		if err != nil {
+			return false, err
+		}
+		if now.Fence != h.run.Fence {
+			return false, ErrFenced
+		}
+		by = now.CancelBy
+	}
+	e := &StepError{Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_CANCEL_REQUESTED, Public: "cancelled by " + by}
+	return d.turnBack(ctx, h, closing{state: state, err: e}, abandoned)
+}
+
+// turnBack begins the compensation. An abandoned step may still be running: the fence is raised, so that nothing it writes is taken.
+func (d *Driver) turnBack(ctx context.Context, h *held, cl closing, abandoned bool) (bool, error) {
+	if abandoned {
+		d.core.stats.Abandoned.Add(1)
+	}
+	from, err := d.core.undoFrom(ctx, h)
+	if err != nil {
+		return false, err
+	}
+	if from < 0 {
+		err := d.release(ctx, h, cl, rest{state: stateFailed, workspace: names.Of(h.def.States.Failed), passOver: true, keepError: true, point: "finish"})
+		if err == nil {
+			d.core.stats.Failed.Add(1)
+		}
+		return d.ended(err, h)
+	}
+	n := next{step: from, phase: phaseUndo, bumpFence: abandoned, passOver: true, keepError: true}
+	return d.moved(d.advance(ctx, h, cl, n), h)
+}
+
+func marshalOutput(v any) (json.RawMessage, error) {
+	if v == nil {
+		return nil, nil
+	}
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("marshal output: %w", err)
+	}
+	return raw, nil
+}

@@ -1,0 +1,87 @@
+package saga
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config bounds a driver. Zero fields take the defaults.
+type Config struct {
+	// Owner names this driver in leases; the replica's id. Two drivers at once never share one.
+	Owner string `yaml:"owner"`
+	// Workers is how many runs it drives at once.
+	Workers int `yaml:"workers"`
+	// LeaseBatch is how many runs one transaction leases.
+	LeaseBatch int `yaml:"lease_batch"`
+	// Lease is how long a driver is believed to live without a heartbeat.
+	Lease time.Duration `yaml:"lease"`
+	// Heartbeat is how often all leases are extended, in one statement.
+	Heartbeat time.Duration `yaml:"heartbeat"`
+	// Poll is how long an unwoken driver sleeps.
+	Poll time.Duration `yaml:"poll"`
+	// CancelGrace is how long a step may go on after its context ended, before its attempt is abandoned.
+	CancelGrace time.Duration `yaml:"cancel_grace"`
+	// StopGrace is how long a stopping driver waits for its steps.
+	StopGrace time.Duration `yaml:"stop_grace"`
+	// StallSweep is how often stalls are looked for.
+	StallSweep time.Duration `yaml:"stall_sweep"`
+	// MaxLosses is how many drivers in a row may be lost at one step before the step counts as failed: a step that kills its driver must
+	// not do so for ever.
+	MaxLosses int `yaml:"max_losses"`
+}
+
+// Default is the configuration of a production driver.
+func Default() Config {
+	return Config{
+		Workers: 16, LeaseBatch: 16, Lease: 15 * time.Second, Heartbeat: 5 * time.Second, Poll: time.Second, CancelGrace: 30 * time.Second,
+		StopGrace: 5 * time.Second, StallSweep: 5 * time.Second, MaxLosses: 10,
+	}
+}
+
+func (c Config) withDefaults() Config {
+	d := Default()
+	for _, f := range []struct {
+		got  *int
+		want int
+	}{{&c.Workers, d.Workers}, {&c.LeaseBatch, d.LeaseBatch}, {&c.MaxLosses, d.MaxLosses}} {
+		if *f.got == 0 {
+			*f.got = f.want
+		}
+	}
+	for _, f := range []struct {
+		got  *time.Duration
+		want time.Duration
+	}{
+		{&c.Lease, d.Lease},
+		{&c.Heartbeat, d.Heartbeat},
+		{&c.Poll, d.Poll},
+		{&c.CancelGrace, d.CancelGrace},
+		{&c.StopGrace, d.StopGrace},
+		{&c.StallSweep, d.StallSweep},
+	} {
+		if *f.got == 0 {
+			*f.got = f.want
+		}
+	}
+	return c
+}
+
+// Validate reports every problem at once.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var problems []error
+	if c.Owner == "" {
+		problems = append(problems, errors.New("owner is empty"))
+	}
+	if c.Workers < 1 || c.LeaseBatch < 1 || c.MaxLosses < 1 {
+		problems = append(problems, errors.New("workers, lease_batch and max_losses are at least 1"))
+	}
+	if c.Lease < 3*c.Heartbeat {
+		problems = append(problems, fmt.Errorf("lease %s is shorter than three heartbeats of %s", c.Lease, c.Heartbeat))
+	}
+	if min(c.Heartbeat, c.Poll, c.CancelGrace, c.StopGrace, c.StallSweep) < 0 {
+		problems = append(problems, errors.New("a duration is negative"))
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,245 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Deps is what the core works with.
+type Deps struct {
+	// DB logs in as the role lifecycle. Its sessions should have PoolSettings.
+	DB       *pgxpool.Pool
+	Registry *Registry
+	Logger   *slog.Logger
+	// Runnable wakes the drivers of this process; nil makes one. Notify it after a commit that started, woke or cancelled a run, and when
+	// another replica said that it did.
+	Runnable *events.Signal
+	// Appended is notified after every commit that appended events: the sequencer's Wake. May be nil.
+	Appended *events.Signal
+	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run where it stands,
+	// as a crash would. For conformance tests; nil otherwise.
+	OnPoint func(ctx context.Context, name string, at Place) error
+}
+
+// PoolSettings are the session settings that suit the core's statements. They are long, and their best plan never depends on the values or on the
+// sizes of tables: every row is found by an index. Planning them anew for each call would cost more than running them, and a plan made while the
+// tables were empty would scan them for as long as the connection lives.
+func PoolSettings() map[string]string {
+	return map[string]string{
+		"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_bitmapscan": "off",
+	}
+}
+
+// Stats counts what the drivers of a core did since the start.
+type Stats struct {
+	Started, Leased, Advanced, Parked, Succeeded, Failed, Stuck atomic.Int64
+	// Lost counts attempts that a lease closed as lost; FencedOut counts refused writes of a driver that had lost its lease.
+	Lost, FencedOut, Abandoned, Stalled, Quarantined atomic.Int64
+	// LeaseErrors and BeatErrors count rounds that the database did not answer.
+	LeaseErrors, BeatErrors atomic.Int64
+}
+
+// Core holds the statements that everything rests on. Its methods with a tx run within the caller's transaction; the caller calls Committed after
+// the commit.
+type Core struct {
+	db       *pgxpool.Pool
+	registry *Registry
+	log      *slog.Logger
+	runnable *events.Signal
+	appended *events.Signal
+	onPoint  func(ctx context.Context, name string, at Place) error
+	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
+	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed
+	stats    Stats
+}
+
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps) (*Core, error) {
+	if deps.DB == nil || deps.Registry == nil || deps.Logger == nil {
+		return nil, errors.New("saga core needs a database, a registry and a logger")
+	}
+	if deps.Runnable == nil {
+		deps.Runnable = &events.Signal{}
+	}
+	return &Core{
+		db: deps.DB, registry: deps.Registry, log: deps.Logger, runnable: deps.Runnable, appended: deps.Appended, onPoint: deps.OnPoint,
+	}, nil
+}
+
+// Stats are this core's counters.
+func (c *Core) Stats() *Stats { return &c.stats }
+
+// Committed is called after a commit that started, woke or changed a run: it wakes the drivers and the sequencer of this process.
+func (c *Core) Committed() {
+	c.runnable.Notify()
+	c.appended.Notify()
+	if c.asked.Swap(false) {
+		c.cancels.Notify()
+	}
+}
+
+// journal collects the rows that a transaction changed, and appends their events in one statement at its end. Attempts that change together with their
+// run travel in the run's event.
+type journal struct {
+	list []events.Event
+	runs map[string]*lifecyclev1.Run
+	lone []*Attempt // attempts whose run has not been collected
+}
+
+func (j *journal) run(r *Run) {
+	payload := r.Proto()
+	if j.runs == nil {
+		j.runs = map[string]*lifecyclev1.Run{}
+	}
+	if before := j.runs[r.ID]; before != nil {
+		payload.ChangedSteps = before.GetChangedSteps()
+		before.ChangedSteps = nil
+	}
+	j.runs[r.ID] = payload
+	rest := j.lone[:0]
+	for _, a := range j.lone {
+		if a.RunID == r.ID {
+			payload.ChangedSteps = append(payload.ChangedSteps, a.Proto())
+		} else {
+			rest = append(rest, a)
+		}
+	}
+	j.lone = rest
+	j.list = append(j.list, events.Event{
+		Kind: "run.changed", AggregateType: "run", AggregateID: r.ID, AggregateVersion: r.Version, Payload: payload,
+		Correlation: events.Correlation{CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.ID},
+	})
+}
+
+func (j *journal) step(a *Attempt) {
+	if run := j.runs[a.RunID]; run != nil {
+		run.ChangedSteps = append(run.ChangedSteps, a.Proto())
+		return
+	}
+	copied := *a
+	j.lone = append(j.lone, &copied)
+}
+
+func stepEvent(a *Attempt) events.Event {
+	return events.Event{
+		Kind: "step.changed", AggregateType: "step", AggregateID: fmt.Sprintf("%s/%d/%s/%d", a.RunID, a.Step, a.Dir, a.Attempt),
+		AggregateVersion: a.Version, Payload: a.Proto(),
+		Correlation: events.Correlation{TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, WorkflowID: a.RunID},
+	}
+}
+
+func (j *journal) claim(c *Claim) {
+	j.list = append(j.list, events.Event{
+		Kind: "claim.changed", AggregateType: "claim", AggregateID: c.ID, AggregateVersion: c.Version, Payload: c.Proto(),
+		Correlation: events.Correlation{TenantID: c.TenantID, WorkspaceID: c.WorkspaceID, WorkflowID: c.RunID, NodeID: c.NodeID},
+	})
+}
+
+func (j *journal) workspace(w *Workspace) error {
+	payload, err := w.Proto()
+	if err != nil {
+		return err
+	}
+	j.list = append(j.list, events.Event{
+		Kind: "workspace.changed", AggregateType: "workspace", AggregateID: w.ID, AggregateVersion: w.Version, Payload: payload,
+		Correlation: events.Correlation{TenantID: w.TenantID, WorkspaceID: w.ID, WorkflowID: w.RunID, NodeID: w.NodeID},
+	})
+	return nil
+}
+
+// flush appends what was collected. The position token is the id of the last event.
+func (j *journal) flush(ctx context.Context, tx pgx.Tx) error {
+	_, err := j.flushPos(ctx, tx)
+	return err
+}
+
+func (j *journal) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
+	for _, a := range j.lone {
+		j.list = append(j.list, stepEvent(a))
+	}
+	if len(j.list) == 0 {
+		return "", nil
+	}
+	pos, err := events.Append(ctx, tx, j.list...)
+	j.list, j.lone, j.runs = j.list[:0], nil, nil
+	return pos, err
+}
+
+func announceClaim(ctx context.Context, tx pgx.Tx, c *Claim) error {
+	var j journal
+	j.claim(c)
+	return j.flush(ctx, tx)
+}
+
+// AnnounceWorkspace appends the event of a workspace's row as it stands in tx, and answers the row and the position token. Whoever changes a
+// column of workspace raises its version in the same UPDATE and calls this before the commit.
+func AnnounceWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) (Workspace, string, error) {
+	w, err := GetWorkspace(ctx, tx, workspaceID)
+	if err != nil {
+		return Workspace{}, "", err
+	}
+	var j journal
+	if err := j.workspace(&w); err != nil {
+		return Workspace{}, "", err
+	}
+	pos, err := j.flushPos(ctx, tx)
+	return w, pos, err
+}
+
+// GetWorkspace reads one workspace. A missing one is pgx.ErrNoRows.
+func GetWorkspace(ctx context.Context, q pg.Querier, id string) (Workspace, error) {
+	var w Workspace
+	if err := q.QueryRow(ctx, `SELECT `+workspaceColumns+` FROM lifecycle.workspace w WHERE w.id = $1`, id).Scan(w.targets()...); err != nil {
+		return Workspace{}, fmt.Errorf("read workspace %s: %w", id, err)
+	}
+	return w, nil
+}
+
+// GetRun reads one run. A missing one is pgx.ErrNoRows.
+func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
+	var r Run
+	if err := q.QueryRow(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = $1`, id).Scan(r.targets()...); err != nil {
+		return Run{}, fmt.Errorf("read run %s: %w", id, err)
+	}
+	return r, nil
+}
+
+// LiveRun reads the run that owns a workspace now, and answers false if there is none.
+func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, error) {
+	var r Run
+	err := q.QueryRow(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r
+		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')`, workspaceID).Scan(r.targets()...)
+	if pg.IsNoRows(err) {
+		return Run{}, false, nil
+	}
+	if err != nil {
+		return Run{}, false, fmt.Errorf("read live run of workspace %s: %w", workspaceID, err)
+	}
+	return r, true, nil
+}
+
+// Timeline reads every attempt of a run in the order they began.
+func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error) {
+	rows, err := q.Query(ctx, `SELECT `+stepColumns+` FROM lifecycle.saga_step s WHERE s.run_id = $1 ORDER BY s.op_seq, s.started_at`, runID)
+	if err != nil {
+		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Attempt, error) {
+		var a Attempt
+		return a, row.Scan(a.targets()...)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
+	}
+	return out, nil
+}

@@ -1,0 +1,386 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// second is another replica's core and driver on the same database.
+func (b *bed) second(defs ...saga.Definition) *bed {
+	b.t.Helper()
+	return bedOn(b.t, b.db, nil, defs...)
+}
+
+// TestCrashIsReclaimedAndTheZombieRefused: the first driver holds a step that neither beats nor ends; a second takes over after the lease, and
+// what the first writes then is refused.
+func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
+	testkit.IO(t)
+	var calls atomic.Int32
+	zombie, began := make(chan error, 1), make(chan struct{})
+	release := make(chan struct{})
+	steps := pureSteps("one", "two")
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		if calls.Add(1) == 1 {
+			close(began)
+			<-release
+			zombie <- errors.Join(env.Progress(context.WithoutCancel(ctx), "still here"),
+				env.Tx(context.WithoutCancel(ctx), func(context.Context, pgx.Tx) error { return nil }))
+		}
+		return saga.Done(map[string]int{"by": env.Attempt}), nil
+	}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	b := newBed(t, def)
+	cfg := b.config("dead")
+	cfg.Heartbeat, cfg.Lease = time.Minute, 3*time.Minute // it never beats in the time of this test
+	b.drive(cfg)
+	_, id := b.create("toy")
+	<-began
+	testkit.SetClockOffset(b.db, 4*time.Minute)
+	o := b.second(def)
+	o.drive(o.config("alive"))
+	r := o.await(id, 10*time.Second, "succeeded")
+	if r.Fence != 2 {
+		t.Errorf("fence = %d", r.Fence)
+	}
+	close(release)
+	if err := <-zombie; !errors.Is(err, saga.ErrFenced) {
+		t.Errorf("the zombie's writes = %v", err)
+	}
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if n := b.core.Stats().FencedOut.Load(); n == 0 {
+			return errors.New("no refused write was counted")
+		}
+		return nil
+	})
+	list := b.timeline(id)
+	if len(list) != 3 || list[0].State != "lost" || list[1].Attempt != 2 || list[1].OpSeq <= list[0].OpSeq || string(list[1].Output) != `{"by": 2}` {
+		t.Errorf("timeline = %+v", list)
+	}
+}
+
+// TestPausedDriverLosesItsLease: a driver whose heartbeats do not arrive gives its step up before anybody else may take it.
+func TestPausedDriverLosesItsLease(t *testing.T) {
+	testkit.IO(t)
+	cause := make(chan error, 1)
+	var calls atomic.Int32
+	steps := pureSteps("one")
+	steps[0].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
+		if calls.Add(1) > 1 {
+			return saga.Done(nil), nil
+		}
+		<-ctx.Done()
+		cause <- context.Cause(ctx)
+		return saga.Outcome{}, context.Cause(ctx)
+	}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	b := newBed(t, def)
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	b.await(id, 5*time.Second, "running")
+	// Someone else leases it: what a reclaim does, without the wait.
+	b.exec(`UPDATE lifecycle.saga_run SET fence = fence + 1, owner = 'thief' WHERE id = $1`, id)
+	select {
+	case err := <-cause:
+		if !errors.Is(err, saga.ErrFenced) {
+			t.Errorf("cause = %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the step's context did not end")
+	}
+	b.exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock(), lease_until = mesh.clock() WHERE id = $1`, id)
+	b.await(id, 5*time.Second, "succeeded")
+}
+
+func TestOwnLeasesAreReclaimedAtBoot(t *testing.T) {
+	testkit.IO(t)
+	steps := pureSteps("one")
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	_, id := b.create("toy")
+	b.exec(`UPDATE lifecycle.saga_run SET state = 'running', owner = 'a', fence = 5, lease_until = mesh.clock() + '1 hour', next_at = mesh.clock() + '1 hour' WHERE id = $1`, id)
+	b.drive(b.config("a"))
+	if r := b.await(id, 5*time.Second, "succeeded"); r.Fence != 6 {
+		t.Errorf("fence = %d", r.Fence)
+	}
+}
+
+// TestShutdownHandsOver: a driver that stops ends its step's context, and the same attempt goes on elsewhere at once.
+func TestShutdownHandsOver(t *testing.T) {
+	testkit.IO(t)
+	began := make(chan struct{}, 2)
+	var calls atomic.Int32
+	steps := pureSteps("one")
+	steps[0].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
+		began <- struct{}{}
+		if calls.Add(1) == 1 {
+			<-ctx.Done()
+			if !errors.Is(context.Cause(ctx), saga.ErrShutdown) {
+				t.Errorf("cause = %v", context.Cause(ctx))
+			}
+			return saga.Outcome{}, context.Cause(ctx)
+		}
+		return saga.Done(nil), nil
+	}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	b := newBed(t, def)
+	stop := b.drive(b.config("a"))
+	_, id := b.create("toy")
+	<-began
+	stop()
+	if r := b.run(id); r.State != "waiting" || r.Owner != "" || r.WhyWaiting == "" {
+		t.Errorf("after the stop: %s, owner %q, why %q", r.State, r.Owner, r.WhyWaiting)
+	}
+	o := b.second(def)
+	o.drive(o.config("b"))
+	o.await(id, 5*time.Second, "succeeded")
+	if list := b.timeline(id); len(list) != 1 || list[0].Attempt != 1 {
+		t.Errorf("timeline = %+v", list)
+	}
+}
+
+// TestUnreadableRunStopsNobody: a run of changed steps is put aside with its reason; the others go on.
+func TestUnreadableRunStopsNobody(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
+	bad, badRun := b.create("toy")
+	b.exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, badRun)
+	unknown, unknownRun := b.create("toy")
+	b.exec(`UPDATE lifecycle.saga_run SET def_version = 99 WHERE id = $1`, unknownRun)
+	var good []string
+	for range 5 {
+		_, id := b.create("toy")
+		good = append(good, id)
+	}
+	b.drive(b.config("a"))
+	for _, id := range good {
+		b.await(id, 10*time.Second, "succeeded")
+	}
+	if r := b.await(badRun, 5*time.Second, "stuck"); !strings.Contains(r.StuckReason, "unreadable") {
+		t.Errorf("stuck reason = %q", r.StuckReason)
+	}
+	if w := b.workspace(bad); w.State != "stuck" {
+		t.Errorf("workspace = %s", w.State)
+	}
+	// A version that this build does not know is left for one that does.
+	if r := b.run(unknownRun); r.State != "pending" || r.Fence != 0 {
+		t.Errorf("run of an unknown version: %s, fence %d (workspace %s)", r.State, r.Fence, unknown)
+	}
+}
+
+// TestPoisonedBatchIsTakenApart: a run that breaks the statement itself does not take the batch with it.
+func TestPoisonedBatchIsTakenApart(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
+	_, bad := b.create("toy")
+	ws, _ := b.create("toy")
+	// An open attempt of another step: no build wrote that.
+	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+		VALUES ($1, 0, 'one', 'undo', 1, $2, $3, 1, 1, 'waiting', 'k', '5 min')`, bad, ws, b.tenant)
+	b.exec(`UPDATE lifecycle.saga_run SET fence = 3 WHERE id = $1`, bad)
+	var good []string
+	for range 5 {
+		_, id := b.create("toy")
+		good = append(good, id)
+	}
+	b.drive(b.config("a"))
+	for _, id := range good {
+		b.await(id, 10*time.Second, "succeeded")
+	}
+	b.await(bad, 5*time.Second, "stuck")
+}
+
+func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
+	testkit.IO(t)
+	release := make(chan struct{})
+	moved := make(chan struct{})
+	steps := pureSteps("slow")
+	steps[0].StallAfter = time.Minute
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		<-release
+		if err := env.Progress(ctx, "pods 2/3"); err != nil {
+			return saga.Outcome{}, err
+		}
+		close(moved)
+		<-ctx.Done()
+		return saga.Outcome{}, context.Cause(ctx)
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 10 * time.Minute})
+	cfg := b.config("a")
+	cfg.Lease, cfg.Heartbeat = time.Hour, time.Minute
+	b.drive(cfg)
+	_, id := b.create("toy")
+	b.await(id, 5*time.Second, "running")
+	testkit.SetClockOffset(b.db, 61*time.Second)
+	stalled := func(want bool, prefix string) func() error {
+		return func() error {
+			list, r := b.timeline(id), b.run(id)
+			if len(list) != 1 || list[0].Stalled != want || !strings.HasPrefix(r.StuckReason, prefix) || (prefix == "" && r.StuckReason != "") {
+				return fmt.Errorf("stalled %v, stuck reason %q", list[0].Stalled, r.StuckReason)
+			}
+			return nil
+		}
+	}
+	testkit.Eventually(t, 5*time.Second, stalled(true, "step_stalled"))
+	if r := b.run(id); r.State != "running" {
+		t.Errorf("a stalled run is %s", r.State)
+	}
+	close(release)
+	<-moved
+	testkit.Eventually(t, 5*time.Second, stalled(false, ""))
+	if list := b.timeline(id); list[0].Progress != "pods 2/3" {
+		t.Errorf("progress = %q", list[0].Progress)
+	}
+	testkit.SetClockOffset(b.db, 11*time.Minute)
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "run_stalled") && !strings.HasPrefix(r.StuckReason, "step_stalled") {
+			return fmt.Errorf("stuck reason %q", r.StuckReason)
+		}
+		return nil
+	})
+}
+
+func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
+	testkit.IO(t)
+	var rec record
+	steps := recorded(&rec, "one", "two")
+	steps[1].Budget = 100 * time.Millisecond
+	steps[1].Retry = saga.RetryPolicy{Attempts: 2, First: 5 * time.Millisecond, Max: 5 * time.Millisecond}
+	steps[1].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
+		<-ctx.Done()
+		rec.add("cause %v", context.Cause(ctx))
+		return saga.Outcome{}, context.Cause(ctx)
+	}
+	waiting := pureSteps("forever")
+	waiting[0].Undo = noop
+	waiting[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		return saga.Wait(saga.WaitFor{For: time.Hour, Why: "it never comes"}), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()},
+		saga.Definition{Name: "forever", Version: 1, Steps: waiting, States: states(), Deadline: 300 * time.Millisecond})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	if r := b.await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_of_step_exceeded" {
+		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
+	}
+	want := []string{"do one", "cause " + saga.ErrBudget.Error(), "cause " + saga.ErrBudget.Error(), "undo two", "undo one"}
+	if got := rec.all(); !slices.Equal(got, want) {
+		t.Errorf("calls = %v, want %v", got, want)
+	}
+	_, id = b.create("forever")
+	if r := b.await(id, 10*time.Second, "failed"); r.ErrorCode != "deadline_exceeded" {
+		t.Errorf("error = %s: %s", r.ErrorCode, r.Error)
+	}
+}
+
+// TestPostgresRestartMidRun: the database is killed while steps run; every run ends once, and no step of a later position runs before an earlier.
+func TestPostgresRestartMidRun(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	server, dir, err := testkit.StartServer(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := testkit.RemoveServer(server, dir); err != nil {
+			t.Error(err)
+		}
+	})
+	passwords := map[string]string{pg.RoleOwner: "p"}
+	for _, role := range pg.Roles() {
+		passwords[role] = "p"
+	}
+	if err := pg.Provision(ctx, server.AdminURL(), pg.Provisioning{WorkloadDatabase: "-", Passwords: passwords}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pg.Migrate(ctx, server.URL(pg.DatabaseMesh, pg.RoleOwner, "p"), pg.MigrateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pg.Open(ctx, pg.Config{URL: server.URL(pg.DatabaseMesh, pg.RoleLifecycle, "p")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	steps := pureSteps("one", "two", "three")
+	killed := make(chan struct{})
+	var once atomic.Bool
+	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		if once.CompareAndSwap(false, true) {
+			if err := server.Kill9(); err != nil {
+				t.Error(err)
+			}
+			close(killed)
+		}
+		return saga.Done(nil), nil
+	}
+	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	core, err := saga.New(saga.Deps{DB: pool, Registry: registry, Logger: testkit.Logger(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenant := ids.New()
+	if _, err := pool.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, 't')`, tenant); err != nil {
+		t.Fatal(err)
+	}
+	var runs []string
+	for n := range 5 {
+		err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+			ws, err := core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("w%d", n)})
+			if err != nil {
+				return err
+			}
+			out, err := core.Start(ctx, tx, saga.StartRequest{WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy"})
+			runs = append(runs, out.RunID)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &bed{t: t, core: core}
+	b.drive(b.config("a"))
+	<-killed
+	if err := server.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range runs {
+		testkit.Eventually(t, 30*time.Second, func() error {
+			r, err := saga.GetRun(ctx, pool, id)
+			if err == nil && r.State != "succeeded" {
+				err = fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
+			}
+			return err
+		})
+		list, err := saga.Timeline(ctx, pool, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		succeeded := map[string]int{}
+		for _, a := range list {
+			if a.State == "succeeded" {
+				succeeded[a.Name]++
+			}
+		}
+		for _, s := range []string{"one", "two", "three"} {
+			if succeeded[s] != 1 {
+				t.Errorf("step %s of run %s succeeded %d times: %+v", s, id, succeeded[s], list)
+			}
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// Class says what a step leaves behind.
+type Class int
+
+// The classes. A Pure step makes nothing; an Idempotent one may be done again at will; a Create step makes a resource outside and writes a claim
+// with a deterministic name before it calls out, and is asked to Observe before it makes again.
+const (
+	Pure Class = iota + 1
+	Idempotent
+	Create
+)
+
+// StepFunc does or undoes a step. It may be called again for the same attempt (after a Wait) and for a later attempt of the same step, so it
+// looks before it acts. It ends soon after its context: the context's cause says why (ErrCancelRequested, ErrFenced, ErrBudget, ErrShutdown).
+type StepFunc func(ctx context.Context, env *Env) (Outcome, error)
+
+// ObserveFunc looks at the resource itself and says whether the step's work is there.
+type ObserveFunc func(ctx context.Context, env *Env) (Observation, error)
+
+// Presence is what an observation found.
+type Presence int
+
+// What Observe can find. Unknown means that the resource could not be asked.
+const (
+	Unknown Presence = iota
+	Absent
+	Partial
+	Present
+)
+
+// Observation is the answer of Observe. Output stands for Do's if the work is Present.
+type Observation struct {
+	Presence Presence
+	Output   any
+	Why      string
+	// Rows is written with the step's end if Present closes it.
+	Rows TxFunc
+}
+
+// RetryPolicy bounds repeated attempts. Zero fields take the defaults of the direction.
+type RetryPolicy struct {
+	Attempts int           // in all, the first included
+	Within   time.Duration // no further attempt once this much has passed since the first; zero: no such bound
+	First    time.Duration // wait before the second attempt; doubled for each later one
+	Max      time.Duration // of one wait
+}
+
+// Step is one step of a definition.
+type Step struct {
+	Name    string
+	Class   Class
+	Do      StepFunc
+	Undo    StepFunc    // nil: nothing to undo
+	Observe ObserveFunc // nil only for Pure
+	// Kinds are the claim kinds that this step makes or releases. Compensation begins at the last step with a live claim of one of its kinds.
+	Kinds []string
+	// Budget bounds one attempt from its start, waits included; past it the attempt fails as deadline_of_step_exceeded.
+	Budget time.Duration
+	// StallAfter is how long an attempt may show no progress before it is flagged. Nothing is stopped by it.
+	StallAfter time.Duration
+	Retry      RetryPolicy
+	UndoRetry  RetryPolicy
+	// Retain ends the run as failed with all claims kept when this step fails for good: the next run adopts them.
+	Retain bool
+	// LikelyCause, Advice and Layer are shown with a stall or a failure that carries no better one.
+	LikelyCause string
+	Advice      string
+	Layer       commonv1.OwnerLayer
+}
+
+// WorkspaceStates are the states that a run of a definition gives its workspace. Stuck and cancelling are the same for all.
+type WorkspaceStates struct {
+	Running   commonv1.WorkspaceState // while the run lives
+	Succeeded commonv1.WorkspaceState
+	Failed    commonv1.WorkspaceState
+}
+
+// Definition is a named, versioned list of steps. A run is pinned to the version it started with.
+type Definition struct {
+	Name    string
+	Version int
+	Steps   []Step
+	States  WorkspaceStates
+	// Deadline ends the forward phase of a run, from its start; zero means one hour.
+	Deadline time.Duration
+	// StallAfter flags the whole run; zero means 15 minutes.
+	StallAfter time.Duration
+	// Sticks makes a step that fails for good end in `stuck` instead of compensating: for a teardown there is nothing to go back to.
+	Sticks bool
+	// Uncancellable refuses Cancel.
+	Uncancellable bool
+}
+
+const (
+	defaultBudget     = 30 * time.Minute
+	defaultStall      = 5 * time.Minute
+	defaultRunStall   = 15 * time.Minute
+	defaultDeadline   = time.Hour
+	defaultDoAttempts = 3
+	defaultUndoTries  = 8
+	defaultUndoWithin = 10 * time.Minute
+	defaultFirst      = time.Second
+	defaultMaxWait    = 30 * time.Second
+)
+
+func (p RetryPolicy) orDefault(d RetryPolicy) RetryPolicy {
+	if p.Attempts == 0 {
+		p.Attempts = d.Attempts
+	}
+	if p.Within == 0 {
+		p.Within = d.Within
+	}
+	if p.First == 0 {
+		p.First = d.First
+	}
+	if p.Max == 0 {
+		p.Max = d.Max
+	}
+	return p
+}
+
+// wait answers how long to wait after the given number of failures.
+func (p RetryPolicy) wait(failures int) time.Duration {
+	d := p.First
+	for range failures - 1 {
+		if d >= p.Max/2 {
+			return p.Max
+		}
+		d *= 2
+	}
+	return min(d, p.Max)
+}
+
+// normalized answers a definition with defaults filled in, or every problem it has.
+func normalized(d Definition) (Definition, error) {
+	var problems []error
+	add := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if d.Name == "" || d.Version < 1 {
+		add("definition %q needs a name and a version from 1", d.Name)
+	}
+	if len(d.Steps) == 0 {
+		add("definition %q has no steps", d.Name)
+	}
+	if d.States.Running == 0 || d.States.Succeeded == 0 || d.States.Failed == 0 {
+		add("definition %q leaves a workspace state open", d.Name)
+	}
+	d.Deadline = orDuration(d.Deadline, defaultDeadline)
+	d.StallAfter = orDuration(d.StallAfter, defaultRunStall)
+	d.Steps = slices.Clone(d.Steps)
+	seen := map[string]bool{}
+	for i := range d.Steps {
+		s := &d.Steps[i]
+		switch {
+		case s.Name == "" || s.Do == nil:
+			add("step %d of %q needs a name and a Do", i, d.Name)
+		case seen[s.Name]:
+			add("step %q of %q appears twice", s.Name, d.Name)
+		case s.Class < Pure || s.Class > Create:
+			add("step %q of %q has no class", s.Name, d.Name)
+		case s.Class != Pure && s.Observe == nil:
+			add("step %q of %q needs an Observe", s.Name, d.Name)
+		case s.Class == Create && s.Undo == nil:
+			add("step %q of %q creates and cannot be undone", s.Name, d.Name)
+		}
+		seen[s.Name] = true
+		s.Budget = orDuration(s.Budget, defaultBudget)
+		s.StallAfter = orDuration(s.StallAfter, defaultStall)
+		s.Retry = s.Retry.orDefault(RetryPolicy{Attempts: defaultDoAttempts, First: defaultFirst, Max: defaultMaxWait})
+		s.UndoRetry = s.UndoRetry.orDefault(RetryPolicy{Attempts: defaultUndoTries, Within: defaultUndoWithin, First: defaultFirst, Max: 2 * time.Minute})
+	}
+	return d, errors.Join(problems...)
+}
+
+func orDuration(d, fallback time.Duration) time.Duration {
+	if d == 0 {
+		return fallback
+	}
+	return d
+}
+
+func (d *Definition) stepNames() []string {
+	names := make([]string, len(d.Steps))
+	for i := range d.Steps {
+		names[i] = d.Steps[i].Name
+	}
+	return names
+}
+
+// key names one version of a definition.
+func key(name string, version int) string { return fmt.Sprintf("%s:%d", name, version) }
+
+// Registry holds the definitions that this build can run: the current one of each name, and older versions that runs may still be pinned to.
+type Registry struct {
+	byKey  map[string]*Definition
+	newest map[string]*Definition
+	keys   []string
+}
+
+// NewRegistry checks the definitions and answers their registry, or all problems at once.
+func NewRegistry(definitions ...Definition) (*Registry, error) {
+	r := &Registry{byKey: map[string]*Definition{}, newest: map[string]*Definition{}}
+	var problems []error
+	for _, in := range definitions {
+		d, err := normalized(in)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		k := key(d.Name, d.Version)
+		if r.byKey[k] != nil {
+			problems = append(problems, fmt.Errorf("definition %s is registered twice", k))
+			continue
+		}
+		r.byKey[k] = &d
+		r.keys = append(r.keys, k)
+		if n := r.newest[d.Name]; n == nil || n.Version < d.Version {
+			r.newest[d.Name] = &d
+		}
+	}
+	return r, errors.Join(problems...)
+}
+
+// Newest answers the definition that new runs of that name start with.
+func (r *Registry) Newest(name string) (*Definition, bool) {
+	d, ok := r.newest[name]
+	return d, ok
+}
+
+// Get answers one version of a definition.
+func (r *Registry) Get(name string, version int) (*Definition, bool) {
+	d, ok := r.byKey[key(name, version)]
+	return d, ok
+}

@@ -1,0 +1,246 @@
+package saga
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Env is what a step's function is given. Everything it writes through Env is refused (ErrFenced) once its driver lost the lease.
+type Env struct {
+	RunID         string
+	WorkspaceID   string
+	TenantID      string
+	CorrelationID string
+	Requester     string
+	Kind          commonv1.OperationKind // of the run
+	Round         int
+	Step          int
+	StepName      string
+	Direction     commonv1.Direction
+	Attempt       int   // from 1, of this step in this direction
+	Epoch         int64 // of the workspace, for this run
+	OpSeq         int64 // of this attempt; goes with Epoch into every command to a resource
+	Fence         int64
+	// IdempotencyKey is run/step/direction: the same in every attempt.
+	IdempotencyKey string
+	// Input is what the run was started with.
+	Input json.RawMessage
+
+	core    *Core
+	outputs map[string]json.RawMessage
+}
+
+// Output reads the output of an earlier step of this run into v, and answers false if that step has left none.
+func (e *Env) Output(step string, v any) (bool, error) {
+	raw, ok := e.outputs[step]
+	if !ok || len(raw) == 0 {
+		return false, nil
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		return false, fmt.Errorf("read output of step %q: %w", step, err)
+	}
+	return true, nil
+}
+
+// Tx runs fn in a transaction that holds the run's row: it commits only while this driver has the lease. fn may run more than once.
+func (e *Env) Tx(ctx context.Context, fn TxFunc) error {
+	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
+		if err := e.hold(ctx, tx); err != nil {
+			return err
+		}
+		return fn(ctx, tx)
+	})
+}
+
+// hold locks the run's row against the next lease and confirms that this attempt's driver has it.
+func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
+	var mine bool
+	// The fence alone would let a step that was left behind write for a run that has parked or ended since: those keep their fence.
+	err := tx.QueryRow(ctx, `SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4
+		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine)
+	if err != nil {
+		return fmt.Errorf("hold run %s: %w", e.RunID, err)
+	}
+	if !mine {
+		e.core.stats.FencedOut.Add(1)
+		return ErrFenced
+	}
+	return nil
+}
+
+// Progress says that the attempt moved, and how far in words ("pods 2/3"). It resets the stall clock.
+func (e *Env) Progress(ctx context.Context, note string) error {
+	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
+		var j journal
+		r := &Run{}
+		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET progress_at = mesh.clock(), version = r.version + 1,
+			stuck_reason = CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END
+			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence).Scan(r.targets()...)
+		if pg.IsNoRows(err) {
+			return ErrFenced
+		}
+		if err != nil {
+			return fmt.Errorf("record progress: %w", err)
+		}
+		a := &Attempt{}
+		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET progress_at = mesh.clock(), stalled = false, version = s.version + 1,
+			progress = jsonb_build_object('note', $5::text)
+			WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state = 'running'
+			RETURNING `+stepColumns, e.RunID, e.Step, names.Of(e.Direction), e.Attempt, note).Scan(a.targets()...)
+		if pg.IsNoRows(err) {
+			return ErrFenced
+		}
+		if err != nil {
+			return fmt.Errorf("record progress: %w", err)
+		}
+		j.run(r)
+		j.step(a)
+		return j.flush(ctx, tx)
+	})
+}
+
+// ClaimSpec names a resource that a step is about to make.
+type ClaimSpec struct {
+	Kind   string // `slot`, `instance`, `storage`, ...
+	Name   string // deterministic: the same for every attempt of the same epoch
+	Scope  commonv1.ClaimScope
+	NodeID string // of a node_local resource, if known
+}
+
+// Intent writes down, in a transaction of its own, that the resource is about to be made. It is called before the call that makes it. If a live
+// claim of that kind and name exists already, this run adopts it; adopted is true then, and ConfirmedAt says whether it was ever confirmed.
+func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted bool, err error) { //nolint:nonamedreturns // two values beside the error
+	err = e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		claim, adopted, err = e.IntentTx(ctx, tx, spec)
+		if err != nil {
+			return err
+		}
+		return e.core.point(ctx, "intent.before_commit", e.place())
+	})
+	if err != nil {
+		return Claim{}, false, fmt.Errorf("claim %s %s: %w", spec.Kind, spec.Name, err)
+	}
+	return claim, adopted, e.core.point(ctx, "intent.after_commit", e.place())
+}
+
+// IntentTx is Intent within a transaction of the step's own, for resources that are rows of this database.
+func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec ClaimSpec) (Claim, bool, error) {
+	if e.Direction != commonv1.Direction_DIRECTION_DO {
+		return Claim{}, false, errors.New("only a Do may claim")
+	}
+	scope := spec.Scope
+	if scope == commonv1.ClaimScope_CLAIM_SCOPE_UNSPECIFIED {
+		scope = commonv1.ClaimScope_CLAIM_SCOPE_SHARED
+	}
+	var c Claim
+	var adopted bool
+	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.resource_claim AS c
+			(id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULLIF($10, '')::uuid)
+		ON CONFLICT (workspace_id, kind, deterministic_name) WHERE released_at IS NULL AND orphaned_at IS NULL
+		DO UPDATE SET run_id = EXCLUDED.run_id, step = EXCLUDED.step, version = c.version + 1
+		RETURNING `+claimColumns+`, c.xmax <> 0`,
+		ids.New(), e.WorkspaceID, e.TenantID, e.RunID, e.Step, spec.Kind, names.Of(scope), spec.Name, e.Epoch, spec.NodeID,
+	).Scan(append(c.targets(), &adopted)...)
+	if err != nil {
+		return Claim{}, false, fmt.Errorf("write intent: %w", err)
+	}
+	return c, adopted, announceClaim(ctx, tx, &c)
+}
+
+// Confirm writes down that the resource exists, and what it is called at its owner, in a transaction of its own.
+func (e *Env) Confirm(ctx context.Context, claim Claim, externalRef string) error {
+	err := e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if err := e.ConfirmTx(ctx, tx, claim, externalRef); err != nil {
+			return err
+		}
+		return e.core.point(ctx, "confirm.before_commit", e.place())
+	})
+	if err != nil {
+		return err
+	}
+	return e.core.point(ctx, "confirm.after_commit", e.place())
+}
+
+// ConfirmTx is Confirm within the rows of a Done.
+func (e *Env) ConfirmTx(ctx context.Context, tx pgx.Tx, claim Claim, externalRef string) error {
+	return e.changeClaim(ctx, tx, "confirm", claim, `confirmed_at = COALESCE(c.confirmed_at, mesh.clock()), last_seen_at = mesh.clock(),
+		external_ref = CASE WHEN $2 <> '' THEN $2 ELSE c.external_ref END`, externalRef)
+}
+
+// Release writes down that the resource is confirmed gone.
+func (e *Env) Release(ctx context.Context, claim Claim) error {
+	return e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { return e.ReleaseTx(ctx, tx, claim) })
+}
+
+// ReleaseTx is Release within the rows of a Done.
+func (e *Env) ReleaseTx(ctx context.Context, tx pgx.Tx, claim Claim) error {
+	return e.changeClaim(ctx, tx, "release", claim, `released_at = COALESCE(c.released_at, mesh.clock()), last_seen_at = COALESCE($2::text::timestamptz, c.last_seen_at)`, nil)
+}
+
+func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Claim, set string, arg any) error {
+	var c Claim
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.resource_claim c SET `+set+`, version = c.version + 1
+		WHERE c.id = $1 AND c.released_at IS NULL RETURNING `+claimColumns, claim.ID, arg).Scan(c.targets()...)
+	if pg.IsNoRows(err) {
+		return nil // released already
+	}
+	if err != nil {
+		return fmt.Errorf("%s claim %s %s: %w", verb, claim.Kind, claim.Name, err)
+	}
+	return announceClaim(ctx, tx, &c)
+}
+
+// Claims answers the workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
+func (e *Env) Claims(ctx context.Context, kinds ...string) ([]Claim, error) {
+	return LiveClaims(ctx, e.core.db, e.WorkspaceID, kinds...)
+}
+
+// LiveClaims answers a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
+func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...string) ([]Claim, error) {
+	rows, err := q.Query(ctx, `SELECT `+claimColumns+` FROM lifecycle.resource_claim c
+		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL AND (cardinality($2::text[]) = 0 OR c.kind = ANY ($2))
+		ORDER BY c.intent_at, c.id`, workspaceID, append([]string{}, kinds...))
+	if err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	claims, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
+		var c Claim
+		return c, row.Scan(c.targets()...)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	return claims, nil
+}
+
+func (e *Env) place() Place {
+	return Place{RunID: e.RunID, Step: e.Step, Direction: names.Of(e.Direction)}
+}
+
+// Place says where a run is when it passes a kill point.
+type Place struct {
+	RunID     string
+	Step      int
+	Direction string
+}
+
+// point passes the kill point lifecycle.saga.<name>.
+func (c *Core) point(ctx context.Context, name string, at Place) error {
+	if c.onPoint != nil {
+		if err := c.onPoint(ctx, name, at); err != nil {
+			return err
+		}
+	}
+	return failpoint.Hit("lifecycle.saga." + name)
+}

@@ -1,0 +1,246 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// leaseMargin is how much earlier than granted a lease is given up here.
+const leaseMargin = 500 * time.Millisecond
+
+// lastLook is what an attempt gets that wakes at the end of its budget: what it waited for may have come.
+const lastLook = 2 * time.Second
+
+// drive takes one leased run as far as it goes: until it parks, ends, sticks, or the lease is lost.
+func (d *Driver) drive(work context.Context, a *activity) {
+	defer d.forget(a)
+	log := d.log.With(slog.String("workflow_id", a.h.run.ID), slog.String("workspace_id", a.h.run.WorkspaceID), slog.String("tenant_id", a.h.run.TenantID),
+		slog.String("correlation_id", a.h.run.CorrelationID))
+	for {
+		more, err := d.turn(work, a)
+		a.mu.Lock()
+		a.fence = a.h.run.Fence // an abandoned step raised it
+		a.mu.Unlock()
+		switch {
+		case err == nil && more:
+			continue
+		case err == nil:
+			return
+		case errors.Is(err, ErrFenced):
+			// Another driver has the run. Whatever this one did is refused wherever it arrives; it stops without a word to anyone.
+			log.InfoContext(work, "fenced_out", slog.Int("step", a.h.run.Step), slog.Int64("fence", a.h.run.Fence))
+			return
+		default:
+			log.WarnContext(work, "run dropped until its lease ends", slog.Int("step", a.h.run.Step), slog.String("error", err.Error()))
+			return
+		}
+	}
+}
+
+// turn executes one attempt and writes what came of it. more says that another attempt is open and still ours.
+func (d *Driver) turn(work context.Context, a *activity) (bool, error) {
+	h := a.h
+	if a.lost() {
+		return false, ErrFenced
+	}
+	step := h.step()
+	forward := h.run.Phase == phaseDo
+	switch {
+	case forward && h.run.CancelAt != nil:
+		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
+	case d.stopping(work):
+		return d.settle(work, a, func(ctx context.Context) (bool, error) {
+			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, nil)
+		})
+	case forward && h.overdue:
+		late := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, Public: "the operation is past its deadline"}
+		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.giveUp(ctx, h, attemptFailed, late) })
+	case h.run.Losses >= d.cfg.MaxLosses:
+		lost := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: fmt.Sprintf("%d workers in a row were lost at this step", h.run.Losses)}
+		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })
+	}
+	ans, how := d.call(work, a)
+	if a.lost() {
+		return false, ErrFenced
+	}
+	return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.conclude(ctx, a, ans.out, ans.err, how) })
+}
+
+// ending says why a step's context ended before the step did.
+type ending struct {
+	cause     error // nil: it did not
+	abandoned bool  // the step did not return within the grace
+}
+
+type answer struct {
+	out Outcome
+	err error
+}
+
+// call runs the step's function on a context of its own, bounded by the attempt's budget and by the lease.
+func (d *Driver) call(work context.Context, a *activity) (answer, ending) {
+	h := a.h
+	step := h.step()
+	ctx, cancel := context.WithCancelCause(work)
+	defer cancel(nil)
+	limit := h.left()
+	if limit <= 0 {
+		limit = lastLook
+	}
+	ctx, stop := context.WithTimeoutCause(ctx, limit, ErrBudget)
+	defer stop()
+	a.mu.Lock()
+	a.cancel = cancel
+	a.undoing = h.run.Phase == phaseUndo
+	switch {
+	case a.dead:
+		cancel(ErrFenced)
+	case a.cancelAt && !a.undoing:
+		cancel(ErrCancelRequested)
+	case d.stopping(work):
+		cancel(ErrShutdown)
+	}
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		a.cancel = nil
+		a.mu.Unlock()
+	}()
+	env := d.env(h)
+	done := make(chan answer, 1)
+	go func() {
+		var ans answer
+		if err := app.Protect(ctx, func(ctx context.Context) error {
+			ans.out, ans.err = d.perform(ctx, step, env)
+			return nil
+		}); err != nil {
+			ans = answer{err: err}
+		}
+		done <- ans
+	}()
+	select {
+	case ans := <-done:
+		return ans, endingOf(ctx)
+	case <-ctx.Done():
+	}
+	how := endingOf(ctx)
+	grace := d.cfg.CancelGrace
+	if errors.Is(how.cause, ErrFenced) {
+		grace = 0
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	lost := time.NewTicker(100 * time.Millisecond)
+	defer lost.Stop()
+	for {
+		select {
+		case ans := <-done:
+			return ans, how
+		case <-timer.C:
+			how.abandoned = true
+			return answer{err: how.cause}, how
+		case <-lost.C:
+			if a.lost() {
+				how.abandoned = true
+				return answer{err: ErrFenced}, how
+			}
+		}
+	}
+}
+
+func endingOf(ctx context.Context) ending {
+	if ctx.Err() == nil {
+		return ending{}
+	}
+	return ending{cause: context.Cause(ctx)}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// perform calls Do or Undo. A Create step that may have been here before is asked to Observe first, so that it never makes twice.
+func (d *Driver) perform(ctx context.Context, step *Step, env *Env) (Outcome, error) {
+	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
+		return step.Undo(ctx, env)
+	}
+	if step.Class == Create && step.Observe != nil && (env.Attempt > 1 || env.Round > 1) {
+		seen, err := step.Observe(ctx, env)
+		if err != nil {
+			return Outcome{}, fmt.Errorf("observe step %q: %w", step.Name, err)
+		}
+		if seen.Presence == Present {
+			return Done(seen.Output, seen.Rows), nil
+		}
+	}
+	return step.Do(ctx, env)
+}
+
+func (d *Driver) env(h *held) *Env {
+	return &Env{
+		RunID: h.run.ID, WorkspaceID: h.run.WorkspaceID, TenantID: h.run.TenantID, CorrelationID: h.run.CorrelationID, Requester: h.run.Requester,
+		Kind: spelled[commonv1.OperationKind](h.run.Kind), Round: h.run.Round, Step: h.run.Step, StepName: h.attempt.Name,
+		Direction: spelled[commonv1.Direction](h.run.Phase), Attempt: h.attempt.Attempt, Epoch: h.run.Epoch, OpSeq: h.attempt.OpSeq,
+		Fence: h.run.Fence, IdempotencyKey: h.attempt.IdemKey, Input: h.run.Input, core: d.core, outputs: maps.Clone(h.outputs),
+	}
+}
+
+// settle writes what came of a turn. While the lease is known to hold, a database that does not answer is asked again; a commit whose answer
+// was lost is looked up before anything else is done.
+func (d *Driver) settle(work context.Context, a *activity, write func(ctx context.Context) (bool, error)) (bool, error) {
+	wait := 20 * time.Millisecond
+	for {
+		more, err := write(work)
+		if errors.Is(err, errCancelPending) {
+			return true, nil // the run is cancelled: the next turn sees it, with the attempt still open
+		}
+		if failure, ok := errors.AsType[*stepFailureError](err); ok {
+			write = func(ctx context.Context) (bool, error) { return d.failed(ctx, a.h, attemptFailed, failure.step) }
+			continue
+		}
+		if err == nil || errors.Is(err, ErrFenced) || !waitable(err) {
+			return more, err
+		}
+		d.log.WarnContext(work, "database did not take a step, asking again", slog.String("workflow_id", a.h.run.ID), slog.String("error", err.Error()))
+		if a.lost() || !app.Sleep(work, wait) {
+			return false, ErrFenced
+		}
+		wait = min(2*wait, time.Second)
+		if errors.Is(err, pg.ErrCommitUnknown) {
+			// Whether it happened decides who goes on: simplest is to let the next lease find out, at once.
+			return false, d.letGo(work, a)
+		}
+	}
+}
+
+func waitable(err error) bool {
+	return pg.IsConnError(err) || errors.Is(err, pg.ErrCommitUnknown)
+}
+
+// letGo makes the run due at once if this driver still holds it, and drops it.
+func (d *Driver) letGo(work context.Context, a *activity) error {
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		_, err := d.core.db.Exec(work, `UPDATE lifecycle.saga_run r SET next_at = mesh.clock(), lease_until = mesh.clock()
+			WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3`, a.h.run.ID, a.h.run.Fence, d.cfg.Owner)
+		if err == nil {
+			d.core.runnable.Notify()
+			return nil
+		}
+		if a.lost() || !app.Sleep(work, wait) {
+			return fmt.Errorf("let go of run: %w", err)
+		}
+	}
+}
+
+func (d *Driver) stopping(work context.Context) bool { return work.Err() != nil || d.halt.Load() }

@@ -1,0 +1,124 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// groupSize is how many moves one transaction takes at most.
+const groupSize = 64
+
+// gather is how long a group waits for the moves that other runs in hand may be about to make. A run that is alone never waits.
+const gather = 500 * time.Microsecond
+
+// commits writes the moves of this driver's runs until ctx ends, those that come together in one transaction: a commit costs a disk's flush and
+// several round trips, whoever shares it.
+func (d *Driver) commits(ctx context.Context) {
+	for {
+		group := d.nextGroup(ctx)
+		if len(group) == 0 {
+			return
+		}
+		d.commit(ctx, group)
+	}
+}
+
+// nextGroup waits for a move and takes what comes with it. Only one committer gathers at a time: while one writes, the other gathers.
+func (d *Driver) nextGroup(ctx context.Context) []*move {
+	d.gathering.Lock()
+	defer d.gathering.Unlock()
+	var group []*move
+	select {
+	case <-ctx.Done():
+		return nil
+	case mv := <-d.moves:
+		group = append(group, mv)
+	}
+	d.mu.Lock()
+	want := min(len(d.active)/committers, groupSize)
+	d.mu.Unlock()
+	timer := time.NewTimer(gather)
+	defer timer.Stop()
+	for len(group) < groupSize {
+		select {
+		case mv := <-d.moves:
+			group = append(group, mv)
+			continue
+		default:
+		}
+		if len(group) >= want {
+			return group
+		}
+		select {
+		case mv := <-d.moves:
+			group = append(group, mv)
+		case <-timer.C:
+			return group
+		case <-ctx.Done():
+			return group
+		}
+	}
+	return group
+}
+
+// commit writes a group. If it fails for a reason that is not the database's absence, each move is tried alone, so that one cannot hurt another.
+func (d *Driver) commit(ctx context.Context, group []*move) {
+	err := d.core.write(ctx, group)
+	if err != nil && len(group) > 1 && !waitable(err) && ctx.Err() == nil {
+		for _, mv := range group {
+			d.commit(ctx, []*move{mv})
+		}
+		return
+	}
+	for _, mv := range group {
+		if err != nil {
+			mv.err = err
+		}
+		close(mv.done)
+	}
+}
+
+// submit writes one move and applies it to what is held. A move with rows of its step's own has a transaction of its own.
+func (d *Driver) submit(ctx context.Context, mv *move) error {
+	mv.done = make(chan struct{})
+	if len(mv.rows()) > 0 {
+		d.commit(ctx, []*move{mv})
+	} else {
+		select {
+		case d.moves <- mv:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		select {
+		case <-mv.done:
+		case <-ctx.Done():
+			return errors.Join(pg.ErrCommitUnknown, context.Cause(ctx))
+		}
+	}
+	from := mv.h.place()
+	if mv.err != nil {
+		if errors.Is(mv.err, errCancelPending) {
+			mv.h.run = mv.runNow
+		}
+		return mv.err
+	}
+	if mv.next != nil {
+		d.core.stats.Advanced.Add(1)
+		if mv.cl.state == attemptSucceeded && mv.h.run.Phase == phaseDo && len(mv.cl.output) > 0 {
+			mv.h.outputs[mv.h.attempt.Name] = mv.cl.output
+		}
+		mv.h.run, mv.h.attempt, mv.h.runLeft, mv.h.overdue = mv.to.run, mv.to.attempt, mv.to.runLeft, mv.to.overdue
+	}
+	return d.core.point(ctx, mv.point()+".after_commit", from)
+}
+
+func (d *Driver) advance(ctx context.Context, h *held, cl closing, n next) error {
+	return d.submit(ctx, &move{h: h, cl: cl, next: &n})
+}
+
+func (d *Driver) release(ctx context.Context, h *held, cl closing, to rest) error {
+	return d.submit(ctx, &move{h: h, cl: cl, rest: &to})
+}

@@ -1,0 +1,149 @@
+package saga_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// TestRandomVerbs throws verbs in any order at one workspace whose steps fail at random, and asks after each that what must always hold, holds.
+func TestRandomVerbs(t *testing.T) {
+	testkit.IO(t)
+	moody := func(name string) saga.Step {
+		act := func(ctx context.Context, env *saga.Env, undo bool) (saga.Outcome, error) {
+			switch rand.IntN(8) { //nolint:gosec // moods need no secrecy
+			case 0:
+				return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_LAUNCH_FAILED, "", nil)
+			case 1:
+				return saga.Outcome{}, errBoom
+			case 2:
+				return saga.Wait(saga.WaitFor{For: 2 * time.Millisecond, Why: "a mood", WakeOnSignal: true}), nil
+			}
+			if !undo {
+				claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: name, Name: name})
+				return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, name) }), err
+			}
+			claims, err := env.Claims(ctx, name)
+			return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+				for _, c := range claims {
+					if err := env.ReleaseTx(ctx, tx, c); err != nil {
+						return err
+					}
+				}
+				return nil
+			}), err
+		}
+		return saga.Step{
+			Name: name, Class: saga.Create, Kinds: []string{name}, Retry: fast, UndoRetry: saga.RetryPolicy{Attempts: 2, First: time.Millisecond, Max: time.Millisecond},
+			Do:   func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, false) },
+			Undo: func(ctx context.Context, env *saga.Env) (saga.Outcome, error) { return act(ctx, env, true) },
+			Observe: func(context.Context, *saga.Env) (saga.Observation, error) {
+				return saga.Observation{Presence: saga.Unknown}, nil
+			},
+		}
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: []saga.Step{moody("one"), moody("two"), moody("three")}, States: states()})
+	b.drive(b.config("a"))
+	b.drive(b.config("b"))
+	rapid.Check(t, func(rt *rapid.T) {
+		ws, run := b.create("toy")
+		for range rapid.IntRange(1, 8).Draw(rt, "verbs") {
+			verb := rapid.SampledFrom([]string{"cancel", "reset", "retry", "retry-undo", "skip-undo", "wake", "recreate"}).Draw(rt, "verb")
+			err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+				var err error
+				switch verb {
+				case "cancel":
+					_, err = b.core.Cancel(ctx, tx, run, "model", "")
+				case "reset":
+					_, _, err = b.core.Reset(ctx, tx, ws)
+				case "retry":
+					var out saga.Retried
+					if out, err = b.core.Retry(ctx, tx, saga.RetryRequest{WorkspaceID: ws, Definition: "toy", Override: true, Reason: "model"}); err == nil {
+						run = out.RunID
+					}
+				case "retry-undo":
+					_, err = b.core.RetryUndo(ctx, tx, run, "model")
+				case "skip-undo":
+					_, _, err = b.core.SkipUndo(ctx, tx, run, "model", "model")
+				case "wake":
+					err = b.core.Wake(ctx, tx, run)
+				case "recreate":
+					var out saga.Started
+					out, err = b.core.Start(ctx, tx, saga.StartRequest{
+						WorkspaceID: ws, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: "toy", NextEpoch: true,
+						From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+					})
+					if err == nil {
+						run = out.RunID
+					}
+				}
+				return err
+			})
+			if _, refused := fault.As(err); err != nil && !refused {
+				rt.Fatalf("%s: %v", verb, err)
+			}
+			if err := b.invariants(ws); err != nil {
+				rt.Fatalf("after %s: %v", verb, err)
+			}
+			if rapid.Bool().Draw(rt, "settle") {
+				b.await(run, 20*time.Second, "succeeded", "failed", "stuck")
+			}
+		}
+		r := b.await(run, 20*time.Second, "succeeded", "failed", "stuck")
+		if err := b.invariants(ws); err != nil {
+			rt.Fatal(err)
+		}
+		claims, err := saga.LiveClaims(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		w := b.workspace(ws)
+		switch want := map[string]string{"succeeded": "active", "failed": "failed", "stuck": "stuck"}[r.State]; {
+		case w.State != want:
+			rt.Fatalf("a run that is %s left its workspace %s", r.State, w.State)
+		case r.State == "failed" && len(claims) > 0:
+			rt.Fatalf("failed, and %d claims are live", len(claims))
+		case r.State == "succeeded" && len(claims) != 3:
+			rt.Fatalf("succeeded with %d claims", len(claims))
+		}
+	})
+}
+
+// invariants are what holds of a workspace at any moment.
+func (b *bed) invariants(ws string) error {
+	var problems []string
+	for what, sql := range map[string]string{
+		"live runs beyond one":            `SELECT count(*) > 1 FROM lifecycle.saga_run WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed')`,
+		"a live run without a reason":     `SELECT count(*) > 0 FROM lifecycle.saga_run WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed') AND why_waiting = ''`,
+		"an open attempt of an ended run": `SELECT count(*) > 0 FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck') AND s.state IN ('running', 'waiting')`,
+		"an op_seq drawn twice":           `SELECT count(*) <> count(DISTINCT op_seq) FROM lifecycle.saga_step WHERE workspace_id = $1`,
+		"two live claims of one resource": `SELECT count(*) <> count(DISTINCT (kind, deterministic_name)) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`,
+		"an event that is not of its row": `SELECT count(*) > 0 FROM lifecycle.saga_run r WHERE r.workspace_id = $1 AND NOT EXISTS (SELECT FROM events.event e WHERE e.kind = 'run.changed' AND e.aggregate_id = r.id::text AND e.aggregate_version = r.version)`,
+		"an attempt without its last change": `SELECT count(*) > 0 FROM lifecycle.saga_step s WHERE s.workspace_id = $1 AND NOT EXISTS (SELECT FROM events.event e WHERE e.workflow_id = s.run_id::text AND (e.kind = 'step.changed' AND e.aggregate_version = s.version AND e.payload->>'name' = s.name
+			OR e.kind = 'run.changed' AND e.payload->'changed_steps' @> jsonb_build_array(jsonb_build_object('name', s.name, 'version', s.version::text))))`,
+	} {
+		var broken bool
+		if err := b.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.t), sql, ws).Scan(&broken); err != nil {
+			return err
+		}
+		if broken {
+			problems = append(problems, what)
+		}
+	}
+	if len(problems) > 0 {
+		return fmt.Errorf("broken: %s", strings.Join(problems, "; "))
+	}
+	return nil
+}

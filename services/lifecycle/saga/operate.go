@@ -1,0 +1,334 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// ResetAdvice is how long after a cancel a refused Reset is worth trying again.
+const ResetAdvice = 2 * time.Minute
+
+// Verb answers what a verb did to a run.
+type Verb struct {
+	Run     Run
+	Changed bool   // false: it was so already
+	Pos     string // position token; empty if nothing changed
+}
+
+// Cancel asks for a run to be stopped and undone. It answers at once: the driver cancels the step's context, waits for the grace, and compensates.
+// A run that compensates already is left as it is; one that is stuck, has succeeded or has failed is refused.
+func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, error) {
+	r, err := lockRun(ctx, tx, runID)
+	if err != nil {
+		return Verb{}, err
+	}
+	def, known := c.registry.Get(r.Definition, r.DefVersion)
+	switch {
+	case r.State == stateCompensating, r.CancelAt != nil && r.Live() && r.State != stateStuck:
+		return Verb{Run: *r}, nil
+	case r.State == stateStuck:
+		return Verb{}, stuckFault(r)
+	case r.State == stateSucceeded:
+		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has succeeded", fault.Remedy("decommission the workspace instead"),
+			fault.Unmet("the operation is still running"))
+	case r.State == stateFailed:
+		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already", fault.Unmet("the operation is still running"))
+	case known && def.Uncancellable:
+		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID))
+	}
+	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
+			signal = r.signal + 1, next_at = CASE WHEN r.owner IS NULL THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END, version = r.version + 1
+		WHERE r.id = $1 RETURNING `+runColumns, r.ID, by, reason).Scan(r.targets()...)
+	if err != nil {
+		return Verb{}, fmt.Errorf("cancel run: %w", err)
+	}
+	c.asked.Store(true)
+	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
+}
+
+// Reset makes a failed workspace ready for a Retry: its history is archived, its claims stay. It is refused while a run is live or an attempt is
+// open, naming them.
+func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Workspace, string, error) {
+	live, found, err := LiveRun(ctx, tx, workspaceID)
+	if err != nil {
+		return Workspace{}, "", err
+	}
+	if found {
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "something still runs on this workspace", fault.Conflicting(live.ID),
+			fault.Unmet(fmt.Sprintf("run %s is %s at the step %q: %s", live.ID, live.State, live.StepName(), live.WhyWaiting)),
+			fault.RetryAfter(ResetAdvice), fault.Remedy("cancel it, wait two minutes, and ask again"))
+	}
+	var open int
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
+		WHERE r.workspace_id = $1 AND s.state IN ('running', 'waiting')`, workspaceID).Scan(&open)
+	if err != nil {
+		return Workspace{}, "", fmt.Errorf("count open attempts: %w", err)
+	}
+	if open > 0 {
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
+			fault.Unmet(fmt.Sprintf("%d attempts are open", open)), fault.RetryAfter(ResetAdvice))
+	}
+	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET reset_done = true, version = w.version + 1 WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
+	if err != nil {
+		return Workspace{}, "", fmt.Errorf("reset workspace: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		w, err := GetWorkspace(ctx, tx, workspaceID)
+		if err != nil {
+			return Workspace{}, "", err
+		}
+		if w.ResetDone {
+			return w, "", nil
+		}
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset", fault.Unmet("the workspace is "+w.State))
+	}
+	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`, workspaceID); err != nil {
+		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
+	}
+	return AnnounceWorkspace(ctx, tx, workspaceID)
+}
+
+// RetryRequest asks for a fresh run after a Reset.
+type RetryRequest struct {
+	WorkspaceID   string
+	Definition    string
+	Input         any // nil takes the former run's
+	Requester     string
+	CorrelationID string
+	Limit         int // retries until an hour of health; zero means 3
+	Override      bool
+	Reason        string // required with Override
+	// EpochClaim is the claim kind whose presence keeps the epoch; empty means `instance`.
+	EpochClaim string
+}
+
+// Retried answers a Retry.
+type Retried struct {
+	Started
+	Used   int
+	Advice string // not empty if the same step failed with the same code twice
+}
+
+// Retry starts a fresh run of a failed workspace that was reset. It adopts what exists: claims stay, and the epoch stays while a claim of the
+// instance does. One retry more than Limit within the window is refused unless overridden with a reason.
+func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried, error) {
+	if req.Limit == 0 {
+		req.Limit = 3
+	}
+	if req.EpochClaim == "" {
+		req.EpochClaim = "instance"
+	}
+	if live, found, err := LiveRun(ctx, tx, req.WorkspaceID); err != nil {
+		return Retried{}, err
+	} else if found {
+		started, err := c.join(ctx, tx, StartRequest{
+			WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY,
+			JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, commonv1.OperationKind_OPERATION_KIND_RECREATE},
+		}, &live)
+		return Retried{Started: started}, err
+	}
+	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	if err != nil {
+		return Retried{}, err
+	}
+	switch {
+	case w.State != stateFailed:
+		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried", fault.Unmet("the workspace is "+w.State))
+	case !w.ResetDone:
+		return Retried{}, fault.New(commonv1.Reason_REASON_NOT_RESET, "", fault.Unmet("the workspace has been reset"))
+	case w.RetryUsed >= req.Limit && !req.Override:
+		return Retried{}, fault.New(commonv1.Reason_REASON_RETRY_LIMIT_REACHED, fmt.Sprintf("%d retries have been used", w.RetryUsed),
+			fault.Remedy("decommission the workspace, or override with a reason"))
+	case req.Override && req.Reason == "":
+		return Retried{}, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
+	}
+	former, err := formerRuns(ctx, tx, req.WorkspaceID)
+	if err != nil {
+		return Retried{}, err
+	}
+	if len(former) == 0 {
+		return Retried{}, fmt.Errorf("retry workspace %s: it has no run", req.WorkspaceID)
+	}
+	claims, err := LiveClaims(ctx, tx, req.WorkspaceID, req.EpochClaim)
+	if err != nil {
+		return Retried{}, err
+	}
+	if req.Input == nil {
+		req.Input = former[0].Input
+	}
+	started, err := c.Start(ctx, tx, StartRequest{
+		WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Definition: req.Definition, Input: req.Input,
+		Requester: req.Requester, CorrelationID: req.CorrelationID, From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+		NextEpoch: len(claims) == 0, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true,
+	})
+	out := Retried{Started: started, Used: w.RetryUsed + 1}
+	if len(former) > 1 && former[0].ErrorCode != "" && former[0].ErrorCode == former[1].ErrorCode && former[0].ErrorStep == former[1].ErrorStep {
+		out.Advice = fmt.Sprintf("the step %q failed with %s twice: consider to decommission", stepNameAt(&former[0], former[0].ErrorStep), former[0].ErrorCode)
+	}
+	return out, err
+}
+
+func stepNameAt(r *Run, step int) string {
+	if step < 0 || step >= len(r.StepNames) {
+		return ""
+	}
+	return r.StepNames[step]
+}
+
+func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]Run, error) {
+	rows, err := tx.Query(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.workspace_id = $1 ORDER BY r.created_at DESC, r.id DESC LIMIT 2`, workspaceID)
+	if err != nil {
+		return nil, fmt.Errorf("read former runs: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Run, error) {
+		var r Run
+		return r, row.Scan(r.targets()...)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read former runs: %w", err)
+	}
+	return out, nil
+}
+
+// RetryUndo lets a stuck run try its step again from the first attempt of its policy.
+func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb, error) {
+	r, err := lockStuck(ctx, tx, runID)
+	if err != nil {
+		return Verb{}, err
+	}
+	return c.unstick(ctx, tx, r, r.Step, "asked by "+by)
+}
+
+// SkipUndo gives up the step at which a run is stuck: the claims it would have released become orphans, which name who decided and why, and the
+// run goes on behind it.
+func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, []Claim, error) {
+	if reason == "" {
+		return Verb{}, nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
+	}
+	r, err := lockStuck(ctx, tx, runID)
+	if err != nil {
+		return Verb{}, nil, err
+	}
+	def, ok := c.registry.Get(r.Definition, r.DefVersion)
+	if !ok || r.Step >= len(def.Steps) {
+		return Verb{}, nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this build does not know the run's definition",
+			fault.Unmet("definition "+key(r.Definition, r.DefVersion)+" is registered"))
+	}
+	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET orphaned_at = mesh.clock(), orphaned_by = $4, orphan_reason = $5, version = c.version + 1
+		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
+			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
+		RETURNING `+claimColumns, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...), r.Step, by, reason, r.ID)
+	if err != nil {
+		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
+	}
+	orphans, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
+		var cl Claim
+		return cl, row.Scan(cl.targets()...)
+	})
+	if err != nil {
+		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
+	}
+	var j journal
+	for i := range orphans {
+		j.claim(&orphans[i])
+	}
+	if err := j.flush(ctx, tx); err != nil {
+		return Verb{}, nil, err
+	}
+	to := r.Step + 1
+	if r.Phase == phaseUndo {
+		to = undoable(def, r.Step-1)
+	}
+	if to < 0 || to >= len(def.Steps) {
+		state, ws := stateFailed, def.States.Failed
+		if r.Phase == phaseDo {
+			state, ws = stateSucceeded, def.States.Succeeded
+		}
+		v, err := c.endStuck(ctx, tx, r, state, names.Of(ws))
+		return v, orphans, err
+	}
+	v, err := c.unstick(ctx, tx, r, to, fmt.Sprintf("%q skipped by %s", r.StepName(), by))
+	return v, orphans, err
+}
+
+// CloseStuck ends a stuck run as failed without undoing anything more: its claims stay for the decommission that is started in the same
+// transaction.
+func (c *Core) CloseStuck(ctx context.Context, tx pgx.Tx, runID string) (Verb, error) {
+	r, err := lockStuck(ctx, tx, runID)
+	if err != nil {
+		return Verb{}, err
+	}
+	return c.endStuck(ctx, tx, r, stateFailed, stateFailed)
+}
+
+func (c *Core) endStuck(ctx context.Context, tx pgx.Tx, r *Run, state, workspace string) (Verb, error) {
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET state = $2, finished_at = mesh.clock(), stuck_reason = '', why_waiting = '', version = r.version + 1
+		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state).Scan(r.targets()...)
+	if err != nil {
+		return Verb{}, fmt.Errorf("end stuck run: %w", err)
+	}
+	return c.withWorkspace(ctx, tx, r, workspace, r.ErrorCode, r.Error)
+}
+
+func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why string) (Verb, error) {
+	state, workspace := stateCompensating, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING)
+	if r.Phase == phaseDo {
+		state = stateWaiting
+		if def, ok := c.registry.Get(r.Definition, r.DefVersion); ok {
+			workspace = names.Of(def.States.Running)
+		}
+	}
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET state = $2, step = $3, attempts = 0, losses = 0, tried_since = mesh.clock(), stuck_reason = '',
+			why_waiting = 'waiting for a worker: ' || $4, next_at = mesh.clock(), wakeable = true, version = r.version + 1
+		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state, step, why).Scan(r.targets()...)
+	if err != nil {
+		return Verb{}, fmt.Errorf("let run go on: %w", err)
+	}
+	return c.withWorkspace(ctx, tx, r, workspace, r.ErrorCode, r.Error)
+}
+
+func (c *Core) withWorkspace(ctx context.Context, tx pgx.Tx, r *Run, state, code, text string) (Verb, error) {
+	var j journal
+	j.run(r)
+	if err := c.touchWorkspace(ctx, tx, r, &j, state, code, text); err != nil {
+		return Verb{}, err
+	}
+	pos, err := j.flushPos(ctx, tx)
+	return Verb{Run: *r, Changed: true, Pos: pos}, err
+}
+
+func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
+	r := &Run{}
+	err := tx.QueryRow(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = $1 FOR NO KEY UPDATE`, runID).Scan(r.targets()...)
+	if pg.IsNoRows(err) {
+		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such operation")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock run %s: %w", runID, err)
+	}
+	return r, nil
+}
+
+func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
+	r, err := lockRun(ctx, tx, runID)
+	if err != nil {
+		return nil, err
+	}
+	if r.State != stateStuck {
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way", fault.Unmet("the run is "+r.State))
+	}
+	return r, nil
+}
+
+func stuckFault(r *Run) error {
+	return fault.New(commonv1.Reason_REASON_RUN_STUCK, "the operation is stuck: "+r.StuckReason, fault.Conflicting(r.ID),
+		fault.Remedy("retry the undo, skip it with a reason, or decommission"))
+}

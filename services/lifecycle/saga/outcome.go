@@ -1,0 +1,126 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Causes with which a step's context ends.
+var (
+	// ErrCancelRequested says that someone cancelled the run.
+	ErrCancelRequested = errors.New("the run is being cancelled")
+	// ErrFenced says that this driver no longer holds the lease, or cannot know that it does. What it does now is refused.
+	ErrFenced = errors.New("this driver lost its lease on the run")
+	// ErrBudget says that the attempt, or the run, is past its deadline.
+	ErrBudget = errors.New("the attempt is past its deadline")
+	// ErrShutdown says that this driver stops; another goes on with the run.
+	ErrShutdown = errors.New("the driver is shutting down")
+)
+
+// TxFunc writes a step's own rows in the transaction that ends or parks its attempt. The lease is confirmed before it is called. It may run
+// more than once (a serialization failure), so it has no effect outside tx.
+type TxFunc func(ctx context.Context, tx pgx.Tx) error
+
+type outcomeKind int
+
+const (
+	outcomeNone outcomeKind = iota
+	outcomeDone
+	outcomeWait
+)
+
+// Outcome is how a step's function ended if not with an error.
+type Outcome struct {
+	kind   outcomeKind
+	output any
+	rows   []TxFunc
+	wait   WaitFor
+}
+
+// Done ends the attempt as succeeded. output (marshalled as JSON, nil for none) is what later steps read; rows are written with the end.
+func Done(output any, rows ...TxFunc) Outcome {
+	return Outcome{kind: outcomeDone, output: output, rows: rows}
+}
+
+// WaitFor says what a parked attempt waits for.
+type WaitFor struct {
+	// For is how long to wait before the step looks again, from now by the database's clock.
+	For time.Duration
+	// Why is shown while it waits. It is never empty.
+	Why string
+	// WakeOnSignal lets Wake end the wait early. A signal that came since this attempt's function was called ends it at once.
+	WakeOnSignal bool
+}
+
+// Wait parks the attempt and gives the worker free; the same function is called again for the same attempt. rows are written with the park.
+func Wait(w WaitFor, rows ...TxFunc) Outcome {
+	return Outcome{kind: outcomeWait, wait: w, rows: rows}
+}
+
+// StepError is a failure with its owner.
+type StepError struct {
+	Layer     commonv1.OwnerLayer
+	Reason    commonv1.Reason
+	Public    string // one sentence, shown to people
+	Retryable bool
+	After     time.Duration // not before; zero: the step's policy
+	cause     error
+}
+
+// Error is the text for logs, with the cause.
+func (e *StepError) Error() string {
+	text := names.Of(e.Reason) + ": " + e.Public
+	if e.cause != nil {
+		text += ": " + e.cause.Error()
+	}
+	return text
+}
+
+// Unwrap answers the cause.
+func (e *StepError) Unwrap() error { return e.cause }
+
+// Fail makes an error that no further attempt can mend: the step fails for good.
+func Fail(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
+	return &StepError{Layer: layer, Reason: reason, Public: public, cause: cause}
+}
+
+// Retry makes an error after which the step is tried again, within its policy.
+func Retry(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
+	return &StepError{Layer: layer, Reason: reason, Public: public, Retryable: true, cause: cause}
+}
+
+// stepErrorOf classifies what a step returned. A fault of a peer is tried again iff its action is to wait; an error without a class is
+// tried again, and only its kind is shown.
+func stepErrorOf(step *Step, err error) *StepError {
+	if e, ok := errors.AsType[*StepError](err); ok {
+		out := *e
+		if out.Layer == commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED {
+			out.Layer = step.Layer
+		}
+		if out.Public == "" {
+			out.Public = fault.RowOf(out.Reason).Public
+		}
+		return &out
+	}
+	if f, ok := fault.As(err); ok {
+		return &StepError{
+			Layer: step.Layer, Reason: f.Reason, Public: f.Public, After: f.RetryAfter, cause: err,
+			Retryable: fault.ActionOf(f) == commonv1.Action_ACTION_WAIT,
+		}
+	}
+	return &StepError{
+		Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL, Retryable: true, cause: err,
+		Public: fmt.Sprintf("the step %q failed inside", step.Name),
+	}
+}
+
+// Waits says whether the outcome parks the attempt.
+func (o Outcome) Waits() bool { return o.kind == outcomeWait }

@@ -1,0 +1,397 @@
+// Package sagatest shows that a saga definition keeps the contract of the saga core.
+//
+// It owns the faults: it fails each step and each undo, does both twice, crashes the driver at every kill point the definition passes, and cancels
+// at every step. It believes only the resource's own list, never the claims. It never passes a run whose intended fault was not reached.
+package sagatest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// Resource is what a definition makes, asked at the resource itself and not at our rows. Two lists of one thing made twice differ from one.
+type Resource interface {
+	List(ctx context.Context) ([]string, error)
+}
+
+// Case is a definition to be shown.
+type Case struct {
+	DB         *testkit.Database
+	Definition saga.Definition
+	Resource   Resource
+	Input      any
+	// Workspace prepares a workspace and answers its id; nil inserts a plain one of a tenant of its own.
+	Workspace func(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, error)
+	// Clean takes away what a run that succeeded has left, by any means.
+	Clean func(ctx context.Context, workspaceID string) error
+	// Timeout bounds one run; zero means 30 s.
+	Timeout time.Duration
+	// Running is called with the core of each run before its driver starts, for definitions that need its Wake. May be nil.
+	Running func(core *saga.Core)
+}
+
+const lease = 15 * time.Second
+
+// quick keeps the number of attempts and takes the waits out of a policy.
+func quick(p saga.RetryPolicy) saga.RetryPolicy {
+	p.First, p.Max = 2*time.Millisecond, 10*time.Millisecond
+	if p.Attempts == 0 || p.Attempts > 4 {
+		p.Attempts = 4
+	}
+	return p
+}
+
+// trial is one run under one plan.
+type trial struct {
+	t     *testing.T
+	c     Case
+	plan  *plan
+	core  *saga.Core
+	skew  *time.Duration
+	ws    string
+	run   string
+	owner int
+}
+
+// Conform runs every fault against the definition. Each is a subtest.
+func Conform(t *testing.T, c Case) {
+	t.Helper()
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	skew := new(time.Duration)
+	begin := func(t *testing.T, p *plan) *trial {
+		t.Helper()
+		tr := &trial{t: t, c: c, plan: p, skew: skew}
+		tr.begin()
+		return tr
+	}
+	var there, back []point
+	var made int
+	ok := t.Run("succeeds", func(t *testing.T) {
+		tr := begin(t, newPlan())
+		tr.ends("succeeded", c.Definition.States.Succeeded)
+		there, _ = tr.plan.passed()
+		made = len(tr.list())
+		tr.clean()
+	})
+	ok = ok && t.Run("is undone from its end", func(t *testing.T) {
+		p := newPlan()
+		p.turnBack = true
+		tr := begin(t, p)
+		tr.endsClean()
+		back, _ = tr.plan.passed()
+	})
+	if !ok {
+		return // nothing below can mean anything
+	}
+	for i := range c.Definition.Steps {
+		conformStep(t, c, i, begin)
+	}
+	t.Run("does twice", func(t *testing.T) {
+		p := newPlan()
+		p.twice = true
+		tr := begin(t, p)
+		tr.ends("succeeded", c.Definition.States.Succeeded)
+		if got := tr.list(); len(got) != made {
+			t.Errorf("done twice, the resource lists %v: want %d", got, made)
+		}
+		tr.clean()
+	})
+	t.Run("undoes twice", func(t *testing.T) {
+		p := newPlan()
+		p.twice, p.turnBack = true, true
+		begin(t, p).endsClean()
+	})
+	for _, at := range distinct(there) {
+		t.Run("crashes on the way "+at.String(), func(t *testing.T) {
+			p := newPlan()
+			p.crash = &at
+			tr := begin(t, p)
+			tr.ends("succeeded", c.Definition.States.Succeeded)
+			if got := tr.list(); len(got) != made {
+				t.Errorf("after the crash the resource lists %v: want %d", got, made)
+			}
+			tr.wasHit()
+			tr.clean()
+		})
+	}
+	for _, at := range distinct(back) {
+		if at.dir != "undo" && at.step != len(c.Definition.Steps)-1 {
+			continue // shown on the way there
+		}
+		t.Run("crashes on the way back "+at.String(), func(t *testing.T) {
+			p := newPlan()
+			p.crash, p.turnBack = &at, true
+			tr := begin(t, p)
+			tr.endsClean()
+			tr.wasHit()
+		})
+	}
+}
+
+func conformStep(t *testing.T, c Case, i int, begin func(*testing.T, *plan) *trial) {
+	t.Helper()
+	step := c.Definition.Steps[i]
+	for _, afterwards := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fails at %q, work done %v", step.Name, afterwards), func(t *testing.T) {
+			p := newPlan()
+			p.failDo, p.afterwards = i, afterwards
+			tr := begin(t, p)
+			switch {
+			case step.Retain:
+				tr.ends("failed", c.Definition.States.Failed)
+				tr.clean()
+			case c.Definition.Sticks:
+				tr.ends("stuck", commonv1.WorkspaceState_WORKSPACE_STATE_STUCK)
+				tr.clean()
+			default:
+				tr.endsClean()
+			}
+			tr.wasHit()
+		})
+	}
+	t.Run(fmt.Sprintf("is cancelled at %q", step.Name), func(t *testing.T) {
+		if c.Definition.Uncancellable {
+			return
+		}
+		p := newPlan()
+		p.cancelAt = i
+		tr := begin(t, p)
+		tr.endsClean()
+		tr.wasHit()
+	})
+	if step.Undo == nil {
+		return
+	}
+	t.Run(fmt.Sprintf("undo of %q fails once", step.Name), func(t *testing.T) {
+		p := newPlan()
+		p.turnBack, p.failUndo, p.undoTimes = true, i, 1
+		tr := begin(t, p)
+		tr.endsClean()
+		tr.wasHit()
+	})
+	t.Run(fmt.Sprintf("undo of %q fails until stuck", step.Name), func(t *testing.T) {
+		p := newPlan()
+		p.turnBack, p.failUndo, p.undoTimes = true, i, -1
+		tr := begin(t, p)
+		tr.ends("stuck", commonv1.WorkspaceState_WORKSPACE_STATE_STUCK)
+		tr.wasHit()
+		p.heal()
+		err := pg.InTx(testkit.Context(t), tr.db(), func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tr.core.RetryUndo(ctx, tx, tr.run, "sagatest")
+			return err
+		})
+		tr.core.Committed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr.endsClean()
+	})
+}
+
+func distinct(points []point) []point {
+	seen := map[point]bool{}
+	var out []point
+	for _, p := range points {
+		if !seen[p] {
+			seen[p] = true
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (tr *trial) db() pg.Beginner { return tr.c.DB.Pool(pg.RoleLifecycle) }
+
+// begin starts the run and a driver; if the plan has a crash, another driver waits for it.
+func (tr *trial) begin() {
+	tr.t.Helper()
+	ctx := testkit.Context(tr.t)
+	tr.drive()
+	err := pg.InTx(ctx, tr.db(), func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if tr.c.Workspace != nil {
+			tr.ws, err = tr.c.Workspace(ctx, tr.core, tx)
+		} else {
+			tr.ws, err = plainWorkspace(ctx, tr.core, tx)
+		}
+		if err != nil {
+			return err
+		}
+		out, err := tr.core.Start(ctx, tx, saga.StartRequest{
+			WorkspaceID: tr.ws, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: tr.c.Definition.Name, Input: tr.c.Input,
+			Requester: "sagatest", NextEpoch: true,
+		})
+		tr.run = out.RunID
+		return err
+	})
+	if err != nil {
+		tr.t.Fatalf("start run: %v", err)
+	}
+	tr.core.Committed()
+}
+
+func plainWorkspace(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, error) {
+	tenant := ids.New()
+	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "t-"+tenant); err != nil {
+		return "", fmt.Errorf("insert tenant: %w", err)
+	}
+	return core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
+}
+
+// drive starts a driver with an owner of its own. At the planned crash it ends as a killed process would, and the next one finds the lease
+// expired.
+func (tr *trial) drive() {
+	tr.t.Helper()
+	tr.owner++
+	registry, err := saga.NewRegistry(tr.plan.wrap(tr.c.Definition, func() *saga.Core { return tr.core }, tr.db()))
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	core, err := saga.New(saga.Deps{DB: tr.c.DB.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(tr.t), OnPoint: tr.plan.points()})
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	driver, err := saga.NewDriver(core, saga.Config{
+		Owner: fmt.Sprintf("%s-%d", ids.New(), tr.owner), Workers: 4, Lease: lease, Heartbeat: time.Second, Poll: 20 * time.Millisecond,
+		CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
+	})
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.core = core
+	if tr.c.Running != nil {
+		tr.c.Running(core)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tr.t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- driver.Run(ctx) }()
+	stop := func() {
+		cancel()
+		if err := <-done; err != nil {
+			tr.t.Errorf("driver: %v", err)
+		}
+	}
+	if tr.plan.crash == nil || tr.owner > 1 {
+		tr.t.Cleanup(stop)
+		return
+	}
+	over := make(chan struct{})
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		select {
+		case <-tr.plan.crashed:
+			driver.Abandon()
+		case <-over:
+		}
+		stop()
+	}()
+	tr.t.Cleanup(func() { close(over); <-finished })
+}
+
+// ends waits for the run's end and checks the workspace. After a planned crash it first lets the lease expire and another driver take over.
+func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
+	tr.t.Helper()
+	if tr.plan.crash != nil && tr.owner == 1 {
+		select {
+		case <-tr.plan.crashed:
+		case <-time.After(tr.c.Timeout):
+			tr.t.Fatalf("the run did not come to %s", tr.plan.crash)
+		}
+		*tr.skew += lease + time.Second
+		testkit.SetClockOffset(tr.c.DB, *tr.skew)
+		tr.drive()
+	}
+	pool := tr.c.DB.Pool(pg.RoleLifecycle)
+	var run saga.Run
+	testkit.Eventually(tr.t, tr.c.Timeout, func() error {
+		var err error
+		if run, err = saga.GetRun(testkit.Context(tr.t), pool, tr.run); err != nil {
+			return err
+		}
+		if run.State != state {
+			if run.Live() && run.WhyWaiting == "" {
+				tr.t.Errorf("a live run does not say what it waits for: %+v", run)
+			}
+			return fmt.Errorf("run is %s at %q (%s), not %s: %s; %s %s", run.State, run.StepName(), run.Phase, state, run.WhyWaiting, run.StuckReason, run.Error)
+		}
+		return nil
+	})
+	w, err := saga.GetWorkspace(testkit.Context(tr.t), pool, tr.ws)
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	shown, err := w.Proto()
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	if shown.GetState() != workspace {
+		tr.t.Errorf("workspace is %s after a run that %s: want %s", w.State, state, workspace)
+	}
+	timeline, err := saga.Timeline(testkit.Context(tr.t), pool, tr.run)
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	for _, a := range timeline {
+		if a.State == "running" || a.State == "waiting" {
+			tr.t.Errorf("an attempt is still open: %+v", a)
+		}
+	}
+}
+
+// endsClean is ends in failed, with nothing left at the resource.
+func (tr *trial) endsClean() {
+	tr.t.Helper()
+	tr.ends("failed", tr.c.Definition.States.Failed)
+	if got := tr.list(); len(got) != 0 {
+		tr.t.Errorf("undone, the resource still lists %v", got)
+	}
+	claims, err := saga.LiveClaims(testkit.Context(tr.t), tr.c.DB.Pool(pg.RoleLifecycle), tr.ws)
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	if len(claims) != 0 {
+		tr.t.Errorf("undone, claims are still live: %+v", claims)
+	}
+}
+
+func (tr *trial) list() []string {
+	tr.t.Helper()
+	got, err := tr.c.Resource.List(testkit.Context(tr.t))
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	return got
+}
+
+func (tr *trial) wasHit() {
+	tr.t.Helper()
+	if _, hits := tr.plan.passed(); hits == 0 {
+		tr.t.Error("the intended fault was not reached: this run shows nothing")
+	}
+}
+
+func (tr *trial) clean() {
+	tr.t.Helper()
+	if tr.c.Clean == nil {
+		return
+	}
+	if err := tr.c.Clean(testkit.Context(tr.t), tr.ws); err != nil {
+		tr.t.Fatal(err)
+	}
+	if got := tr.list(); len(got) != 0 {
+		tr.t.Fatalf("cleaned, the resource still lists %v", got)
+	}
+}

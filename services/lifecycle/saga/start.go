@@ -1,0 +1,238 @@
+package saga
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// StartRequest asks for a run on a workspace that exists.
+type StartRequest struct {
+	WorkspaceID string
+	Kind        commonv1.OperationKind // create, retry, recreate or decommission
+	Definition  string                 // the newest version of it is used
+	Input       any                    // marshalled as JSON
+	Requester   string
+	// CorrelationID ties the run to the request; empty draws one.
+	CorrelationID string
+	// From are the workspace states in which this kind may start; empty means any.
+	From []commonv1.WorkspaceState
+	// JoinKinds are kinds of an open run, besides Kind itself, that serve this request as well.
+	JoinKinds []commonv1.OperationKind
+	// NextEpoch draws a new epoch for the workspace; otherwise the run keeps the present one.
+	NextEpoch bool
+	// Round and ParentRunID tie a retry to what it follows; zero means round 1.
+	Round       int
+	ParentRunID string
+	// DesiredState, if set, is what the workspace is to be from now on.
+	DesiredState string
+	// RunID is the id of the run if this request makes it; empty draws one.
+	RunID string
+
+	countRetry bool
+}
+
+// Started answers a start.
+type Started struct {
+	RunID  string
+	Kind   commonv1.OperationKind // of the run that serves the request
+	Joined bool                   // it was open already
+	Epoch  int64
+	State  commonv1.WorkspaceState
+	Pos    string // position token; empty if joined
+}
+
+// NewWorkspace is the row of a workspace that is about to be created by a run in the same transaction.
+type NewWorkspace struct {
+	ID         string // empty draws one
+	TenantID   string
+	Name       string
+	Spec       json.RawMessage // as names.MarshalJSON spells it
+	SpecDigest string
+	CreatedBy  string
+}
+
+// InsertWorkspace inserts the row in state `provisioning` with epoch 0, without an event: the Start that follows in the same transaction
+// announces it. A name that is taken is a unique violation of workspace_name.
+func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) (string, error) {
+	if in.ID == "" {
+		in.ID = ids.New()
+	}
+	if len(in.Spec) == 0 {
+		in.Spec = json.RawMessage(`{}`)
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, spec, spec_digest, state, created_by)
+		VALUES ($1, $2, $3, $4, $5, 'provisioning', $6)`, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
+	if err != nil {
+		return "", fmt.Errorf("insert workspace: %w", err)
+	}
+	return in.ID, nil
+}
+
+// Start inserts a run, or joins the one that is open. An open run of another kind is operation_in_progress with its id; a stuck one run_stuck; a
+// workspace in a state outside From precondition_failed. tx is READ COMMITTED, so that what a winner committed meanwhile is seen.
+func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started, error) {
+	def, ok := c.registry.Newest(req.Definition)
+	if !ok {
+		return Started{}, fmt.Errorf("start run: no definition %q", req.Definition)
+	}
+	input, err := json.Marshal(req.Input)
+	if err != nil {
+		return Started{}, fmt.Errorf("start run: marshal input: %w", err)
+	}
+	if req.Input == nil {
+		input = []byte(`{}`)
+	}
+	if req.CorrelationID == "" {
+		req.CorrelationID = ids.New()
+	}
+	if req.RunID == "" {
+		req.RunID = ids.New()
+	}
+	req.Round = max(req.Round, 1)
+	// The insert and the look may both come back empty: the winner was not in the insert's snapshot and had ended by the time of the look,
+	// or the other way round. Then the statement is tried once more.
+	for range 2 {
+		run, inserted, err := c.insertRun(ctx, tx, def, req, input)
+		if err != nil {
+			return Started{}, err
+		}
+		if inserted {
+			return c.begin(ctx, tx, def, req, run)
+		}
+		live, found, err := LiveRun(ctx, tx, req.WorkspaceID)
+		if err != nil {
+			return Started{}, err
+		}
+		if found {
+			return c.join(ctx, tx, req, &live)
+		}
+	}
+	return Started{}, fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
+}
+
+func (c *Core) insertRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte) (*Run, bool, error) {
+	r := &Run{}
+	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
+			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting)
+		SELECT $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
+			CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
+			'waiting for a worker'
+		FROM lifecycle.workspace w WHERE w.id = $2
+		ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
+		RETURNING `+runColumns,
+		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID, req.Requester,
+		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds()).Scan(r.targets()...)
+	if pg.IsNoRows(err) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("insert run: %w", err)
+	}
+	return r, true, nil
+}
+
+// begin gives the workspace to the run that was just inserted. The epoch is compared and set: the run's was drawn from the row before its lock.
+func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, run *Run) (Started, error) {
+	from := make([]string, 0, len(req.From))
+	for _, s := range req.From {
+		from = append(from, names.Of(s))
+	}
+	w := &Workspace{}
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace w SET run_id = $2, epoch = $3, state = $4, state_at = mesh.clock(), last_error_code = '',
+			last_error = '', reset_done = false, version = w.version + 1, desired_state = COALESCE(NULLIF($7, ''), w.desired_state),
+			retry_used = `+healthyReset+` + $8,
+			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
+		WHERE w.id = $1 AND (cardinality($5::text[]) = 0 OR w.state = ANY ($5)) AND $3 = CASE WHEN $6 THEN mesh.next(w.epoch) ELSE w.epoch END
+		RETURNING `+workspaceColumns,
+		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry),
+	).Scan(w.targets()...)
+	if pg.IsNoRows(err) {
+		return Started{}, c.refuseStart(ctx, tx, req)
+	}
+	if err != nil {
+		return Started{}, fmt.Errorf("give workspace to run: %w", err)
+	}
+	var j journal
+	j.run(run)
+	if err := j.workspace(w); err != nil {
+		return Started{}, err
+	}
+	pos, err := j.flushPos(ctx, tx)
+	if err != nil {
+		return Started{}, err
+	}
+	c.stats.Started.Add(1)
+	return Started{RunID: run.ID, Kind: req.Kind, Epoch: run.Epoch, State: def.States.Running, Pos: pos}, nil
+}
+
+// healthyReset is the retries counted so far: none after an hour of health.
+const healthyReset = `CASE WHEN w.state = 'active' AND mesh.clock() - w.state_at >= interval '1 hour' THEN 0 ELSE w.retry_used END`
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) error {
+	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	if err != nil {
+		return err
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
+		fault.Unmet("the workspace is "+w.State))
+}
+
+func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
+	kind := spelled[commonv1.OperationKind](live.Kind)
+	if live.State == stateStuck {
+		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK, "the workspace is held by a run that is stuck: "+live.StuckReason,
+			fault.Conflicting(live.ID))
+	}
+	if kind != req.Kind && !slices.Contains(req.JoinKinds, kind) {
+		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s is in progress on this workspace", live.Kind),
+			fault.Conflicting(live.ID))
+	}
+	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	if err != nil {
+		return Started{}, err
+	}
+	return Started{RunID: live.ID, Kind: kind, Joined: true, Epoch: live.Epoch, State: spelled[commonv1.WorkspaceState](w.State)}, nil
+}
+
+// Wake says that something happened for these runs: a parked one that can be woken is due at once; a leased one will not stay parked. It never
+// steals a lease. It belongs in the transaction of what happened, as its last lock; Committed follows the commit.
+func (c *Core) Wake(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
+	return wake(ctx, tx, `r.id = ANY ($1::uuid[])`, runIDs)
+}
+
+// WakeWorkspaces is Wake for the open runs of these workspaces.
+func (c *Core) WakeWorkspaces(ctx context.Context, tx pgx.Tx, workspaceIDs ...string) error {
+	return wake(ctx, tx, `r.workspace_id = ANY ($1::uuid[])`, workspaceIDs)
+}
+
+func wake(ctx context.Context, tx pgx.Tx, which string, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `WITH due AS (SELECT r.id FROM lifecycle.saga_run r WHERE `+which+`
+			AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE)
+		UPDATE lifecycle.saga_run r SET signal = r.signal + 1,
+			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
+		FROM due WHERE r.id = due.id`, ids)
+	if err != nil {
+		return fmt.Errorf("wake runs: %w", err)
+	}
+	return nil
+}

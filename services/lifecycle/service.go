@@ -1,0 +1,341 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+)
+
+// Deps of the service.
+type Deps struct {
+	Logger   *slog.Logger
+	Registry *obs.Registry
+}
+
+// Service is one replica of lifecycle.
+type Service struct {
+	base      *service.Base
+	cfg       Config
+	server    *rpc.Server
+	workloads *pgxpool.Pool
+	redis     *redis.Client
+	boxes     *process.Driver
+	core      *saga.Core
+	runnable  *events.Signal
+}
+
+// New builds a replica. It listens, and serves nothing before Run.
+func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "lifecycle", cfg.Config, service.WithPoolSettings(saga.PoolSettings()))
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says whose
+	}
+	s := &Service{base: base, cfg: cfg, runnable: &events.Signal{}}
+	if err := s.build(ctx); err != nil {
+		s.close()
+		base.Close()
+		return nil, fmt.Errorf("build lifecycle: %w", err)
+	}
+	return s, nil
+}
+
+// material is what the service reads from files.
+type material struct {
+	key     envelope.Key
+	join    *joinstate.Verifier
+	persons *rpc.PersonVerifier
+	secret  []byte
+}
+
+func (s *Service) material() (material, error) {
+	var m material
+	var err error
+	if m.key, err = envelope.LoadOrCreateKey(s.cfg.TaskSigningKeyFile); err != nil {
+		return m, fmt.Errorf("load task signing key: %w", err)
+	}
+	raw, err := pki.ReadFile(s.cfg.JoinStatePubkeysFile)
+	if err != nil {
+		return m, fmt.Errorf("read join state keys: %w", err)
+	}
+	set, err := pki.ParseKeySet(string(raw))
+	if err != nil {
+		return m, fmt.Errorf("read join state keys: %w", err)
+	}
+	if m.join, err = joinstate.NewVerifier(set); err != nil {
+		return m, fmt.Errorf("read join state keys: %w", err)
+	}
+	if raw, err = pki.ReadFile(s.cfg.AssertionPubkeysFile); err != nil {
+		return m, fmt.Errorf("read assertion keys: %w", err)
+	}
+	if set, err = pki.ParseKeySet(string(raw)); err != nil {
+		return m, fmt.Errorf("read assertion keys: %w", err)
+	}
+	m.persons = rpc.NewPersonVerifier(set, nil)
+	secret, err := s.cfg.SecretFile.Read()
+	if err != nil {
+		return m, fmt.Errorf("read secret: %w", err)
+	}
+	if len(secret.Reveal()) < 32 {
+		return m, errors.New("read secret: it is shorter than 32 characters")
+	}
+	m.secret = []byte(secret.Reveal())
+	return m, nil
+}
+
+func (s *Service) build(ctx context.Context) error {
+	b := s.base
+	m, err := s.material()
+	if err != nil {
+		return err
+	}
+	if err := s.openStores(ctx); err != nil {
+		return err
+	}
+	joins, err := s.lockStore()
+	if err != nil {
+		return err
+	}
+	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, nil)
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
+	tasks := task.NewServer(task.Deps{
+		Logger: b.Logger, DB: b.DB, Key: m.key, Hub: hub,
+		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
+		Committed: s.committed,
+	})
+	drivers, err := s.drivers()
+	if err != nil {
+		return err
+	}
+	placementDefault, err := names.Parse[commonv1.PlacementDriver](s.cfg.DefaultPlacement)
+	if err != nil {
+		return fmt.Errorf("default placement: %w", err)
+	}
+	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
+	policy := b.Policy.Current()
+	steps := workspace.NewSteps(workspace.StepDeps{
+		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
+		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret,
+		StepStall: policy.SagaStepStall(), WaitReadyStall: policy.SagaWaitReadyStall(), SagaStall: policy.SagaStall(),
+	})
+	registry, err := steps.Registry()
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Runnable: s.runnable, Appended: b.Wake})
+	if err != nil {
+		return fmt.Errorf("build saga core: %w", err)
+	}
+	sagaConfig := saga.Default()
+	sagaConfig.Owner, sagaConfig.Workers, sagaConfig.CancelGrace = b.ReplicaID, s.cfg.Workers, policy.SagaCancelGrace()
+	sagaConfig.Lease, sagaConfig.Heartbeat = s.cfg.SagaLease, s.cfg.SagaLease/3
+	driver, err := saga.NewDriver(s.core, sagaConfig)
+	if err != nil {
+		return fmt.Errorf("build saga driver: %w", err)
+	}
+	gates := gate.NewServer(gate.Deps{
+		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Box: workspace.Boxes{Core: s.core}, Committed: s.committed,
+		Slots: s.cfg.Placement.Static.SlotsPerNode,
+	})
+	workspaces := workspace.NewServer(workspace.Deps{
+		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, DefaultQuota: s.cfg.DefaultQuota,
+	})
+	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if err := s.mount(gates, tasks, workspaces); err != nil {
+		return err
+	}
+	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, events.ConsumerConfig{
+		Name: "sessions", Schema: "lifecycle", Kinds: []string{"session.changed", "replica.beat"},
+	})
+	if err != nil {
+		return fmt.Errorf("build consumer of sessions: %w", err)
+	}
+	b.Add(
+		app.Task{Name: "sagas", Phase: app.PhaseLeases, Run: driver.Run},
+		app.Task{Name: "work-hints", Run: hub.Run},
+		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},
+		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
+		app.Task{Name: "wake-elsewhere", Run: s.wakeElsewhere},
+	)
+	if s.boxes != nil {
+		b.Add(app.Task{Name: "boxes", Run: s.boxes.Keep})
+	}
+	return nil
+}
+
+func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server) error {
+	opts := s.server.HandlerOptions()
+	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
+	err := s.server.Mount(path, h)
+	path, h = lifecyclev1connect.NewTaskServiceHandler(tasks, opts...)
+	err = errors.Join(err, s.server.Mount(path, h))
+	path, h = lifecyclev1connect.NewWorkspaceServiceHandler(workspaces, opts...)
+	if err = errors.Join(err, s.server.Mount(path, h)); err != nil {
+		return fmt.Errorf("mount services: %w", err)
+	}
+	return nil
+}
+
+// openStores opens what lifecycle has beside its own database.
+func (s *Service) openStores(ctx context.Context) error {
+	url, err := s.cfg.WorkloadDatabaseURL.Read()
+	if err != nil {
+		return fmt.Errorf("read workload database url: %w", err)
+	}
+	s.workloads, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-lifecycle-workloads", MaxConns: 4})
+	if err != nil {
+		return fmt.Errorf("open workload database: %w", err)
+	}
+	return nil
+}
+
+// lockStore makes the lock that answers joins fast; nil if none is configured.
+func (s *Service) lockStore() (*lock.Lock, error) {
+	if s.cfg.RedisURLFile == "" {
+		return nil, nil //nolint:nilnil // a nil Lock answers Unknown
+	}
+	url, err := s.cfg.RedisURLFile.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read redis url: %w", err)
+	}
+	if s.redis, err = lock.Dial(url.Reveal(), lock.Config{}); err != nil {
+		return nil, fmt.Errorf("open lock store: %w", err)
+	}
+	l, err := lock.New(lock.Deps{Client: s.redis, Logger: s.base.Logger, Metrics: s.base.Registry.ForService(s.base.Name)}, lock.Config{})
+	if err != nil {
+		return nil, fmt.Errorf("open lock store: %w", err)
+	}
+	return l, nil
+}
+
+func (s *Service) drivers() (map[commonv1.PlacementDriver]placement.Driver, error) {
+	out := map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.base.DB)}
+	if s.cfg.Placement.Process.Dir == "" {
+		return out, nil
+	}
+	var err error
+	if s.boxes, err = process.New(s.base.Logger, s.cfg.Placement.Process); err != nil {
+		return nil, fmt.Errorf("build process placement: %w", err)
+	}
+	out[commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS] = s.boxes
+	return out, nil
+}
+
+// committed follows every commit that wrote events or woke a run.
+func (s *Service) committed() { s.core.Committed() }
+
+// apply takes nodeapi's facts about sessions and replicas.
+func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	switch r.Kind {
+	case "session.changed":
+		f := &nodev1.SessionChanged{}
+		if err := r.Decode(f); err != nil {
+			return err //nolint:wrapcheck // it says what it read
+		}
+		return gate.OnSession(ctx, tx, f) //nolint:wrapcheck // it says what it did
+	case "replica.beat":
+		f := &nodev1.ReplicaBeat{}
+		if err := r.Decode(f); err != nil {
+			return err //nolint:wrapcheck // it says what it read
+		}
+		return gate.OnBeat(ctx, tx, f) //nolint:wrapcheck // it says what it did
+	default:
+		return nil
+	}
+}
+
+// sweep ends stale tasks at the cadence of the policy.
+func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
+	for {
+		if !app.Sleep(ctx, s.base.Policy.Current().TaskStaleSweepInterval()) {
+			return nil
+		}
+		swept, err := tasks.Sweep(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.base.Logger.WarnContext(ctx, "stale tasks not swept", obs.Err(err))
+		}
+		if swept.Expired+swept.Unknown > 0 {
+			s.base.Logger.InfoContext(ctx, "stale tasks swept", slog.Int("expired", swept.Expired), slog.Int("outcome_unknown", swept.Unknown))
+		}
+	}
+}
+
+// wakeElsewhere looks for runs that another replica started or woke, soon after its events were numbered and not more than a few times a second.
+func (s *Service) wakeElsewhere(ctx context.Context) error {
+	for {
+		select {
+		case <-s.base.Numbered.C():
+			s.runnable.Notify()
+		case <-ctx.Done():
+			return nil
+		}
+		if !app.Sleep(ctx, 100*time.Millisecond) {
+			return nil
+		}
+	}
+}
+
+// Run serves until ctx ends, then stops in order.
+func (s *Service) Run(ctx context.Context) error {
+	defer s.close()
+	return s.base.Run(ctx) //nolint:wrapcheck // it says whose
+}
+
+func (s *Service) close() {
+	if s.workloads != nil {
+		s.workloads.Close()
+	}
+	if s.redis != nil {
+		_ = s.redis.Close()
+	}
+}
+
+// PowerOffBoxes stops everything that runs on launched boxes without ending them, for a host that goes down.
+func (s *Service) PowerOffBoxes(ctx context.Context) error {
+	if s.boxes == nil {
+		return nil
+	}
+	return s.boxes.PowerOff(ctx) //nolint:wrapcheck // it says what it did
+}
+
+// Addr is where other services call.
+func (s *Service) Addr() string { return s.server.Addr().String() }
+
+// OpsAddr is where metrics and health are served.
+func (s *Service) OpsAddr() string { return s.base.OpsAddr() }

@@ -1,0 +1,189 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+)
+
+const (
+	// sweepEvery is how often the whole list is told again: what a lost hint costs.
+	sweepEvery = time.Second
+	// sweepMost bounds one such list.
+	sweepMost = 5000
+	// hintsPending bounds what waits for one slow watcher; past it the sweep tells it.
+	hintsPending = 8192
+)
+
+// Hub tells replicas of nodeapi which nodes have work. Its hints may be lost: the sweep repeats them.
+type Hub struct {
+	db     *pgxpool.Pool
+	logger *slog.Logger
+	// elsewhere fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
+	elsewhere *events.Signal
+
+	mu       sync.Mutex
+	watchers map[*watcher]struct{}
+}
+
+type watcher struct {
+	nodes   map[string]struct{}
+	cancels []*lifecyclev1.TaskCancelHint
+	wake    chan struct{}
+}
+
+// NewHub makes a hub.
+func NewHub(logger *slog.Logger, db *pgxpool.Pool, elsewhere *events.Signal) *Hub {
+	return &Hub{db: db, logger: logger, elsewhere: elsewhere, watchers: map[*watcher]struct{}{}}
+}
+
+// Notify says that nodes have work. Call it after the commit.
+func (h *Hub) Notify(nodeIDs ...string) {
+	h.each(func(w *watcher) {
+		for _, n := range nodeIDs {
+			if len(w.nodes) < hintsPending {
+				w.nodes[n] = struct{}{}
+			}
+		}
+	})
+}
+
+// Cancel says that a task is to stop. A lost hint is told again at the node's next session.
+func (h *Hub) Cancel(c *lifecyclev1.TaskCancelHint) {
+	h.each(func(w *watcher) {
+		if len(w.cancels) < hintsPending {
+			w.cancels = append(w.cancels, c)
+		}
+	})
+}
+
+func (h *Hub) each(put func(*watcher)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for w := range h.watchers {
+		put(w)
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Run repeats the list of nodes with work until ctx ends: every second, and soon after events were numbered.
+func (h *Hub) Run(ctx context.Context) error {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	whole := true
+	for {
+		elsewhere := h.elsewhere.C()
+		began := time.Now()
+		h.sweep(ctx, whole)
+		whole = false
+		// A storm of events must not become a storm of scans: they have a tenth of the time at most.
+		select {
+		case <-time.After(min(max(20*time.Millisecond, 10*time.Since(began)), sweepEvery)):
+		case <-ctx.Done():
+			return nil
+		}
+		select {
+		case <-tick.C:
+			whole = true
+		case <-elsewhere:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// sweep tells of nodes with work; a whole one tells again of cancels that their agents have not answered.
+func (h *Hub) sweep(ctx context.Context, whole bool) {
+	h.mu.Lock()
+	idle := len(h.watchers) == 0
+	h.mu.Unlock()
+	if idle {
+		return
+	}
+	call, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	nodes, err := nodesWithWork(call, h.db, sweepMost)
+	if err != nil {
+		if ctx.Err() == nil {
+			h.logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
+		}
+		return
+	}
+	if len(nodes) > 0 {
+		h.Notify(nodes...)
+	}
+	if !whole {
+		return
+	}
+	cancels, err := unansweredCancels(call, h.db, sweepMost)
+	if err != nil {
+		if ctx.Err() == nil {
+			h.logger.WarnContext(ctx, "cancels not listed", slog.Any("error", err))
+		}
+		return
+	}
+	for _, c := range cancels {
+		h.Cancel(c)
+	}
+}
+
+func (h *Hub) add() *watcher {
+	w := &watcher{nodes: map[string]struct{}{}, wake: make(chan struct{}, 1)}
+	h.mu.Lock()
+	h.watchers[w] = struct{}{}
+	h.mu.Unlock()
+	return w
+}
+
+func (h *Hub) remove(w *watcher) {
+	h.mu.Lock()
+	delete(h.watchers, w)
+	h.mu.Unlock()
+}
+
+func (h *Hub) take(w *watcher) *lifecyclev1.WatchWorkResponse {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	res := &lifecyclev1.WatchWorkResponse{Cancels: w.cancels}
+	for n := range w.nodes {
+		res.NodeIds = append(res.NodeIds, n)
+	}
+	w.nodes, w.cancels = map[string]struct{}{}, nil
+	return res
+}
+
+// WatchWork streams hints to one replica of nodeapi.
+func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest, stream *connect.ServerStream[lifecyclev1.WatchWorkResponse]) error {
+	w := s.deps.Hub.add()
+	defer s.deps.Hub.remove(w)
+	// An empty first message opens the stream: the replica knows that it is heard.
+	if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
+		return fmt.Errorf("send hints: %w", err)
+	}
+	if nodes, err := nodesWithWork(ctx, s.deps.DB, sweepMost); err == nil && len(nodes) > 0 {
+		if err := stream.Send(&lifecyclev1.WatchWorkResponse{NodeIds: nodes, Sweep: true}); err != nil {
+			return fmt.Errorf("send hints: %w", err)
+		}
+	}
+	for {
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := stream.Send(s.deps.Hub.take(w)); err != nil {
+			return fmt.Errorf("send hints: %w", err)
+		}
+	}
+}

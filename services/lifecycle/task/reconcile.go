@@ -1,0 +1,139 @@
+package task
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+// Reconcile settles what a new session has in flight against what stands here, in the transaction that raises the gate.
+//
+// What was dispatched and is not in the agent's ledger keeps its attempt and is offered again: an offer that still arrives by the old session is then
+// the same entry of the ledger, not a second effect. With a new ledger, what had been delivered may have run: a task of an idempotent type is queued
+// again, any other ends as outcome_unknown and its step observes.
+func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (gate.Reconciled, error) {
+	agent := make(map[string]*commonv1.TaskInFlight, len(inFlight))
+	var asked []string
+	for _, t := range inFlight {
+		if !ids.Valid(t.GetTaskId()) {
+			continue // an agent's word is checked no further on its way here
+		}
+		agent[key(&nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})] = t
+		asked = append(asked, t.GetTaskId())
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT `+columns+` FROM lifecycle.task t
+		WHERE t.node_id = $1 AND (t.state IN ('dispatched', 'delivered', 'running') OR t.task_id = ANY($2::uuid[]))
+		ORDER BY t.task_id FOR UPDATE`, g.NodeID, asked)
+	if err != nil {
+		return gate.Reconciled{}, fmt.Errorf("read tasks in flight: %w", err)
+	}
+	mine, err := collect(rows)
+	if err != nil {
+		return gate.Reconciled{}, err
+	}
+	var out gate.Reconciled
+	known := map[string]bool{}
+	for _, r := range mine {
+		k := fmt.Sprintf("%s/%d", r.TaskID, r.Attempt)
+		known[k] = true
+		ref := &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}
+		theirs := agent[k]
+		switch {
+		case Terminal(r.State):
+			if theirs == nil {
+				continue
+			}
+			if Terminal(theirs.GetState()) {
+				if theirs.GetState() == r.State {
+					out.Acknowledged = append(out.Acknowledged, ref)
+				}
+				continue // it comes again as a late result
+			}
+			out.Cancel = append(out.Cancel, ref)
+		case theirs != nil:
+			if err := s.adopt(ctx, tx, r, theirs, g.SessionEpoch, g.SessionID); err != nil {
+				return gate.Reconciled{}, err
+			}
+			if r.CancelAsked {
+				out.Cancel = append(out.Cancel, ref)
+			}
+		case r.CancelAsked:
+			// Not wanted, and not in the agent's ledger: it ends here, and the agent is told in case an offer is still on its way.
+			out.Cancel = append(out.Cancel, ref)
+			if err := s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_CANCELLED, "cancelled before the agent had it"); err != nil {
+				return gate.Reconciled{}, err
+			}
+		default:
+			if err := s.again(ctx, tx, r, g, newLedger); err != nil {
+				return gate.Reconciled{}, err
+			}
+		}
+	}
+	for k, t := range agent {
+		if !known[k] {
+			// An attempt that is not the current one, or a task of another life of this node: its end settles nothing.
+			out.Cancel = append(out.Cancel, &nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})
+		}
+	}
+	return out, nil
+}
+
+// adopt moves a task that the agent holds to the new session.
+func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.TaskInFlight, epoch int64, sessionID string) error {
+	state := r.State
+	if theirs.GetState() == commonv1.TaskState_TASK_STATE_RUNNING || Terminal(theirs.GetState()) {
+		state = commonv1.TaskState_TASK_STATE_RUNNING
+	} else if state == commonv1.TaskState_TASK_STATE_DISPATCHED {
+		state = commonv1.TaskState_TASK_STATE_DELIVERED
+	}
+	return s.move(ctx, tx, r, state, epoch, sessionID, "the agent has it")
+}
+
+// again decides what becomes of a task that is in flight here and not in the agent's ledger.
+func (s *Server) again(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate, newLedger bool) error {
+	switch {
+	case r.State == commonv1.TaskState_TASK_STATE_DISPATCHED || !newLedger:
+		return s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID, "offered again")
+	case Idempotent(r.Type):
+		return s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED, 0, "", "the agent's ledger is new")
+	default:
+		return s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, "the agent's ledger is new")
+	}
+}
+
+// end moves a task to a terminal state and wakes its run.
+func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, detail string) error {
+	if err := s.move(ctx, tx, r, state, r.SessionEpoch, "", detail); err != nil {
+		return err
+	}
+	if r.RunID == "" {
+		return nil
+	}
+	return s.deps.Wake(ctx, tx, []string{r.RunID})
+}
+
+// move changes the state of a task whose row is locked, and reports it if that is a change.
+func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID, detail string) error {
+	moved, err := scan(tx.QueryRow(ctx, `
+		UPDATE lifecycle.task t SET state = $2, session_epoch = $3, session_id = nullif($4, '')::uuid,
+			state_at = CASE WHEN t.state = $2 THEN t.state_at ELSE mesh.clock() END,
+			offered_at = CASE WHEN $2 = 'dispatched' THEN mesh.clock() - interval '1 hour' ELSE t.offered_at END,
+			version = t.version + 1
+		WHERE t.task_id = $1 RETURNING `+columns, r.TaskID, names.Of(state), epoch, sessionID))
+	if err != nil {
+		return fmt.Errorf("move task %s: %w", r.TaskID, err)
+	}
+	if _, err := events.Append(ctx, tx, moved.event(moved.transition(state, detail))); err != nil {
+		return fmt.Errorf("report task: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,310 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+// word is the furthest thing that a report says of one attempt of one task.
+type word struct {
+	ref       *nodev1.TaskRef
+	node      string
+	epoch     int64 // session epoch of the reporter
+	delivered bool
+	started   bool
+	result    *nodev1.TaskResult
+	note      string
+}
+
+// state is where the task goes by this word alone.
+func (w word) state() commonv1.TaskState {
+	switch {
+	case w.result != nil:
+		return resultState(w.result.GetState())
+	case w.started:
+		return commonv1.TaskState_TASK_STATE_RUNNING
+	case w.delivered:
+		return commonv1.TaskState_TASK_STATE_DELIVERED
+	default:
+		return commonv1.TaskState_TASK_STATE_UNSPECIFIED // progress alone
+	}
+}
+
+// resultState maps what an agent calls its end to a terminal state. What is none is a failure: an agent does not end a task as `expired`.
+func resultState(s commonv1.TaskState) commonv1.TaskState {
+	switch s {
+	case commonv1.TaskState_TASK_STATE_SUCCEEDED, commonv1.TaskState_TASK_STATE_CANCELLED,
+		commonv1.TaskState_TASK_STATE_SUPERSEDED, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
+		return s
+	default:
+		return commonv1.TaskState_TASK_STATE_FAILED
+	}
+}
+
+// ReportTasks takes what agents say of their tasks, under the gates of their nodes.
+func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
+	words, order := gather(req)
+	nodes := make([]string, 0, len(req.GetReports()))
+	durable := false
+	for _, r := range req.GetReports() {
+		nodes = append(nodes, r.GetNodeId())
+		durable = durable || len(r.GetResults()) > 0
+	}
+	var res *lifecyclev1.ReportTasksResponse
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		res = &lifecyclev1.ReportTasksResponse{}
+		if !durable {
+			// Word of a delivery or a start is said again by the agent's ledger at its next session: losing the last moments of it to a
+			// crash of the database costs nothing. Results and queueing never take this way.
+			if _, err := tx.Exec(ctx, `SET LOCAL synchronous_commit = off`); err != nil {
+				return fmt.Errorf("relax commit: %w", err)
+			}
+		}
+		gates, err := gate.LockForWork(ctx, tx, nodes)
+		if err != nil {
+			return fmt.Errorf("lock gates: %w", err)
+		}
+		var take, late []word
+		for _, key := range order {
+			w := words[key]
+			if gates[w.node].Admitted {
+				take = append(take, w)
+			} else if w.result != nil {
+				late = append(late, w)
+			}
+		}
+		acked, err := s.apply(ctx, tx, take)
+		if err != nil {
+			return err
+		}
+		if err := keepLate(ctx, tx, late); err != nil {
+			return err
+		}
+		for _, r := range req.GetReports() {
+			one := &lifecyclev1.NodeReportResult{NodeId: r.GetNodeId(), SessionId: r.GetSessionId()}
+			if !gates[r.GetNodeId()].Admitted {
+				one.Denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut: kept as late evidence"), "")
+			} else {
+				for _, t := range r.GetResults() {
+					if acked[key(t.GetTask())] {
+						one.Acknowledged = append(one.Acknowledged, t.GetTask())
+					}
+				}
+			}
+			res.Results = append(res.Results, one)
+		}
+		return failpoint.Hit("lifecycle.report.before_commit")
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	if err := failpoint.Hit("lifecycle.report.after_commit"); err != nil {
+		return nil, err
+	}
+	s.deps.Committed()
+	return res, nil
+}
+
+func key(ref *nodev1.TaskRef) string {
+	return fmt.Sprintf("%s/%d", ref.GetTaskId(), ref.GetAttempt())
+}
+
+// gather folds a batch into one word for each attempt, in a stable order so that rows are locked in the same order by everyone.
+func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string) {
+	words := map[string]word{}
+	var order []string
+	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*word)) {
+		k := key(ref)
+		w, ok := words[k]
+		if !ok {
+			w = word{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration()}
+			order = append(order, k)
+		}
+		put(&w)
+		words[k] = w
+	}
+	for _, r := range req.GetReports() {
+		for _, ref := range r.GetDelivered() {
+			at(r, ref, func(w *word) { w.delivered = true })
+		}
+		for _, f := range r.GetStarted() {
+			at(r, f.GetTask(), func(w *word) { w.started = true })
+		}
+		for _, f := range r.GetProgress() {
+			at(r, f.GetTask(), func(w *word) { w.note = f.GetNote() })
+		}
+		for _, f := range r.GetResults() {
+			at(r, f.GetTask(), func(w *word) { w.result = f })
+		}
+	}
+	slices.Sort(order)
+	return words, order
+}
+
+// apply moves tasks forward and answers the attempts whose result is settled: applied now, applied before, or kept as late evidence.
+func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string]bool, error) {
+	settled := map[string]bool{}
+	if len(words) == 0 {
+		return settled, nil
+	}
+	n := len(words)
+	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	reasons, texts, attempts, outputs := make([]string, n), make([]string, n), make([]int32, n), make([][]byte, n)
+	byKey := make(map[string]word, n)
+	for i, w := range words {
+		taskIDs[i], nodes[i], attempts[i], notes[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), clean(w.note, 512)
+		if st := w.state(); st != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
+			states[i] = names.Of(st)
+		}
+		if w.result != nil {
+			if w.result.GetReason() != commonv1.Reason_REASON_UNSPECIFIED {
+				reasons[i] = names.Of(w.result.GetReason())
+			}
+			texts[i], outputs[i] = clean(w.result.GetError(), 4096), w.result.GetOutput()
+		}
+		if outputs[i] == nil {
+			outputs[i] = []byte{}
+		}
+		byKey[key(w.ref)] = w
+	}
+	// A word moves a task only forward: rank is the order of the states, terminal last.
+	rows, err := tx.Query(ctx, `
+		WITH said AS (
+			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
+				AS u (task_id, node_id, attempt, state, note, reason, error, output)
+		), held AS (
+			SELECT t.task_id, t.state AS was, u.* FROM said u JOIN lifecycle.task t
+				ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt = u.attempt
+			WHERE t.state IN ('dispatched', 'delivered', 'running')
+			ORDER BY t.task_id FOR UPDATE OF t
+		)
+		UPDATE lifecycle.task t SET
+			state = CASE WHEN h.state = '' THEN t.state ELSE h.state END,
+			state_at = CASE WHEN h.state = '' THEN t.state_at ELSE mesh.clock() END,
+			note = CASE WHEN h.note = '' THEN t.note ELSE h.note END,
+			reason = h.reason, error = h.error, output = h.output, version = t.version + 1,
+			-- A deploy carries credentials; what has ended needs them no more.
+			payload = CASE WHEN t.type = 'workload.deploy' AND h.state IN ('succeeded', 'failed', 'cancelled', 'superseded') THEN '' ELSE t.payload END
+		FROM held h(task_id, was, u_task_id, node_id, attempt, state, note, reason, error, output)
+		WHERE t.task_id = h.task_id AND (h.state = '' OR
+			array_position(ARRAY['dispatched', 'delivered', 'running'], h.was) <
+			coalesce(array_position(ARRAY['dispatched', 'delivered', 'running'], h.state), 9))
+		RETURNING h.was, `+columns, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs)
+	if err != nil {
+		return nil, fmt.Errorf("apply reports: %w", err)
+	}
+	var evs []events.Event
+	var wake []string
+	func() {
+		defer rows.Close()
+		for rows.Next() {
+			var was string
+			var r Row
+			if r, err = scan(prefixed{rows, []any{&was}}); err != nil {
+				return
+			}
+			k := fmt.Sprintf("%s/%d", r.TaskID, r.Attempt)
+			w := byKey[k]
+			evs = append(evs, r.event(transitions(r, was, w)...))
+			if w.result != nil {
+				settled[k] = true
+				if r.RunID != "" {
+					wake = append(wake, r.RunID)
+				}
+			}
+		}
+		err = rows.Err()
+	}()
+	if err != nil {
+		return nil, fmt.Errorf("apply reports: %w", err)
+	}
+	if len(evs) > 0 {
+		if _, err := events.Append(ctx, tx, evs...); err != nil {
+			return nil, fmt.Errorf("report tasks: %w", err)
+		}
+	}
+	if len(wake) > 0 {
+		slices.Sort(wake)
+		if err := s.deps.Wake(ctx, tx, slices.Compact(wake)); err != nil {
+			return nil, fmt.Errorf("wake runs: %w", err)
+		}
+	}
+	var rest []word
+	for _, w := range words { // in their order, so that everybody locks rows in the same one
+		if k := key(w.ref); w.result != nil && !settled[k] {
+			rest = append(rest, w)
+			settled[k] = true
+		}
+	}
+	return settled, keepLate(ctx, tx, rest)
+}
+
+// transitions lists the states that the task went through since `was`, so that what came together is still told apart.
+func transitions(r Row, was string, w word) []*lifecyclev1.TaskTransition {
+	var out []*lifecyclev1.TaskTransition
+	if w.delivered && was == "dispatched" {
+		out = append(out, r.transition(commonv1.TaskState_TASK_STATE_DELIVERED, ""))
+	}
+	if w.started && was != "running" {
+		out = append(out, r.transition(commonv1.TaskState_TASK_STATE_RUNNING, ""))
+	}
+	if w.result != nil {
+		out = append(out, r.transition(r.State, r.Error))
+	}
+	if len(out) == 0 && w.note != "" {
+		out = append(out, r.transition(r.State, w.note))
+	}
+	return out
+}
+
+// keepLate keeps results that change nothing any more. A result that was applied before, and whose acknowledgement was lost, is not evidence of
+// anything new and is left out.
+func keepLate(ctx context.Context, tx pgx.Tx, words []word) error {
+	for _, w := range words {
+		state := names.Of(w.state())
+		tag, err := tx.Exec(ctx, `
+			INSERT INTO lifecycle.late_evidence (task_id, attempt, node_id, session_epoch, state, detail)
+			SELECT $1, $2, $3, $4, $5, $6 FROM lifecycle.task t
+			WHERE t.task_id = $1 AND t.node_id = $3 AND NOT (t.attempt = $2 AND t.state = $5)
+			ON CONFLICT DO NOTHING`,
+			w.ref.GetTaskId(), w.ref.GetAttempt(), w.node, w.epoch, state, clean(w.result.GetError(), 4096))
+		if err != nil {
+			return fmt.Errorf("keep late evidence: %w", err)
+		}
+		if tag.RowsAffected() == 0 {
+			continue
+		}
+		r, err := scan(tx.QueryRow(ctx, `
+			UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1 WHERE t.task_id = $1 RETURNING `+columns, w.ref.GetTaskId()))
+		if err != nil {
+			return fmt.Errorf("count late evidence: %w", err)
+		}
+		if _, err := events.Append(ctx, tx, r.event(r.transition(r.State, "a result came late: "+state))); err != nil {
+			return fmt.Errorf("report task: %w", err)
+		}
+	}
+	return nil
+}
+
+// clean makes text that Postgres and people can take.
+func clean(s string, limit int) string {
+	s = strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", ""), "\uFFFD")
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit-len("…")], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,207 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+// probeStartWithin is how long a probe may wait for its node.
+const probeStartWithin = time.Minute
+
+// Deps of the server.
+type Deps struct {
+	Logger *slog.Logger
+	DB     *pgxpool.Pool
+	Key    envelope.Key
+	Hub    *Hub
+	// Wake wakes saga runs in the transaction that settled one of their tasks.
+	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
+	// Committed is called after each commit that wrote events or woke a run.
+	Committed func()
+}
+
+// Server of TaskService.
+type Server struct{ deps Deps }
+
+// NewServer makes a server.
+func NewServer(deps Deps) *Server { return &Server{deps: deps} }
+
+// EnqueueProbe queues a typed no-op. A probe ignores the cordon, but nothing is dispatched to a node whose gate is shut.
+func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbeRequest) (*lifecyclev1.EnqueueProbeResponse, error) {
+	by := rpc.ActorFrom(ctx)
+	k := "probe/" + ids.New()
+	if req.GetIdempotencyKey() != "" {
+		k = "probe/" + req.GetNodeId() + "/" + req.GetIdempotencyKey()
+	}
+	res := &lifecyclev1.EnqueueProbeResponse{}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		g, ok, err := gate.Get(ctx, tx, req.GetNodeId())
+		if err != nil {
+			return fmt.Errorf("read gate: %w", err)
+		}
+		if !ok || g.Retired {
+			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
+		}
+		row, pos, err := enqueue(ctx, tx, Spec{
+			Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: req.GetNodeId(), IdempotencyKey: k, StartWithin: probeStartWithin,
+			Payload: &nodev1.ProbeNoop{Nonce: ids.New()}, CorrelationID: obs.From(ctx).CorrelationID, CreatedBy: by,
+		})
+		if err != nil {
+			return err
+		}
+		res.Task, res.Pos = row.Proto(), pos
+		return nil
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	s.deps.Committed()
+	s.deps.Hub.Notify(req.GetNodeId())
+	return res, nil
+}
+
+// ChangeTask cancels, requeues or closes a task.
+func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse, error) {
+	by := rpc.ActorFrom(ctx)
+	res := &lifecyclev1.ChangeTaskResponse{}
+	var changed Row
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		r, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id = $1 FOR UPDATE`, req.GetTaskId()))
+		if errors.Is(err, pgx.ErrNoRows) {
+			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such task")
+		}
+		if err != nil {
+			return fmt.Errorf("read task: %w", err)
+		}
+		var pos string
+		switch req.GetVerb() {
+		case lifecyclev1.TaskVerb_TASK_VERB_CANCEL:
+			changed, pos, err = s.cancel(ctx, tx, r, req.GetReason()+" ("+by+")")
+		case lifecyclev1.TaskVerb_TASK_VERB_REQUEUE:
+			changed, pos, err = s.requeue(ctx, tx, r, req.GetReason()+" ("+by+")")
+		case lifecyclev1.TaskVerb_TASK_VERB_CLOSE:
+			changed, pos, err = s.closeUnknown(ctx, tx, r, req.GetReason()+" ("+by+")")
+		default:
+			err = fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "no such verb")
+		}
+		if err != nil {
+			return err
+		}
+		res.Task, res.Pos = changed.Proto(), pos
+		return nil
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	s.deps.Committed()
+	s.announce(changed, req.GetReason())
+	return res, nil
+}
+
+// announce tells the node's replica what to do next about a changed task.
+func (s *Server) announce(r Row, reason string) {
+	switch {
+	case r.State == commonv1.TaskState_TASK_STATE_QUEUED:
+		s.deps.Hub.Notify(r.NodeID)
+	case r.CancelAsked && !Terminal(r.State):
+		s.deps.Hub.Cancel(&lifecyclev1.TaskCancelHint{
+			NodeId: r.NodeID, Task: &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}, Epoch: r.Epoch, Reason: reason,
+		})
+	}
+}
+
+// CancelOfRun asks to stop every unfinished task that a run's steps queued on their way forward, in the transaction of the caller, who announces the answer by Announce after the commit.
+func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason string) ([]Row, error) {
+	rows, err := tx.Query(ctx, `SELECT `+columns+` FROM lifecycle.task t
+		WHERE t.run_id = $1 AND t.idem_key LIKE $1::text || '/%/do/%' AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
+		  AND t.cancel_requested_at IS NULL
+		ORDER BY t.task_id FOR UPDATE`, runID)
+	if err != nil {
+		return nil, fmt.Errorf("read tasks of run: %w", err)
+	}
+	list, err := collect(rows)
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range list {
+		if list[i], _, err = s.cancel(ctx, tx, r, reason); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// Announce tells replicas of tasks that CancelOfRun changed.
+func (s *Server) Announce(rows []Row, reason string) {
+	for _, r := range rows {
+		s.announce(r, reason)
+	}
+}
+
+func (s *Server) cancel(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
+	if Terminal(r.State) {
+		return Row{}, "", fault.New(commonv1.Reason_REASON_TASK_FINISHED, "the task has ended as "+names.Of(r.State))
+	}
+	state := r.State
+	if state == commonv1.TaskState_TASK_STATE_QUEUED {
+		state = commonv1.TaskState_TASK_STATE_CANCELLED // nobody has seen it
+	}
+	return s.change(ctx, tx, r, state, `cancel_requested_at = coalesce(t.cancel_requested_at, mesh.clock()), cancel_reason = $4`, reason)
+}
+
+func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
+	ok := r.State == commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN || r.State == commonv1.TaskState_TASK_STATE_EXPIRED
+	if !ok || !Idempotent(r.Type) {
+		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again",
+			fault.Unmet("the task is outcome_unknown or expired", "doing a task of its type twice is as good as once"))
+	}
+	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED,
+		`expires_at = mesh.clock() + (t.expires_at - t.created_at), cancel_requested_at = NULL, reason = '', error = $4`, reason)
+}
+
+func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
+	if r.State != commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN {
+		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a task whose outcome is unknown is closed by a person's judgement",
+			fault.Unmet("the task is outcome_unknown"))
+	}
+	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, `error = $4`, reason)
+}
+
+// change moves a locked task, reports it, and wakes its run if it ended.
+func (s *Server) change(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set, detail string) (Row, string, error) {
+	moved, err := scan(tx.QueryRow(ctx, `
+		UPDATE lifecycle.task t SET state = $2, state_at = CASE WHEN t.state = $2 THEN t.state_at ELSE mesh.clock() END, version = t.version + 1, `+set+`
+		WHERE t.task_id = $1 AND t.state = $3 RETURNING `+columns, r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)))
+	if err != nil {
+		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)
+	}
+	pos, err := events.Append(ctx, tx, moved.event(moved.transition(state, detail)))
+	if err != nil {
+		return Row{}, "", fmt.Errorf("report task: %w", err)
+	}
+	if Terminal(state) && r.RunID != "" {
+		if err := s.deps.Wake(ctx, tx, []string{r.RunID}); err != nil {
+			return Row{}, "", fmt.Errorf("wake run: %w", err)
+		}
+	}
+	return moved, pos, nil
+}

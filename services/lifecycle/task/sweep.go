@@ -1,0 +1,95 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+// Swept counts what one sweep ended.
+type Swept struct {
+	Expired int
+	Unknown int
+}
+
+// undeliveredFor is how long past its last moment to start a task may stand dispatched at a connected node: its delivery may be on the way.
+const undeliveredFor = "1 minute"
+
+// sweepBatch bounds the tasks of one transaction.
+const sweepBatch = 500
+
+// Sweep ends tasks whose last moment to start has passed: the queued ones as expired; those on their way or running at a node that has no session as
+// outcome_unknown. Both are history afterwards. A task that runs at a connected node is left to its step's deadline; one that a connected node has not
+// even stored is never offered again, and ends a while later.
+func (s *Server) Sweep(ctx context.Context) (Swept, error) {
+	var total Swept
+	for {
+		n, err := s.sweepOnce(ctx, &total)
+		if err != nil {
+			return total, fmt.Errorf("sweep stale tasks: %w", err)
+		}
+		if n < sweepBatch {
+			return total, nil
+		}
+	}
+}
+
+func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
+	var list []Row
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `
+			WITH stale AS (
+				SELECT t.task_id FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
+				WHERE t.expires_at <= mesh.clock() AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
+				  AND (t.state = 'queued' OR g.node_id IS NULL OR NOT `+gate.ConnectedSQL+`
+				       OR t.state = 'dispatched' AND t.expires_at <= mesh.clock() - interval '`+undeliveredFor+`')
+				ORDER BY t.task_id LIMIT $1 FOR UPDATE OF t SKIP LOCKED
+			)
+			UPDATE lifecycle.task t SET state = CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END,
+				state_at = mesh.clock(), reason = 'task_outside_window', version = t.version + 1
+			FROM stale WHERE t.task_id = stale.task_id RETURNING `+columns, sweepBatch)
+		if err != nil {
+			return fmt.Errorf("end stale tasks: %w", err)
+		}
+		if list, err = collect(rows); err != nil || len(list) == 0 {
+			return err
+		}
+		evs := make([]events.Event, 0, len(list))
+		var wake []string
+		for _, r := range list {
+			evs = append(evs, r.event())
+			if r.RunID != "" {
+				wake = append(wake, r.RunID)
+			}
+		}
+		if _, err := events.Append(ctx, tx, evs...); err != nil {
+			return fmt.Errorf("report tasks: %w", err)
+		}
+		if len(wake) > 0 {
+			slices.Sort(wake)
+			return s.deps.Wake(ctx, tx, slices.Compact(wake))
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err //nolint:wrapcheck // wrapped by the caller
+	}
+	if len(list) > 0 {
+		s.deps.Committed()
+	}
+	for _, r := range list {
+		if r.State == commonv1.TaskState_TASK_STATE_EXPIRED {
+			total.Expired++
+		} else {
+			total.Unknown++
+		}
+	}
+	return len(list), nil
+}

@@ -1,0 +1,223 @@
+// Package task owns what agents are asked to do: tasks from their queueing to their end, each attempt named, each acknowledgement exact.
+//
+// It believes nodeapi's reports only under the gate of the node they come from. `delivered` is not `running`, and only an agent's result makes
+// `succeeded` or `failed`. A result that comes after the end is kept as late evidence and changes nothing.
+// It never runs anything and never decides what a workspace needs.
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Spec is a task to be queued.
+type Spec struct {
+	Type        commonv1.TaskType
+	NodeID      string
+	WorkspaceID string
+	TenantID    string
+	RunID       string
+	Epoch       int64
+	OpSeq       int64
+	// IdempotencyKey names the wish: queueing the same again answers the task that is there.
+	IdempotencyKey string
+	Payload        proto.Message
+	// StartWithin is how long after queueing it may still start.
+	StartWithin   time.Duration
+	CorrelationID string
+	CreatedBy     string
+}
+
+// Row is a task as stored.
+type Row struct {
+	TaskID        string
+	Type          string
+	NodeID        string
+	WorkspaceID   string
+	TenantID      string
+	RunID         string
+	Epoch         int64
+	OpSeq         int64
+	State         commonv1.TaskState
+	Attempt       int32
+	IdemKey       string
+	SessionEpoch  int64
+	CreatedAt     time.Time
+	NotBefore     time.Time
+	ExpiresAt     time.Time
+	StateAt       time.Time
+	Reason        string
+	Error         string
+	Output        []byte
+	Note          string
+	LateEvidence  int32
+	CancelAsked   bool
+	CorrelationID string
+	CreatedBy     string
+	Version       int64
+}
+
+const columns = `t.task_id::text, t.type, t.node_id::text, coalesce(t.workspace_id::text, ''), coalesce(t.tenant_id::text, ''), coalesce(t.run_id::text, ''),
+	t.epoch, t.op_seq, t.state, t.attempt, t.idem_key, t.session_epoch, t.created_at, t.not_before, t.expires_at, t.state_at, t.reason, t.error, t.output,
+	t.note, t.late_evidence, t.cancel_requested_at IS NOT NULL, t.correlation_id, t.created_by, t.version`
+
+func scan(row pgx.Row) (Row, error) {
+	var r Row
+	var state string
+	err := row.Scan(&r.TaskID, &r.Type, &r.NodeID, &r.WorkspaceID, &r.TenantID, &r.RunID, &r.Epoch, &r.OpSeq, &state, &r.Attempt, &r.IdemKey,
+		&r.SessionEpoch, &r.CreatedAt, &r.NotBefore, &r.ExpiresAt, &r.StateAt, &r.Reason, &r.Error, &r.Output, &r.Note, &r.LateEvidence,
+		&r.CancelAsked, &r.CorrelationID, &r.CreatedBy, &r.Version)
+	if err != nil {
+		return Row{}, err //nolint:wrapcheck // the caller says what it read
+	}
+	r.State, err = names.Parse[commonv1.TaskState](state)
+	if err != nil {
+		return Row{}, fmt.Errorf("read state of task %s: %w", r.TaskID, err)
+	}
+	return r, nil
+}
+
+func collect(rows pgx.Rows) ([]Row, error) {
+	defer rows.Close()
+	var out []Row
+	for rows.Next() {
+		r, err := scan(rows)
+		if err != nil {
+			return nil, fmt.Errorf("read task: %w", err)
+		}
+		out = append(out, r)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read tasks: %w", err)
+	}
+	return out, nil
+}
+
+// Terminal says whether a task in that state has ended.
+func Terminal(s commonv1.TaskState) bool {
+	switch s {
+	case commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DISPATCHED,
+		commonv1.TaskState_TASK_STATE_DELIVERED, commonv1.TaskState_TASK_STATE_RUNNING:
+		return false
+	default:
+		return true
+	}
+}
+
+// Idempotent says whether doing a task of that type twice is as good as once.
+func Idempotent(taskType string) bool {
+	switch taskType {
+	case "probe.noop", "workload.status", "workload.deploy", "workload.start", "workload.stop", "workload.remove",
+		"storage.allocate", "storage.release", "diagnostics.collect":
+		return true
+	default:
+		return false
+	}
+}
+
+// Proto is the task as events and answers show it. Outputs and payloads stay here: they may carry what is not for everyone.
+func (r Row) Proto() *lifecyclev1.Task {
+	t, _ := names.Parse[commonv1.TaskType](r.Type)
+	p := &lifecyclev1.Task{
+		TaskId: r.TaskID, Type: t, NodeId: r.NodeID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, RunId: r.RunID, Epoch: r.Epoch, OpSeq: r.OpSeq,
+		State: r.State, Attempt: r.Attempt, IdempotencyKey: r.IdemKey, SessionEpoch: r.SessionEpoch,
+		CreatedAt: timestamppb.New(r.CreatedAt), NotBefore: timestamppb.New(r.NotBefore), ExpiresAt: timestamppb.New(r.ExpiresAt),
+		StateAt: timestamppb.New(r.StateAt), Error: r.Error, Note: r.Note, LateEvidence: r.LateEvidence,
+		CorrelationId: r.CorrelationID, Version: r.Version, CancelRequested: r.CancelAsked, CreatedBy: r.CreatedBy,
+	}
+	if r.Reason != "" {
+		p.Reason, _ = names.Parse[commonv1.Reason](r.Reason)
+	}
+	return p
+}
+
+// event reports the row and the transitions that are new.
+func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
+	if len(transitions) == 0 {
+		transitions = []*lifecyclev1.TaskTransition{r.transition(r.State, "")}
+	}
+	return events.Event{
+		Kind: "task.changed", AggregateType: "task", AggregateID: r.TaskID, AggregateVersion: r.Version,
+		Payload: &lifecyclev1.TaskChanged{Task: r.Proto(), Transitions: transitions},
+		Correlation: events.Correlation{
+			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.RunID, TaskID: r.TaskID, NodeID: r.NodeID,
+		},
+	}
+}
+
+func (r Row) transition(state commonv1.TaskState, detail string) *lifecyclev1.TaskTransition {
+	return &lifecyclev1.TaskTransition{State: state, At: timestamppb.New(r.StateAt), SessionEpoch: r.SessionEpoch, Attempt: r.Attempt, Detail: detail}
+}
+
+// Enqueue queues a task in a transaction of the caller's, or answers the one that its key named before. The caller wakes the hub after its commit.
+func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
+	row, _, err := enqueue(ctx, tx, s)
+	return row, err
+}
+
+// enqueue also answers the position of its event; empty if the task was there already.
+func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
+	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(s.Payload)
+	if err != nil {
+		return Row{}, "", fmt.Errorf("encode payload: %w", err)
+	}
+	if s.StartWithin <= 0 {
+		s.StartWithin = 5 * time.Minute
+	}
+	row, err := scan(tx.QueryRow(ctx, `
+		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state, idem_key, payload, expires_at,
+			correlation_id, created_by)
+		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10, mesh.clock() + $11::interval, $12, $13)
+		ON CONFLICT (idem_key) DO NOTHING RETURNING `+columns,
+		ids.New(), names.Of(s.Type), s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq, s.IdempotencyKey, payload,
+		s.StartWithin, s.CorrelationID, s.CreatedBy))
+	if errors.Is(err, pgx.ErrNoRows) {
+		row, err = ByKey(ctx, tx, s.IdempotencyKey)
+		return row, "", err
+	}
+	if err != nil {
+		return Row{}, "", fmt.Errorf("queue task: %w", err)
+	}
+	pos, err := events.Append(ctx, tx, row.event())
+	if err != nil {
+		return Row{}, "", fmt.Errorf("report task: %w", err)
+	}
+	return row, pos, nil
+}
+
+// ByKey reads the task that an idempotency key names; pgx.ErrNoRows, wrapped, if there is none.
+func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
+	row, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t WHERE t.idem_key = $1`, key))
+	if err != nil {
+		return Row{}, fmt.Errorf("read task by key: %w", err)
+	}
+	return row, nil
+}
+
+// Latest reads the newest task of a run whose idempotency key begins with prefix; the bool is false if there is none.
+func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, error) {
+	row, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t
+		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`, runID, prefix))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Row{}, false, nil
+	}
+	if err != nil {
+		return Row{}, false, fmt.Errorf("read task of run: %w", err)
+	}
+	return row, true, nil
+}
+
+// Notify says that a node has work, after the commit that queued it.
+func (s *Server) Notify(nodeID string) { s.deps.Hub.Notify(nodeID) }

@@ -1,0 +1,144 @@
+package workspace
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/saga/sagatest"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// The key that the puppet's tasks are signed with.
+var (
+	puppetPrivate      = ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	puppetKey          = envelope.NewKey(puppetPrivate)
+	puppetVerifiers, _ = envelope.NewVerifierSet(puppetKey.Public())
+)
+
+// resource asks the world and the workload database what is there.
+type resource struct {
+	world    *world
+	workload pg.Querier
+	tenant   string
+}
+
+// List answers everything that provisioning makes.
+func (r resource) List(ctx context.Context) ([]string, error) {
+	out := r.world.standing()
+	rows, err := r.workload.Query(ctx, `
+		SELECT 'role ' || rolname FROM pg_roles WHERE starts_with(rolname, $1)
+		UNION ALL SELECT 'schema ' || nspname FROM pg_namespace WHERE starts_with(nspname, $1) ORDER BY 1`, "t_"+r.tenant)
+	if err != nil {
+		return nil, err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return append(out, names...), err
+}
+
+func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	workloads, err := pg.Open(t.Context(), pg.Config{URL: db.WorkloadURL(), MaxConns: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(workloads.Close)
+	w := newWorld()
+	var core atomic.Pointer[saga.Core]
+	committed := func() {
+		if c := core.Load(); c != nil {
+			c.Committed()
+		}
+	}
+	pool := db.Pool("lifecycle")
+	w.tasks = task.NewServer(task.Deps{
+		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
+		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+	})
+	w.gates = gate.NewServer(gate.Deps{Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: w.tasks, Box: boxes{&core}, Committed: committed, Slots: 4})
+	tenant := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
+	steps := NewSteps(StepDeps{
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32),
+		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
+	})
+	reg, err := steps.Registry()
+	if err != nil {
+		t.Fatal(err)
+	}
+	def, _ := reg.Newest(DefinitionProvision)
+	spec, err := catalogue().Complete(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Placement, spec.Gpus = commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS, 1
+	raw, err := names.MarshalJSON(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	var wg sync.WaitGroup
+	wg.Go(func() { w.play(ctx) })
+	t.Cleanup(func() { stop(); wg.Wait() })
+	sagatest.Conform(t, sagatest.Case{
+		DB: db, Definition: *def, Resource: resource{w, workloads, tenant}, Input: newInput(tenant, "demo", json.RawMessage(raw)),
+		Running: func(c *saga.Core) { core.Store(c) },
+		Clean: func(ctx context.Context, workspaceID string) error {
+			w.forget(workspaceID)
+			name := "t_" + tenant + "_demo"
+			return pgx.BeginFunc(ctx, workloads, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, `UPDATE gpuaas_fence.schema SET dropped = true WHERE name = $1`, name); err != nil {
+					return err
+				}
+				return drop(ctx, tx, name)
+			})
+		},
+		Timeout: time.Minute,
+	})
+	for k, n := range w.launches {
+		if n != 1 {
+			t.Errorf("%s was launched %d times", k, n)
+		}
+	}
+}
+
+// boxes wakes runs of whichever core drives now.
+type boxes struct{ core *atomic.Pointer[saga.Core] }
+
+// SessionReady wakes the run of the box.
+func (b boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
+	return Boxes{Core: b.core.Load()}.SessionReady(ctx, tx, g)
+}
+
+// RegisterFailures writes them down.
+func (b boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, ws string, epoch int64, count int32, text string) error {
+	return Boxes{Core: b.core.Load()}.RegisterFailures(ctx, tx, ws, epoch, count, text)
+}
+
+// forget clears what a run that succeeded left, from outside.
+func (w *world) forget(workspaceID string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for k, b := range w.boxes {
+		if strings.HasPrefix(k, workspaceID+":") {
+			b.ended, b.things = true, nil
+			delete(w.identities, b.instance)
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// timestamp scans a time that is never null.
+type timestamp struct{ time.Time }
+
+// Scan takes what pgx reads.
+func (t *timestamp) Scan(v any) error {
+	at, ok := v.(time.Time)
+	if !ok {
+		return fmt.Errorf("read time: %T", v)
+	}
+	t.Time = at
+	return nil
+}
+
+// wish is a create as it is compared: the completed spec and its digest.
+type wish struct {
+	tenant tenant
+	name   string
+	spec   *lifecyclev1.WorkspaceSpec
+	raw    json.RawMessage
+	digest string
+	runID  string
+}
+
+// create admits a new workspace and starts its provisioning, or joins the one that is under way with the same spec.
+func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+	c := req.GetCreate()
+	spec, err := s.deps.Catalogue.Complete(c.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	w := wish{name: c.GetName(), spec: spec, runID: ids.New()}
+	if w.digest, err = digest(spec); err != nil {
+		return nil, err
+	}
+	if w.raw, err = names.MarshalJSON(spec); err != nil {
+		return nil, fmt.Errorf("encode spec: %w", err)
+	}
+	if w.tenant, err = s.tenantFor(ctx, s.deps.DB, c.GetTenant(), false); err != nil {
+		return nil, err
+	}
+	if req.GetDryRun() {
+		return s.dryCreate(ctx, w)
+	}
+	if op, ok, err := s.replay(ctx, s.deps.DB, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w)); err != nil || ok {
+		return op, err
+	}
+	// The lock store only answers quickly that somebody is on it; what it says is confirmed by reading that run.
+	herd := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
+	held := s.deps.Lock.Acquire(ctx, herd, w.runID)
+	if held.Kind == lock.Held {
+		if op, ok := s.fastJoin(ctx, w, held.RunID); ok {
+			if req.GetIdempotencyKey() == "" {
+				return op, nil
+			}
+		}
+	}
+	op, err := s.admit(ctx, req, w)
+	if held.Kind == lock.Won && (err != nil || op.GetJoined()) {
+		s.deps.Lock.Release(ctx, herd, w.runID)
+	}
+	return op, err
+}
+
+// fastJoin answers a join from the run that the lock store named, if that run is open, of this workspace, and of this spec.
+func (s *Server) fastJoin(ctx context.Context, w wish, runID string) (*lifecyclev1.Operation, bool) {
+	run, err := saga.GetRun(ctx, s.deps.DB, runID)
+	if err != nil || !joinable(run) || run.TenantID != w.tenant.ID {
+		return nil, false
+	}
+	ws, err := saga.GetWorkspace(ctx, s.deps.DB, run.WorkspaceID)
+	if err != nil || ws.Name != w.name || ws.SpecDigest != w.digest {
+		return nil, false
+	}
+	return joined(ws, run), true
+}
+
+// joinable says whether a run is a create on its way up: one that is being undone, or stuck, serves nobody who wants the workspace.
+func joinable(run saga.Run) bool {
+	return run.Live() && run.Kind == names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE) && run.CancelAt == nil && run.Phase == "do" && run.State != "stuck"
+}
+
+func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
+	kind, _ := names.Parse[commonv1.OperationKind](run.Kind)
+	state, _ := names.Parse[commonv1.WorkspaceState](ws.State)
+	return &lifecyclev1.Operation{OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch, State: state}
+}
+
+// replay answers what an idempotency key was answered before.
+func (s *Server) replay(ctx context.Context, q pg.Querier, tenantID, key, wanted string) (*lifecyclev1.Operation, bool, error) {
+	if key == "" {
+		return nil, false, nil
+	}
+	var was, runID string
+	err := q.QueryRow(ctx, `SELECT digest, run_id::text FROM lifecycle.operation_key WHERE tenant_id = $1 AND key = $2`, tenantID, key).Scan(&was, &runID)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read operation key: %w", err)
+	}
+	if was != wanted {
+		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "this idempotency key was used for another request", fault.Conflicting(runID))
+	}
+	run, err := saga.GetRun(ctx, q, runID)
+	if err != nil {
+		return nil, false, err //nolint:wrapcheck // it says what it read
+	}
+	ws, err := saga.GetWorkspace(ctx, q, run.WorkspaceID)
+	if err != nil {
+		return nil, false, err //nolint:wrapcheck // it says what it read
+	}
+	op := joined(ws, run)
+	op.Joined, op.Replayed = false, true
+	return op, true, nil
+}
+
+// keepKey writes down what a key was answered, for ever.
+func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
+	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`, tenantID, key, digest, runID)
+	if err != nil {
+		return fmt.Errorf("keep operation key: %w", err)
+	}
+	return nil
+}
+
+func keyDigest(w wish) string { return w.name + "/" + w.digest }
+
+// admit decides in one transaction: the name, the quota, the workspace, its run, its key.
+func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
+	for {
+		op, err := s.admitOnce(ctx, req, w)
+		// Somebody took the name between our look and our insert: look again.
+		if err != nil && pg.IsUnique(err, "workspace_name") {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.deps.Core.Committed()
+		return op, nil
+	}
+}
+
+func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
+	var op *lifecyclev1.Operation
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		// The tenant's row is locked, so that a quota is exact however many ask at once.
+		t, err := s.tenantFor(ctx, tx, w.tenant.ID, true)
+		if err != nil {
+			return err
+		}
+		var ok bool
+		if op, ok, err = s.replay(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w)); err != nil || ok {
+			return err
+		}
+		if op, ok, err = s.joinByName(ctx, tx, w); err != nil {
+			return err
+		}
+		if !ok {
+			if err := within(ctx, tx, t, "", w.spec); err != nil {
+				return err
+			}
+			if op, err = s.begin(ctx, tx, req, w); err != nil {
+				return err
+			}
+		}
+		if req.GetIdempotencyKey() != "" {
+			if err := keepKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w), op.GetOperationId()); err != nil {
+				return err
+			}
+		}
+		return failpoint.Hit("lifecycle.admit.before_commit")
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	if err := failpoint.Hit("lifecycle.admit.after_commit"); err != nil {
+		return nil, err
+	}
+	return op, nil
+}
+
+// joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with the id of who has it.
+func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev1.Operation, bool, error) {
+	var id string
+	err := tx.QueryRow(ctx, `SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND state <> 'decommissioned'`, w.tenant.ID, w.name).Scan(&id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("look for name: %w", err)
+	}
+	ws, err := saga.GetWorkspace(ctx, tx, id)
+	if err != nil {
+		return nil, false, err //nolint:wrapcheck // it says what it read
+	}
+	run, open, err := saga.LiveRun(ctx, tx, id)
+	if err != nil {
+		return nil, false, err //nolint:wrapcheck // it says what it read
+	}
+	if open && joinable(run) && ws.SpecDigest == w.digest {
+		return joined(ws, run), true, nil
+	}
+	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
+		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
+}
+
+// within holds the tenant's quota, whose row is locked by the caller. What a failed workspace still holds counts; the workspace called except does not.
+func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
+	var count int32
+	var gpus, storage int64
+	err := tx.QueryRow(ctx, `
+		SELECT count(*), coalesce(sum((spec->>'gpus')::bigint), 0), coalesce(sum((spec->>'storage_bytes')::bigint), 0)
+		FROM lifecycle.workspace w WHERE w.tenant_id = $1 AND w.id::text <> $2 AND (w.state NOT IN ('failed', 'decommissioned')
+			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = w.id AND a.state <> 'released'))`, t.ID, except).Scan(&count, &gpus, &storage)
+	if err != nil {
+		return fmt.Errorf("count what the tenant holds: %w", err)
+	}
+	var unmet []string
+	if count+1 > t.Quota.Workspaces {
+		unmet = append(unmet, fmt.Sprintf("fewer than %d workspaces", t.Quota.Workspaces))
+	}
+	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
+		unmet = append(unmet, fmt.Sprintf("at most %d GPUs in all, %d are held", t.Quota.GPUs, gpus))
+	}
+	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
+		unmet = append(unmet, fmt.Sprintf("at most %d bytes of storage in all, %d are held", t.Quota.StorageBytes, storage))
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace", fault.Unmet(unmet...))
+	}
+	return nil
+}
+
+func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
+	id, err := s.deps.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{
+		TenantID: w.tenant.ID, Name: w.name, Spec: w.raw, SpecDigest: w.digest, CreatedBy: requester(ctx, req),
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it did
+	}
+	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
+		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: DefinitionProvision, RunID: w.runID,
+		Input: newInput(w.tenant.Name, w.name, w.raw), Requester: requester(ctx, req), CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it did
+	}
+	return answer(id, started), nil
+}
+
+// dryCreate says what a create would do.
+func (s *Server) dryCreate(ctx context.Context, w wish) (*lifecyclev1.Operation, error) {
+	op := &lifecyclev1.Operation{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, DryRun: true, State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+		Consequence: fmt.Sprintf("provisions %s/%s by %s with %d GPUs", w.tenant.Name, w.name, names.Of(w.spec.GetPlacement()), w.spec.GetGpus()),
+	}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		there, ok, err := s.joinByName(ctx, tx, w)
+		if err != nil {
+			return err
+		}
+		if ok {
+			op.OperationId, op.WorkspaceId, op.Joined, op.Consequence = there.GetOperationId(), there.GetWorkspaceId(), true, "joins the operation under way"
+			return nil
+		}
+		return within(ctx, tx, w.tenant, "", w.spec)
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	return op, nil
+}

@@ -1,0 +1,160 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// Names of the definitions.
+const (
+	DefinitionProvision    = "provision"
+	DefinitionDecommission = "decommission"
+)
+
+// validate checks the request against the configuration as it is now: what was admitted may have been taken out of the catalogue meanwhile.
+func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+	_, spec, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_INVALID_ARGUMENT, "the request cannot be read", err)
+	}
+	if err := s.deps.Catalogue.check(spec); err != nil {
+		f := asFault(err)
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, f.Reason, f.Public, err)
+	}
+	if _, ok := s.deps.Drivers[spec.GetPlacement()]; !ok {
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "this placement is not available here", nil)
+	}
+	return saga.Done(nil), nil
+}
+
+// markActive is the flip: it writes rows and makes nothing.
+func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+	where, err := output[storageOutput](env, StepStorage)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	ready, err := output[readyOutput](env, StepReady)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	list := make([]*lifecyclev1.Endpoint, 0, len(ready.Endpoints))
+	for _, e := range ready.Endpoints {
+		list = append(list, &lifecyclev1.Endpoint{Workload: e.Workload, Name: e.Name, Url: e.URL})
+	}
+	raw, err := saga.MarshalEndpoints(list)
+	if err != nil {
+		return saga.Outcome{}, fmt.Errorf("encode endpoints: %w", err)
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			UPDATE lifecycle.workspace SET node_id = $2, node_name = $3, endpoints = $4, register_failures = 0 WHERE id = $1 AND epoch = $5`,
+			env.WorkspaceID, where.NodeID, where.NodeName, raw, env.Epoch)
+		if err != nil {
+			return fmt.Errorf("write endpoints: %w", err)
+		}
+		a, ok, err := liveAllocation(ctx, tx, env.WorkspaceID)
+		if err != nil || !ok || a.State == commonv1.AllocationState_ALLOCATION_STATE_ACTIVE {
+			return err
+		}
+		_, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_ACTIVE, "in_use")
+		return err
+	}), nil
+}
+
+// clearPlace takes away what the workspace shows of where it ran.
+func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`, env.WorkspaceID)
+		if err != nil {
+			return fmt.Errorf("clear endpoints: %w", err)
+		}
+		return nil
+	}), nil
+}
+
+// Registry answers the definitions that this build runs.
+func (s *Steps) Registry() (*saga.Registry, error) {
+	d := s.deps
+	stall := orDefault(d.StepStall, 5*time.Minute)
+	wait := orDefault(d.WaitReadyStall, 10*time.Minute)
+	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, cause, advice string, kinds ...string) saga.Step {
+		return saga.Step{
+			Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stall, Layer: layer, LikelyCause: cause, Advice: advice,
+		}
+	}
+	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
+		"the request does not fit the catalogue", "cancel, correct the request, create again")
+	validate.Retry = saga.RetryPolicy{Attempts: 1}
+	storage := step(StepStorage, saga.Create, s.allocate, s.release, s.observeStorage, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
+		"no machine has room, or the new box's agent does not connect", "look at capacity and at the box's register failures; wait five minutes, then cancel and retry",
+		kindSlot, kindIdentity, kindInstance, kindStorage)
+	storage.Retry = saga.RetryPolicy{Attempts: 5, First: time.Second, Max: 10 * time.Second}
+	storage.Budget = 15 * time.Minute
+	handle := step(StepHandle, saga.Create, s.makeHandle, s.dropHandle, s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
+		"the control plane's database does not answer", "this is the platform's own: escalate", kindHandle)
+	schema := step(StepSchema, saga.Create, s.applySchema, s.dropSchema, s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE,
+		"the workload database refused a statement", "read the step's error; a reset and a retry mend what was transient", kindSchema)
+	schema.Retry = saga.RetryPolicy{Attempts: 8, First: 500 * time.Millisecond, Max: 10 * time.Second}
+	deploy := step(StepDeploy, saga.Create, s.deploy, s.remove, s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
+		"the agent could not start a workload", "cancel, reset, retry", kindWorkload)
+	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+		"the workloads run and do not come up healthy", "wait up to ten minutes, then look at their logs")
+	ready.StallAfter, ready.Budget = wait, 30*time.Minute
+	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
+		"the last write does not go through", "reset: what was made stays, and only the flip is tried again")
+	active.Retain = true
+	provision := saga.Definition{
+		Name: DefinitionProvision, Version: 1, Steps: []saga.Step{validate, storage, handle, schema, deploy, ready, active},
+		States: saga.WorkspaceStates{
+			Running: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		},
+		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute),
+	}
+	down := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
+		return saga.Step{
+			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stall, Layer: layer,
+			LikelyCause: "what is to be removed cannot be reached", Advice: "retry once it can be reached, or skip the step and leave an orphan claim",
+			Retry: saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second},
+		}
+	}
+	decommission := saga.Definition{
+		Name: DefinitionDecommission, Version: 1,
+		Steps: []saga.Step{
+			down("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, kindWorkload),
+			down("Drop per-tenant schema", s.dropSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema),
+			down("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle),
+			down("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindSlot, kindIdentity, kindInstance, kindStorage),
+			down("Mark decommissioned", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW),
+		},
+		States: saga.WorkspaceStates{
+			Running: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		},
+		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute), Sticks: true, Uncancellable: true,
+	}
+	reg, err := saga.NewRegistry(provision, decommission)
+	if err != nil {
+		return nil, fmt.Errorf("define sagas: %w", err)
+	}
+	return reg, nil
+}
+
+// observeNothing is for steps that only write rows of this database in their own transaction: doing them again is the observation.
+func (s *Steps) observeNothing(context.Context, *saga.Env) (saga.Observation, error) {
+	return saga.Observation{Presence: saga.Partial, Why: "doing it again changes nothing"}, nil
+}
+
+func orDefault(d, def time.Duration) time.Duration {
+	if d <= 0 {
+		return def
+	}
+	return d
+}

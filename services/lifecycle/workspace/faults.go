@@ -1,0 +1,6 @@
+package workspace
+
+import "github.com/gpuaas/mesh/internal/fault"
+
+// asFault answers the refusal in err, or an internal one.
+func asFault(err error) *fault.Error { return fault.From(err) }

@@ -1,0 +1,270 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// The kinds of operations, for short.
+const (
+	kRetry        = commonv1.OperationKind_OPERATION_KIND_RETRY
+	kRecreate     = commonv1.OperationKind_OPERATION_KIND_RECREATE
+	kDecommission = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
+	kCancel       = commonv1.OperationKind_OPERATION_KIND_CANCEL
+	kReset        = commonv1.OperationKind_OPERATION_KIND_RESET
+	kRetryUndo    = commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO
+	kSkipUndo     = commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO
+)
+
+// operate does what is asked to a workspace that is there.
+func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+	if person, ok := rpc.PersonFrom(ctx); ok && req.GetOverride() && !person.Has("operator") {
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "an override is for operators")
+	}
+	if (req.GetOverride() || req.GetKind() == kSkipUndo) && req.GetReason() == "" {
+		return nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "this operation wants a reason in words")
+	}
+	var op *lifecyclev1.Operation
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
+		if err != nil {
+			return err
+		}
+		if req.GetDryRun() {
+			op, err = s.dryRun(ctx, tx, w, req)
+			return err
+		}
+		key, wanted := req.GetIdempotencyKey(), names.Of(req.GetKind())+"/"+w.ID
+		if key != "" {
+			// Two who use one key at once take turns, so that the second finds what the first was answered.
+			if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`, w.TenantID+"/"+key); err != nil {
+				return fmt.Errorf("lock operation key: %w", err)
+			}
+			var ok bool
+			if op, ok, err = s.replay(ctx, tx, w.TenantID, key, wanted); err != nil || ok {
+				return err
+			}
+		}
+		if op, err = s.verb(ctx, tx, w, req); err != nil || key == "" || op.GetOperationId() == "" {
+			return err
+		}
+		return keepKey(ctx, tx, w.TenantID, key, wanted, op.GetOperationId())
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	s.deps.Core.Committed()
+	return op, nil
+}
+
+func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+	by := requester(ctx, req)
+	core := s.deps.Core
+	switch req.GetKind() {
+	case kCancel, kRetryUndo, kSkipUndo:
+		return s.onOpenRun(ctx, tx, w, req.GetKind(), by, req.GetReason())
+	case kReset:
+		after, pos, err := core.Reset(ctx, tx, w.ID)
+		if err != nil {
+			return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		}
+		state, _ := names.Parse[commonv1.WorkspaceState](after.State)
+		return &lifecyclev1.Operation{OperationId: after.RunID, WorkspaceId: w.ID, Kind: kReset, Epoch: after.Epoch, State: state, Pos: pos}, nil
+	case kRetry:
+		if err := s.roomForRetry(ctx, tx, w); err != nil {
+			return nil, err
+		}
+		out, err := core.Retry(ctx, tx, saga.RetryRequest{
+			WorkspaceID: w.ID, Definition: DefinitionProvision, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
+			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(), Override: req.GetOverride(), Reason: req.GetReason(),
+		})
+		if err != nil {
+			return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		}
+		op := answer(w.ID, out.Started)
+		op.Consequence = out.Advice
+		return op, nil
+	case kDecommission:
+		return s.decommission(ctx, tx, w, by)
+	default:
+		return nil, fault.New(commonv1.Reason_REASON_UNIMPLEMENTED, names.Of(req.GetKind())+" is not offered by this version",
+			fault.Remedy("decommission the workspace and create it again"))
+	}
+}
+
+// roomForRetry holds the tenant's quota for a workspace that comes back to life.
+func (s *Server) roomForRetry(ctx context.Context, tx pgx.Tx, w saga.Workspace) error {
+	if w.State != names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED) {
+		return nil // the retry itself says what is wrong, or joins
+	}
+	t, err := s.tenantFor(ctx, tx, w.TenantID, true)
+	if err != nil {
+		return err
+	}
+	spec := &lifecyclev1.WorkspaceSpec{}
+	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
+		return fmt.Errorf("read spec: %w", err)
+	}
+	return within(ctx, tx, t, w.ID, spec)
+}
+
+// onOpenRun does what is asked to the run that owns the workspace.
+func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kind commonv1.OperationKind, by, reason string) (*lifecyclev1.Operation, error) {
+	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	if !open {
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("an operation is open"))
+	}
+	var v saga.Verb
+	switch kind {
+	case kCancel:
+		v, err = s.deps.Core.Cancel(ctx, tx, run.ID, by, reason)
+	case kRetryUndo:
+		v, err = s.deps.Core.RetryUndo(ctx, tx, run.ID, by)
+	default:
+		var orphans []saga.Claim
+		if v, orphans, err = s.deps.Core.SkipUndo(ctx, tx, run.ID, by, reason); err == nil {
+			err = keepOccupied(ctx, tx, w.ID, orphans, reason, by)
+		}
+	}
+	if err != nil {
+		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+	}
+	after, err := saga.GetWorkspace(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	return verbAnswer(after, v), nil
+}
+
+// decommission ends a workspace. From `stuck` it closes that run and begins its own in the same transaction; anything else that is open is to be
+// cancelled first.
+func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, by string) (*lifecyclev1.Operation, error) {
+	if w.State == names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK) {
+		run, open, err := saga.LiveRun(ctx, tx, w.ID)
+		if err != nil {
+			return nil, err //nolint:wrapcheck // it says what it read
+		}
+		if open {
+			if _, err := s.deps.Core.CloseStuck(ctx, tx, run.ID); err != nil {
+				return nil, err //nolint:wrapcheck // a fault, or it says what it did
+			}
+		}
+	}
+	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
+		WorkspaceID: w.ID, Kind: kDecommission, Definition: DefinitionDecommission, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
+		CorrelationID: obs.From(ctx).CorrelationID, DesiredState: "decommissioned",
+		From: []commonv1.WorkspaceState{
+			commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
+		},
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+	}
+	return answer(w.ID, started), nil
+}
+
+func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+	options, err := s.options(ctx, tx, w)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range options {
+		if o.GetKind() != req.GetKind() {
+			continue
+		}
+		if !o.GetPossible() {
+			return nil, fault.New(o.GetReason(), names.Of(o.GetKind())+" is not possible now", fault.Unmet(o.GetUnmet()...))
+		}
+		state, _ := names.Parse[commonv1.WorkspaceState](w.State)
+		return &lifecyclev1.Operation{OperationId: w.RunID, WorkspaceId: w.ID, Kind: o.GetKind(), Epoch: w.Epoch, State: state, DryRun: true, Consequence: o.GetConsequence()}, nil
+	}
+	return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such operation")
+}
+
+// GetActions says which verbs are possible now, and why the others are not.
+func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
+	res := &lifecyclev1.GetActionsResponse{}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
+		if err != nil {
+			return err
+		}
+		if res.Actions, err = s.options(ctx, tx, w); err != nil {
+			return err
+		}
+		var at timestamp
+		if err := tx.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&at); err != nil {
+			return fmt.Errorf("read clock: %w", err)
+		}
+		res.ComputedAt = timestamppb.New(at.Time)
+		return nil
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	return res, nil
+}
+
+// condition is one thing that must hold for a verb.
+type condition struct {
+	holds bool
+	text  string
+}
+
+// options computes every verb from the workspace and its open run. It is the one source for command line and console.
+func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*lifecyclev1.ActionOption, error) {
+	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	stuck := open && run.State == "stuck"
+	undoing := open && run.State == "compensating"
+	quiet := condition{!open, "no operation on the workspace is open"}
+	if open {
+		quiet.text = fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)
+	}
+	failed := condition{w.State == "failed", "the workspace is failed; it is " + w.State}
+	limit := s.deps.Policy.Current().SagaRetryLimit()
+	option := func(kind commonv1.OperationKind, reason commonv1.Reason, consequence string, conditions ...condition) *lifecyclev1.ActionOption {
+		o := &lifecyclev1.ActionOption{Kind: kind, Possible: true, Consequence: consequence}
+		for _, c := range conditions {
+			if !c.holds {
+				o.Possible, o.Reason = false, reason
+				o.Unmet = append(o.Unmet, c.text)
+			}
+		}
+		return o
+	}
+	endable := w.State == "active" || w.State == "failed" || w.State == "stuck"
+	return []*lifecyclev1.ActionOption{
+		option(kCancel, commonv1.Reason_REASON_PRECONDITION_FAILED, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
+			condition{open, "an operation is open"}, condition{!stuck, "the operation is not stuck"}, condition{!undoing, "the operation is not being undone already"},
+			condition{!open || run.Kind != "decommission", "the operation is no decommission"}),
+		option(kReset, commonv1.Reason_REASON_PRECONDITION_FAILED, "archives the history of the runs and keeps what they made, so that a retry adopts it", quiet, failed),
+		option(kRetry, commonv1.Reason_REASON_NOT_RESET, "provisions again under the same id and adopts what is there", quiet, failed,
+			condition{w.ResetDone, "the workspace was reset"},
+			condition{w.RetryUsed < limit, fmt.Sprintf("fewer than %d retries were used; more need an override with a reason", limit)}),
+		option(kRetryUndo, commonv1.Reason_REASON_PRECONDITION_FAILED, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck"}),
+		option(kSkipUndo, commonv1.Reason_REASON_PRECONDITION_FAILED, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck"}),
+		option(kRecreate, commonv1.Reason_REASON_UNIMPLEMENTED, "ends the box and provisions the workspace in a new epoch",
+			condition{false, "recreation is not offered by this version: decommission and create instead"}),
+		option(kDecommission, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "removes workloads, schema, handle, storage and box, for good",
+			condition{endable, "the workspace is active, failed or stuck; it is " + w.State},
+			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first"}),
+	}, nil
+}

@@ -1,0 +1,52 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// occupying are the kinds of claims whose resource may still use a slot and its devices.
+func occupying() []string { return []string{kindSlot, kindInstance, kindStorage, kindWorkload} }
+
+// orphansOf counts what was given up and may still be there.
+func orphansOf(ctx context.Context, tx pgx.Tx, workspaceID string) (int, error) {
+	var n int
+	err := tx.QueryRow(ctx, `
+		SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`, workspaceID, occupying()).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("count orphans: %w", err)
+	}
+	return n, nil
+}
+
+// keepOccupied keeps a slot and its devices from being handed out while what was just given up may use them: the allocation is release_failed, and the
+// machine takes no new workspace until somebody has looked.
+func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []saga.Claim, reason, by string) error {
+	if !slices.ContainsFunc(orphans, func(c saga.Claim) bool { return slices.Contains(occupying(), c.Kind) }) {
+		return nil
+	}
+	a, ok, err := liveAllocation(ctx, tx, workspaceID)
+	if err != nil || !ok {
+		return err
+	}
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		if a, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, "cleanup"); err != nil {
+			return err
+		}
+	}
+	if a.NodeID == "" {
+		return nil
+	}
+	if err := gate.CordonFor(ctx, tx, a.NodeID, "a release was given up here: "+reason, by); err != nil {
+		return fmt.Errorf("cordon node: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,195 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// Deps of the server.
+type Deps struct {
+	Logger    *slog.Logger
+	DB        *pgxpool.Pool
+	Core      *saga.Core
+	Catalogue Catalogue
+	// Lock answers joins fast and may be nil: it decides nothing.
+	Lock   *lock.Lock
+	Policy policy.Reader
+	// DefaultQuota is what a tenant gets that is made without one.
+	DefaultQuota Quota
+}
+
+// Quota bounds what a tenant holds at once.
+type Quota struct {
+	Workspaces   int32 `koanf:"workspaces"`
+	GPUs         int32 `koanf:"gpus"`
+	StorageBytes int64 `koanf:"storage_bytes"`
+}
+
+// Server of WorkspaceService.
+type Server struct{ deps Deps }
+
+// NewServer makes a server.
+func NewServer(deps Deps) *Server { return &Server{deps: deps} }
+
+type tenant struct {
+	ID, Name string
+	Quota    Quota
+	Created  *timestamppb.Timestamp
+	Version  int64
+}
+
+const tenantColumns = `id::text, name, quota_workspaces, quota_gpus, quota_storage_bytes, created_at, version`
+
+func scanTenant(row pgx.Row) (tenant, error) {
+	var t tenant
+	var at timestamp
+	if err := row.Scan(&t.ID, &t.Name, &t.Quota.Workspaces, &t.Quota.GPUs, &t.Quota.StorageBytes, &at, &t.Version); err != nil {
+		return tenant{}, err //nolint:wrapcheck // the caller says what it read
+	}
+	t.Created = timestamppb.New(at.Time)
+	return t, nil
+}
+
+func (t tenant) proto() *lifecyclev1.Tenant {
+	return &lifecyclev1.Tenant{
+		TenantId: t.ID, Name: t.Name, CreatedAt: t.Created, Version: t.Version,
+		Quota: &lifecyclev1.Quota{Workspaces: t.Quota.Workspaces, Gpus: t.Quota.GPUs, StorageBytes: t.Quota.StorageBytes},
+	}
+}
+
+// CreateTenant makes a tenant. The same name with the same quota again answers the one that is there.
+func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
+	q := s.deps.DefaultQuota
+	if req.GetQuota() != nil {
+		q = Quota{Workspaces: req.GetQuota().GetWorkspaces(), GPUs: req.GetQuota().GetGpus(), StorageBytes: req.GetQuota().GetStorageBytes()}
+	}
+	res := &lifecyclev1.CreateTenantResponse{}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		t, err := scanTenant(tx.QueryRow(ctx, `
+			INSERT INTO lifecycle.tenant (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
+			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes))
+		if errors.Is(err, pgx.ErrNoRows) {
+			if t, err = scanTenant(tx.QueryRow(ctx, `SELECT `+tenantColumns+` FROM lifecycle.tenant WHERE name = $1`, req.GetName())); err != nil {
+				return fmt.Errorf("read tenant: %w", err)
+			}
+			if req.GetQuota() != nil && t.Quota != q {
+				return fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "a tenant of this name has another quota", fault.Conflicting(t.ID))
+			}
+			res.Tenant, res.Existed = t.proto(), true
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("insert tenant: %w", err)
+		}
+		res.Tenant = t.proto()
+		res.Pos, err = events.Append(ctx, tx, events.Event{
+			Kind: "tenant.changed", AggregateType: "tenant", AggregateID: t.ID, AggregateVersion: t.Version, Payload: t.proto(),
+			Correlation: events.Correlation{CorrelationID: obs.From(ctx).CorrelationID, TenantID: t.ID},
+		})
+		if err != nil {
+			return fmt.Errorf("report tenant: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	s.deps.Core.Committed()
+	return res, nil
+}
+
+// tenantFor reads a tenant by name or id for whoever asks. A tenant of somebody else is as unknown as none.
+func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
+	column := "name"
+	if ids.Valid(ref) {
+		column = "id::text"
+	}
+	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant WHERE ` + column + ` = $1`
+	if lockRow {
+		sql += ` FOR UPDATE`
+	}
+	t, err := scanTenant(q.QueryRow(ctx, sql, ref))
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return tenant{}, fmt.Errorf("read tenant: %w", err)
+	}
+	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != t.ID) {
+		return tenant{}, fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", ref))
+	}
+	return t, nil
+}
+
+// workspaceFor reads a workspace for whoever asks. One of another tenant is not found.
+func (s *Server) workspaceFor(ctx context.Context, q pg.Querier, id string) (saga.Workspace, error) {
+	w, err := saga.GetWorkspace(ctx, q, id)
+	if err != nil && !pg.IsNoRows(err) {
+		return saga.Workspace{}, err //nolint:wrapcheck // it says what it read
+	}
+	if person, ok := rpc.PersonFrom(ctx); err != nil || (ok && person.TenantID != "" && person.TenantID != w.TenantID) {
+		return saga.Workspace{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such workspace")
+	}
+	return w, nil
+}
+
+// RequestOperation is the one way to create, replace, cancel or end a workspace.
+func (s *Server) RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
+	var op *lifecyclev1.Operation
+	var err error
+	if req.GetKind() == commonv1.OperationKind_OPERATION_KIND_CREATE {
+		if req.GetCreate() == nil {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a create names tenant, name and spec")
+		}
+		op, err = s.create(ctx, req)
+	} else {
+		if req.GetWorkspaceId() == "" {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "this operation names a workspace that is there")
+		}
+		op, err = s.operate(ctx, req)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &lifecyclev1.RequestOperationResponse{Operation: op}, nil
+}
+
+// requester names who asks, for the record.
+func requester(ctx context.Context, req *lifecyclev1.RequestOperationRequest) string {
+	by := rpc.ActorFrom(ctx)
+	if req.GetRequester() != "" {
+		by = req.GetRequester() + ":" + by
+	}
+	return by
+}
+
+// answer is the operation as callers get it.
+func answer(workspaceID string, started saga.Started) *lifecyclev1.Operation {
+	return &lifecyclev1.Operation{
+		OperationId: started.RunID, WorkspaceId: workspaceID, Kind: started.Kind, Joined: started.Joined, Epoch: started.Epoch,
+		State: started.State, Pos: started.Pos,
+	}
+}
+
+// verbAnswer is the operation that a verb on an open run answers: the run's own.
+func verbAnswer(w saga.Workspace, v saga.Verb) *lifecyclev1.Operation {
+	kind, _ := names.Parse[commonv1.OperationKind](v.Run.Kind)
+	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
+	return &lifecyclev1.Operation{OperationId: v.Run.ID, WorkspaceId: w.ID, Kind: kind, Epoch: w.Epoch, State: state, Pos: v.Pos}
+}

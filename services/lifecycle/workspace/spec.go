@@ -1,0 +1,173 @@
+// Package workspace owns tenants, workspaces and how they come to be: who is admitted, the seven steps of the provisioning saga with their undos, and
+// the allocations and instances that they make.
+//
+// It believes the placement drivers for what was launched, agents' results for what was done on a node, and recovery for identities, which it asks for
+// and never touches. Single-flight is the saga core's: whoever would create or replace asks RequestOperation, and the database decides.
+package workspace
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Plan bounds what one workspace of it may ask for.
+type Plan struct {
+	MaxGPUs         int32 `koanf:"max_gpus"`
+	MaxStorageBytes int64 `koanf:"max_storage_bytes"`
+	MaxWorkloads    int   `koanf:"max_workloads"`
+}
+
+// Catalogue is what tenants may choose from.
+type Catalogue struct {
+	Plans   map[string]Plan
+	Regions []string
+	Default commonv1.PlacementDriver
+	// Placements are those that are configured; empty means that whoever launches decides.
+	Placements []commonv1.PlacementDriver
+}
+
+const (
+	defaultPlan    = "local"
+	defaultStorage = 64 << 20
+	// demoCommand asks the agent for the workload that is built into it.
+	demoCommand = "@demo"
+)
+
+// Complete fills in what a spec leaves out, and refuses what the catalogue does not have.
+func (c Catalogue) Complete(in *lifecyclev1.WorkspaceSpec) (*lifecyclev1.WorkspaceSpec, error) {
+	spec := &lifecyclev1.WorkspaceSpec{}
+	if in != nil {
+		spec = proto.CloneOf(in)
+	}
+	if spec.GetPlan() == "" {
+		spec.Plan = defaultPlan
+	}
+	if spec.GetRegion() == "" && len(c.Regions) > 0 {
+		spec.Region = c.Regions[0]
+	}
+	if spec.GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_UNSPECIFIED {
+		spec.Placement = c.Default
+	}
+	if spec.GetStorageBytes() == 0 {
+		spec.StorageBytes = defaultStorage
+	}
+	if len(spec.GetWorkloads()) == 0 {
+		spec.Workloads = []*nodev1.Workload{{
+			Name: "demo", Command: []string{demoCommand}, Ports: []*nodev1.Port{{Name: "http"}},
+			Readiness:     &nodev1.Readiness{HttpPath: "/healthz", Timeout: durationpb.New(2e9)},
+			RestartPolicy: nodev1.RestartPolicy_RESTART_POLICY_ALWAYS,
+		}}
+		// On a machine its endpoint is told by the machine's address, so it must answer there.
+		if !ownBox(spec.GetPlacement()) {
+			spec.Workloads[0].Env = map[string]string{"HOST": "0.0.0.0"}
+		}
+	}
+	return spec, c.check(spec)
+}
+
+func (c Catalogue) check(spec *lifecyclev1.WorkspaceSpec) error {
+	plan, ok := c.Plans[spec.GetPlan()]
+	if !ok {
+		return fault.New(commonv1.Reason_REASON_PLAN_UNKNOWN, fmt.Sprintf("there is no plan %q", spec.GetPlan()), fault.Remedy(fmt.Sprintf("plans are %v", c.plans())))
+	}
+	if !slices.Contains(c.Regions, spec.GetRegion()) {
+		return fault.New(commonv1.Reason_REASON_REGION_UNAVAILABLE, fmt.Sprintf("region %q is not served here", spec.GetRegion()),
+			fault.Remedy(fmt.Sprintf("regions are %v", c.Regions)))
+	}
+	if len(c.Placements) > 0 && !slices.Contains(c.Placements, spec.GetPlacement()) {
+		var have []string
+		for _, p := range c.Placements {
+			have = append(have, names.Of(p))
+		}
+		slices.Sort(have)
+		return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())),
+			fault.Remedy(fmt.Sprintf("placements are %v", have)))
+	}
+	var unmet []string
+	if spec.GetGpus() > plan.MaxGPUs {
+		unmet = append(unmet, fmt.Sprintf("at most %d GPUs in plan %s", plan.MaxGPUs, spec.GetPlan()))
+	}
+	if spec.GetStorageBytes() > plan.MaxStorageBytes {
+		unmet = append(unmet, fmt.Sprintf("at most %d bytes of storage in plan %s", plan.MaxStorageBytes, spec.GetPlan()))
+	}
+	if len(spec.GetWorkloads()) > plan.MaxWorkloads {
+		unmet = append(unmet, fmt.Sprintf("at most %d workloads in plan %s", plan.MaxWorkloads, spec.GetPlan()))
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "the spec asks for more than its plan holds", fault.Unmet(unmet...))
+	}
+	return workloadsValid(spec.GetWorkloads())
+}
+
+func workloadsValid(list []*nodev1.Workload) error {
+	seen := map[string]bool{}
+	var unmet []string
+	for _, w := range list {
+		if seen[w.GetName()] {
+			unmet = append(unmet, fmt.Sprintf("one workload is called %q", w.GetName()))
+		}
+		seen[w.GetName()] = true
+		if len(w.GetCommand()) == 0 && w.GetImage() == "" {
+			unmet = append(unmet, fmt.Sprintf("workload %q has an image or a command", w.GetName()))
+		}
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workloads are not valid", fault.Unmet(unmet...))
+	}
+	return nil
+}
+
+func (c Catalogue) plans() []string {
+	var out []string
+	for name := range c.Plans {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// digest names a completed spec: the same wish has the same digest.
+func digest(spec *lifecyclev1.WorkspaceSpec) (string, error) {
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(spec)
+	if err != nil {
+		return "", fmt.Errorf("encode spec: %w", err)
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// input is what a run is started with.
+type input struct {
+	Tenant    string          `json:"tenant"`
+	Workspace string          `json:"workspace"`
+	Spec      json.RawMessage `json:"spec"`
+}
+
+func newInput(tenant, workspace string, spec json.RawMessage) input {
+	return input{Tenant: tenant, Workspace: workspace, Spec: spec}
+}
+
+// readInput reads a run's input and its spec.
+func readInput(raw json.RawMessage) (input, *lifecyclev1.WorkspaceSpec, error) {
+	var in input
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return in, nil, fmt.Errorf("read input of run: %w", err)
+	}
+	spec := &lifecyclev1.WorkspaceSpec{}
+	if err := names.UnmarshalInto(in.Spec, spec); err != nil {
+		return in, nil, fmt.Errorf("read spec of run: %w", err)
+	}
+	return in, spec, nil
+}

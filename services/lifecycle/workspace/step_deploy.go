@@ -1,0 +1,270 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// probeEvery is the cadence at which readiness is asked for.
+const probeEvery = time.Second
+
+// readyOutput is what the last step reads of the wait.
+type readyOutput struct {
+	Endpoints []endpoint `json:"endpoints"`
+}
+
+type endpoint struct {
+	Workload string `json:"workload"`
+	Name     string `json:"name"`
+	URL      string `json:"url"`
+}
+
+// deploy has every workload made and started. They go out together and are waited for together.
+func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	_, spec, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	where, err := output[storageOutput](env, StepStorage)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	schema, err := output[schemaOutput](env, StepSchema)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	secrets := s.databaseEnv(schema, env.Epoch)
+	var claims []saga.Claim
+	waiting := 0
+	for _, w := range spec.GetWorkloads() {
+		claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindWorkload, Name: w.GetName(), Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: where.NodeID})
+		if err != nil {
+			return saga.Outcome{}, fmt.Errorf("claim workload: %w", err)
+		}
+		claims = append(claims, claim)
+		_, done, err := s.do(ctx, env, taskSpec{
+			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID,
+			payload: &nodev1.WorkloadDeploy{Workload: w, GpuDeviceIds: where.Devices, StorageName: storageName, SecretEnv: secrets},
+		})
+		if err != nil {
+			return saga.Outcome{}, err
+		}
+		if !done {
+			waiting++
+		}
+	}
+	if waiting > 0 {
+		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(claims))), nil
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		for _, c := range claims {
+			if err := env.ConfirmTx(ctx, tx, c, where.NodeID+"/"+c.Name); err != nil {
+				return fmt.Errorf("confirm workload: %w", err)
+			}
+		}
+		return nil
+	}), nil
+}
+
+// remove has the workloads removed. Where the workspace has a box of its own, an agent that cannot act does not hold it up: they end with the box.
+func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	if err := s.withdraw(ctx, env); err != nil {
+		return saga.Outcome{}, err
+	}
+	claims, err := claimsOf(ctx, env, kindWorkload)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	own := held && ownBox(a.Placement)
+	waiting := 0
+	for _, c := range claims {
+		if own && (c.NodeID == "" || !s.reachable(ctx, c.NodeID)) {
+			continue
+		}
+		_, done, err := s.do(ctx, env, taskSpec{
+			suffix: "remove-" + c.Name, kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, nodeID: c.NodeID,
+			payload: &nodev1.WorkloadRef{Name: c.Name}, within: time.Minute,
+		})
+		switch {
+		case err != nil && !own:
+			return saga.Outcome{}, err
+		case err != nil:
+			continue
+		case !done && own && s.overdue(ctx, env):
+			continue
+		case !done:
+			waiting++
+		default:
+			if err := env.Release(ctx, c); err != nil {
+				return saga.Outcome{}, fmt.Errorf("release workload: %w", err)
+			}
+		}
+	}
+	if waiting > 0 {
+		return waitTask(fmt.Sprintf("waiting for the agent to remove %d workloads", waiting)), nil
+	}
+	return saga.Done(nil), nil
+}
+
+// observeDeploy leaves the word to the agent: deploying the same again adopts what runs.
+func (s *Steps) observeDeploy(ctx context.Context, env *saga.Env) (saga.Observation, error) {
+	claims, err := claimsOf(ctx, env, kindWorkload)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	if len(claims) == 0 {
+		return saga.Observation{Presence: saga.Absent}, nil
+	}
+	return saga.Observation{Presence: saga.Partial, Why: "deploying again adopts what runs"}, nil
+}
+
+// waitReady asks the agent for the workloads' state until all are ready. Between asks it gives the worker free.
+func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	_, spec, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	where, err := output[storageOutput](env, StepStorage)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	row, fresh, err := s.probe(ctx, env, where.NodeID)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	if row.State != commonv1.TaskState_TASK_STATE_SUCCEEDED {
+		why := "waiting for the agent to tell how the workloads are"
+		if task.Terminal(row.State) {
+			why = "the agent did not tell how the workloads are: " + row.Error
+		}
+		return waitTask(why), nil
+	}
+	status := &nodev1.WorkloadStatusOutput{}
+	if err := proto.Unmarshal(row.Output, status); err != nil {
+		return saga.Outcome{}, fmt.Errorf("read result of workload.status: %w", err)
+	}
+	ready, why, failed := judge(spec, status)
+	if failed != "" {
+		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED, failed, nil)
+	}
+	if ready < len(spec.GetWorkloads()) {
+		if fresh {
+			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", ready, len(spec.GetWorkloads()))); err != nil {
+				return saga.Outcome{}, fmt.Errorf("report progress: %w", err)
+			}
+		}
+		return saga.Wait(saga.WaitFor{For: probeEvery, Why: why, WakeOnSignal: true}), nil
+	}
+	host := "127.0.0.1"
+	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 && !ownBox(spec.GetPlacement()) {
+		host = g.Host.GetAddresses()[0]
+	}
+	return saga.Done(readyOutput{Endpoints: endpoints(host, status)}), nil
+}
+
+// probe answers the newest status task of this attempt, and queues the next once the last is old enough. fresh says that its result was not seen before.
+func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.Row, bool, error) {
+	var out task.Row
+	queued, fresh := false, false
+	prefix := fmt.Sprintf("%s/status/%d/", env.IdempotencyKey, env.Attempt)
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		queued, fresh = false, false
+		last, ok, err := task.Latest(ctx, tx, env.RunID, prefix)
+		if err != nil {
+			return err //nolint:wrapcheck // it says what it read
+		}
+		out = last
+		if ok && !task.Terminal(last.State) {
+			return nil
+		}
+		n := 0
+		if ok {
+			// One task a probe: a result is looked at once, then the next is asked for after the cadence.
+			var old bool
+			if err := tx.QueryRow(ctx, `SELECT mesh.clock() - $1::timestamptz >= $2::interval`, last.StateAt, probeEvery).Scan(&old); err != nil {
+				return fmt.Errorf("read clock: %w", err)
+			}
+			if !old {
+				fresh = true
+				return nil
+			}
+			if _, err := fmt.Sscanf(last.IdemKey[len(prefix):], "%d", &n); err != nil {
+				return fmt.Errorf("read number of probe: %w", err)
+			}
+		}
+		next, err := task.Enqueue(ctx, tx, task.Spec{
+			Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, NodeID: nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
+			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*"},
+			StartWithin: 30 * time.Second, CorrelationID: env.CorrelationID, CreatedBy: "saga",
+		})
+		if err != nil {
+			return err //nolint:wrapcheck // it says what it did
+		}
+		out, queued = next, true
+		return nil
+	})
+	if err != nil {
+		return task.Row{}, false, fmt.Errorf("probe workloads: %w", err)
+	}
+	if queued {
+		s.deps.Core().Committed()
+		s.deps.Tasks.Notify(nodeID)
+	}
+	return out, fresh, nil
+}
+
+// judge counts the ready workloads, says what is waited for, and what has failed for good.
+func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput) (ready int, why, failed string) { //nolint:nonamedreturns // three texts
+	byName := map[string]*nodev1.WorkloadStatus{}
+	for _, w := range status.GetWorkloads() {
+		byName[w.GetName()] = w
+	}
+	for _, w := range spec.GetWorkloads() {
+		got := byName[w.GetName()]
+		switch {
+		case got.GetReady():
+			ready++
+		case got == nil || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
+			failed = fmt.Sprintf("workload %s is not on its node", w.GetName())
+		case got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
+			failed = fmt.Sprintf("workload %s exited with code %d: %s", w.GetName(), got.GetExitCode(), got.GetDetail())
+		default:
+			why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), got.GetDetail())
+		}
+	}
+	if why == "" {
+		why = "waiting for the workloads to be ready"
+	}
+	return ready, why, failed
+}
+
+func endpoints(host string, status *nodev1.WorkloadStatusOutput) []endpoint {
+	var out []endpoint
+	for _, w := range status.GetWorkloads() {
+		for _, p := range w.GetPorts() {
+			name := p.GetName()
+			if name == "" {
+				name = "port"
+			}
+			out = append(out, endpoint{Workload: w.GetName(), Name: name, URL: "http://" + net.JoinHostPort(host, strconv.Itoa(int(p.GetPort())))})
+		}
+	}
+	return out
+}

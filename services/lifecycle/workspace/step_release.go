@@ -1,0 +1,245 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// ownBox says whether a placement makes a box for the workspace alone: what stands on it ends with it.
+func ownBox(p commonv1.PlacementDriver) bool {
+	return p != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
+}
+
+// release undoes allocate from the claims: the directory, the box, its identity, the slot. Releasing what is not there succeeds.
+func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	if err := s.withdraw(ctx, env); err != nil {
+		return saga.Outcome{}, err
+	}
+	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
+		if a, err = s.beginRelease(ctx, env, a); err != nil {
+			return saga.Outcome{}, err
+		}
+	}
+	if waiting, err := s.releaseStorage(ctx, env, held && ownBox(a.Placement)); err != nil || waiting {
+		return waitTask("waiting for the agent to remove the workspace's directory"), err
+	}
+	if err := s.endBoxes(ctx, env); err != nil {
+		return saga.Outcome{}, err
+	}
+	slots, err := claimsOf(ctx, env, kindSlot)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		for _, c := range slots {
+			if err := env.ReleaseTx(ctx, tx, c); err != nil {
+				return fmt.Errorf("release slot: %w", err)
+			}
+		}
+		live, ok, err := liveAllocation(ctx, tx, env.WorkspaceID)
+		if err != nil || !ok {
+			return err
+		}
+		left, err := orphansOf(ctx, tx, env.WorkspaceID)
+		if err != nil {
+			return err
+		}
+		if left > 0 {
+			// What nobody could clean may still use the slot and the devices: they are kept, visible and never placeable, until it is.
+			_, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, "cleanup")
+			return err
+		}
+		_, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none")
+		return err
+	}), nil
+}
+
+func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (allocation, error) {
+	out := a
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		moved, err := setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASING, "cleanup")
+		if err == nil {
+			out = moved
+		}
+		return err
+	})
+	if err != nil {
+		return a, fmt.Errorf("begin release: %w", err)
+	}
+	s.deps.Core().Committed()
+	return out, nil
+}
+
+// releaseStorage has the directory removed. On a box that is ended afterwards anyway, an agent that cannot act does not hold the release up: what is
+// left goes with the box. It answers true while the task is under way.
+func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bool, error) {
+	claims, err := claimsOf(ctx, env, kindStorage)
+	if err != nil || len(claims) == 0 {
+		return false, err
+	}
+	for _, c := range claims {
+		if own && (c.NodeID == "" || !s.reachable(ctx, c.NodeID)) {
+			continue // released with its box
+		}
+		_, done, err := s.do(ctx, env, taskSpec{
+			suffix: "storage-release", kind: commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, nodeID: c.NodeID,
+			payload: &nodev1.StorageRelease{Name: c.Name}, within: time.Minute,
+		})
+		if err != nil && !own {
+			return false, err
+		}
+		if err != nil {
+			continue
+		}
+		if !done {
+			if own && s.overdue(ctx, env) {
+				continue
+			}
+			return true, nil
+		}
+		if err := env.Release(ctx, c); err != nil {
+			return false, fmt.Errorf("release storage: %w", err)
+		}
+	}
+	return false, nil
+}
+
+// reachable says whether the node has a session at a replica that lives.
+func (s *Steps) reachable(ctx context.Context, nodeID string) bool {
+	var ok bool
+	err := s.deps.DB.QueryRow(ctx, `SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`, nodeID).Scan(&ok)
+	return err == nil && ok
+}
+
+// releaseGrace is how long an agent gets to clean up before the box it stands on is ended all the same.
+const releaseGrace = "15 seconds"
+
+// overdue says whether this undo has waited for an agent for longer than the grace.
+func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
+	var late bool
+	err := s.deps.DB.QueryRow(ctx, `
+		SELECT coalesce(min(created_at) < mesh.clock() - interval '`+releaseGrace+`', false) FROM lifecycle.task
+		WHERE run_id = $1 AND starts_with(idem_key, $2)`, env.RunID, env.IdempotencyKey).Scan(&late)
+	return err == nil && late
+}
+
+// endBoxes ends every box of the workspace that is claimed, and its identity with it.
+func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
+	claims, err := claimsOf(ctx, env, kindInstance)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		if err := s.endBox(ctx, env, c); err != nil {
+			return err
+		}
+	}
+	identities, err := claimsOf(ctx, env, kindIdentity)
+	if err != nil {
+		return err
+	}
+	for _, c := range identities {
+		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its box has ended",
+		})
+		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the box's identity", err)
+		}
+		if err := env.Release(ctx, c); err != nil {
+			return fmt.Errorf("release identity: %w", err)
+		}
+	}
+	// A box that was prepared and never claimed has nothing at any provider.
+	return env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, env.Epoch)
+		if err != nil || !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_PREPARED {
+			return err
+		}
+		_, err = setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "never launched")
+		return err
+	})
+}
+
+func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
+	i, ok, err := instanceOf(ctx, s.deps.DB, env.WorkspaceID, c.Epoch)
+	if err != nil {
+		return err
+	}
+	if ok {
+		driver, have := s.deps.Drivers[i.Placement]
+		if !have {
+			return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "the placement that launched the box is not configured", nil)
+		}
+		if i.State == commonv1.InstanceState_INSTANCE_STATE_LIVE || i.State == commonv1.InstanceState_INSTANCE_STATE_LAUNCHING {
+			err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				moved, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDING, "", "", "")
+				i = orKeep(i, moved, err)
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("mark ending: %w", err)
+			}
+		}
+		if err := driver.End(ctx, env.WorkspaceID, c.Epoch); err != nil {
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the box is not confirmed ended", err)
+		}
+	}
+	rest, err := s.onBox(ctx, env, c, ok && ownBox(i.Placement))
+	if err != nil {
+		return err
+	}
+	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		// What stood on a box that is confirmed ended is gone with it.
+		for _, r := range rest {
+			if err := env.ReleaseTx(ctx, tx, r); err != nil {
+				return fmt.Errorf("release what stood on the box: %w", err)
+			}
+		}
+		if err := env.ReleaseTx(ctx, tx, c); err != nil {
+			return fmt.Errorf("release instance: %w", err)
+		}
+		if !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
+			return nil
+		}
+		moved, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "released")
+		i = orKeep(i, moved, err)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("mark ended: %w", err)
+	}
+	s.deps.Core().Committed()
+	return nil
+}
+
+// onBox lists the node-local claims that go with the box.
+func (s *Steps) onBox(ctx context.Context, env *saga.Env, box saga.Claim, own bool) ([]saga.Claim, error) {
+	if !own {
+		return nil, nil
+	}
+	claims, err := claimsOf(ctx, env, kindStorage, kindWorkload)
+	if err != nil {
+		return nil, err
+	}
+	var out []saga.Claim
+	for _, c := range claims {
+		if c.Epoch == box.Epoch {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,293 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// handleOutput is what later steps read of the handle.
+type handleOutput struct {
+	Handle        string   `json:"handle"`
+	SignalAddress string   `json:"signal_address"`
+	Reserved      []string `json:"reserved_names"`
+}
+
+// schemaOutput is what later steps read of the schema. The password is derived, never stored.
+type schemaOutput struct {
+	Schema  string `json:"schema"`
+	Role    string `json:"role"`
+	Version int    `json:"version"`
+}
+
+// makeHandle gives the workspace its durable handle: where it is signalled, and the names that are its own.
+func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	in, _, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	out := handleOutput{
+		Handle: "ws-" + env.WorkspaceID, SignalAddress: "lifecycle/workspaces/" + env.WorkspaceID,
+		Reserved: []string{in.Tenant + "/" + in.Workspace, schemaName(in.Tenant, in.Workspace, env.WorkspaceID)},
+	}
+	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindHandle, Name: out.Handle, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+	if err != nil {
+		return saga.Outcome{}, fmt.Errorf("claim handle: %w", err)
+	}
+	return saga.Done(out, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `
+			INSERT INTO lifecycle.workspace_handle AS h (workspace_id, handle, epoch, signal_address, reserved_names) VALUES ($1, $2, $3, $4, $5)
+			ON CONFLICT (workspace_id) DO UPDATE SET epoch = $3 WHERE h.epoch <= $3`,
+			env.WorkspaceID, out.Handle, env.Epoch, out.SignalAddress, out.Reserved)
+		if err != nil {
+			return fmt.Errorf("write handle: %w", err)
+		}
+		return env.ConfirmTx(ctx, tx, claim, out.SignalAddress)
+	}), nil
+}
+
+func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	claims, err := claimsOf(ctx, env, kindHandle)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`, env.WorkspaceID, env.Epoch); err != nil {
+			return fmt.Errorf("drop handle: %w", err)
+		}
+		for _, c := range claims {
+			if err := env.ReleaseTx(ctx, tx, c); err != nil {
+				return fmt.Errorf("release handle: %w", err)
+			}
+		}
+		return nil
+	}), nil
+}
+
+func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observation, error) {
+	var out handleOutput
+	var epoch int64
+	err := s.deps.DB.QueryRow(ctx, `SELECT handle, signal_address, reserved_names, epoch FROM lifecycle.workspace_handle WHERE workspace_id = $1`, env.WorkspaceID).
+		Scan(&out.Handle, &out.SignalAddress, &out.Reserved, &epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return saga.Observation{Presence: saga.Absent}, nil
+	}
+	if err != nil {
+		return saga.Observation{}, fmt.Errorf("read handle: %w", err)
+	}
+	if epoch != env.Epoch {
+		return saga.Observation{Presence: saga.Partial, Why: "the handle is of an earlier epoch"}, nil
+	}
+	return saga.Observation{Presence: saga.Present, Output: out}, nil
+}
+
+// schemaName names the schema and the login role: t_<tenant>_<workspace>. A name that would not fit, or that two workspaces could share because
+// hyphens become underscores, ends in a piece of the workspace's id.
+func schemaName(tenant, workspace, workspaceID string) string {
+	name := "t_" + tenant + "_" + workspace
+	if strings.Contains(name, "-") || len(name) > 63 {
+		tail := "_" + strings.ReplaceAll(workspaceID, "-", "")[20:]
+		name = strings.ReplaceAll(name, "-", "_")
+		name = name[:min(len(name), 63-len(tail))] + tail
+	}
+	return name
+}
+
+// tenantMigrations are applied to a workspace's own schema, in order. What was applied is recorded there.
+var tenantMigrations = []string{ //nolint:gochecknoglobals // data
+	`CREATE TABLE {schema}.workspace_info (workspace_id uuid PRIMARY KEY, epoch bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`,
+	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
+}
+
+// applySchema makes the workspace's login role and schema in the workload database and brings the schema up to date.
+func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	in, _, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	name := schemaName(in.Tenant, in.Workspace, env.WorkspaceID)
+	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindSchema, Name: name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+	if err != nil {
+		return saga.Outcome{}, fmt.Errorf("claim schema: %w", err)
+	}
+	version, err := s.migrateTenant(ctx, env, name)
+	if err != nil {
+		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, "the workspace's schema was not applied", err)
+	}
+	return saga.Done(schemaOutput{Schema: name, Role: name, Version: version}, func(ctx context.Context, tx pgx.Tx) error {
+		return env.ConfirmTx(ctx, tx, claim, name)
+	}), nil
+}
+
+func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
+	id := pgx.Identifier{name}.Sanitize()
+	conn, err := s.deps.Workloads.Acquire(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("reach workload database: %w", err)
+	}
+	defer conn.Release()
+	version := 0
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if err := fence(ctx, tx, name, env, false); err != nil {
+			return err
+		}
+		var role, schema bool
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, name).Scan(&role, &schema)
+		if err != nil {
+			return fmt.Errorf("look for role and schema: %w", err)
+		}
+		// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in no log either. To name the attribute of superusers in an ALTER, even to deny
+		// it, takes a superuser: a role has it only from its making.
+		ddl := "ALTER ROLE " + id + " LOGIN"
+		if !role {
+			ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT CONNECTION LIMIT 20"
+		}
+		ddl += " PASSWORD '" + scramVerifier(s.databasePassword(name, env.Epoch), s.derive("salt", name)[:16]) + "'"
+		statements := []string{ddl}
+		if !role {
+			statements = append(statements, "GRANT "+id+" TO CURRENT_USER")
+		}
+		if !schema {
+			statements = append(statements, "CREATE SCHEMA "+id,
+				"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
+		}
+		statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
+			"GRANT CONNECT ON DATABASE "+pgx.Identifier{conn.Conn().Config().Database}.Sanitize()+" TO "+id)
+		for _, sql := range statements {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("make role and schema: %w", err)
+			}
+		}
+		if err := tx.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+id+`.schema_version`).Scan(&version); err != nil {
+			return fmt.Errorf("read schema version: %w", err)
+		}
+		for n := version; n < len(tenantMigrations); n++ {
+			if _, err := tx.Exec(ctx, strings.ReplaceAll(tenantMigrations[n], "{schema}", id)); err != nil {
+				return fmt.Errorf("migration %d: %w", n+1, err)
+			}
+			if _, err := tx.Exec(ctx, `INSERT INTO `+id+`.schema_version (version) VALUES ($1)`, n+1); err != nil {
+				return fmt.Errorf("record migration %d: %w", n+1, err)
+			}
+		}
+		version = len(tenantMigrations)
+		_, err = tx.Exec(ctx, `INSERT INTO `+id+`.workspace_info (workspace_id, epoch) VALUES ($1, $2)
+			ON CONFLICT (workspace_id) DO UPDATE SET epoch = GREATEST(workspace_info.epoch, $2)`, env.WorkspaceID, env.Epoch)
+		if err != nil {
+			return fmt.Errorf("write workspace info: %w", err)
+		}
+		if _, err := tx.Exec(ctx, `GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA `+id+` TO `+id); err != nil {
+			return fmt.Errorf("grant tables: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err //nolint:wrapcheck // wrapped above
+	}
+	return version, nil
+}
+
+// dropSchema drops what is claimed: sessions of the role first, then schema and role.
+func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	claims, err := claimsOf(ctx, env, kindSchema)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	for _, c := range claims {
+		if err := s.dropTenant(ctx, env, c.Name); err != nil {
+			return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, "the workspace's schema was not dropped", err)
+		}
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		for _, c := range claims {
+			if err := env.ReleaseTx(ctx, tx, c); err != nil {
+				return fmt.Errorf("release schema: %w", err)
+			}
+		}
+		return nil
+	}), nil
+}
+
+func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) error {
+	err := pgx.BeginFunc(ctx, s.deps.Workloads, func(tx pgx.Tx) error {
+		if err := fence(ctx, tx, name, env, true); err != nil {
+			return err
+		}
+		return drop(ctx, tx, name)
+	})
+	if err != nil {
+		return fmt.Errorf("drop schema %s: %w", name, err)
+	}
+	return nil
+}
+
+// drop takes role and schema away: sessions of the role first. Dropping what is not there succeeds.
+func drop(ctx context.Context, tx pgx.Tx, name string) error {
+	id := pgx.Identifier{name}.Sanitize()
+	var role bool
+	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`, name).Scan(&role); err != nil {
+		return fmt.Errorf("look for role: %w", err)
+	}
+	statements := []string{"DROP SCHEMA IF EXISTS " + id + " CASCADE"}
+	if role {
+		if _, err := tx.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, name); err != nil {
+			return fmt.Errorf("end sessions of role: %w", err)
+		}
+		statements = append(statements, "DROP OWNED BY "+id+" CASCADE", "DROP ROLE IF EXISTS "+id)
+	}
+	for _, sql := range statements {
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("drop role and schema: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observation, error) {
+	in, _, err := readInput(env.Input)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	name := schemaName(in.Tenant, in.Workspace, env.WorkspaceID)
+	var there bool
+	err = s.deps.Workloads.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles r JOIN pg_namespace n ON n.nspname = r.rolname WHERE r.rolname = $1)`, name).Scan(&there)
+	if err != nil {
+		return saga.Observation{}, fmt.Errorf("look for schema: %w", err)
+	}
+	if !there {
+		return saga.Observation{Presence: saga.Absent}, nil
+	}
+	// Applying it again brings an old one up to date and changes a current one in nothing.
+	return saga.Observation{Presence: saga.Partial, Why: "the schema is there; its version is checked"}, nil
+}
+
+// databaseEnv is how workloads find their own schema.
+func (s *Steps) databaseEnv(out schemaOutput, epoch int64) map[string]string {
+	cfg := s.deps.Workloads.Config().ConnConfig
+	u := url.URL{
+		Scheme: "postgresql", Host: net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))), Path: cfg.Database,
+		User: url.UserPassword(out.Role, s.databasePassword(out.Role, epoch)),
+	}
+	return map[string]string{"DATABASE_URL": u.String(), "PGSCHEMA": out.Schema}
+}
+
+// output reads an earlier step's output, which must be there.
+func output[T any](env *saga.Env, step string) (T, error) {
+	var out T
+	ok, err := env.Output(step, &out)
+	if err != nil {
+		return out, fmt.Errorf("read output of %q: %w", step, err)
+	}
+	if !ok {
+		return out, fmt.Errorf("read output of %q: there is none", step)
+	}
+	return out, nil
+}

@@ -1,0 +1,334 @@
+package workspace
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// storageName is the workspace's directory on its node: one for all its workloads.
+const storageName = "data"
+
+// storageOutput is what later steps read of this one.
+type storageOutput struct {
+	AllocationID string   `json:"allocation_id"`
+	InstanceID   string   `json:"instance_id"`
+	NodeID       string   `json:"node_id"`
+	NodeName     string   `json:"node_name"`
+	Path         string   `json:"path"`
+	Enforced     bool     `json:"limit_enforced"`
+	Devices      []string `json:"gpu_device_ids"`
+}
+
+// allocate reserves a slot and GPUs, has a box launched, waits for its session and has the directory made. It is called again after each wait and
+// goes on from what it finds.
+func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	_, spec, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	driver, ok := s.deps.Drivers[spec.GetPlacement()]
+	if !ok {
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
+	}
+	a, i, err := s.reserve(ctx, env, spec)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	if i, err = s.launch(ctx, env, driver, a, i, spec); err != nil {
+		return saga.Outcome{}, err
+	}
+	g, ok, err := gate.Get(ctx, s.deps.DB, i.NodeID)
+	if err != nil {
+		return saga.Outcome{}, fmt.Errorf("read gate: %w", err)
+	}
+	if !ok || g.SessionEpoch == 0 {
+		return waitTask("waiting for the agent on the workspace's node to connect"), nil
+	}
+	if a, err = s.holdDevices(ctx, env, a, g); err != nil {
+		return saga.Outcome{}, err
+	}
+	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindStorage, Name: storageName, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: i.NodeID})
+	if err != nil {
+		return saga.Outcome{}, fmt.Errorf("claim storage: %w", err)
+	}
+	raw, done, err := s.do(ctx, env, taskSpec{
+		suffix: "storage", kind: commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE, nodeID: i.NodeID,
+		payload: &nodev1.StorageAllocate{Name: storageName, SizeBytes: spec.GetStorageBytes()},
+	})
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	if !done {
+		return waitTask("waiting for the agent to make the workspace's directory"), nil
+	}
+	made := &nodev1.StorageAllocateOutput{}
+	if err := proto.Unmarshal(raw, made); err != nil {
+		return saga.Outcome{}, fmt.Errorf("read result of storage.allocate: %w", err)
+	}
+	return saga.Done(storageOutput{
+		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: made.GetPath(), Enforced: made.GetEnforced(), Devices: a.Devices,
+	}, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, made.GetPath()) }), nil
+}
+
+// reserve makes the rows of the allocation and the instance of this epoch, or reads those that are there.
+func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, instance, error) {
+	var a allocation
+	var i instance
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var ok bool
+		var err error
+		if a, ok, err = liveAllocation(ctx, tx, env.WorkspaceID); err != nil {
+			return err
+		}
+		if ok {
+			if a.Epoch != env.Epoch {
+				return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+					"an earlier epoch of the workspace still holds its allocation", nil)
+			}
+		} else if a, err = s.insertAllocation(ctx, tx, env, spec); err != nil {
+			return err
+		}
+		if i, ok, err = instanceOf(ctx, tx, env.WorkspaceID, env.Epoch); err != nil || ok {
+			return err
+		}
+		i, err = scanInstance(tx.QueryRow(ctx, `
+			INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, node_id)
+			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+instanceColumns,
+			a.InstanceID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), a.NodeID))
+		if err != nil {
+			return fmt.Errorf("insert instance: %w", err)
+		}
+		if _, err := events.Append(ctx, tx, a.event(), i.event()); err != nil {
+			return fmt.Errorf("report reservation: %w", err)
+		}
+		return nil
+	})
+	return a, i, err //nolint:wrapcheck // wrapped above
+}
+
+func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, error) {
+	allocationID, instanceID := ids.New(), ids.New()
+	var node string
+	var slot *int32
+	if spec.GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC {
+		var n int32
+		var err error
+		if node, n, err = freeSlot(ctx, tx, spec.GetGpus()); err != nil {
+			return allocation{}, err
+		}
+		slot = &n
+	}
+	if _, _, err := env.IntentTx(ctx, tx, saga.ClaimSpec{Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node}); err != nil {
+		return allocation{}, fmt.Errorf("claim slot: %w", err)
+	}
+	a, err := scanAllocation(tx.QueryRow(ctx, `
+		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES ($1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
+		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot, spec.GetGpus()))
+	if err != nil {
+		return allocation{}, fmt.Errorf("insert allocation: %w", err)
+	}
+	return a, nil
+}
+
+// freeSlot picks the machine with the most free slots among those that are admitted, connected, not cordoned and have the devices.
+func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error) {
+	var node string
+	var slot int32
+	// Those who pick take turns, so that two never pick one slot and then find it taken.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.static_pick', 0))`); err != nil {
+		return "", 0, fmt.Errorf("wait for turn: %w", err)
+	}
+	err := tx.QueryRow(ctx, `
+		WITH candidate AS (
+			SELECT g.node_id, g.slots,
+				(SELECT count(*) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS used,
+				jsonb_array_length(coalesce(g.host->'gpus', '[]'::jsonb)) -
+					(SELECT coalesce(sum(a.gpus), 0) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS devices
+			FROM lifecycle.node_gate g
+			WHERE g.admitted AND NOT g.cordoned AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
+		)
+		SELECT c.node_id::text, s.n FROM candidate c
+		CROSS JOIN LATERAL (SELECT n FROM generate_series(0, c.slots - 1) n
+			WHERE NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = c.node_id AND a.slot = n AND a.state <> 'released') ORDER BY n LIMIT 1) s
+		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`, gpus).Scan(&node, &slot)
+	if err == pgx.ErrNoRows { //nolint:errorlint // pgx answers it bare
+		return "", 0, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY,
+			fmt.Sprintf("no enrolled machine has a free slot and %d free GPUs", gpus), nil)
+	}
+	if err != nil {
+		return "", 0, fmt.Errorf("pick machine: %w", err)
+	}
+	return node, slot, nil
+}
+
+// launch has the box made, if its placement makes one, and writes down what was made.
+func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driver, a allocation, i instance, spec *lifecyclev1.WorkspaceSpec) (instance, error) {
+	switch i.State {
+	case commonv1.InstanceState_INSTANCE_STATE_LIVE:
+		return i, nil
+	case commonv1.InstanceState_INSTANCE_STATE_ENDING, commonv1.InstanceState_INSTANCE_STATE_ENDED:
+		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED, "the box of this epoch has ended", nil)
+	default:
+	}
+	box := placement.Box{
+		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID, GPUs: spec.GetGpus(),
+		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch),
+	}
+	node := a.NodeID
+	if a.Placement != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC {
+		box.LaunchSecret = s.launchSecret(i.ID)
+		if _, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED}); err != nil {
+			return i, fmt.Errorf("claim identity: %w", err)
+		}
+		sum := sha256.Sum256([]byte(box.LaunchSecret))
+		prepared, err := s.deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
+			WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: box.NodeName,
+		})
+		if err != nil {
+			return i, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the box's identity", err)
+		}
+		node = prepared.GetNodeId()
+	}
+	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindInstance, Name: fmt.Sprintf("%s:%d", env.WorkspaceID, env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node})
+	if err != nil {
+		return i, fmt.Errorf("claim instance: %w", err)
+	}
+	if i.State == commonv1.InstanceState_INSTANCE_STATE_PREPARED {
+		err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			moved, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LAUNCHING, "", node, "")
+			i = orKeep(i, moved, err)
+			return err
+		})
+		if err != nil {
+			return i, fmt.Errorf("mark launching: %w", err)
+		}
+	}
+	launched, err := driver.Launch(ctx, box)
+	if err != nil {
+		reason := fault.ReasonOf(err)
+		if reason == commonv1.Reason_REASON_EPOCH_ENDED || reason == commonv1.Reason_REASON_EPOCH_SUPERSEDED {
+			return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, fault.From(err).Public, err)
+		}
+		return i, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, fault.From(err).Public, err)
+	}
+	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if err := env.ConfirmTx(ctx, tx, claim, launched.ProviderID); err != nil {
+			return fmt.Errorf("confirm instance: %w", err)
+		}
+		moved, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_LIVE, launched.ProviderID, node, "")
+		i = orKeep(i, moved, err)
+		return err
+	})
+	if err != nil {
+		return i, fmt.Errorf("mark live: %w", err)
+	}
+	s.deps.Core().Committed()
+	if err := env.Progress(ctx, "launched "+launched.ProviderID); err != nil {
+		return i, fmt.Errorf("report progress: %w", err)
+	}
+	return i, nil
+}
+
+// orKeep answers the moved row, or the one before if the move failed: a transaction may run twice, and its second run must compare the same state.
+func orKeep(old, moved instance, err error) instance {
+	if err != nil {
+		return old
+	}
+	return moved
+}
+
+// holdDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.
+func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g gate.Gate) (allocation, error) {
+	if a.NodeID != "" && len(a.Devices) >= int(a.GPUs) {
+		return a, nil
+	}
+	was := a
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		a = was // a second try begins where the first did
+		var free []string
+		rows, err := tx.Query(ctx, `SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`, g.NodeID)
+		if err != nil {
+			return fmt.Errorf("read held devices: %w", err)
+		}
+		held, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return fmt.Errorf("read held devices: %w", err)
+		}
+		taken := map[string]bool{}
+		for _, d := range held {
+			taken[d] = true
+		}
+		for _, d := range g.Host.GetGpus() {
+			if !taken[d.GetDeviceId()] {
+				free = append(free, d.GetDeviceId())
+			}
+		}
+		want := int(a.GPUs) - len(a.Devices)
+		if len(free) < want {
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY,
+				fmt.Sprintf("the node has %d free GPUs, %d are needed", len(free), want), nil)
+		}
+		for _, d := range free[:max(want, 0)] {
+			if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`, g.NodeID, d, a.ID); err != nil {
+				return fmt.Errorf("hold device: %w", err)
+			}
+		}
+		moved, err := scanAllocation(tx.QueryRow(ctx, `UPDATE lifecycle.allocation a SET node_id = $2, version = a.version + 1 WHERE a.allocation_id = $1 RETURNING `+allocationColumns, a.ID, g.NodeID))
+		if err != nil {
+			return fmt.Errorf("bind allocation to node: %w", err)
+		}
+		if _, err := events.Append(ctx, tx, moved.event()); err != nil {
+			return fmt.Errorf("report allocation: %w", err)
+		}
+		a = moved
+		return nil
+	})
+	return a, err //nolint:wrapcheck // wrapped above
+}
+
+// observeStorage says whether the step's work stands: the allocation, the live box and the confirmed directory of this epoch.
+func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observation, error) {
+	a, ok, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	if !ok || a.Epoch != env.Epoch {
+		return saga.Observation{Presence: saga.Absent}, nil
+	}
+	i, ok, err := instanceOf(ctx, s.deps.DB, env.WorkspaceID, env.Epoch)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	claims, err := claimsOf(ctx, env, kindStorage)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	if !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_LIVE || len(claims) == 0 || claims[0].ConfirmedAt == nil {
+		return saga.Observation{Presence: saga.Partial, Why: "the box or its directory is not there yet"}, nil
+	}
+	g, _, err := gate.Get(ctx, s.deps.DB, i.NodeID)
+	if err != nil {
+		return saga.Observation{}, fmt.Errorf("read gate: %w", err)
+	}
+	return saga.Observation{Presence: saga.Present, Output: storageOutput{
+		AllocationID: a.ID, InstanceID: i.ID, NodeID: i.NodeID, NodeName: g.Name, Path: claims[0].ExternalRef, Devices: a.Devices,
+	}}, nil
+}

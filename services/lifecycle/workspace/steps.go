@@ -1,0 +1,199 @@
+package workspace
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// The steps of a workspace's way up, by the names that the timeline shows.
+const (
+	StepValidate = "Validate request"
+	StepStorage  = "Allocate storage"
+	StepHandle   = "Allocate workflow handle"
+	StepSchema   = "Apply per-tenant schema"
+	StepDeploy   = "Deploy tenant workloads"
+	StepReady    = "Wait for workloads ready"
+	StepActive   = "Mark active"
+)
+
+// Kinds of claims.
+const (
+	kindSlot     = "slot"
+	kindIdentity = "identity"
+	kindInstance = "instance"
+	kindStorage  = "storage"
+	kindHandle   = "handle"
+	kindSchema   = "schema"
+	kindWorkload = "workload"
+)
+
+// Identities is recovery, asked for the identities of boxes.
+type Identities interface {
+	PrepareInstance(context.Context, *recoveryv1.PrepareInstanceRequest) (*recoveryv1.PrepareInstanceResponse, error)
+	RetireInstance(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error)
+}
+
+// StepDeps is what the steps work with.
+type StepDeps struct {
+	Logger     *slog.Logger
+	DB         *pgxpool.Pool
+	Workloads  *pgxpool.Pool // the workload database, as its administrator
+	Core       func() *saga.Core
+	Tasks      *task.Server
+	Identities Identities
+	Drivers    map[commonv1.PlacementDriver]placement.Driver
+	Catalogue  Catalogue
+	// Secret derives launch secrets and database passwords, so that none is stored.
+	Secret []byte
+	// WaitReadyStall and StepStall are policy.
+	StepStall, WaitReadyStall, SagaStall time.Duration
+}
+
+// Steps are the functions of the sagas.
+type Steps struct{ deps StepDeps }
+
+// NewSteps makes the functions.
+func NewSteps(deps StepDeps) *Steps { return &Steps{deps: deps} }
+
+// derive makes a secret for a purpose from the service's own.
+func (s *Steps) derive(purpose, id string) []byte {
+	m := hmac.New(sha256.New, s.deps.Secret)
+	m.Write([]byte(purpose + "\x00" + id))
+	return m.Sum(nil)
+}
+
+// launchSecret is the token that the box of an instance enrols with.
+func (s *Steps) launchSecret(instanceID string) string {
+	return "gls_" + strings.ReplaceAll(instanceID, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(s.derive("launch", instanceID))
+}
+
+// databasePassword is the password of a workspace's role in the workload database, anew for each epoch.
+func (s *Steps) databasePassword(role string, epoch int64) string {
+	return hex.EncodeToString(s.derive("database", fmt.Sprintf("%s/%d", role, epoch))[:24])
+}
+
+// taskSpec is a task that a step wants done.
+type taskSpec struct {
+	suffix  string // tells apart the tasks of one step
+	kind    commonv1.TaskType
+	nodeID  string
+	payload proto.Message
+	within  time.Duration
+}
+
+// ensure has a task done once for this step and direction: it answers the task that is under way or has succeeded, whichever attempt queued it; one
+// that ended otherwise is queued anew by a later attempt, and is this attempt's failure if this attempt queued it.
+func (s *Steps) ensure(ctx context.Context, env *saga.Env, spec taskSpec) (task.Row, error) {
+	var out task.Row
+	queued := false
+	prefix := env.IdempotencyKey + "/" + spec.suffix + "/"
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		queued = false
+		last, ok, err := task.Latest(ctx, tx, env.RunID, prefix)
+		if err != nil {
+			return err //nolint:wrapcheck // it says what it read
+		}
+		mine := prefix + fmt.Sprint(env.Attempt)
+		if ok && (!task.Terminal(last.State) || last.State == commonv1.TaskState_TASK_STATE_SUCCEEDED || last.IdemKey == mine) {
+			out = last
+			return nil
+		}
+		out, err = task.Enqueue(ctx, tx, task.Spec{
+			Type: spec.kind, NodeID: spec.nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID, Epoch: env.Epoch, OpSeq: env.OpSeq,
+			IdempotencyKey: mine, Payload: spec.payload, StartWithin: spec.within, CorrelationID: env.CorrelationID, CreatedBy: "saga",
+		})
+		queued = true
+		return err //nolint:wrapcheck // it says what it did
+	})
+	if err != nil {
+		return task.Row{}, fmt.Errorf("queue %s: %w", names.Of(spec.kind), err)
+	}
+	if queued {
+		s.deps.Core().Committed()
+		s.deps.Tasks.Notify(spec.nodeID)
+	}
+	return out, nil
+}
+
+// do is ensure, judged: it answers the task's output, and whether it is done or still under way. A failure is an error with its owner.
+func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, bool, error) {
+	row, err := s.ensure(ctx, env, spec)
+	if err != nil {
+		return nil, false, err
+	}
+	switch row.State {
+	case commonv1.TaskState_TASK_STATE_SUCCEEDED:
+		return row.Output, true, nil
+	case commonv1.TaskState_TASK_STATE_SUPERSEDED:
+		return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
+			"the agent has seen a later operation on this workspace", errors.New(row.Error))
+	case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED, commonv1.TaskState_TASK_STATE_CANCELLED,
+		commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
+		reason := commonv1.Reason_REASON_WORKLOAD_FAILED
+		if r, err := names.Parse[commonv1.Reason](row.Reason); err == nil && row.Reason != "" {
+			reason = r
+		}
+		text := fmt.Sprintf("%s ended as %s", names.Of(spec.kind), names.Of(row.State))
+		if row.Error != "" {
+			text += ": " + row.Error
+		}
+		if reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED {
+			return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
+		}
+		return nil, false, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
+	default:
+		return nil, false, nil
+	}
+}
+
+// waitTask parks the step until a task of it moves.
+func waitTask(what string) saga.Outcome {
+	return saga.Wait(saga.WaitFor{For: 5 * time.Second, Why: what, WakeOnSignal: true})
+}
+
+// withdraw asks to stop whatever the run's steps queued on the way forward and is not done: an undo must not race it. The agent refuses what still
+// arrives, since the undo carries a higher op_seq.
+func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
+	var rows []task.Row
+	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		rows, err = s.deps.Tasks.CancelOfRun(ctx, tx, env.RunID, "the operation is being undone")
+		return err //nolint:wrapcheck // it says what it did
+	})
+	if err != nil {
+		return fmt.Errorf("withdraw tasks: %w", err)
+	}
+	if len(rows) > 0 {
+		s.deps.Core().Committed()
+		s.deps.Tasks.Announce(rows, "the operation is being undone")
+	}
+	return nil
+}
+
+// claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones.
+func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
+	claims, err := env.Claims(ctx, kinds...)
+	if err != nil {
+		return nil, fmt.Errorf("read claims: %w", err)
+	}
+	return claims, nil
+}
