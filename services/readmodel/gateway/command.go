@@ -1,0 +1,233 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Command serves CommandService. It resolves names and hides what the person may not meet; everything else is its owner's to decide.
+type Command struct{ deps Deps }
+
+// NewCommand makes the server.
+func NewCommand(deps Deps) *Command { return &Command{deps: deps} }
+
+// ownerError is an owner's answer as it may go on to the person. What the owner refused of us, not of the person, is no answer to the person.
+func ownerError(owner string, err error) error {
+	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is for the person
+	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_ASSERTION_INVALID:
+		return fmt.Errorf("%s refused us: %w", owner, errors.New(err.Error()))
+	default:
+		return err
+	}
+}
+
+// find calls fn with a snapshot for the person; if it finds nothing, once more when the projection has caught up: people name what they have just made.
+func (c *Command) find(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
+	scope, err := scopeOf(ctx)
+	if err != nil {
+		return err
+	}
+	err = c.deps.Reader.Read(ctx, scope, fn)
+	if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+		return err //nolint:wrapcheck // it is the answer
+	}
+	if err := c.deps.Projector.CatchUp(ctx); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	return c.deps.Reader.Read(ctx, scope, fn) //nolint:wrapcheck // it is the answer
+}
+
+func (c *Command) node(ctx context.Context, nameOrID string) (string, error) {
+	var id string
+	err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		n, err := s.Node(ctx, nameOrID)
+		id = n.GetNodeId()
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return id, err
+}
+
+func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
+	var id string
+	err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		w, err := s.Workspace(ctx, ref)
+		id = w.GetWorkspaceId()
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return id, err
+}
+
+// requester says for whom an operation is asked: an operator's wish is told from a user's.
+func requester(ctx context.Context) string {
+	if p, ok := rpc.PersonFrom(ctx); ok && p.TenantID == "" && p.Has("operator") {
+		return "admin"
+	}
+	return "user"
+}
+
+// CreateTenant makes a tenant.
+func (c *Command) CreateTenant(ctx context.Context, req *readmodelv1.CreateTenantRequest) (*readmodelv1.CreateTenantResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Workspaces.CreateTenant(ctx, &lifecyclev1.CreateTenantRequest{Name: req.GetName(), Quota: req.GetQuota()})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.CreateTenantResponse{Tenant: answer.GetTenant(), Existed: answer.GetExisted(), Pos: answer.GetPos()}, nil
+}
+
+// operatorsOnly refuses a person of a tenant who has an operator's role by mistake: what concerns the whole mesh is not theirs.
+func operatorsOnly(ctx context.Context) error {
+	if p, ok := rpc.PersonFrom(ctx); !ok || p.TenantID != "" {
+		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
+	}
+	return nil
+}
+
+// CreateWorkspace starts the provisioning of a workspace, or joins the one under way.
+func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWorkspaceRequest) (*readmodelv1.CreateWorkspaceResponse, error) {
+	scope, err := scopeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tenant := req.GetTenant()
+	if !scope.Everything() && !strings.EqualFold(tenant, scope.TenantID()) {
+		// Whether it is another's or nobody's is the same answer.
+		err := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+			t, err := s.Tenant(ctx, tenant)
+			tenant = t.GetTenantId()
+			return err //nolint:wrapcheck // it is the answer
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	answer, err := c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+		Target: &lifecyclev1.RequestOperationRequest_Create{
+			Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: req.GetName(), Spec: req.GetSpec()},
+		},
+		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), DryRun: req.GetDryRun(),
+	})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.CreateWorkspaceResponse{Operation: answer.GetOperation()}, nil
+}
+
+// OperateWorkspace asks for any other operation on a workspace.
+func (c *Command) OperateWorkspace(ctx context.Context, req *readmodelv1.OperateWorkspaceRequest) (*readmodelv1.OperateWorkspaceResponse, error) {
+	id, err := c.workspace(ctx, req.GetWorkspace())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Requester: requester(ctx),
+		IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(), Override: req.GetOverride(), DryRun: req.GetDryRun(),
+	})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.OperateWorkspaceResponse{Operation: answer.GetOperation()}, nil
+}
+
+// EnrollNode issues a bootstrap bundle for a new machine.
+func (c *Command) EnrollNode(ctx context.Context, req *readmodelv1.EnrollNodeRequest) (*readmodelv1.EnrollNodeResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Identities.IssueBootstrap(ctx, &recoveryv1.IssueBootstrapRequest{
+		Name: req.GetName(), ValidFor: req.GetValidFor(), IdempotencyKey: req.GetIdempotencyKey(),
+	})
+	if err != nil {
+		return nil, ownerError("recovery", err)
+	}
+	return &readmodelv1.EnrollNodeResponse{
+		NodeId: answer.GetNodeId(), Token: answer.GetToken(), ExpiresAt: answer.GetExpiresAt(), Profile: answer.GetProfile(), Pos: answer.GetPos(),
+	}, nil
+}
+
+// ChangeNodeIdentity holds, quarantines, fences, reactivates or retires a node.
+func (c *Command) ChangeNodeIdentity(ctx context.Context, req *readmodelv1.ChangeNodeIdentityRequest) (*readmodelv1.ChangeNodeIdentityResponse, error) {
+	id, err := c.node(ctx, req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Identities.ChangeIdentity(ctx, &recoveryv1.ChangeIdentityRequest{NodeId: id, Verb: req.GetVerb(), Reason: req.GetReason()})
+	if err != nil {
+		return nil, ownerError("recovery", err)
+	}
+	return &readmodelv1.ChangeNodeIdentityResponse{Node: answer.GetNode(), Pos: answer.GetPos()}, nil
+}
+
+// SetCordon cordons or uncordons a node.
+func (c *Command) SetCordon(ctx context.Context, req *readmodelv1.SetCordonRequest) (*readmodelv1.SetCordonResponse, error) {
+	id, err := c.node(ctx, req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Gates.SetCordon(ctx, &lifecyclev1.SetCordonRequest{NodeId: id, Cordoned: req.GetCordoned(), Reason: req.GetReason()})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.SetCordonResponse{Gate: answer.GetGate(), Pos: answer.GetPos()}, nil
+}
+
+// ProbeNode queues a typed no-op for a node.
+func (c *Command) ProbeNode(ctx context.Context, req *readmodelv1.ProbeNodeRequest) (*readmodelv1.ProbeNodeResponse, error) {
+	id, err := c.node(ctx, req.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Tasks.EnqueueProbe(ctx, &lifecyclev1.EnqueueProbeRequest{NodeId: id, IdempotencyKey: req.GetIdempotencyKey()})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.ProbeNodeResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, nil
+}
+
+// ChangeTask cancels, requeues or closes a task.
+func (c *Command) ChangeTask(ctx context.Context, req *readmodelv1.ChangeTaskRequest) (*readmodelv1.ChangeTaskResponse, error) {
+	verb, err := names.Parse[lifecyclev1.TaskVerb](req.GetVerb())
+	if err != nil {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such verb", fault.Unmet("verb: cancel, requeue or close"), fault.Cause(err))
+	}
+	err = c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		_, err := s.Task(ctx, req.GetTaskId())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Tasks.ChangeTask(ctx, &lifecyclev1.ChangeTaskRequest{TaskId: req.GetTaskId(), Verb: verb, Reason: req.GetReason()})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.ChangeTaskResponse{Task: answer.GetTask(), Pos: answer.GetPos()}, nil
+}
+
+// SetPolicy changes one policy key.
+func (c *Command) SetPolicy(ctx context.Context, req *readmodelv1.SetPolicyRequest) (*readmodelv1.SetPolicyResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := c.deps.Owners.Policies.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{
+		Key: req.GetKey(), Value: req.GetValue(), Reason: req.GetReason(), AcknowledgeWeakening: req.GetAcknowledgeWeakening(),
+	})
+	if err != nil {
+		return nil, ownerError("recovery", err)
+	}
+	return &readmodelv1.SetPolicyResponse{Key: answer.GetKey(), Pos: answer.GetPos()}, nil
+}

@@ -1,0 +1,55 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/services/readmodel/watch"
+)
+
+// sendLimit is how long one frame of a watch may wait for its watcher.
+const sendLimit = 10 * time.Second
+
+type controllerKey struct{}
+
+// Edge goes around the people's port: requests that a browser sends for another site are refused, unless the site is trusted; no cross-origin header is
+// ever sent; and a watch can bound how long it waits for its watcher.
+func Edge(trustedOrigins []string) (func(http.Handler) http.Handler, error) {
+	protection := http.NewCrossOriginProtection()
+	for _, origin := range trustedOrigins {
+		if err := protection.AddTrustedOrigin(origin); err != nil {
+			return nil, fmt.Errorf("trust origin: %w", err)
+		}
+	}
+	return func(next http.Handler) http.Handler {
+		return protection.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := w.Header()
+			h.Set("X-Content-Type-Options", "nosniff")
+			h.Set("Cache-Control", "no-store")
+			if r.URL.Path == readmodelv1connect.QueryServiceWatchProcedure {
+				r = r.WithContext(context.WithValue(r.Context(), controllerKey{}, http.NewResponseController(w)))
+			}
+			next.ServeHTTP(w, r)
+		}))
+	}, nil
+}
+
+// bounded is send with a time limit on each frame. Without it a watcher that does not read would hold its stream, and us, for as long as its
+// connection answers pings.
+func bounded(ctx context.Context, send watch.Send) watch.Send {
+	controller, ok := ctx.Value(controllerKey{}).(*http.ResponseController)
+	if !ok {
+		return send
+	}
+	return func(frame *readmodelv1.WatchResponse) error {
+		// A transport without deadlines keeps the stream as it is.
+		_ = controller.SetWriteDeadline(time.Now().Add(sendLimit))
+		err := send(frame)
+		_ = controller.SetWriteDeadline(time.Time{})
+		return err
+	}
+}

@@ -1,0 +1,332 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/watch"
+)
+
+// Owners are the services that decide. Their clients assert the person of the context.
+type Owners struct {
+	Workspaces lifecyclev1connect.WorkspaceServiceClient
+	Tasks      lifecyclev1connect.TaskServiceClient
+	Gates      lifecyclev1connect.GateServiceClient
+	Identities recoveryv1connect.IdentityServiceClient
+	Policies   recoveryv1connect.PolicyServiceClient
+}
+
+// Probe looks whether a part of the mesh can be reached.
+type Probe struct {
+	Name  string
+	Check func(ctx context.Context) error
+}
+
+// Deps of both servers.
+type Deps struct {
+	Logger    *slog.Logger
+	Sessions  *Sessions
+	Projector *project.Projector
+	Reader    *view.Reader
+	Hub       *watch.Hub
+	Owners    Owners
+	Probes    []Probe
+}
+
+// Query serves QueryService.
+type Query struct {
+	deps   Deps
+	probed probes
+}
+
+// NewQuery makes the server.
+func NewQuery(deps Deps) *Query { return &Query{deps: deps} }
+
+// scopeOf is the scope of the person behind a call.
+func scopeOf(ctx context.Context) (view.Scope, error) {
+	p, ok := rpc.PersonFrom(ctx)
+	if !ok {
+		return view.Scope{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
+	}
+	return view.ScopeOf(p) //nolint:wrapcheck // it is the answer
+}
+
+// read waits for minPos and calls fn with a snapshot for the person behind the call.
+func (q *Query) read(ctx context.Context, minPos string, fn func(ctx context.Context, s *view.Snapshot) error) error {
+	scope, err := scopeOf(ctx)
+	if err != nil {
+		return err
+	}
+	if err := q.deps.Projector.WaitFor(ctx, minPos); err != nil {
+		return err //nolint:wrapcheck // it is the answer
+	}
+	return q.deps.Reader.Read(ctx, scope, fn) //nolint:wrapcheck // it is the answer
+}
+
+// pager is a request for a page.
+type pager interface {
+	GetMinPos() string
+	GetPageSize() int32
+	GetPageToken() string
+}
+
+// list answers a page of what fn lists.
+func list[T any](ctx context.Context, q *Query, req pager, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, string, error) {
+	var items []T
+	var next string
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		items, next, err = fn(ctx, s, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
+		return err
+	})
+	return items, next, err
+}
+
+// WhoAmI answers the person behind the session.
+func (q *Query) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse, error) {
+	session, err := q.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	version, _ := obs.Build()
+	return &readmodelv1.WhoAmIResponse{
+		Subject: session.Person.Subject, TenantId: session.Person.TenantID, Roles: session.Person.Roles,
+		ExpiresAt: timestamppb.New(session.ExpiresAt), Version: version,
+	}, nil
+}
+
+// session is the whole session behind a call.
+func (q *Query) session(ctx context.Context) (Session, error) {
+	header := http.Header{}
+	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		header = info.RequestHeader()
+	}
+	return q.deps.Sessions.FromHeader(ctx, header)
+}
+
+// ListNodes lists the fleet.
+func (q *Query) ListNodes(ctx context.Context, req *readmodelv1.ListNodesRequest) (*readmodelv1.ListNodesResponse, error) {
+	f := view.NodeFilter{ConnectedOnly: req.GetConnectedOnly(), Name: req.GetName(), IncludeRetired: req.GetIncludeRetired(), ID: req.GetNodeId()}
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Node, string, error) {
+		return s.Nodes(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListNodesResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetNode answers one node by id or name.
+func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*readmodelv1.GetNodeResponse, error) {
+	out := &readmodelv1.GetNodeResponse{}
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Node, err = s.Node(ctx, req.GetNode())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return out, err
+}
+
+// ListTenants lists tenants.
+func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsRequest) (*readmodelv1.ListTenantsResponse, error) {
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Tenant, string, error) {
+		return s.Tenants(ctx, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListTenantsResponse{Items: items, NextPageToken: next}, nil
+}
+
+// ListWorkspaces lists workspaces that the person may see.
+func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspacesRequest) (*readmodelv1.ListWorkspacesResponse, error) {
+	f := view.WorkspaceFilter{Tenant: req.GetTenant(), State: req.GetState()}
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
+		return s.Workspaces(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetWorkspace answers one workspace.
+func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
+	out := &readmodelv1.GetWorkspaceResponse{}
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Workspace, err = s.Workspace(ctx, req.GetWorkspace())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return out, err
+}
+
+// GetTimeline answers the runs and step attempts of a workspace.
+func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineRequest) (*readmodelv1.GetTimelineResponse, error) {
+	var out *readmodelv1.GetTimelineResponse
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out, err = s.Timeline(ctx, req.GetWorkspace())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return out, err
+}
+
+// GetActions asks the owner which verbs are possible now.
+func (q *Query) GetActions(ctx context.Context, req *readmodelv1.GetActionsRequest) (*readmodelv1.GetActionsResponse, error) {
+	var id string
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		w, err := s.Workspace(ctx, req.GetWorkspace())
+		id = w.GetWorkspaceId()
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	answer, err := q.deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: id})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.GetActionsResponse{Actions: answer.GetActions()}, nil
+}
+
+// ListTasks lists tasks.
+func (q *Query) ListTasks(ctx context.Context, req *readmodelv1.ListTasksRequest) (*readmodelv1.ListTasksResponse, error) {
+	f := view.TaskFilter{WorkspaceID: req.GetWorkspaceId(), State: req.GetState(), CurrentOnly: req.GetCurrentOnly()}
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Task, string, error) {
+		if req.GetNode() != "" {
+			n, err := s.Node(ctx, req.GetNode())
+			if err != nil {
+				return nil, "", err //nolint:wrapcheck // it is the answer
+			}
+			f.NodeID = n.GetNodeId()
+		}
+		return s.Tasks(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListTasksResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetTask answers one task with every transition.
+func (q *Query) GetTask(ctx context.Context, req *readmodelv1.GetTaskRequest) (*readmodelv1.GetTaskResponse, error) {
+	out := &readmodelv1.GetTaskResponse{}
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Task, err = s.Task(ctx, req.GetTaskId())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return out, err
+}
+
+// ListInstances lists launched boxes.
+func (q *Query) ListInstances(ctx context.Context, req *readmodelv1.ListInstancesRequest) (*readmodelv1.ListInstancesResponse, error) {
+	f := view.BoxFilter{WorkspaceID: req.GetWorkspaceId(), LiveOnly: req.GetLiveOnly()}
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Instance, string, error) {
+		return s.Instances(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListInstancesResponse{Items: items, NextPageToken: next}, nil
+}
+
+// ListClaims lists resource claims.
+func (q *Query) ListClaims(ctx context.Context, req *readmodelv1.ListClaimsRequest) (*readmodelv1.ListClaimsResponse, error) {
+	f := view.BoxFilter{WorkspaceID: req.GetWorkspaceId(), Orphaned: req.GetOrphanedOnly(), Released: req.GetIncludeReleased()}
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Claim, string, error) {
+		return s.Claims(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListClaimsResponse{Items: items, NextPageToken: next}, nil
+}
+
+// ListAllocations lists allocations.
+func (q *Query) ListAllocations(ctx context.Context, req *readmodelv1.ListAllocationsRequest) (*readmodelv1.ListAllocationsResponse, error) {
+	f := view.BoxFilter{WorkspaceID: req.GetWorkspaceId()}
+	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Allocation, string, error) {
+		return s.Allocations(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListAllocationsResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetPolicy lists the policy keys, as their owner has them.
+func (q *Query) GetPolicy(ctx context.Context, req *readmodelv1.GetPolicyRequest) (*readmodelv1.GetPolicyResponse, error) {
+	answer, err := q.deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{Key: req.GetKey()})
+	if err != nil {
+		return nil, ownerError("recovery", err)
+	}
+	return &readmodelv1.GetPolicyResponse{Items: answer.GetKeys()}, nil
+}
+
+// ExplainReason tells what a reason means and what to do.
+func (q *Query) ExplainReason(_ context.Context, req *readmodelv1.ExplainReasonRequest) (*readmodelv1.ExplainReasonResponse, error) {
+	rows, err := view.Explain(req.GetCode())
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it is the answer
+	}
+	return &readmodelv1.ExplainReasonResponse{Items: rows}, nil
+}
+
+// Watch sends a snapshot, a marker, then changes.
+func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream *connect.ServerStream[readmodelv1.WatchResponse]) error {
+	session, err := q.session(ctx)
+	if err != nil {
+		return err
+	}
+	scope, err := view.ScopeOf(session.Person)
+	if err != nil {
+		return err //nolint:wrapcheck // it is the answer
+	}
+	fleet := slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_NODES) || slices.Contains(req.GetTopics(), readmodelv1.Topic_TOPIC_TASKS)
+	if fleet && !session.Person.Has("operator", "security", "viewer") {
+		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow to watch nodes or tasks")
+	}
+	topics := slices.Compact(slices.Sorted(slices.Values(req.GetTopics())))
+	f := watch.Filter{Scope: scope, Topics: topics}
+	err = q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		if req.GetWorkspace() != "" {
+			w, err := s.Workspace(ctx, req.GetWorkspace())
+			if err != nil {
+				return err //nolint:wrapcheck // it is the answer
+			}
+			f.WorkspaceID = w.GetWorkspaceId()
+		}
+		if req.GetNode() != "" {
+			n, err := s.Node(ctx, req.GetNode())
+			if err != nil {
+				return err //nolint:wrapcheck // it is the answer
+			}
+			f.NodeID = n.GetNodeId()
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return q.deps.Hub.Serve(ctx, watch.Request{ //nolint:wrapcheck // it is the answer
+		Filter: f, Resume: req.GetResumeToken(), Alive: func(ctx context.Context) error { return q.deps.Sessions.Check(ctx, session) },
+	}, bounded(ctx, stream.Send))
+}

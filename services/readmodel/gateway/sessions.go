@@ -1,0 +1,198 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+const (
+	tokenPrefix = "gps_"
+	secretSize  = 32
+	// sessionMax is the longest life of a session.
+	sessionMax = 30 * 24 * time.Hour
+)
+
+// Session is a person's, as a token proved it.
+type Session struct {
+	ID        string
+	Person    rpc.Person
+	ExpiresAt time.Time
+}
+
+// Sessions are the people's sessions of the mesh.
+type Sessions struct{ db pg.Querier }
+
+// NewSessions makes them over readmodel's database.
+func NewSessions(db pg.Querier) *Sessions { return &Sessions{db: db} }
+
+// IssuePersonSession makes a session and answers its token, which is stored nowhere. tenantID is empty for people of the operator; ttl is at most thirty
+// days. db logs in as readmodel or the owner. Whoever calls has authenticated the person.
+func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
+	if subject == "" || len(roles) == 0 || ttl <= 0 || ttl > sessionMax {
+		return "", errors.New("issue session: a subject, a role and a life of at most thirty days are needed")
+	}
+	for _, role := range roles {
+		if !slices.Contains(rpc.Roles(), role) {
+			return "", fmt.Errorf("issue session: %q is no role", role)
+		}
+	}
+	var tenant any
+	if tenantID != "" {
+		parsed, err := uuid.Parse(tenantID)
+		if err != nil {
+			return "", errors.New("issue session: the tenant is no id")
+		}
+		tenant = parsed.String()
+	} else if slices.Contains(roles, "tenant") {
+		return "", errors.New("issue session: a tenant's person has a tenant")
+	}
+	id, secret := ids.New(), make([]byte, secretSize)
+	if _, err := rand.Read(secret); err != nil {
+		return "", fmt.Errorf("issue session: %w", err)
+	}
+	token := tokenPrefix + strings.ReplaceAll(id, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(secret)
+	hash := sha256.Sum256([]byte(token))
+	_, err := db.Exec(ctx, `INSERT INTO readmodel.person_session (session_id, token_sha256, subject, tenant_id, roles, expires_at)
+		VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval)`, id, hash[:], subject, tenant, roles, ttl)
+	if err != nil {
+		return "", fmt.Errorf("issue session: %w", err)
+	}
+	return token, nil
+}
+
+// Authenticate is the rpc.Authenticator of the people's port.
+func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Header) (rpc.Person, error) {
+	session, err := s.FromHeader(ctx, header)
+	if err != nil {
+		return rpc.Person{}, err
+	}
+	return session.Person, nil
+}
+
+// FromHeader answers the session of a request's bearer token. Every way in which it is not good is the same fault unauthenticated.
+func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session, error) {
+	values := header.Values("Authorization")
+	if len(values) != 1 {
+		return Session{}, refused("none, or more than one, authorization was sent")
+	}
+	scheme, token, ok := strings.Cut(values[0], " ")
+	if !ok || !strings.EqualFold(scheme, "Bearer") {
+		return Session{}, refused("the authorization is no bearer token")
+	}
+	id, err := sessionID(token)
+	if err != nil {
+		return Session{}, err
+	}
+	hash := sha256.Sum256([]byte(token))
+	session, stored, err := s.read(ctx, id)
+	if err != nil {
+		return Session{}, err
+	}
+	if subtle.ConstantTimeCompare(stored, hash[:]) != 1 {
+		return Session{}, refused("the secret is wrong")
+	}
+	return session, nil
+}
+
+// Check answers whether a session still is what it was: alive, of the same person, with the same roles.
+func (s *Sessions) Check(ctx context.Context, was Session) error {
+	now, _, err := s.read(ctx, was.ID)
+	if err != nil {
+		return err
+	}
+	if now.Person.Subject != was.Person.Subject || now.Person.TenantID != was.Person.TenantID || !slices.Equal(now.Person.Roles, was.Person.Roles) {
+		return refused("the person's rights have changed")
+	}
+	return nil
+}
+
+// Revoke ends one session. It answers fault not_found if there is none that lives.
+func (s *Sessions) Revoke(ctx context.Context, id, by string) error {
+	tag, err := s.db.Exec(ctx, `UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2
+		WHERE session_id = $1::uuid AND revoked_at IS NULL`, id, by)
+	if err != nil {
+		return fmt.Errorf("revoke session: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such session")
+	}
+	return nil
+}
+
+// RevokeSubject ends all sessions of a person and answers how many.
+func (s *Sessions) RevokeSubject(ctx context.Context, subject, by string) (int64, error) {
+	tag, err := s.db.Exec(ctx, `UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2
+		WHERE subject = $1 AND revoked_at IS NULL`, subject, by)
+	if err != nil {
+		return 0, fmt.Errorf("revoke sessions: %w", err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// Sweep forgets sessions that ended more than a week ago.
+func (s *Sessions) Sweep(ctx context.Context) error {
+	if _, err := s.db.Exec(ctx, "DELETE FROM readmodel.person_session WHERE expires_at < mesh.clock() - interval '7 days'"); err != nil {
+		return fmt.Errorf("sweep sessions: %w", err)
+	}
+	return nil
+}
+
+// read answers a session that lives, and the hash of its token.
+func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
+	session, hash := Session{ID: id}, []byte(nil)
+	err := s.db.QueryRow(ctx, `SELECT p.token_sha256, p.subject, COALESCE(p.tenant_id::text, ''), p.roles, p.expires_at
+		FROM readmodel.person_session p WHERE p.session_id = $1::uuid AND p.revoked_at IS NULL AND p.expires_at > mesh.clock()`, id).
+		Scan(&hash, &session.Person.Subject, &session.Person.TenantID, &session.Person.Roles, &session.ExpiresAt)
+	switch {
+	case pg.IsNoRows(err):
+		return Session{}, nil, refused("there is no such session, or it has ended")
+	case pg.IsConnError(err):
+		return Session{}, nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "sessions cannot be checked now", fault.RetryAfter(time.Second), fault.Cause(err))
+	case err != nil:
+		return Session{}, nil, fmt.Errorf("read session: %w", err)
+	}
+	return session, hash, nil
+}
+
+// sessionID reads a token's form. The token is in no error.
+func sessionID(token string) (string, error) {
+	rest, ok := strings.CutPrefix(token, tokenPrefix)
+	raw, secret, cut := strings.Cut(rest, "_")
+	if !ok || !cut || len(raw) != 32 || strings.ToLower(raw) != raw {
+		return "", refused("the token is malformed")
+	}
+	decoded, err := base64.RawURLEncoding.Strict().DecodeString(secret)
+	if err != nil || len(decoded) != secretSize {
+		return "", refused("the token's secret is malformed")
+	}
+	if _, err := hex.DecodeString(raw); err != nil {
+		return "", refused("the token's id is malformed")
+	}
+	parsed, err := uuid.Parse(raw)
+	if err != nil {
+		return "", refused("the token's id is malformed")
+	}
+	return parsed.String(), nil
+}
+
+func refused(why string) error {
+	return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "", fault.Cause(errors.New(why)))
+}

@@ -1,0 +1,335 @@
+package readmodel_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// owners stand for lifecycle and recovery: they verify the person as the real ones do, and keep what they were asked.
+type owners struct {
+	lifecyclev1connect.UnimplementedWorkspaceServiceHandler
+	lifecyclev1connect.UnimplementedTaskServiceHandler
+	lifecyclev1connect.UnimplementedGateServiceHandler
+	recoveryv1connect.UnimplementedIdentityServiceHandler
+	recoveryv1connect.UnimplementedPolicyServiceHandler
+
+	mu    sync.Mutex
+	asked []asked
+	fail  error
+}
+
+type asked struct {
+	person  rpc.Person
+	message proto.Message
+}
+
+func (o *owners) note(ctx context.Context, m proto.Message) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	p, _ := rpc.PersonFrom(ctx)
+	o.asked = append(o.asked, asked{person: p, message: m})
+	return o.fail
+}
+
+func (o *owners) take() []asked {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := o.asked
+	o.asked = nil
+	return out
+}
+
+func (o *owners) refuse(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.fail = err
+}
+
+func (o *owners) CreateTenant(ctx context.Context, r *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
+	return &lifecyclev1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{Name: r.GetName()}, Pos: "pos"}, o.note(ctx, r)
+}
+
+func (o *owners) RequestOperation(ctx context.Context, r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
+	return &lifecyclev1.RequestOperationResponse{Operation: &lifecyclev1.Operation{Kind: r.GetKind(), WorkspaceId: r.GetWorkspaceId(), Pos: "pos"}}, o.note(ctx, r)
+}
+
+func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
+	return &lifecyclev1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Possible: true}}}, o.note(ctx, r)
+}
+
+func (o *owners) EnqueueProbe(ctx context.Context, r *lifecyclev1.EnqueueProbeRequest) (*lifecyclev1.EnqueueProbeResponse, error) {
+	return &lifecyclev1.EnqueueProbeResponse{Task: &lifecyclev1.Task{NodeId: r.GetNodeId()}}, o.note(ctx, r)
+}
+
+func (o *owners) ChangeTask(ctx context.Context, r *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse, error) {
+	return &lifecyclev1.ChangeTaskResponse{Task: &lifecyclev1.Task{TaskId: r.GetTaskId()}}, o.note(ctx, r)
+}
+
+func (o *owners) SetCordon(ctx context.Context, r *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse, error) {
+	return &lifecyclev1.SetCordonResponse{Gate: &lifecyclev1.NodeGate{NodeId: r.GetNodeId(), Cordoned: r.GetCordoned()}}, o.note(ctx, r)
+}
+
+func (o *owners) IssueBootstrap(ctx context.Context, r *recoveryv1.IssueBootstrapRequest) (*recoveryv1.IssueBootstrapResponse, error) {
+	return &recoveryv1.IssueBootstrapResponse{NodeId: r.GetName(), Token: "gbt"}, o.note(ctx, r)
+}
+
+func (o *owners) ChangeIdentity(ctx context.Context, r *recoveryv1.ChangeIdentityRequest) (*recoveryv1.ChangeIdentityResponse, error) {
+	return &recoveryv1.ChangeIdentityResponse{Node: &recoveryv1.NodeIdentity{NodeId: r.GetNodeId()}}, o.note(ctx, r)
+}
+
+func (o *owners) GetPolicy(ctx context.Context, r *recoveryv1.GetPolicyRequest) (*recoveryv1.GetPolicyResponse, error) {
+	return &recoveryv1.GetPolicyResponse{Keys: []*recoveryv1.PolicyKey{{Key: "saga.retry_limit", Value: "3"}}}, o.note(ctx, r)
+}
+
+func (o *owners) SetPolicy(ctx context.Context, r *recoveryv1.SetPolicyRequest) (*recoveryv1.SetPolicyResponse, error) {
+	return &recoveryv1.SetPolicyResponse{Key: &recoveryv1.PolicyKey{Key: r.GetKey(), Value: r.GetValue()}}, o.note(ctx, r)
+}
+
+// kit is a running replica over a synthetic mesh.
+type kit struct {
+	*projecttest.World
+
+	t           *testing.T
+	authorities *rpctest.Authorities
+	owners      *owners
+	service     *readmodel.Service
+	config      readmodel.Config
+}
+
+func newKit(t *testing.T) *kit {
+	t.Helper()
+	testkit.IO(t)
+	k := &kit{World: projecttest.NewWorld(t), t: t, authorities: rpctest.NewAuthorities(t), owners: &owners{}}
+	k.config = k.configure()
+	k.service = k.start(k.config)
+	k.settle()
+	return k
+}
+
+// settle waits until everything that is numbered is projected.
+func (k *kit) settle() {
+	k.t.Helper()
+	pool := k.DB.Pool(pg.RoleReadmodel)
+	testkit.Eventually(k.t, 10*time.Second, func() error {
+		cursor, err := project.Position(testkit.Context(k.t), pool)
+		if err != nil {
+			return err
+		}
+		horizon, err := events.Horizon(testkit.Context(k.t), pool)
+		if err == nil && cursor < horizon {
+			err = fmt.Errorf("projected %d of %d", cursor, horizon)
+		}
+		return err
+	})
+}
+
+func (k *kit) check(err error) {
+	k.t.Helper()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *kit) configure() readmodel.Config {
+	k.t.Helper()
+	dir := k.t.TempDir()
+	secret := func(name, text string) config.SecretFile {
+		path := filepath.Join(dir, name)
+		k.check(os.WriteFile(path, []byte(text+"\n"), 0o600))
+		return config.SecretFile(path)
+	}
+	k.check(k.authorities.Services.IssueToDir("readmodel", dir, time.Hour))
+	cfg := readmodel.Default()
+	cfg.TrustDomain = rpctest.TrustDomain
+	cfg.DatabaseURLFile = secret("database", k.DB.URL(pg.RoleReadmodel))
+	cfg.SequencerURLFile = secret("sequencer", k.DB.URL(pg.RoleSequencer))
+	identity := filepath.Join(dir, pki.IdentityFile)
+	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile = identity, identity, filepath.Join(dir, pki.BundleFile)
+	cfg.AssertionKeyFile = filepath.Join(dir, "assertion.key")
+	cfg.PeopleHosts = []string{"localhost", "127.0.0.1"}
+	key, err := pki.LoadOrCreateSigningKey(cfg.AssertionKeyFile)
+	k.check(err)
+	keys, err := rpc.NewAsserter(key, nil).KeySet()
+	k.check(err)
+	cfg.Peers.Lifecycle = k.owner("lifecycle", keys, func(s *rpc.Server) {
+		k.mount(s)(lifecyclev1connect.NewWorkspaceServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(lifecyclev1connect.NewTaskServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(lifecyclev1connect.NewGateServiceHandler(k.owners, s.HandlerOptions()...))
+	})
+	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *rpc.Server) {
+		k.mount(s)(recoveryv1connect.NewIdentityServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewPolicyServiceHandler(k.owners, s.HandlerOptions()...))
+	})
+	return cfg
+}
+
+func (k *kit) mount(s *rpc.Server) func(string, http.Handler) {
+	return func(path string, h http.Handler) {
+		k.t.Helper()
+		k.check(s.Mount(path, h))
+	}
+}
+
+func (k *kit) owner(name string, keys *pki.KeySet, mount func(*rpc.Server)) string {
+	k.t.Helper()
+	server, err := rpc.NewServer(k.t.Context(), rpc.ServerDeps{
+		Logger: testkit.Logger(k.t), Persons: rpc.NewPersonVerifier(keys, nil),
+	}, rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: k.authorities.ServerTLS(k.t, name)})
+	k.check(err)
+	mount(server)
+	rpctest.Run(k.t, server)
+	return server.Addr().String()
+}
+
+func (k *kit) start(cfg readmodel.Config) *readmodel.Service {
+	k.t.Helper()
+	registry, err := obs.NewRegistry()
+	k.check(err)
+	s, err := readmodel.New(k.t.Context(), readmodel.Deps{Logger: testkit.Logger(k.t), Registry: registry}, cfg)
+	k.check(err)
+	ctx, cancel := context.WithCancel(k.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	k.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			k.t.Errorf("run: %v", err)
+		}
+	})
+	return s
+}
+
+func (k *kit) url() string { return "https://" + k.service.PeopleAddr() }
+
+// token issues a session.
+func (k *kit) token(tenantID string, roles ...string) string {
+	k.t.Helper()
+	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), "person@"+tenantID, tenantID, roles, time.Hour)
+	k.check(err)
+	return token
+}
+
+// bearer adds a token to every request.
+type bearer struct {
+	token string
+	inner http.RoundTripper
+}
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	if b.token != "" {
+		r.Header.Set("Authorization", "Bearer "+b.token)
+	}
+	return b.inner.RoundTrip(r)
+}
+
+// http is a person's client, over HTTP/2 or HTTP/1.1.
+func (k *kit) http(token string, two bool) *http.Client {
+	k.t.Helper()
+	roots := x509.NewCertPool()
+	for _, c := range k.authorities.Services.Roots() {
+		roots.AddCert(c)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(!two)
+	protocols.SetHTTP2(two)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}, Protocols: protocols}
+	k.t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: bearer{token: token, inner: transport}}
+}
+
+func (k *kit) query(token string, opts ...connect.ClientOption) readmodelv1connect.QueryServiceClient {
+	k.t.Helper()
+	return readmodelv1connect.NewQueryServiceClient(k.http(token, true), k.url(), opts...)
+}
+
+func (k *kit) command(token string) readmodelv1connect.CommandServiceClient {
+	k.t.Helper()
+	return readmodelv1connect.NewCommandServiceClient(k.http(token, true), k.url())
+}
+
+// answer is what a raw call was answered.
+type answer struct {
+	Status int
+	Body   string // without what is drawn for each request
+}
+
+// post calls a method with JSON over HTTP/1.1, as any script would.
+func (k *kit) post(client *http.Client, procedure string, m proto.Message) answer {
+	k.t.Helper()
+	body, err := protojson.Marshal(m)
+	k.check(err)
+	req, err := http.NewRequestWithContext(testkit.Context(k.t), http.MethodPost, k.url()+procedure, bytes.NewReader(body))
+	k.check(err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	k.check(err)
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	k.check(err)
+	return answer{Status: resp.StatusCode, Body: k.stable(raw)}
+}
+
+// stable replaces the correlation id in an error's details.
+func (k *kit) stable(raw []byte) string {
+	k.t.Helper()
+	var wire struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+		Details []struct {
+			Value string `json:"value"`
+		} `json:"details"`
+	}
+	if json.Unmarshal(raw, &wire) != nil || wire.Code == "" {
+		return string(raw)
+	}
+	out := []string{wire.Code + ": " + wire.Message}
+	for _, d := range wire.Details {
+		value, err := base64.RawStdEncoding.DecodeString(d.Value)
+		k.check(err)
+		denial := &commonv1.Denial{}
+		k.check(proto.Unmarshal(value, denial))
+		denial.CorrelationId = ""
+		text, err := proto.MarshalOptions{Deterministic: true}.Marshal(denial)
+		k.check(err)
+		out = append(out, denial.GetReason().String(), string(text))
+	}
+	return strings.Join(out, " ")
+}

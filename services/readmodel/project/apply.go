@@ -1,0 +1,335 @@
+package project
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Kinds of events that are projected. `policy.changed` is none of them: the keys are asked of their owner.
+const (
+	KindNode        = "node_identity.changed"
+	KindSession     = "session.changed"
+	KindReplica     = "replica.beat"
+	KindGate        = "gate.changed"
+	KindTenant      = "tenant.changed"
+	KindWorkspace   = "workspace.changed"
+	KindRun         = "run.changed"
+	KindStep        = "step.changed"
+	KindAllocation  = "allocation.changed"
+	KindInstance    = "instance.changed"
+	KindClaim       = "claim.changed"
+	KindTask        = "task.changed"
+	KindObservation = "workload.observed"
+)
+
+// Kinds answers all of them.
+func Kinds() []string {
+	return []string{
+		KindNode, KindSession, KindReplica, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
+		KindTask, KindObservation,
+	}
+}
+
+// applier puts events into one set of tables.
+type applier struct{ sql statements }
+
+// row is what one event makes of one table, in the order of columnsOf.
+type row struct {
+	table  string
+	values []any
+}
+
+// apply implements events.Apply.
+func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	rows, err := rowsOf(r)
+	if err != nil {
+		return fmt.Errorf("project %s: %w", r.Kind, err)
+	}
+	for _, w := range rows {
+		tag, err := tx.Exec(ctx, a.sql.upserts[w.table], w.values...)
+		if err != nil {
+			return fmt.Errorf("project %s into %s: %w", r.Kind, w.table, err)
+		}
+		if w.table == "session" && tag.RowsAffected() > 0 {
+			if _, err := tx.Exec(ctx, a.sql.prune, w.values[2]); err != nil {
+				return fmt.Errorf("prune sessions: %w", err)
+			}
+		}
+	}
+	return events.Later(failpoint.Hit("readmodel.project.before_commit")) //nolint:wrapcheck // no fault of the event
+}
+
+// rowsOf is the whole mapping from events to rows.
+func rowsOf(r events.Record) ([]row, error) {
+	switch r.Kind {
+	case KindNode:
+		return nodeRow(r)
+	case KindSession:
+		return sessionRow(r)
+	case KindReplica:
+		return replicaRow(r)
+	case KindGate:
+		m, err := decode(r, &lifecyclev1.NodeGate{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "gate", []any{key(m.GetNodeId()), r.AggregateVersion, r.Payload})
+	case KindTenant:
+		m, err := decode(r, &lifecyclev1.Tenant{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "tenant", []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), r.Payload})
+	case KindWorkspace:
+		m, err := decode(r, &lifecyclev1.Workspace{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "workspace", []any{
+			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), r.Payload,
+		})
+	case KindRun:
+		m, err := decode(r, &lifecyclev1.Run{})
+		if err != nil {
+			return nil, err
+		}
+		return runRows(r, m)
+	case KindStep:
+		return stepRow(r)
+	case KindAllocation:
+		m, err := decode(r, &lifecyclev1.Allocation{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "allocation", []any{key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), r.Payload})
+	case KindInstance:
+		m, err := decode(r, &lifecyclev1.Instance{})
+		if err != nil {
+			return nil, err
+		}
+		live := m.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED
+		return one(r, "instance", []any{key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), live, r.Payload})
+	case KindClaim:
+		m, err := decode(r, &lifecyclev1.Claim{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "claim", []any{
+			key(m.GetClaimId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), m.GetReleasedAt() != nil,
+			m.GetOrphanedAt() != nil, r.Payload,
+		})
+	case KindTask:
+		return taskRows(r)
+	case KindObservation:
+		m, err := decode(r, &nodev1.Observation{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "observation", []any{key(m.GetWorkspaceId()), r.AggregateVersion, ref(r.NodeID), r.Payload})
+	default:
+		return nil, nil // nothing of ours
+	}
+}
+
+func nodeRow(r events.Record) ([]row, error) {
+	m, err := decode(r, &recoveryv1.NodeIdentity{})
+	if err != nil {
+		return nil, err
+	}
+	return one(r, "node", []any{key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()), ref(m.GetTenantId()), r.Payload})
+}
+
+func sessionRow(r events.Record) ([]row, error) {
+	m, err := decode(r, &nodev1.SessionChanged{})
+	if err != nil {
+		return nil, err
+	}
+	return one(r, "session", []any{
+		key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(), names.Of(m.GetState()),
+		Serving(m), r.CreatedAt, r.Payload,
+	})
+}
+
+func replicaRow(r events.Record) ([]row, error) {
+	m, err := decode(r, &nodev1.ReplicaBeat{})
+	if err != nil {
+		return nil, err
+	}
+	if m.GetBeatAt() == nil {
+		return nil, errors.New("the beat has no time")
+	}
+	started := moment(m.GetStartedAt())
+	if started == nil {
+		started = moment(m.GetBeatAt())
+	}
+	return one(r, "replica", []any{key(m.GetReplicaId()), r.AggregateVersion, started, moment(m.GetBeatAt()), m.GetLeaving(), r.Payload})
+}
+
+func stepRow(r events.Record) ([]row, error) {
+	m, err := decode(r, &lifecyclev1.StepAttempt{})
+	if err != nil {
+		return nil, err
+	}
+	return attempt(r, m, r.AggregateVersion, r.Payload)
+}
+
+func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body json.RawMessage) ([]row, error) {
+	return one(r, "step", []any{
+		key(m.GetRunId()), m.GetStep(), names.Of(m.GetDirection()), m.GetAttempt(), version, key(m.GetWorkspaceId()),
+		m.GetStalled() && OpenAttempt(m.GetState()), body,
+	})
+}
+
+// runRows splits a run's event into the run and the attempts that changed with it.
+func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
+	steps := m.GetChangedSteps()
+	m.ChangedSteps = nil
+	body, err := encode(m)
+	if err != nil {
+		return nil, err
+	}
+	out, err := one(r, "run", []any{
+		key(m.GetRunId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), LiveRun(m.GetState()), body,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range steps {
+		if body, err = encode(s); err != nil {
+			return nil, err
+		}
+		rows, err := attempt(r, s, s.GetVersion(), body)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, rows...)
+	}
+	return out, nil
+}
+
+func taskRows(r events.Record) ([]row, error) {
+	m, err := decode(r, &lifecyclev1.TaskChanged{})
+	if err != nil {
+		return nil, err
+	}
+	task := m.GetTask()
+	body, err := encode(task)
+	if err != nil {
+		return nil, err
+	}
+	id := key(task.GetTaskId())
+	rows, err := one(r, "task", []any{
+		id, r.AggregateVersion, key(task.GetNodeId()), ref(task.GetWorkspaceId()), ref(task.GetTenantId()), names.Of(task.GetState()),
+		moment(task.GetExpiresAt()), body,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for n, t := range m.GetTransitions() {
+		if body, err = encode(t); err != nil {
+			return nil, err
+		}
+		rows = append(rows, row{table: "task_transition", values: []any{id, r.AggregateVersion, n, body}})
+	}
+	return rows, nil
+}
+
+// one makes the rows of an event that has one. A payload without its own id is poison.
+func one(r events.Record, name string, values []any) ([]row, error) {
+	if r.AggregateVersion <= 0 {
+		return nil, errors.New("the event has no version")
+	}
+	for i := range tables[name].key {
+		if values[i] == nil {
+			return nil, fmt.Errorf("the payload has no %s", tables[name].key[i])
+		}
+	}
+	return []row{{table: name, values: values}}, nil
+}
+
+func decode[M proto.Message](r events.Record, m M) (M, error) {
+	err := r.Decode(m)
+	return m, err //nolint:wrapcheck // wrapped by apply
+}
+
+func encode(m proto.Message) (json.RawMessage, error) {
+	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode row: %w", err)
+	}
+	return body, nil
+}
+
+// Decode reads a row's body as it was projected.
+func Decode(body []byte, m proto.Message) error {
+	if len(body) == 0 {
+		return nil
+	}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, m); err != nil {
+		return fmt.Errorf("decode projected row: %w", err)
+	}
+	return nil
+}
+
+// key is an id that must be there and must be one; otherwise it is nil, which the column refuses.
+func key(id string) any { return ref(id) }
+
+// ref is an id that may be missing. One that is malformed is left to the column to refuse.
+func ref(id string) any {
+	if id == "" {
+		return nil
+	}
+	if parsed, err := uuid.Parse(id); err == nil {
+		return parsed.String()
+	}
+	return id
+}
+
+func moment(t *timestamppb.Timestamp) any {
+	if t == nil {
+		return nil
+	}
+	return t.AsTime().Truncate(time.Microsecond) // what the column holds
+}
+
+// Serving says whether a session carries its node: it is admitted, or drains after it was, and is on time.
+func Serving(s *nodev1.SessionChanged) bool {
+	switch s.GetState() { //nolint:exhaustive // the others do not serve
+	case commonv1.SessionState_SESSION_STATE_ADMITTED, commonv1.SessionState_SESSION_STATE_DRAINING:
+		return !s.GetLate()
+	default:
+		return false
+	}
+}
+
+// LiveRun says whether a run still owns its workspace.
+func LiveRun(state commonv1.RunState) bool {
+	return state != commonv1.RunState_RUN_STATE_SUCCEEDED && state != commonv1.RunState_RUN_STATE_FAILED
+}
+
+// OpenAttempt says whether an attempt is under way.
+func OpenAttempt(state commonv1.AttemptState) bool {
+	return state == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || state == commonv1.AttemptState_ATTEMPT_STATE_WAITING
+}
+
+// StepID is the aggregate id of an attempt, as lifecycle spells it.
+func StepID(m *lifecyclev1.StepAttempt) string {
+	return fmt.Sprintf("%s/%d/%s/%d", m.GetRunId(), m.GetStep(), names.Of(m.GetDirection()), m.GetAttempt())
+}

@@ -1,0 +1,195 @@
+package project_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func text(t *testing.T, l *projecttest.Log, sql string, args ...any) string {
+	t.Helper()
+	var got string
+	must(t, l.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(t), sql, args...).Scan(&got))
+	return got
+}
+
+// The entities come in every order, twice, with an old version last: the highest version stands, and the rebuild agrees.
+func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	w := projecttest.NewWorld(t)
+	p := w.Projector()
+	type put struct {
+		m       proto.Message
+		version int64
+	}
+	var puts []put
+	workspace := &lifecyclev1.Workspace{
+		WorkspaceId: w.A.WorkspaceID, TenantId: w.A.ID, Tenant: "alpha", Name: w.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1,
+	}
+	late := ids.New()
+	for v := int64(2); v < 8; v++ {
+		workspace.Epoch = v
+		puts = append(puts, put{proto.Clone(workspace), v},
+			put{&nodev1.SessionChanged{
+				SessionId: w.A.SessionID, NodeId: w.A.NodeID, ReplicaId: w.Replica, Generation: 1, Late: v%2 == 0,
+				State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+			}, v},
+			put{&lifecyclev1.TaskChanged{
+				Task:        &lifecyclev1.Task{TaskId: w.A.TaskID, NodeId: w.A.NodeID, State: commonv1.TaskState_TASK_STATE_RUNNING, Attempt: int32(v)},
+				Transitions: []*lifecyclev1.TaskTransition{{State: commonv1.TaskState_TASK_STATE_DISPATCHED}, {State: commonv1.TaskState_TASK_STATE_RUNNING}},
+			}, v},
+			// A workspace whose tenant is not known yet.
+			put{&lifecyclev1.Workspace{
+				WorkspaceId: late, TenantId: ids.New(), Tenant: "later", Name: "early", State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING,
+			}, v})
+	}
+	puts = append(puts, puts...)
+	rand.Shuffle(len(puts), func(i, j int) { puts[i], puts[j] = puts[j], puts[i] })
+	for _, x := range puts {
+		w.AppendVersion(x.m, x.version)
+	}
+	w.Number()
+	must(t, p.Drain(ctx))
+	for sql, want := range map[string]string{
+		"SELECT version || ' ' || (body->>'epoch') FROM readmodel.workspace WHERE workspace_id = '" + w.A.WorkspaceID + "'": "7 7",
+		"SELECT version || ' ' || serving FROM readmodel.session WHERE session_id = '" + w.A.SessionID + "'":                "7 true",
+		"SELECT version || ' ' || (body->>'attempt') FROM readmodel.task WHERE task_id = '" + w.A.TaskID + "'":              "7 7",
+		"SELECT count(*)::text FROM readmodel.task_transition WHERE task_id = '" + w.A.TaskID + "'":                         "13",
+		"SELECT version::text FROM readmodel.workspace WHERE workspace_id = '" + late + "'":                                 "7",
+	} {
+		if got := text(t, w.Log, sql); got != want {
+			t.Errorf("%s = %q, want %q", sql, got, want)
+		}
+	}
+	report, err := p.Verify(ctx)
+	must(t, err)
+	if !report.Equal() || report.Events == 0 {
+		t.Fatalf("rebuild differs: %+v", report)
+	}
+
+	// A row changed behind the projection's back is found, and a rebuild mends it.
+	_, err = w.DB.Pool(pg.RoleReadmodel).Exec(ctx, "UPDATE readmodel.workspace SET state = 'failed' WHERE workspace_id = $1", late)
+	must(t, err)
+	report, err = p.Verify(ctx)
+	must(t, err)
+	want := []project.Difference{{Table: "workspace", Missing: 1, Surplus: 1, Example: late}}
+	if diff := cmp.Diff(want, report.Differences); diff != "" {
+		t.Fatalf("differences (-want +got):\n%s", diff)
+	}
+	_, err = p.Rebuild(ctx)
+	must(t, err)
+	if report, err = p.Verify(ctx); err != nil || !report.Equal() {
+		t.Fatalf("after rebuild: %+v, %v", report, err)
+	}
+}
+
+func TestPoisonIsParkedAndTheRestGoesOn(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	w := projecttest.NewWorld(t)
+	p := w.Projector()
+	for _, e := range []events.Event{
+		{Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.Workspace{Name: "no id"}},
+		{Kind: project.KindWorkspace, AggregateType: "workspace", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.Workspace{WorkspaceId: "no uuid", TenantId: w.A.ID}},
+		{Kind: project.KindGate, AggregateType: "gate", AggregateID: "x", Payload: &lifecyclev1.NodeGate{NodeId: w.Shared}}, // no version
+		{Kind: project.KindTask, AggregateType: "task", AggregateID: "x", AggregateVersion: 1, Payload: &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: ids.New(), NodeId: w.Shared}}},
+	} {
+		w.AppendRaw(pg.RoleLifecycle, e)
+	}
+	w.Append(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "after"})
+	w.Number()
+	must(t, p.Drain(ctx))
+	parked, err := p.Parked(ctx)
+	must(t, err)
+	if len(parked) != 4 {
+		t.Errorf("parked %d events, want 4: %+v", len(parked), parked)
+	}
+	if got := text(t, w.Log, "SELECT count(*)::text FROM readmodel.tenant WHERE name = 'after'"); got != "1" {
+		t.Error("the event after the poison did not take effect")
+	}
+	if report, err := p.Verify(ctx); err != nil || !report.Equal() || report.Parked != 4 {
+		t.Errorf("Verify = %+v, %v", report, err)
+	}
+}
+
+func TestPositionTokensAreWaitedFor(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	w := projecttest.NewWorld(t)
+	p := w.Projector()
+	must(t, p.Drain(ctx))
+	token := w.Put(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "new"})
+	began := time.Now()
+	err := p.WaitFor(ctx, token) // nobody applies
+	if !fault.Has(err, commonv1.Reason_REASON_POSITION_NOT_REACHED) {
+		t.Errorf("WaitFor = %v", err)
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("waited %s", took)
+	}
+	must(t, p.Drain(ctx))
+	must(t, p.WaitFor(ctx, token))
+	must(t, p.WaitFor(ctx, ""))
+	for _, bad := range []string{"x", ids.New()} {
+		if err := p.WaitFor(ctx, bad); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
+			t.Errorf("WaitFor(%q) = %v", bad, err)
+		}
+	}
+	must(t, p.CatchUp(ctx))
+}
+
+func TestOldClosedSessionsAreLetGo(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	l := projecttest.New(t)
+	p := l.Projector()
+	node := ids.New()
+	l.Append(&recoveryv1.NodeIdentity{NodeId: node, Name: "n", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE})
+	for g := int64(1); g <= 30; g++ {
+		s := &nodev1.SessionChanged{SessionId: ids.New(), NodeId: node, Generation: g, State: commonv1.SessionState_SESSION_STATE_ADMITTED, OpenedAt: timestamppb.Now()}
+		l.Append(s)
+		if g < 30 {
+			closed, ok := proto.Clone(s).(*nodev1.SessionChanged)
+			if !ok {
+				t.Fatal(errors.New("clone"))
+			}
+			closed.State = commonv1.SessionState_SESSION_STATE_CLOSED
+			l.Append(closed)
+		}
+	}
+	l.Number()
+	must(t, p.Drain(ctx))
+	if got := text(t, l, "SELECT min(generation) || '-' || max(generation) FROM readmodel.session"); got != "22-30" && got != "23-30" {
+		t.Errorf("kept %s", got)
+	}
+	if report, err := p.Verify(ctx); err != nil || !report.Equal() {
+		t.Errorf("Verify = %+v, %v", report, err)
+	}
+}

@@ -1,0 +1,164 @@
+package project
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// ConsumerName is the cursor's name.
+const ConsumerName = "projections"
+
+// Deps of a projector. Numbered and Wake are the process's own.
+type Deps struct {
+	Logger         *slog.Logger
+	DB             *pgxpool.Pool // logs in as readmodel
+	Numbered, Wake *events.Signal
+	Registerer     prometheus.Registerer
+}
+
+// Projector applies events to the tables.
+type Projector struct {
+	db       *pgxpool.Pool
+	logger   *slog.Logger
+	consumer *events.Consumer
+	applier  applier
+	advanced events.Signal
+	metrics  metrics
+}
+
+type metrics struct {
+	applied, parked prometheus.Counter
+	behind, waiting prometheus.Gauge
+	parkedNow       prometheus.Gauge
+}
+
+// New makes a projector; it does not touch the database.
+func New(deps Deps) (*Projector, error) {
+	p := &Projector{db: deps.DB, logger: deps.Logger, applier: applier{sql: newStatements("")}, metrics: metrics{
+		applied:   prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_events_total", Help: "Events that took effect in the projections."}),
+		parked:    prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_events_parked_total", Help: "Events that could not be projected and were passed over."}),
+		behind:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "projection_events_behind", Help: "Events that wait to be projected."}),
+		waiting:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "projection_lag_seconds", Help: "Age of the oldest event that is not projected."}),
+		parkedNow: prometheus.NewGauge(prometheus.GaugeOpts{Name: "projection_events_parked", Help: "Parked events that nobody has replayed."}),
+	}}
+	var errs []error
+	for _, c := range []prometheus.Collector{p.metrics.applied, p.metrics.parked, p.metrics.behind, p.metrics.waiting, p.metrics.parkedNow} {
+		if deps.Registerer != nil {
+			errs = append(errs, deps.Registerer.Register(c))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("register metrics of projections: %w", err)
+	}
+	var err error
+	p.consumer, err = events.NewConsumer(events.ConsumerDeps{
+		Pool: deps.DB, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
+		Committed: func(records []events.Record) {
+			p.metrics.applied.Add(float64(len(records)))
+			p.advanced.Notify()
+		},
+		Parked: func(events.Record, error) { p.metrics.parked.Inc() },
+	}, events.ConsumerConfig{Name: ConsumerName, Schema: "readmodel", Kinds: Kinds(), AsyncCommit: true})
+	if err != nil {
+		return nil, fmt.Errorf("build projections' consumer: %w", err)
+	}
+	return p, nil
+}
+
+// Run applies until ctx ends.
+func (p *Projector) Run(ctx context.Context) error {
+	return p.consumer.Run(ctx, p.applier.apply) //nolint:wrapcheck // it says whose
+}
+
+// Measure keeps the gauges of lag until ctx ends.
+func (p *Projector) Measure(ctx context.Context) error {
+	return app.Every(ctx, p.logger, "projection-lag", 5*time.Second, func(ctx context.Context) error { //nolint:wrapcheck // it says whose
+		lag, err := p.Lag(ctx)
+		if err != nil {
+			return err
+		}
+		p.metrics.behind.Set(float64(lag.Events + lag.Unnumbered))
+		p.metrics.waiting.Set(lag.Oldest.Seconds())
+		p.metrics.parkedNow.Set(float64(lag.Parked))
+		return nil
+	})
+}
+
+// Drain applies everything that is numbered, for tests and tools.
+func (p *Projector) Drain(ctx context.Context) error {
+	return p.consumer.Drain(ctx, p.applier.apply) //nolint:wrapcheck // it says whose
+}
+
+// Advanced fires after this process has committed projected events.
+func (p *Projector) Advanced() <-chan struct{} { return p.advanced.C() }
+
+// WaitFor waits until a command's position token is projected, at most two seconds. A token that is none of ours is fault invalid_argument; one that
+// was not reached in time is fault position_not_reached.
+func (p *Projector) WaitFor(ctx context.Context, token string) error {
+	err := p.consumer.WaitFor(ctx, token)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, events.ErrUnknownPosition):
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "min_pos is not a position that a command answered",
+			fault.Unmet("min_pos: unknown position"), fault.Cause(err))
+	case errors.Is(err, events.ErrBehind):
+		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond), fault.Cause(err))
+	default:
+		return fmt.Errorf("wait for min_pos: %w", err)
+	}
+}
+
+// CatchUp waits until what is committed now is projected, at most two seconds; it answers no error if that takes longer. It is for a lookup that
+// found nothing: the object may be newer than the projection.
+func (p *Projector) CatchUp(ctx context.Context) error {
+	var token string
+	err := p.db.QueryRow(ctx, "SELECT id::text FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1", Kinds()).Scan(&token)
+	if pg.IsNoRows(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the newest event: %w", err)
+	}
+	if err := p.consumer.WaitFor(ctx, token); err != nil && !errors.Is(err, events.ErrBehind) {
+		return fmt.Errorf("wait for the newest event: %w", err)
+	}
+	return nil
+}
+
+// Lag is how far the projection is behind the log.
+func (p *Projector) Lag(ctx context.Context) (events.Lag, error) {
+	return p.consumer.Lag(ctx) //nolint:wrapcheck // it says whose
+}
+
+// Parked lists the events that were passed over.
+func (p *Projector) Parked(ctx context.Context) ([]events.ParkedEvent, error) {
+	return p.consumer.Parked(ctx) //nolint:wrapcheck // it says whose
+}
+
+// Replay applies one parked event.
+func (p *Projector) Replay(ctx context.Context, pos int64) error {
+	return p.consumer.Replay(ctx, pos, p.applier.apply) //nolint:wrapcheck // it says whose
+}
+
+// Position is the cursor, on whichever replica it was moved.
+func Position(ctx context.Context, q pg.Querier) (int64, error) {
+	var pos int64
+	err := q.QueryRow(ctx, "SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)", ConsumerName).Scan(&pos)
+	if err != nil {
+		return 0, fmt.Errorf("read position of projections: %w", err)
+	}
+	return pos, nil
+}

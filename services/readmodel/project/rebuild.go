@@ -1,0 +1,152 @@
+package project
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Difference is a table that differs from its rebuild.
+type Difference struct {
+	Table string
+	// Missing rows are in the rebuild and not in the projection (or differ there); Surplus the reverse.
+	Missing, Surplus int64
+	// Example is the key of one of them.
+	Example string
+}
+
+// Report is what a rebuild found.
+type Report struct {
+	Position    int64 // of the cursor
+	Events      int64 // applied anew
+	Parked      int   // left out, as the projection did
+	Differences []Difference
+	Took        time.Duration
+}
+
+// Equal says whether projection and rebuild are the same.
+func (r Report) Equal() bool { return len(r.Differences) == 0 }
+
+// rebuildLock keeps rebuilds apart.
+const rebuildLock = 0x72656275
+
+// Verify makes a fresh projection from event 0 up to the cursor in scratch tables and compares it with the real one, in both directions. Everything
+// happens in one snapshot that is rolled back: nothing changes, and the projection goes on meanwhile.
+func (p *Projector) Verify(ctx context.Context) (Report, error) {
+	began := time.Now()
+	tx, err := p.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		return Report{}, fmt.Errorf("verify projections: %w", err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	scratch := applier{sql: newStatements(scratchPrefix)}
+	report, err := p.replay(ctx, tx, scratch, false)
+	if err != nil {
+		return Report{}, fmt.Errorf("verify projections: %w", err)
+	}
+	for _, name := range tableNames() {
+		d, err := compare(ctx, tx, name)
+		if err != nil {
+			return Report{}, fmt.Errorf("verify projections: %w", err)
+		}
+		if d.Missing+d.Surplus > 0 {
+			report.Differences = append(report.Differences, d)
+		}
+	}
+	report.Took = time.Since(began)
+	return report, nil
+}
+
+// Rebuild empties the projection and makes it anew up to the cursor, in one transaction: readers see the old one until then. The consumer waits
+// meanwhile.
+func (p *Projector) Rebuild(ctx context.Context) (Report, error) {
+	began := time.Now()
+	var report Report
+	err := pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		report, err = p.replay(ctx, tx, p.applier, true)
+		return err
+	})
+	if err != nil {
+		return Report{}, fmt.Errorf("rebuild projections: %w", err)
+	}
+	p.advanced.Notify()
+	report.Took = time.Since(began)
+	return report, nil
+}
+
+// replay applies events 0 to the cursor. With replace it holds the cursor and empties the tables first.
+func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bool) (Report, error) {
+	var report Report
+	if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', '0', true), pg_advisory_xact_lock($1)", rebuildLock); err != nil {
+		return report, fmt.Errorf("keep other rebuilds away: %w", err)
+	}
+	lock := ""
+	if replace {
+		lock = " FOR UPDATE"
+	}
+	err := tx.QueryRow(ctx, "SELECT pos FROM readmodel.event_cursor WHERE name = $1"+lock, ConsumerName).Scan(&report.Position)
+	if err != nil && !pg.IsNoRows(err) {
+		return report, fmt.Errorf("read cursor: %w", err)
+	}
+	if replace {
+		for _, name := range tableNames() {
+			if _, err := tx.Exec(ctx, "DELETE FROM "+a.sql.table(name)); err != nil {
+				return report, fmt.Errorf("empty %s: %w", name, err)
+			}
+		}
+	}
+	rows, err := tx.Query(ctx, "SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos", ConsumerName)
+	if err != nil {
+		return report, fmt.Errorf("read parked events: %w", err)
+	}
+	parked, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return report, fmt.Errorf("read parked events: %w", err)
+	}
+	report.Parked = len(parked)
+	for after := int64(0); after < report.Position; {
+		records, next, err := events.Read(ctx, tx, after, Kinds(), 1000)
+		if err != nil {
+			return report, fmt.Errorf("read the log: %w", err)
+		}
+		for _, r := range records {
+			if _, skip := slices.BinarySearch(parked, r.Pos); skip || r.Pos > report.Position {
+				continue
+			}
+			if err := a.apply(ctx, tx, r); err != nil {
+				return report, fmt.Errorf("event at %d: %w", r.Pos, err)
+			}
+			report.Events++
+		}
+		if next <= after {
+			return report, errors.New("the log ends before the cursor")
+		}
+		after = next
+	}
+	return report, nil
+}
+
+// compare counts what one of the two tables has and the other has not.
+func compare(ctx context.Context, tx pgx.Tx, name string) (Difference, error) {
+	d := Difference{Table: name}
+	t := tables[name]
+	key := "concat_ws('/', x." + strings.Join(t.key, "::text, x.") + "::text)"
+	projected, scratch := "readmodel."+name, "readmodel."+scratchPrefix+name
+	sql := fmt.Sprintf(`WITH missing AS (SELECT s.* FROM %[2]s s EXCEPT SELECT r.* FROM %[1]s r),
+			surplus AS (SELECT r.* FROM %[1]s r EXCEPT SELECT s.* FROM %[2]s s)
+		SELECT (SELECT count(*) FROM missing), (SELECT count(*) FROM surplus),
+			COALESCE((SELECT %[3]s FROM missing x LIMIT 1), (SELECT %[3]s FROM surplus x LIMIT 1), '')`, projected, scratch, key)
+	if err := tx.QueryRow(ctx, sql).Scan(&d.Missing, &d.Surplus, &d.Example); err != nil {
+		return d, fmt.Errorf("compare %s: %w", name, err)
+	}
+	return d, nil
+}

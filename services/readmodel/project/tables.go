@@ -1,0 +1,112 @@
+package project
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// table is how one kind of aggregate is stored. The first columns are its key; `version` and `body` stand beside the others in every table.
+type table struct {
+	name    string
+	key     []string
+	columns []string // without the key, version and body
+	// set replaces `column = EXCLUDED.column` at an update; t is the row as it was.
+	set map[string]string
+	// immutable rows are written once.
+	immutable bool
+}
+
+// tables are all that is projected.
+var tables = map[string]table{
+	"node":    {name: "node", key: []string{"node_id"}, columns: []string{"name", "state", "tenant_id"}},
+	"gate":    {name: "gate", key: []string{"node_id"}},
+	"replica": {name: "replica", key: []string{"replica_id"}, columns: []string{"started_at", "beat_at", "leaving"}},
+	"session": {
+		name: "session", key: []string{"session_id"},
+		columns: []string{"node_id", "replica_id", "generation", "state", "serving", "since"},
+		set:     map[string]string{"since": "CASE WHEN t.serving = EXCLUDED.serving THEN t.since ELSE EXCLUDED.since END"},
+	},
+	"tenant":    {name: "tenant", key: []string{"tenant_id"}, columns: []string{"name"}},
+	"workspace": {name: "workspace", key: []string{"workspace_id"}, columns: []string{"tenant_id", "tenant", "name", "state"}},
+	"run":       {name: "run", key: []string{"run_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
+	"step": {
+		name: "step", key: []string{"run_id", "step", "direction", "attempt"}, columns: []string{"workspace_id", "stalled"},
+	},
+	"allocation":  {name: "allocation", key: []string{"allocation_id"}, columns: []string{"workspace_id", "tenant_id"}},
+	"instance":    {name: "instance", key: []string{"instance_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
+	"claim":       {name: "claim", key: []string{"claim_id"}, columns: []string{"workspace_id", "tenant_id", "released", "orphaned"}},
+	"task":        {name: "task", key: []string{"task_id"}, columns: []string{"node_id", "workspace_id", "tenant_id", "state", "expires_at"}},
+	"observation": {name: "observation", key: []string{"workspace_id"}, columns: []string{"node_id"}},
+	"task_transition": {
+		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,
+	},
+}
+
+// tableNames are the names in order, so that locks are taken in one order.
+func tableNames() []string {
+	names := make([]string, 0, len(tables))
+	for name := range tables {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// scratchPrefix begins the names of the tables in which a rebuild is made for comparison.
+const scratchPrefix = "scratch_"
+
+// statements are the upserts into one set of tables.
+type statements struct {
+	prefix  string
+	upserts map[string]string
+	prune   string
+}
+
+func newStatements(prefix string) statements {
+	s := statements{prefix: prefix, upserts: map[string]string{}}
+	for name := range tables {
+		s.upserts[name] = upsertSQL(tables[name], s.table(name))
+	}
+	// Sessions that are over and far from the newest say nothing about the node any more.
+	s.prune = fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
+		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC LIMIT %[2]d)`,
+		s.table("session"), sessionsKept)
+	return s
+}
+
+// sessionsKept of each node.
+const sessionsKept = 8
+
+func (s statements) table(name string) string { return "readmodel." + s.prefix + name }
+
+// columnsOf are all columns of a table in the order of an upsert's arguments.
+func columnsOf(t table) []string {
+	columns := slices.Clone(t.key)
+	if !t.immutable {
+		columns = append(columns, "version")
+	}
+	return append(append(columns, t.columns...), "body")
+}
+
+func upsertSQL(t table, name string) string {
+	columns := columnsOf(t)
+	places := make([]string, len(columns))
+	for i := range columns {
+		places[i] = fmt.Sprintf("$%d", i+1)
+	}
+	sql := fmt.Sprintf("INSERT INTO %s AS t (%s) VALUES (%s) ON CONFLICT (%s) DO ",
+		name, strings.Join(columns, ", "), strings.Join(places, ", "), strings.Join(t.key, ", "))
+	if t.immutable {
+		return sql + "NOTHING"
+	}
+	sets := []string{"version = EXCLUDED.version", "body = EXCLUDED.body"}
+	for _, c := range t.columns {
+		value, ok := t.set[c]
+		if !ok {
+			value = "EXCLUDED." + c
+		}
+		sets = append(sets, c+" = "+value)
+	}
+	return sql + "UPDATE SET " + strings.Join(sets, ", ") + " WHERE t.version < EXCLUDED.version"
+}

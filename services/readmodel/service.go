@@ -1,0 +1,198 @@
+package readmodel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/readmodel/gateway"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/watch"
+)
+
+// Deps of the service.
+type Deps struct {
+	Logger   *slog.Logger
+	Registry *obs.Registry
+}
+
+// Service is one replica of readmodel.
+type Service struct {
+	base      *service.Base
+	cfg       Config
+	people    *rpc.Server
+	sessions  *gateway.Sessions
+	projector *project.Projector
+}
+
+// New builds a replica. It listens, and serves nothing before Run.
+func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
+	if err := errors.Join(cfg.Config.Validate(), cfg.Validate()); err != nil {
+		return nil, fmt.Errorf("readmodel's configuration: %w", err)
+	}
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says whose
+	}
+	s := &Service{base: base, cfg: cfg}
+	if err := s.build(ctx); err != nil {
+		if s.people != nil {
+			err = errors.Join(err, s.people.Close())
+		}
+		base.Close()
+		return nil, fmt.Errorf("build readmodel: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Service) build(ctx context.Context) error {
+	b := s.base
+	if err := s.checkHosts(); err != nil {
+		return err
+	}
+	metrics := b.Registry.ForService(b.Name)
+	var err error
+	s.projector, err = project.New(project.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake, Registerer: metrics})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	reader := view.NewReader(b.DB, b.Policy)
+	hub, err := watch.New(watch.Deps{
+		Logger: b.Logger, DB: b.DB, Reader: reader, Advanced: s.projector.Advanced, Registerer: metrics,
+	}, watch.Config{Streams: s.cfg.WatchStreams})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	owners, probes, err := s.owners()
+	if err != nil {
+		return err
+	}
+	s.sessions = gateway.NewSessions(b.DB)
+	err = s.listen(ctx, gateway.Deps{
+		Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
+	})
+	if err != nil {
+		return err
+	}
+	b.Health.Ready("migrations", func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) })
+	b.Add(
+		app.Task{Name: "people", Phase: app.PhaseDrain, Run: s.people.Run},
+		app.Task{Name: "projections", Run: s.projector.Run},
+		app.Task{Name: "projection-lag", Run: s.projector.Measure},
+		app.Task{Name: "watches", Run: hub.Run},
+		app.Task{Name: "person-sessions", Run: func(ctx context.Context) error {
+			return app.Every(ctx, b.Logger, "person-sessions", time.Hour, s.sessions.Sweep)
+		}},
+	)
+	return nil
+}
+
+// checkHosts refuses to start with a certificate that people's clients would refuse.
+func (s *Service) checkHosts() error {
+	leaf := s.base.Store.Certificate().Leaf
+	var errs []error
+	for _, host := range s.cfg.PeopleHosts {
+		if err := leaf.VerifyHostname(host); err != nil {
+			errs = append(errs, fmt.Errorf("people_hosts: the service certificate is not good for %s: %w", host, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// owners makes the clients of the services that decide.
+func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
+	b := s.base
+	key, err := pki.LoadOrCreateSigningKey(s.cfg.AssertionKeyFile)
+	if err != nil {
+		return gateway.Owners{}, nil, fmt.Errorf("load assertion key: %w", err)
+	}
+	asserter := rpc.NewAsserter(key, nil)
+	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, asserter)
+	if err != nil {
+		return gateway.Owners{}, nil, err //nolint:wrapcheck // it says whose
+	}
+	lc, err := b.Peer("lifecycle", s.cfg.Peers.Lifecycle, asserter)
+	if err != nil {
+		return gateway.Owners{}, nil, err //nolint:wrapcheck // it says whose
+	}
+	probe := func(name, addr string) gateway.Probe {
+		cfg := pki.ClientConfig{Store: b.Store, Roots: b.Services, Server: pki.ServiceID(b.Config.TrustDomain, name)}
+		return gateway.Probe{Name: name, Check: func(ctx context.Context) error { return rpc.Ping(ctx, cfg, addr) }}
+	}
+	return gateway.Owners{
+		Workspaces: lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Tasks:      lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Gates:      lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Identities: recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Policies:   recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+	}, []gateway.Probe{probe("lifecycle", s.cfg.Peers.Lifecycle), probe("recovery", s.cfg.Peers.Recovery)}, nil
+}
+
+// listen makes the people's port.
+func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
+	b := s.base
+	edge, err := gateway.Edge(s.cfg.TrustedOrigins)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	s.people, err = rpc.NewServer(ctx, rpc.ServerDeps{
+		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate, Wrap: edge,
+	}, rpc.ServerConfig{
+		Name: "people", Addr: s.cfg.PeopleListen,
+		TLS: pki.ServerConfig{Store: b.Store, TrustDomain: b.Config.TrustDomain}, // people have no certificates
+	})
+	if err != nil {
+		return fmt.Errorf("open people's port: %w", err)
+	}
+	path, handler := readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewCommandServiceHandler(gateway.NewCommand(deps), s.options()...)
+	return s.people.Mount(path, handler) //nolint:wrapcheck // it says what
+}
+
+func (s *Service) options() []connect.HandlerOption { return s.people.HandlerOptions() }
+
+// Run serves until ctx ends, then ends the streams and stops in order.
+func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) } //nolint:wrapcheck // it says whose
+
+// PeopleAddr is where people connect.
+func (s *Service) PeopleAddr() string { return s.people.Addr().String() }
+
+// OpsAddr is where metrics and health are served.
+func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
+
+// ReplicaID of this replica.
+func (s *Service) ReplicaID() string { return s.base.ReplicaID }
+
+// Services are the names of what people can call.
+func (s *Service) Services() []string { return s.people.Services() }
+
+// Verify compares the projection with one made anew from event 0.
+func (s *Service) Verify(ctx context.Context) (project.Report, error) {
+	return s.projector.Verify(ctx) //nolint:wrapcheck // it says what
+}
+
+// Sessions are the people's sessions.
+func (s *Service) Sessions() *gateway.Sessions { return s.sessions }
+
+// IssuePersonSession makes a session for a person whom the caller has authenticated and answers its token, which is stored nowhere. tenantID is empty
+// for people of the operator. db logs in as readmodel.
+func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
+	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl) //nolint:wrapcheck // it says what
+}

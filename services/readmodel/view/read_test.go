@@ -1,0 +1,320 @@
+package view_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+type kit struct {
+	*projecttest.World
+
+	t         *testing.T
+	reader    *view.Reader
+	projector *project.Projector
+}
+
+func newKit(t *testing.T) *kit {
+	t.Helper()
+	testkit.IO(t)
+	w := projecttest.NewWorld(t)
+	k := &kit{World: w, t: t, projector: w.Projector(), reader: view.NewReader(w.DB.Pool(pg.RoleReadmodel), policy.Fixed{Set: policy.Defaults()})}
+	k.sync()
+	return k
+}
+
+func (k *kit) sync() {
+	k.t.Helper()
+	k.Number()
+	if err := k.projector.Drain(testkit.Context(k.t)); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *kit) read(scope view.Scope, fn func(ctx context.Context, s *view.Snapshot) error) error {
+	k.t.Helper()
+	return k.reader.Read(testkit.Context(k.t), scope, fn)
+}
+
+func (k *kit) node(ref string) (*readmodelv1.Node, error) {
+	k.t.Helper()
+	var n *readmodelv1.Node
+	err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		n, err = s.Node(ctx, ref)
+		return err
+	})
+	return n, err
+}
+
+func (k *kit) workspace(scope view.Scope, ref string) (*readmodelv1.Workspace, error) {
+	k.t.Helper()
+	var w *readmodelv1.Workspace
+	err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		w, err = s.Workspace(ctx, ref)
+		return err
+	})
+	return w, err
+}
+
+func scopeOf(t *testing.T, tenantID string) view.Scope {
+	t.Helper()
+	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: tenantID, Roles: []string{"tenant", "operator", "viewer"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return scope
+}
+
+func TestConnectedFollowsSessionReplicaAndHandOver(t *testing.T) {
+	k := newKit(t)
+	expect := func(what string, connected bool, reason, session string) {
+		t.Helper()
+		k.sync()
+		n, err := k.node(k.A.NodeName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n.GetConnected() != connected || n.GetReason() != reason || n.GetSession().GetSessionId() != session {
+			t.Errorf("%s: connected %v reason %q session %s", what, n.GetConnected(), n.GetReason(), n.GetSession().GetSessionId())
+		}
+	}
+	session := func(id, replica string, generation int64, state commonv1.SessionState) *nodev1.SessionChanged {
+		return &nodev1.SessionChanged{
+			SessionId: id, NodeId: k.A.NodeID, ReplicaId: replica, Generation: generation, State: state, LastSeenAt: timestamppb.New(k.Now()),
+		}
+	}
+	opening, admitted := commonv1.SessionState_SESSION_STATE_OPENING, commonv1.SessionState_SESSION_STATE_ADMITTED
+	draining, closed := commonv1.SessionState_SESSION_STATE_DRAINING, commonv1.SessionState_SESSION_STATE_CLOSED
+	expect("as made", true, "", k.A.SessionID)
+
+	next := ids.New()
+	k.Append(session(next, k.Replica, 2, opening))
+	expect("the next opens", true, "", k.A.SessionID)
+	k.Append(session(next, k.Replica, 2, admitted))
+	k.Append(session(k.A.SessionID, k.Replica, 1, draining))
+	expect("the next is admitted", true, "", next)
+	k.Append(session(k.A.SessionID, k.Replica, 1, closed))
+	expect("the old one closed", true, "", next)
+
+	late := session(next, k.Replica, 2, admitted)
+	late.Late = true
+	k.Append(late)
+	expect("late", false, "disconnected", next)
+	k.Append(session(next, k.Replica, 2, admitted))
+	expect("on time again", true, "", next)
+
+	k.Beat(true)
+	expect("its replica leaves", false, "control_plane_outage", next)
+	k.Beat(false)
+	expect("its replica is back", true, "", next)
+
+	testkit.SetClockOffset(k.DB, 20*time.Second)
+	expect("no beat for 20 s", false, "control_plane_outage", next)
+	other := ids.New()
+	k.Append(&nodev1.ReplicaBeat{ReplicaId: other, StartedAt: timestamppb.New(k.Now()), BeatAt: timestamppb.New(k.Now())})
+	expect("another replica listens", false, "disconnected", next)
+	third := ids.New()
+	k.Append(session(third, other, 3, admitted))
+	expect("connected there", true, "", third)
+	k.Append(session(third, other, 3, closed))
+	testkit.SetClockOffset(k.DB, 3*time.Minute)
+	k.Append(&nodev1.ReplicaBeat{ReplicaId: other, StartedAt: timestamppb.New(k.Now().Add(-160 * time.Second)), BeatAt: timestamppb.New(k.Now())})
+	expect("silent for longer than the policy", false, "agent_down", third)
+	// A gate is still to open.
+	k.Append(session(ids.New(), other, 2, admitted))
+	fourth := ids.New()
+	k.Append(session(fourth, other, 4, admitted))
+	k.Append(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: false})
+	expect("gate shut", true, "node_not_admitted", fourth)
+}
+
+func TestNamesAreResolved(t *testing.T) {
+	k := newKit(t)
+	twin := ids.New()
+	gone := ids.New()
+	k.Append(&recoveryv1.NodeIdentity{NodeId: gone, Name: k.A.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED})
+	k.Append(&lifecyclev1.Workspace{WorkspaceId: twin, TenantId: k.B.ID, Tenant: "beta", Name: k.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE})
+	old := ids.New()
+	k.Append(&lifecyclev1.Workspace{WorkspaceId: old, TenantId: k.A.ID, Tenant: "alpha", Name: k.A.WorkspaceName, State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED})
+	k.sync()
+	if n, err := k.node(k.A.NodeName); err != nil || n.GetNodeId() != k.A.NodeID {
+		t.Errorf("a retired namesake stands in the way: %v, %v", n, err)
+	}
+	if n, err := k.node(strings.ToUpper(gone)); err != nil || n.GetNodeId() != gone {
+		t.Errorf("by id: %v, %v", n, err)
+	}
+	k.Append(&recoveryv1.NodeIdentity{NodeId: ids.New(), Name: k.A.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING})
+	k.sync()
+	if _, err := k.node(k.A.NodeName); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || !slices.Contains(unmet(err), k.A.NodeID) {
+		t.Errorf("an ambiguous node: %v", err)
+	}
+	all := view.All()
+	if w, err := k.workspace(all, "alpha/"+k.A.WorkspaceName); err != nil || w.GetWorkspaceId() != k.A.WorkspaceID {
+		t.Errorf("tenant/name: %v, %v", w, err)
+	}
+	_, err := k.workspace(all, k.A.WorkspaceName)
+	if want := []string{"alpha/" + k.A.WorkspaceName, "beta/" + k.A.WorkspaceName}; !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || !slices.Equal(unmet(err), want) {
+		t.Errorf("an ambiguous name: %v", err)
+	}
+	// For a tenant's person the other tenant's namesake does not exist.
+	if w, err := k.workspace(scopeOf(t, k.A.ID), k.A.WorkspaceName); err != nil || w.GetWorkspaceId() != k.A.WorkspaceID {
+		t.Errorf("scoped: %v, %v", w, err)
+	}
+	for _, ref := range []string{k.B.WorkspaceID, "beta/" + k.B.WorkspaceName, k.B.WorkspaceName, ids.New(), "nobody", "/", "a/"} {
+		if _, err := k.workspace(scopeOf(t, k.A.ID), ref); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+	w, err := k.workspace(all, k.A.WorkspaceID)
+	if err != nil || !w.GetStalled() || w.GetCurrentStep() != "Allocate storage" || w.GetWhyWaiting() == "" ||
+		w.GetUserState() != commonv1.UserState_USER_STATE_TEMPORARY {
+		t.Errorf("workspace %v, %v", w, err)
+	}
+}
+
+func unmet(err error) []string {
+	f, ok := fault.As(err)
+	if !ok {
+		return nil
+	}
+	return f.Unmet
+}
+
+func TestPagesMeetEachItemOnce(t *testing.T) {
+	k := newKit(t)
+	want := []string{}
+	for n := range 7 {
+		id := ids.New()
+		k.Append(&lifecyclev1.Instance{InstanceId: id, WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID})
+		k.Append(&recoveryv1.NodeIdentity{NodeId: ids.New(), Name: fmt.Sprintf("m%d", n%3), State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING})
+		want = append(want, id)
+	}
+	k.sync()
+	slices.Reverse(want)
+	want = append(want, k.B.InstanceID, k.A.InstanceID)
+	pages := func(list func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error)) []string {
+		t.Helper()
+		var got []string
+		page := view.Page{Size: 2}
+		for range 20 {
+			err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+				found, next, err := list(ctx, s, page)
+				got = append(got, found...)
+				page.Token = next
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if page.Token == "" {
+				return got
+			}
+		}
+		t.Fatal("no last page")
+		return nil
+	}
+	got := pages(func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error) {
+		found, next, err := s.Instances(ctx, view.BoxFilter{}, p)
+		out := []string{}
+		for _, i := range found {
+			out = append(out, i.GetInstanceId())
+		}
+		return out, next, err
+	})
+	if !slices.Equal(got, want) {
+		t.Errorf("instances %v, want %v", got, want)
+	}
+	nodes := pages(func(ctx context.Context, s *view.Snapshot, p view.Page) ([]string, string, error) {
+		found, next, err := s.Nodes(ctx, view.NodeFilter{}, p)
+		out := []string{}
+		for _, n := range found {
+			out = append(out, n.GetName()+" "+n.GetNodeId())
+		}
+		return out, next, err
+	})
+	if len(nodes) != 10 || !slices.IsSorted(nodes) || len(slices.Compact(slices.Clone(nodes))) != 10 {
+		t.Errorf("nodes %v", nodes)
+	}
+	for _, token := range []string{"x", "e30", "eyJsIjoibm9kZXMiLCJpIjoieCJ9"} {
+		err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+			_, _, err := s.Nodes(ctx, view.NodeFilter{}, view.Page{Token: token})
+			return err
+		})
+		if !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
+			t.Errorf("token %q: %v", token, err)
+		}
+	}
+}
+
+func TestTasksCarryTheirHistoryInOrder(t *testing.T) {
+	k := newKit(t)
+	task := func(v int64, states ...commonv1.TaskState) {
+		c := &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: k.A.TaskID, NodeId: k.A.NodeID, TenantId: k.A.ID, State: states[len(states)-1], Attempt: 1}}
+		for _, s := range states {
+			c.Transitions = append(c.Transitions, &lifecyclev1.TaskTransition{State: s, Attempt: 1})
+		}
+		k.AppendVersion(c, v)
+	}
+	task(3, commonv1.TaskState_TASK_STATE_RUNNING, commonv1.TaskState_TASK_STATE_SUCCEEDED)
+	task(2, commonv1.TaskState_TASK_STATE_DISPATCHED, commonv1.TaskState_TASK_STATE_DELIVERED) // came late
+	k.sync()
+	err := k.read(scopeOf(t, k.A.ID), func(ctx context.Context, s *view.Snapshot) error {
+		got, err := s.Task(ctx, k.A.TaskID)
+		if err != nil {
+			return err
+		}
+		if got.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED || got.GetCurrent() || len(got.GetTransitions()) != 5 || got.GetNodeName() != k.A.NodeName {
+			t.Errorf("task %v", got)
+		}
+		for n, x := range got.GetTransitions() {
+			if int(x.GetState()) != n+1 {
+				t.Errorf("transition %d is %s", n, x.GetState())
+			}
+		}
+		if _, err := s.Task(ctx, k.B.TaskID); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			t.Errorf("another tenant's task: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestScopeIsClosedByDefault(t *testing.T) {
+	if _, err := view.ScopeOf(rpc.Person{Subject: "p", Roles: []string{"tenant"}}); !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		t.Errorf("a tenant's person without a tenant: %v", err)
+	}
+	var none view.Scope
+	if none.Meets("") || none.Meets(ids.New()) || none.Everything() {
+		t.Error("the zero scope meets something")
+	}
+	if s := scopeOf(t, "t"); s.Meets("") || !s.Meets("t") {
+		t.Error("a tenant's scope")
+	}
+	if s, err := view.ScopeOf(rpc.Person{Roles: []string{"viewer"}}); err != nil || !s.Meets("") || !s.Everything() {
+		t.Error("an operator's scope")
+	}
+}

@@ -1,0 +1,98 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+)
+
+const (
+	// BeatFresh is how old a replica's beat may be: three of its cadence.
+	BeatFresh = 15 * time.Second
+	// statementTimeout of one statement, in milliseconds, and readTimeout of a whole read.
+	statementTimeout = "5000"
+	readTimeout      = 10 * time.Second
+)
+
+// Reader reads the projections.
+type Reader struct {
+	db     *pgxpool.Pool
+	policy policy.Reader
+}
+
+// NewReader makes a reader.
+func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader { return &Reader{db: db, policy: p} }
+
+// Snapshot is the projection at one moment, for one scope.
+type Snapshot struct {
+	tx         pgx.Tx
+	scope      Scope
+	staleAfter time.Duration
+	// Now is the database's time; every age in what is answered is counted to it.
+	Now time.Time
+	// Position of the projection.
+	Position int64
+}
+
+// Read calls fn with a snapshot. Nothing that fn got from it may be used to read on afterwards.
+func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Context, s *Snapshot) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	err := pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		s := &Snapshot{tx: tx, scope: scope, staleAfter: r.policy.Current().HeartbeatStaleAfter()}
+		err := tx.QueryRow(ctx, `SELECT mesh.clock(), COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0)
+			FROM set_config('statement_timeout', $2, true)`, project.ConsumerName, statementTimeout).Scan(&s.Now, &s.Position)
+		if err != nil {
+			return fmt.Errorf("take a snapshot: %w", err)
+		}
+		return fn(ctx, s)
+	})
+	switch {
+	case err == nil:
+		return nil
+	case pg.IsConnError(err):
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.RetryAfter(time.Second), fault.Cause(err))
+	case isCanceledByServer(err):
+		return fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the read took too long", fault.Cause(err))
+	}
+	if _, ok := fault.As(err); ok || errors.Is(err, context.Canceled) {
+		return err //nolint:wrapcheck // it is the answer
+	}
+	return fmt.Errorf("read projections: %w", err)
+}
+
+// isCanceledByServer tells a statement that ran into its time limit.
+func isCanceledByServer(err error) bool {
+	const queryCanceled = "57014"
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == queryCanceled
+}
+
+func isUUID(s string) bool {
+	parsed, err := uuid.Parse(s)
+	return err == nil && parsed.String() == s
+}
+
+// optional is an id as an argument: NULL if it is empty, and the nil id, which nothing has, if it is no id.
+func optional(id string) any {
+	switch {
+	case id == "":
+		return nil
+	case !isUUID(id):
+		return uuid.Nil.String()
+	default:
+		return id
+	}
+}

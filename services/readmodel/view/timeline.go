@@ -1,0 +1,125 @@
+package view
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+)
+
+// Timeline answers a workspace, its runs (newest first) and the items of the run that stands in it.
+func (s *Snapshot) Timeline(ctx context.Context, ref string) (*readmodelv1.GetTimelineResponse, error) {
+	w, err := s.Workspace(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	runs, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId()}, Page{Size: defaultPage})
+	if err != nil {
+		return nil, err
+	}
+	out := &readmodelv1.GetTimelineResponse{Workspace: w, Runs: runs}
+	if len(runs) == 0 {
+		return out, nil
+	}
+	latest := runs[0]
+	for _, r := range runs {
+		if r.GetRunId() == w.GetRunId() {
+			latest = r
+		}
+	}
+	attempts, err := s.Steps(ctx, []string{latest.GetRunId()})
+	if err != nil {
+		return nil, err
+	}
+	out.Items = Timeline(latest, attempts, s.Now)
+	return out, nil
+}
+
+// Timeline lays out one run: its steps forward, each with its attempts exactly as they were recorded and, where none was, as not begun (attempt 0,
+// state unspecified); then what was undone, in the order in which it is undone.
+func Timeline(r *lifecyclev1.Run, attempts []*lifecyclev1.StepAttempt, now time.Time) []*readmodelv1.TimelineItem {
+	attempts = slices.Clone(attempts)
+	slices.SortStableFunc(attempts, func(a, b *lifecyclev1.StepAttempt) int {
+		if c := cmp.Compare(a.GetDirection(), b.GetDirection()); c != 0 {
+			return c
+		}
+		steps := cmp.Compare(a.GetStep(), b.GetStep())
+		if a.GetDirection() == commonv1.Direction_DIRECTION_UNDO {
+			steps = -steps
+		}
+		return cmp.Or(steps, cmp.Compare(a.GetAttempt(), b.GetAttempt()))
+	})
+	var items []*readmodelv1.TimelineItem
+	done := 0 // steps laid out so far
+	ahead := func(until int) {
+		for ; done < until; done++ {
+			items = append(items, &readmodelv1.TimelineItem{
+				Step: number(done), Name: r.GetStepNames()[done], Direction: commonv1.Direction_DIRECTION_DO, RunId: r.GetRunId(), Round: r.GetRound(),
+			})
+		}
+	}
+	undoing := false
+	for _, a := range attempts {
+		if a.GetDirection() == commonv1.Direction_DIRECTION_UNDO && !undoing {
+			undoing = true
+			ahead(len(r.GetStepNames()))
+		}
+		if !undoing {
+			ahead(min(int(a.GetStep()), len(r.GetStepNames())))
+			done = max(done, int(a.GetStep())+1)
+		}
+		items = append(items, item(r, a, now))
+	}
+	ahead(len(r.GetStepNames()))
+	return items
+}
+
+func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmodelv1.TimelineItem {
+	i := &readmodelv1.TimelineItem{
+		Step: number(int(a.GetStep())), Name: a.GetName(), Direction: a.GetDirection(), Attempt: a.GetAttempt(), State: a.GetState(),
+		StartedAt: a.GetStartedAt(), DurationSeconds: between(a.GetStartedAt(), a.GetFinishedAt(), now), Stalled: a.GetStalled(), Error: a.GetError(),
+		ErrorCode: a.GetErrorCode(), ErrorLayer: a.GetErrorLayer(), FinishedAt: a.GetFinishedAt(), Progress: a.GetProgress(),
+		WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(), Round: r.GetRound(),
+	}
+	if a.GetFinishedAt() == nil && a.GetHeartbeatAt() != nil {
+		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)
+	}
+	if a.GetStalled() || failed(a.GetState()) {
+		i.LikelyCause, i.Advice = AdviceOf(a.GetName())
+	}
+	if project.OpenAttempt(a.GetState()) && i.GetWhyWaiting() == "" {
+		i.WhyWaiting = r.GetWhyWaiting()
+	}
+	return i
+}
+
+func failed(state commonv1.AttemptState) bool {
+	switch state { //nolint:exhaustive // the others have not failed
+	case commonv1.AttemptState_ATTEMPT_STATE_FAILED, commonv1.AttemptState_ATTEMPT_STATE_LOST, commonv1.AttemptState_ATTEMPT_STATE_ABANDONED:
+		return true
+	default:
+		return false
+	}
+}
+
+// number counts steps as people do.
+func number(step int) string { return strconv.Itoa(step + 1) }
+
+func between(from, to *timestamppb.Timestamp, now time.Time) float64 {
+	if from == nil {
+		return 0
+	}
+	end := now
+	if to != nil {
+		end = to.AsTime()
+	}
+	return max(0, end.Sub(from.AsTime()).Seconds())
+}

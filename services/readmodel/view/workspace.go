@@ -1,0 +1,143 @@
+package view
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+)
+
+// WorkspaceFilter narrows a list of workspaces. Zero fields do not.
+type WorkspaceFilter struct {
+	Tenant  string // name or id
+	State   commonv1.WorkspaceState
+	ID      string
+	Name    string
+	IDs     []string // nil: any
+	NotOver bool     // without the decommissioned
+}
+
+// workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest) and with whether a step of that run stalls.
+const workspaceFrom = `readmodel.workspace w
+	LEFT JOIN LATERAL (
+		SELECT x.run_id, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
+		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true`
+
+const workspaceColumns = `w.body, r.body, COALESCE(r.live AND EXISTS (
+	SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled), false)`
+
+// Workspaces answers one page by tenant and name.
+func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
+	l := listing{name: "workspaces", columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id"}
+	l.and("(?::uuid IS NULL OR w.tenant_id = $1)", s.scope.arg())
+	if f.Tenant != "" {
+		if isUUID(f.Tenant) {
+			l.and("(w.tenant = ? OR w.tenant_id = ?::uuid)", f.Tenant, f.Tenant)
+		} else {
+			l.and("w.tenant = ?", f.Tenant)
+		}
+	}
+	if f.State != commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED {
+		l.and("w.state = ?", names.Of(f.State))
+	}
+	if f.NotOver {
+		l.and("w.state <> 'decommissioned'")
+	}
+	if f.ID != "" {
+		l.and("w.workspace_id = ?::uuid", optional(f.ID))
+	}
+	if f.Name != "" {
+		l.and("w.name = ?", f.Name)
+	}
+	if f.IDs != nil {
+		l.and("w.workspace_id = ANY(?::uuid[])", f.IDs)
+	}
+	return run(ctx, s, l, page, scanWorkspace)
+}
+
+func scanWorkspace(row pgx.Row, lead ...any) (*readmodelv1.Workspace, error) {
+	var body, runBody []byte
+	var f WorkspaceFacts
+	if err := row.Scan(append(lead, &body, &runBody, &f.Stalled)...); err != nil {
+		return nil, err //nolint:wrapcheck // wrapped by run
+	}
+	f.Workspace = &lifecyclev1.Workspace{}
+	r := &lifecyclev1.Run{}
+	if err := project.Decode(body, f.Workspace); err != nil {
+		return nil, err //nolint:wrapcheck // wrapped by run
+	}
+	if err := project.Decode(runBody, r); err != nil {
+		return nil, err //nolint:wrapcheck // wrapped by run
+	}
+	w := f.Workspace
+	out := &readmodelv1.Workspace{
+		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(), State: w.GetState(),
+		UserState: DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(), LastErrorCode: w.GetLastErrorCode(), RunId: w.GetRunId(),
+		Spec: w.GetSpec(), NodeId: w.GetNodeId(), NodeName: w.GetNodeName(), Endpoints: w.GetEndpoints(), RegisterFailures: w.GetRegisterFailures(),
+		CreatedAt: w.GetCreatedAt(), StateAt: w.GetStateAt(), Stalled: f.Stalled, Version: w.GetVersion(), CreatedBy: w.GetCreatedBy(),
+	}
+	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
+		out.WhyWaiting = r.GetWhyWaiting()
+		if step := int(r.GetStep()); step >= 0 && step < len(r.GetStepNames()) {
+			out.CurrentStep = r.GetStepNames()[step]
+		}
+	}
+	return out, nil
+}
+
+// Tenants answers one page by name.
+func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenant, string, error) {
+	l := listing{name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id"}
+	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
+	return run(ctx, s, l, page, scanBody[lifecyclev1.Tenant])
+}
+
+// Tenant answers one by name or id.
+func (s *Snapshot) Tenant(ctx context.Context, nameOrID string) (*lifecyclev1.Tenant, error) {
+	l := listing{name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id"}
+	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
+	l.and("(t.name = ? OR t.tenant_id = ?::uuid)", nameOrID, optional(strings.ToLower(nameOrID)))
+	found, _, err := run(ctx, s, l, Page{Size: 1}, scanBody[lifecyclev1.Tenant])
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, notFound("tenant")
+	}
+	return found[0], nil
+}
+
+// Counts are the sums of a status page.
+type Counts struct{ Nodes, Connected, Workspaces, Active, LiveRuns int32 }
+
+// Counts sums what the scope meets.
+func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
+	var c Counts
+	err := s.tx.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE s.connected) FROM `+nodeFrom+`
+		WHERE n.state <> 'retired' AND ($3::uuid IS NULL OR n.tenant_id = $3)`, s.Now, BeatFresh, s.scope.arg()).Scan(&c.Nodes, &c.Connected)
+	if err != nil {
+		return c, fmt.Errorf("count nodes: %w", err)
+	}
+	err = s.tx.QueryRow(ctx, `SELECT
+		(SELECT count(*) FROM readmodel.workspace w WHERE w.state <> 'decommissioned' AND ($1::uuid IS NULL OR w.tenant_id = $1)),
+		(SELECT count(*) FROM readmodel.workspace w WHERE w.state = 'active' AND ($1::uuid IS NULL OR w.tenant_id = $1)),
+		(SELECT count(*) FROM readmodel.run r WHERE r.live AND ($1::uuid IS NULL OR r.tenant_id = $1))`, s.scope.arg()).
+		Scan(&c.Workspaces, &c.Active, &c.LiveRuns)
+	if err != nil {
+		return c, fmt.Errorf("count workspaces: %w", err)
+	}
+	return c, nil
+}
+
+// Era of the database.
+func (s *Snapshot) Era(ctx context.Context) (int64, error) {
+	return pg.Era(ctx, s.tx) //nolint:wrapcheck // it says what
+}

@@ -1,0 +1,222 @@
+package readmodel_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+)
+
+// policies are those of every method of the people's port.
+func policies(t *testing.T) []rpc.Policy {
+	t.Helper()
+	set, err := rpc.Policies(readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []rpc.Policy
+	for _, p := range set {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b rpc.Policy) int { return strings.Compare(a.Procedure, b.Procedure) })
+	if len(out) < 26 {
+		t.Fatalf("only %d methods: the walk would prove little", len(out))
+	}
+	return out
+}
+
+// No method answers without a token, with a bad one, with any certificate instead of one, or to a role that is not in its list.
+func TestEveryMethodRefusesWhoMayNotCallIt(t *testing.T) {
+	k := newKit(t)
+	refused := rpctest.RefusesEveryMethod(t, rpctest.Target{
+		URL: k.url(), Service: "readmodel", Authorities: k.authorities, Services: k.service.Services(),
+	})
+	if refused < 26 {
+		t.Errorf("%d calls were refused", refused)
+	}
+	bad := k.http("gps_"+strings.Repeat("0", 32)+"_"+strings.Repeat("A", 43), true)
+	wrong := 0
+	for _, p := range policies(t) {
+		if err := rpctest.Call(t.Context(), bad, k.url(), p); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+			t.Errorf("%s with a made-up token: %v", p.Procedure, err)
+		}
+		for _, role := range rpc.Roles() {
+			tenant := ""
+			if role == "tenant" {
+				tenant = k.A.ID
+			}
+			client := k.http(k.token(tenant, role), true)
+			err := rpctest.Call(t.Context(), client, k.url(), p)
+			denied := rpctest.ReasonOfWire(err) == commonv1.Reason_REASON_PERMISSION_DENIED
+			if may := slices.Contains(p.Roles, role); denied == may {
+				t.Errorf("%s as %s: %v", p.Procedure, role, err)
+			} else if denied {
+				wrong++
+			}
+		}
+	}
+	if wrong == 0 {
+		t.Error("no role was refused anything")
+	}
+	if heard := k.owners.take(); slices.ContainsFunc(heard, func(a asked) bool { return a.person.Subject == "" }) {
+		t.Error("an owner was asked without a person")
+	}
+}
+
+// canaries are what only one tenant may meet.
+func canaries(x projecttest.Tenant) []string {
+	return []string{
+		x.ID, `"` + x.Name + `"`, x.Name + "/", x.WorkspaceID, x.WorkspaceName, x.RunID, x.NodeID, x.NodeName, x.InstanceID, x.TaskID, x.ClaimID,
+		x.AllocationID, x.SessionID, "pid-" + x.Name, "slot-" + x.Name, "half of " + x.Name, "person-" + x.Name,
+	}
+}
+
+// foreign are the ways to name another tenant's objects; nobody the same ways to name nothing.
+func foreign(x projecttest.Tenant) map[string][]string {
+	return map[string][]string{
+		"workspace": {x.WorkspaceID, x.Name + "/" + x.WorkspaceName, x.WorkspaceName}, "workspace_id": {x.WorkspaceID},
+		"node": {x.NodeID, x.NodeName}, "node_id": {x.NodeID}, "task_id": {x.TaskID}, "tenant": {x.ID, x.Name},
+	}
+}
+
+func nobody() map[string][]string {
+	return map[string][]string{
+		"workspace": {ids.New(), "gone/ws-gone", "ws-gone"}, "workspace_id": {ids.New()},
+		"node": {ids.New(), "box-gone"}, "node_id": {ids.New()}, "task_id": {ids.New()}, "tenant": {ids.New(), "gone"},
+	}
+}
+
+// fill makes a valid request in which one field names something.
+func fill(d protoreflect.MessageDescriptor, field, value string) proto.Message {
+	valid := map[string]string{
+		"workspace": "ws-alpha", "node": "box-alpha", "tenant": "alpha", "name": "new", "reason": "because", "key": "saga.retry_limit", "value": "3",
+		"verb": "cancel",
+	}
+	m := dynamicpb.NewMessage(d)
+	for i := range d.Fields().Len() {
+		f := d.Fields().Get(i)
+		text, isText := valid[string(f.Name())]
+		switch {
+		case string(f.Name()) == field:
+			m.Set(f, protoreflect.ValueOfString(value))
+		case f.Kind() == protoreflect.StringKind && isText && required(d, f):
+			m.Set(f, protoreflect.ValueOfString(text))
+		case f.Kind() == protoreflect.EnumKind && !f.IsList() && required(d, f):
+			m.Set(f, protoreflect.ValueOfEnum(2))
+		}
+	}
+	return m
+}
+
+// required fields of commands and gets; filters of lists stay empty.
+func required(d protoreflect.MessageDescriptor, _ protoreflect.FieldDescriptor) bool {
+	return !strings.HasPrefix(string(d.Name()), "List")
+}
+
+// A person of one tenant, with every role there is, names the other tenant's objects in every field of every method that can name one: each answer is,
+// byte for byte, the answer to a name of nothing, and holds nothing of the other tenant's; no owner hears of it.
+func TestAnotherTenantsObjectsAreNobodys(t *testing.T) {
+	k := newKit(t)
+	client := k.http(k.token(k.A.ID, "tenant", "operator", "security", "viewer"), false)
+	scan := func(what, body string) {
+		t.Helper()
+		for _, c := range append(canaries(k.B), k.Shared) {
+			if strings.Contains(body, c) {
+				t.Errorf("%s answers %q: %s", what, c, body)
+			}
+		}
+	}
+	named := 0
+	for _, p := range policies(t) {
+		if p.StreamsAnswers() {
+			continue // TestTenantsAndFiltersSeeTheirOwn
+		}
+		input := p.Method().Input()
+		scan(p.Procedure, k.post(client, p.Procedure, fill(input, "", "")).Body)
+		nothing := nobody()
+		for field, values := range foreign(k.B) {
+			if input.Fields().ByName(protoreflect.Name(field)) == nil {
+				continue
+			}
+			k.owners.take()
+			for n, value := range values {
+				named++
+				theirs := k.post(client, p.Procedure, fill(input, field, value))
+				none := k.post(client, p.Procedure, fill(input, field, nothing[field][n]))
+				if theirs != none {
+					t.Errorf("%s %s=%s: %+v, and for nothing %+v", p.Procedure, field, value, theirs, none)
+				}
+				scan(p.Procedure, theirs.Body)
+				if lists := strings.HasPrefix(string(input.Name()), "List") && theirs.Status == http.StatusOK; !lists && theirs.Status != http.StatusNotFound {
+					t.Errorf("%s %s=%s: %+v", p.Procedure, field, value, theirs)
+				}
+			}
+			for _, a := range k.owners.take() {
+				raw, err := json.Marshal(a.message)
+				k.check(err)
+				scan("a request to an owner", string(raw))
+			}
+		}
+	}
+	if named < 25 {
+		t.Errorf("only %d names were tried", named)
+	}
+	// The other way round the same person meets their own.
+	for procedure, m := range map[string]proto.Message{
+		"ListWorkspaces": &readmodelv1.ListWorkspacesRequest{}, "ListInstances": &readmodelv1.ListInstancesRequest{}, "ListNodes": &readmodelv1.ListNodesRequest{},
+		"ListTasks": &readmodelv1.ListTasksRequest{}, "ListClaims": &readmodelv1.ListClaimsRequest{}, "ListAllocations": &readmodelv1.ListAllocationsRequest{},
+		"ListTenants": &readmodelv1.ListTenantsRequest{}, "GetTimeline": &readmodelv1.GetTimelineRequest{Workspace: k.A.WorkspaceName},
+	} {
+		got := k.post(client, "/gpuaas.readmodel.v1.QueryService/"+procedure, m)
+		if got.Status != http.StatusOK || !strings.Contains(got.Body, k.A.ID) && !strings.Contains(got.Body, k.A.TaskID) {
+			t.Errorf("%s of one's own: %+v", procedure, got)
+		}
+	}
+}
+
+// A page token made for the operator, or by the other tenant, brings no row of theirs.
+func TestPageTokensGrantNothing(t *testing.T) {
+	k := newKit(t)
+	operator, own := k.http(k.token("", "operator"), false), k.http(k.token(k.A.ID, "tenant", "viewer"), false)
+	for _, list := range []string{"ListTenants", "ListWorkspaces", "ListInstances", "ListNodes", "ListTasks", "ListClaims", "ListAllocations"} {
+		procedure := "/gpuaas.readmodel.v1.QueryService/" + list
+		descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName("gpuaas.readmodel.v1." + list + "Request"))
+		k.check(err)
+		message, ok := descriptor.(protoreflect.MessageDescriptor)
+		if !ok {
+			t.Fatalf("%s is no message", list)
+		}
+		first := dynamicpb.NewMessage(message)
+		first.Set(message.Fields().ByName("page_size"), protoreflect.ValueOfInt32(1))
+		var page struct {
+			NextPageToken string `json:"nextPageToken"`
+		}
+		k.check(json.Unmarshal([]byte(k.post(operator, procedure, first).Body), &page))
+		if page.NextPageToken == "" {
+			t.Errorf("%s: no second page", list)
+			continue
+		}
+		got := k.post(own, procedure, fill(message, "page_token", page.NextPageToken))
+		if got.Status != http.StatusOK {
+			t.Errorf("%s: %+v", list, got)
+		}
+		for _, c := range append(canaries(k.B), k.Shared) {
+			if strings.Contains(got.Body, c) {
+				t.Errorf("%s answers %q: %s", list, c, got.Body)
+			}
+		}
+	}
+}

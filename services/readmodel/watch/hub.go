@@ -1,0 +1,302 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Config bounds a hub; zero fields mean the defaults.
+type Config struct {
+	// Streams open at once on this replica; 1024.
+	Streams int
+	// Pending objects of one watcher; 4096.
+	Pending int
+	// ResumeEvents is how many events a resume may make up for; 5000. More is cheaper by a snapshot.
+	ResumeEvents int
+	// Interval is the least time between two states of one object; 250 ms.
+	Interval time.Duration
+	// Poll is how often other replicas' commits are looked for; 500 ms.
+	Poll time.Duration
+	// Look is how often nodes are compared with the time; 2 s.
+	Look time.Duration
+	// Heartbeat of a stream; 15 s.
+	Heartbeat time.Duration
+	// Check is how often a stream's session is looked at; 2 s.
+	Check time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	count := func(n *int, value int) {
+		if *n <= 0 {
+			*n = value
+		}
+	}
+	span := func(d *time.Duration, value time.Duration) {
+		if *d <= 0 {
+			*d = value
+		}
+	}
+	count(&c.Streams, 1024)
+	count(&c.Pending, 4096)
+	count(&c.ResumeEvents, 5000)
+	span(&c.Interval, 250*time.Millisecond)
+	span(&c.Poll, 500*time.Millisecond)
+	span(&c.Look, 2*time.Second)
+	span(&c.Heartbeat, 15*time.Second)
+	span(&c.Check, 2*time.Second)
+	return c
+}
+
+// Deps of a hub.
+type Deps struct {
+	Logger     *slog.Logger
+	DB         *pgxpool.Pool
+	Reader     *view.Reader
+	Advanced   func() <-chan struct{} // fires after this process projected something
+	Registerer prometheus.Registerer
+}
+
+// Hub fans changes out to the watchers of this process.
+type Hub struct {
+	deps Deps
+	cfg  Config
+	idle chan struct{} // told when the first watcher comes
+
+	mu   sync.Mutex
+	subs map[*subscription]struct{}
+	pos  int64 // everything up to it has been offered to all; -1: not known, nobody watches
+
+	// Of the loop alone.
+	dirty  map[key]mark
+	sent   map[key]time.Time
+	read   int64
+	looked time.Time
+	nodes  map[string]string // reason of each node that is not connected
+
+	slow prometheus.Counter
+}
+
+// New makes a hub.
+func New(deps Deps, cfg Config) (*Hub, error) {
+	h := &Hub{
+		deps: deps, cfg: cfg.withDefaults(), idle: make(chan struct{}, 1), subs: map[*subscription]struct{}{}, pos: -1,
+		dirty: map[key]mark{}, sent: map[key]time.Time{}, read: -1,
+		slow: prometheus.NewCounter(prometheus.CounterOpts{Name: "watch_slow_consumers_total", Help: "Watchers told to take a new snapshot because they fell behind."}),
+	}
+	if deps.Registerer != nil {
+		for _, c := range []prometheus.Collector{
+			h.slow,
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "watch_streams", Help: "Watch streams that are open here."}, func() float64 {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				return float64(len(h.subs))
+			}),
+		} {
+			if err := deps.Registerer.Register(c); err != nil {
+				return nil, fmt.Errorf("register metrics of watches: %w", err)
+			}
+		}
+	}
+	return h, nil
+}
+
+// Run fans out until ctx ends.
+func (h *Hub) Run(ctx context.Context) error {
+	for {
+		advanced := h.deps.Advanced()
+		wait, err := h.runOnce(ctx)
+		if err != nil && ctx.Err() == nil {
+			h.deps.Logger.WarnContext(ctx, "watch fan-out failed", slog.Any("error", err))
+			wait = time.Second
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-advanced:
+		case <-h.idle:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// runOnce offers what has changed and answers how long to wait at most.
+func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
+	h.mu.Lock()
+	start, watched := h.pos, len(h.subs) > 0
+	if !watched {
+		h.pos = -1
+	}
+	h.mu.Unlock()
+	if !watched || start < 0 {
+		h.dirty, h.sent, h.nodes, h.read = map[key]mark{}, map[key]time.Time{}, nil, -1
+		return time.Minute, nil
+	}
+	h.read = max(h.read, start)
+	if err := h.readLog(ctx); err != nil {
+		return 0, err
+	}
+	if time.Since(h.looked) >= h.cfg.Look {
+		if err := h.look(ctx); err != nil {
+			return 0, err
+		}
+		h.looked = time.Now()
+	}
+	return h.send(ctx)
+}
+
+// readLog notes what the log says has changed up to the cursor.
+func (h *Hub) readLog(ctx context.Context) error {
+	to, err := project.Position(ctx, h.deps.DB)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	for h.read < to {
+		records, next, err := events.Read(ctx, h.deps.DB, h.read, project.Kinds(), 1000)
+		if err != nil {
+			return err //nolint:wrapcheck // it says what
+		}
+		for _, r := range records {
+			if r.Pos <= to {
+				add(h.dirty, r)
+			}
+		}
+		if next <= h.read {
+			break
+		}
+		h.read = min(next, to)
+	}
+	return nil
+}
+
+// look finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has grown old.
+func (h *Hub) look(ctx context.Context) error {
+	now := map[string]string{}
+	for page := (view.Page{Size: 1000}); ; {
+		var more string
+		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+			nodes, next, err := s.Nodes(ctx, view.NodeFilter{Disconnected: true}, page)
+			for _, n := range nodes {
+				now[n.GetNodeId()] = n.GetReason()
+			}
+			more = next
+			return err //nolint:wrapcheck // it says what
+		})
+		if err != nil {
+			return err //nolint:wrapcheck // it says what
+		}
+		if more == "" {
+			break
+		}
+		page.Token = more
+	}
+	touch := func(id string) {
+		k := key{readmodelv1.Topic_TOPIC_NODES, id}
+		if _, ok := h.dirty[k]; !ok {
+			h.dirty[k] = mark{pos: noPosition}
+		}
+	}
+	if h.nodes != nil {
+		for id, reason := range now {
+			if old, ok := h.nodes[id]; !ok || old != reason {
+				touch(id)
+			}
+		}
+		for id := range h.nodes {
+			if _, ok := now[id]; !ok {
+				touch(id)
+			}
+		}
+	}
+	h.nodes = now
+	return nil
+}
+
+// send loads the changed objects whose turn it is and offers them to all watchers.
+func (h *Hub) send(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	due, wait := map[key]mark{}, h.cfg.Poll
+	for k, m := range h.dirty {
+		if next := h.sent[k].Add(h.cfg.Interval); began.Before(next) {
+			wait = min(wait, next.Sub(began))
+			continue
+		}
+		due[k] = m
+	}
+	var items []item
+	if len(due) > 0 {
+		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+			var err error
+			items, err = load(ctx, s, due)
+			return err
+		})
+		if err != nil {
+			return 0, err //nolint:wrapcheck // it says what
+		}
+	}
+	for k := range due {
+		delete(h.dirty, k)
+		h.sent[k] = began
+	}
+	for k, at := range h.sent {
+		if began.Sub(at) >= h.cfg.Interval {
+			delete(h.sent, k)
+		}
+	}
+	// What is held back keeps the position back, so that a resume brings it again.
+	reached := h.read
+	for _, m := range h.dirty {
+		reached = min(reached, m.pos-1)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s := range h.subs {
+		s.offer(items, reached)
+	}
+	h.pos = max(h.pos, reached)
+	return wait, nil
+}
+
+// subscribe registers a watcher. From the position on that is answered, everything is offered to it.
+func (h *Hub) subscribe(ctx context.Context, f Filter) (*subscription, int64, error) {
+	pos, err := project.Position(ctx, h.deps.DB)
+	if err != nil {
+		return nil, 0, err //nolint:wrapcheck // it says what
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.subs) >= h.cfg.Streams {
+		return nil, 0, fault.New(commonv1.Reason_REASON_OVERLOADED, "too many watches are open here", fault.RetryAfter(5*time.Second))
+	}
+	if h.pos < 0 || len(h.subs) == 0 {
+		h.pos = pos
+	}
+	s := newSubscription(f, h.cfg.Pending, h.pos)
+	h.subs[s] = struct{}{}
+	select {
+	case h.idle <- struct{}{}:
+	default:
+	}
+	return s, h.pos, nil
+}
+
+func (h *Hub) unsubscribe(s *subscription) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.subs, s)
+}

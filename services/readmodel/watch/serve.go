@@ -1,0 +1,263 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Request is one watch.
+type Request struct {
+	Filter
+
+	Resume string // token; empty: begin with a snapshot
+	// Alive answers an error once the person may not watch any more. It is asked every few seconds; nil: for ever.
+	Alive func(ctx context.Context) error
+}
+
+// Send brings one frame to the watcher. It may block; what waits meanwhile is bounded.
+type Send func(*readmodelv1.WatchResponse) error
+
+// Serve sends until ctx ends, the person's session does, or the watcher falls behind.
+func (h *Hub) Serve(ctx context.Context, req Request, send Send) error {
+	sub, pos, err := h.subscribe(ctx, req.Filter)
+	if err != nil {
+		return err
+	}
+	defer h.unsubscribe(sub)
+	if req.Resume == "" {
+		pos, err = h.snapshot(ctx, req.Filter, send)
+	} else {
+		pos, err = h.resume(ctx, req, pos, send)
+	}
+	if err != nil {
+		return err
+	}
+	return h.follow(ctx, req, sub, pos, send)
+}
+
+// follow sends changes and heartbeats.
+func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos int64, send Send) error {
+	beat, check := time.NewTicker(h.cfg.Heartbeat), time.NewTicker(h.cfg.Check)
+	defer beat.Stop()
+	defer check.Stop()
+	failed := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx) //nolint:wrapcheck // whoever ended it said why
+		case <-sub.ready:
+		case <-beat.C:
+			reached := sub.reached()
+			pos = max(pos, reached)
+			if err := h.heartbeat(ctx, pos, send); err != nil {
+				return err
+			}
+			continue
+		case <-check.C:
+			if req.Alive == nil {
+				continue
+			}
+			ended, err := aliveNow(ctx, req.Alive, h.cfg.Check)
+			if ended || (err != nil && failed > 0) { // one failure to look is forgiven
+				return err
+			}
+			failed = 0
+			if err != nil {
+				failed++
+			}
+			continue
+		}
+		items, reached, ok := sub.take()
+		if !ok {
+			h.slow.Inc()
+			return errExpired("the watcher fell behind")
+		}
+		for n, i := range items {
+			frame := i.frame(i.message.GetChange())
+			frame.ResumeToken = token(pos)
+			if n == len(items)-1 {
+				pos = max(pos, reached)
+				frame.ResumeToken = token(pos)
+			}
+			if err := send(frame); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// aliveNow asks within a time limit. A refusal ends the stream; a failure to look is an error alone.
+func aliveNow(ctx context.Context, alive func(context.Context) error, limit time.Duration) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := alive(ctx)
+	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is a failure to look
+	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_PERMISSION_DENIED:
+		return true, err
+	}
+	if err != nil {
+		err = fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session could not be checked", fault.Cause(err))
+	}
+	return false, err
+}
+
+// heartbeat says that the stream lives, and the database's time.
+func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
+	var now time.Time
+	if err := h.deps.DB.QueryRow(ctx, "SELECT mesh.clock()").Scan(&now); err != nil {
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.Cause(fmt.Errorf("read the clock: %w", err)))
+	}
+	return send(&readmodelv1.WatchResponse{
+		Frame:       &readmodelv1.WatchResponse_Heartbeat{Heartbeat: &readmodelv1.WatchHeartbeat{ServerTime: timestamppb.New(now)}},
+		ResumeToken: token(pos),
+	})
+}
+
+// snapshot sends everything that the filter meets, page by page: whatever changes meanwhile comes as a change afterwards.
+func (h *Hub) snapshot(ctx context.Context, f Filter, send Send) (int64, error) {
+	pos, total := int64(-1), int32(0)
+	for _, topic := range f.Topics {
+		for page := (view.Page{Size: chunk}); ; {
+			var items []item
+			var next string
+			err := h.deps.Reader.Read(ctx, f.Scope, func(ctx context.Context, s *view.Snapshot) error {
+				if pos < 0 {
+					pos = s.Position // the earliest: later pages know more
+				}
+				var err error
+				items, next, err = pageOf(ctx, s, topic, f, page)
+				return err
+			})
+			if err != nil {
+				return 0, err //nolint:wrapcheck // it says what
+			}
+			for _, i := range items {
+				if !f.wants(i) {
+					continue
+				}
+				if err := send(i.frame(readmodelv1.Change_CHANGE_SNAPSHOT)); err != nil {
+					return 0, err
+				}
+				total++
+			}
+			if next == "" {
+				break
+			}
+			page.Token = next
+		}
+	}
+	return pos, send(&readmodelv1.WatchResponse{
+		Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: total}}, ResumeToken: token(pos),
+	})
+}
+
+// pageOf answers one page of what a snapshot holds: nodes that are not retired, workspaces that live, instances that live, tasks that are current, live
+// runs and their steps; for one workspace or node everything that is kept of it.
+func pageOf(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, f Filter, page view.Page) ([]item, string, error) {
+	narrow := f.WorkspaceID != "" || f.NodeID != ""
+	switch topic {
+	case readmodelv1.Topic_TOPIC_NODES:
+		found, next, err := s.Nodes(ctx, view.NodeFilter{ID: f.NodeID, IncludeRetired: f.NodeID != ""}, page)
+		items, err := each(found, err, nodeItem)
+		return items, next, err
+	case readmodelv1.Topic_TOPIC_WORKSPACES:
+		found, next, err := s.Workspaces(ctx, view.WorkspaceFilter{ID: f.WorkspaceID, NotOver: f.WorkspaceID == ""}, page)
+		items, err := each(found, err, workspaceItem)
+		return items, next, err
+	case readmodelv1.Topic_TOPIC_TASKS:
+		filter := view.TaskFilter{WorkspaceID: f.WorkspaceID, NodeID: f.NodeID, CurrentOnly: !narrow}
+		items, next, err := tasks(ctx, s, filter, page)
+		if narrow {
+			next = "" // history: the newest are enough
+		}
+		return items, next, err
+	case readmodelv1.Topic_TOPIC_INSTANCES:
+		found, next, err := s.Instances(ctx, view.BoxFilter{WorkspaceID: f.WorkspaceID, LiveOnly: !narrow}, page)
+		items, err := each(found, err, instanceItem)
+		return items, next, err
+	case readmodelv1.Topic_TOPIC_RUNS:
+		found, next, err := s.Runs(ctx, view.RunFilter{WorkspaceID: f.WorkspaceID, LiveOnly: f.WorkspaceID == ""}, page)
+		items, err := each(found, err, runItem)
+		return items, next, err
+	case readmodelv1.Topic_TOPIC_STEPS:
+		runs, next, err := s.Runs(ctx, view.RunFilter{WorkspaceID: f.WorkspaceID, LiveOnly: f.WorkspaceID == ""}, page)
+		if err != nil || len(runs) == 0 {
+			return nil, "", err //nolint:wrapcheck // it says what
+		}
+		ids := make([]string, len(runs))
+		for i, r := range runs {
+			ids[i] = r.GetRunId()
+		}
+		items, err := steps(ctx, s, ids)
+		return items, next, err
+	case readmodelv1.Topic_TOPIC_UNSPECIFIED:
+	}
+	return nil, "", nil
+}
+
+// resume sends what has changed since the token, as it is now, and a heartbeat.
+func (h *Hub) resume(ctx context.Context, req Request, to int64, send Send) (int64, error) {
+	from, err := parseToken(req.Resume)
+	if err != nil {
+		return 0, err
+	}
+	if to, err = h.reached(ctx, from, to); err != nil {
+		return 0, err
+	}
+	marks := map[key]mark{}
+	for after := from; after < to; {
+		records, next, err := events.Read(ctx, h.deps.DB, after, project.Kinds(), 1000)
+		if err != nil {
+			return 0, err //nolint:wrapcheck // it says what
+		}
+		for _, r := range records {
+			if r.Pos <= to {
+				add(marks, r)
+			}
+		}
+		if next <= after {
+			break
+		}
+		after = next
+	}
+	var items []item
+	err = h.deps.Reader.Read(ctx, req.Scope, func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		items, err = load(ctx, s, marks)
+		return err
+	})
+	if err != nil {
+		return 0, err //nolint:wrapcheck // it says what
+	}
+	for _, i := range items {
+		if !req.wants(i) {
+			continue
+		}
+		frame := i.frame(i.message.GetChange())
+		frame.ResumeToken = req.Resume
+		if err := send(frame); err != nil {
+			return 0, err
+		}
+	}
+	return to, h.heartbeat(ctx, to, send)
+}
+
+// reached is where a resume ends: the hub's position, or the projection's if the hub is a little behind the token.
+func (h *Hub) reached(ctx context.Context, from, to int64) (int64, error) {
+	now, err := project.Position(ctx, h.deps.DB)
+	if err != nil {
+		return 0, err //nolint:wrapcheck // it says what
+	}
+	to = max(to, now)
+	return to, checkResume(ctx, h.deps.DB, from, to, h.cfg.ResumeEvents)
+}

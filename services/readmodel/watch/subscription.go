@@ -1,0 +1,106 @@
+package watch
+
+import (
+	"slices"
+	"sync"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Filter is what a watcher wants to see.
+type Filter struct {
+	Scope       view.Scope
+	Topics      []readmodelv1.Topic
+	WorkspaceID string // only this one's
+	NodeID      string // only this one's
+}
+
+func (f Filter) wants(i item) bool {
+	return slices.Contains(f.Topics, i.key.topic) && f.Scope.Meets(i.tenantID) &&
+		(f.WorkspaceID == "" || f.WorkspaceID == i.workspaceID) && (f.NodeID == "" || f.NodeID == i.nodeID)
+}
+
+// subscription is what one watcher has yet to be sent: the newest state of each changed object.
+type subscription struct {
+	filter Filter
+	most   int
+	ready  chan struct{}
+
+	mu      sync.Mutex
+	pending map[key]item
+	order   []key
+	pos     int64 // everything up to it is sent once pending is
+	over    bool  // it fell too far behind
+}
+
+func newSubscription(f Filter, most int, pos int64) *subscription {
+	return &subscription{filter: f, most: most, pos: pos, ready: make(chan struct{}, 1), pending: map[key]item{}}
+}
+
+// offer adds changes; everything up to pos has then been offered. It never blocks.
+func (s *subscription) offer(items []item, pos int64) {
+	s.mu.Lock()
+	for _, i := range items {
+		if s.over || !s.filter.wants(i) {
+			continue
+		}
+		old, waiting := s.pending[i.key]
+		if !waiting {
+			if len(s.pending) >= s.most {
+				s.over, s.pending, s.order = true, nil, nil
+				continue
+			}
+			s.order = append(s.order, i.key)
+		}
+		i.created = i.created || (waiting && old.created)
+		s.pending[i.key] = i
+	}
+	s.pos = max(s.pos, pos)
+	wake := s.over || len(s.pending) > 0
+	s.mu.Unlock()
+	if wake {
+		select {
+		case s.ready <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take answers what is to be sent now, and the position that is reached once it is.
+func (s *subscription) take() ([]item, int64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return nil, s.pos, false
+	}
+	items := make([]item, len(s.order))
+	for n, k := range s.order {
+		items[n] = s.pending[k]
+	}
+	s.pending, s.order = map[key]item{}, nil
+	return items, s.pos, true
+}
+
+// frame is an item as it is sent.
+func (i item) frame(change readmodelv1.Change) *readmodelv1.WatchResponse {
+	if i.created && change == readmodelv1.Change_CHANGE_UPDATED {
+		change = readmodelv1.Change_CHANGE_CREATED
+	}
+	return &readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Item{Item: withChange(i, change)}}
+}
+
+// withChange copies the head of an item: its object is shared by all watchers and is not touched.
+func withChange(i item, change readmodelv1.Change) *readmodelv1.WatchItem {
+	return &readmodelv1.WatchItem{Topic: i.key.topic, Change: change, Id: i.key.id, Object: i.message.GetObject()}
+}
+
+// reached is the position that a watcher who has been sent everything is at; zero if something waits to be sent.
+func (s *subscription) reached() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.pending) > 0 || s.over {
+		return 0
+	}
+	return s.pos
+}

@@ -1,0 +1,406 @@
+package watch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+	"github.com/gpuaas/mesh/services/readmodel/watch"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m, testkit.CheckLeaks()) }
+
+var allTopics = []readmodelv1.Topic{
+	readmodelv1.Topic_TOPIC_NODES, readmodelv1.Topic_TOPIC_WORKSPACES, readmodelv1.Topic_TOPIC_TASKS, readmodelv1.Topic_TOPIC_INSTANCES,
+	readmodelv1.Topic_TOPIC_RUNS, readmodelv1.Topic_TOPIC_STEPS,
+}
+
+type kit struct {
+	*projecttest.World
+
+	t         *testing.T
+	projector *project.Projector
+	hub       *watch.Hub
+}
+
+// newKit runs a hub. With ours it hears of this process's commits at once; without, it stands for another replica's.
+func newKit(t *testing.T, cfg watch.Config, ours bool) *kit {
+	t.Helper()
+	testkit.IO(t)
+	w := projecttest.NewWorld(t)
+	k := &kit{World: w, t: t, projector: w.Projector()}
+	k.sync()
+	pool := w.DB.Pool(pg.RoleReadmodel)
+	advanced := k.projector.Advanced
+	if !ours {
+		never := make(chan struct{})
+		advanced = func() <-chan struct{} { return never }
+	}
+	if cfg.Poll == 0 {
+		cfg.Poll = 50 * time.Millisecond
+	}
+	var err error
+	k.hub, err = watch.New(watch.Deps{
+		Logger: testkit.Logger(t), DB: pool, Reader: view.NewReader(pool, policy.Fixed{Set: policy.Defaults()}), Advanced: advanced,
+	}, cfg)
+	k.check(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- k.hub.Run(ctx) }()
+	t.Cleanup(func() { cancel(); k.check(<-done) })
+	return k
+}
+
+func (k *kit) check(err error) {
+	k.t.Helper()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *kit) sync() {
+	k.t.Helper()
+	k.Number()
+	k.check(k.projector.Drain(testkit.Context(k.t)))
+}
+
+// watcher collects frames.
+type watcher struct {
+	t      *testing.T
+	mu     sync.Mutex
+	frames []*readmodelv1.WatchResponse
+	token  string
+	hold   chan struct{} // if set, send waits for it after the snapshot
+	booted bool
+	cancel context.CancelFunc
+	done   chan error
+}
+
+func (k *kit) watch(req watch.Request, hold chan struct{}) *watcher {
+	k.t.Helper()
+	ctx, cancel := context.WithCancel(testkit.Context(k.t))
+	w := &watcher{t: k.t, hold: hold, cancel: cancel, done: make(chan error, 1)}
+	go func() {
+		w.done <- k.hub.Serve(ctx, req, w.send)
+		close(w.done)
+	}()
+	k.t.Cleanup(func() { _ = w.stop() })
+	return w
+}
+
+func (w *watcher) send(f *readmodelv1.WatchResponse) error {
+	w.mu.Lock()
+	booted, hold := w.booted, w.hold
+	w.mu.Unlock()
+	if booted && hold != nil {
+		<-hold
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.frames = append(w.frames, f)
+	w.booted = w.booted || f.GetBootstrapped() != nil
+	if f.GetResumeToken() != "" {
+		w.token = f.GetResumeToken()
+	}
+	return nil
+}
+
+func (w *watcher) stop() error {
+	w.cancel()
+	return <-w.done
+}
+
+func (w *watcher) all() []*readmodelv1.WatchResponse {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]*readmodelv1.WatchResponse(nil), w.frames...)
+}
+
+// until waits for a frame.
+func (w *watcher) until(what string, ok func(*readmodelv1.WatchResponse) bool) *readmodelv1.WatchResponse {
+	w.t.Helper()
+	var found *readmodelv1.WatchResponse
+	testkit.Eventually(w.t, 15*time.Second, func() error {
+		for _, f := range w.all() {
+			if ok(f) {
+				found = f
+				return nil
+			}
+		}
+		return fmt.Errorf("no %s among %d frames", what, len(w.all()))
+	})
+	return found
+}
+
+func (w *watcher) bootstrapped() *readmodelv1.WatchResponse {
+	w.t.Helper()
+	return w.until("marker", func(f *readmodelv1.WatchResponse) bool { return f.GetBootstrapped() != nil })
+}
+
+func isWorkspace(state commonv1.WorkspaceState, change readmodelv1.Change) func(*readmodelv1.WatchResponse) bool {
+	return func(f *readmodelv1.WatchResponse) bool {
+		return f.GetItem().GetWorkspace().GetState() == state && f.GetItem().GetChange() == change
+	}
+}
+
+func (k *kit) workspace(t projecttest.Tenant, state commonv1.WorkspaceState) *lifecyclev1.Workspace {
+	return &lifecyclev1.Workspace{WorkspaceId: t.WorkspaceID, TenantId: t.ID, Tenant: t.Name, Name: t.WorkspaceName, State: state, RunId: t.RunID}
+}
+
+const (
+	active = commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
+	failed = commonv1.WorkspaceState_WORKSPACE_STATE_FAILED
+	over   = commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED
+	fresh  = commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING
+)
+
+func TestSnapshotMarkerChangesAndResume(t *testing.T) {
+	for _, ours := range []bool{true, false} {
+		t.Run(fmt.Sprintf("own_commits_%v", ours), func(t *testing.T) {
+			k := newKit(t, watch.Config{}, ours)
+			w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, nil)
+			marker := w.bootstrapped()
+			// 3 nodes; of both tenants a workspace, a task, an instance, a run, two steps.
+			if got := marker.GetBootstrapped().GetTotal(); got != 3+2*6 {
+				t.Errorf("total %d", got)
+			}
+			for n, f := range w.all() {
+				if last := n == int(marker.GetBootstrapped().GetTotal()); !last && f.GetItem().GetChange() != readmodelv1.Change_CHANGE_SNAPSHOT {
+					t.Errorf("frame %d: %v", n, f)
+				}
+			}
+			k.Put(k.workspace(k.A, active))
+			k.sync()
+			w.until("update", isWorkspace(active, readmodelv1.Change_CHANGE_UPDATED))
+			made := ids.New()
+			k.Append(&lifecyclev1.Workspace{WorkspaceId: made, TenantId: k.B.ID, Tenant: "beta", Name: "new", State: fresh})
+			k.sync()
+			w.until("creation", isWorkspace(fresh, readmodelv1.Change_CHANGE_CREATED))
+			token := w.token
+			_ = w.stop()
+
+			// While nobody watches: one workspace changes twice, the other goes.
+			k.Append(k.workspace(k.A, failed))
+			k.Append(&lifecyclev1.Workspace{WorkspaceId: made, TenantId: k.B.ID, Tenant: "beta", Name: "new", State: over})
+			k.sync()
+			r := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}, Resume: token}, nil)
+			r.until("failed workspace", isWorkspace(failed, readmodelv1.Change_CHANGE_UPDATED))
+			r.until("destroyed workspace", isWorkspace(over, readmodelv1.Change_CHANGE_DESTROYED))
+			r.until("heartbeat", func(f *readmodelv1.WatchResponse) bool { return f.GetHeartbeat().GetServerTime() != nil })
+			for _, f := range r.all() {
+				if id := f.GetItem().GetId(); f.GetBootstrapped() != nil || (id != "" && id != k.A.WorkspaceID && id != made) {
+					t.Errorf("resume sent %v", f)
+				}
+			}
+			k.Put(k.workspace(k.A, active))
+			k.sync()
+			r.until("update after resume", isWorkspace(active, readmodelv1.Change_CHANGE_UPDATED))
+		})
+	}
+}
+
+func TestResumeIsRefusedWhenItCannotBeKept(t *testing.T) {
+	k := newKit(t, watch.Config{ResumeEvents: 5}, true)
+	filter := watch.Filter{Scope: view.All(), Topics: allTopics}
+	w := k.watch(watch.Request{Filter: filter}, nil)
+	w.bootstrapped()
+	old := w.token
+	for range 6 {
+		k.Append(k.workspace(k.A, active))
+	}
+	k.sync()
+	for name, token := range map[string]string{
+		"too old": old, "garbage": "garbage", "not a number": "dzEueA", "the future": "dzEuOTk5OTk5OTk5", "negative": "dzEuLTU",
+	} {
+		err := <-k.watch(watch.Request{Filter: filter, Resume: token}, nil).done
+		if !fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// A position that this log never had: of a timeline that was restored away.
+	if _, err := pg.RaiseEra(testkit.Context(t), k.DB.OwnerPool(), "test"); err != nil {
+		t.Fatal(err)
+	}
+	k.Put(k.workspace(k.A, active))
+	k.sync()
+	err := <-k.watch(watch.Request{Filter: filter, Resume: "dzEuOTk5OTk5OTk5"}, nil).done
+	if !fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
+		t.Errorf("a lost timeline: %v", err)
+	}
+}
+
+func TestTenantsAndFiltersSeeTheirOwn(t *testing.T) {
+	k := newKit(t, watch.Config{}, true)
+	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant", "viewer"}})
+	k.check(err)
+	own := k.watch(watch.Request{Filter: watch.Filter{Scope: scope, Topics: allTopics}}, nil)
+	one := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics, WorkspaceID: k.B.WorkspaceID}}, nil)
+	if got := own.bootstrapped().GetBootstrapped().GetTotal(); got != 7 {
+		t.Errorf("a tenant's snapshot has %d", got)
+	}
+	if got := one.bootstrapped().GetBootstrapped().GetTotal(); got != 7 {
+		t.Errorf("a workspace's snapshot has %d", got)
+	}
+	for _, x := range []projecttest.Tenant{k.B, k.A} {
+		k.Append(k.workspace(x, active))
+		k.Append(&lifecyclev1.Instance{InstanceId: x.InstanceID, WorkspaceId: x.WorkspaceID, TenantId: x.ID, WorkspaceName: x.WorkspaceName, State: commonv1.InstanceState_INSTANCE_STATE_ENDED})
+		k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: x.TaskID, NodeId: x.NodeID, TenantId: x.ID, WorkspaceId: x.WorkspaceID, State: commonv1.TaskState_TASK_STATE_RUNNING}})
+		k.Append(&lifecyclev1.NodeGate{NodeId: x.NodeID, Cordoned: true, Admitted: true})
+		k.Append(&lifecyclev1.StepAttempt{RunId: x.RunID, WorkspaceId: x.WorkspaceID, Step: 1, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED})
+		k.Append(&lifecyclev1.Run{RunId: x.RunID, WorkspaceId: x.WorkspaceID, TenantId: x.ID, State: commonv1.RunState_RUN_STATE_SUCCEEDED})
+	}
+	k.sync()
+	for _, w := range []*watcher{own, one} {
+		for _, topic := range allTopics {
+			w.until(topic.String(), func(f *readmodelv1.WatchResponse) bool {
+				return f.GetItem().GetTopic() == topic && f.GetItem().GetChange() != readmodelv1.Change_CHANGE_SNAPSHOT
+			})
+		}
+	}
+	scan := func(w *watcher, foreign projecttest.Tenant) {
+		t.Helper()
+		for _, f := range w.all() {
+			raw, err := protojson.Marshal(f)
+			k.check(err)
+			for _, canary := range []string{foreign.ID, foreign.Name, foreign.WorkspaceID, foreign.RunID, foreign.NodeID, foreign.InstanceID, foreign.TaskID, k.Shared} {
+				if strings.Contains(string(raw), canary) {
+					t.Errorf("met %s in %s", canary, raw)
+				}
+			}
+		}
+	}
+	scan(own, k.B)
+	scan(one, k.A)
+}
+
+func TestASlowWatcherIsToldToBeginAnew(t *testing.T) {
+	k := newKit(t, watch.Config{Pending: 4}, true)
+	hold := make(chan struct{})
+	slow := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}, hold)
+	quick := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_INSTANCES}}}, nil)
+	slow.bootstrapped()
+	quick.bootstrapped()
+	for n := range 12 { // one object changing often fills nothing; many objects do
+		last := ids.New()
+		k.Append(&lifecyclev1.Instance{InstanceId: last, WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID, State: commonv1.InstanceState_INSTANCE_STATE_LIVE})
+		k.sync()
+		quick.until(fmt.Sprintf("instance %d", n), func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == last })
+	}
+	close(hold)
+	if err := <-slow.done; !fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) {
+		t.Errorf("the slow watcher ended with %v", err)
+	}
+	if got := len(slow.all()); got > 15+1+4+1 {
+		t.Errorf("it was sent %d frames", got)
+	}
+	select {
+	case err := <-quick.done:
+		t.Errorf("the quick watcher ended: %v", err)
+	default:
+	}
+}
+
+func TestAnObjectIsSentFourTimesASecondAtMostAndItsLastStateAlways(t *testing.T) {
+	k := newKit(t, watch.Config{Poll: 10 * time.Millisecond}, true)
+	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}}, nil)
+	w.bootstrapped()
+	began := time.Now()
+	for epoch := int64(2); epoch <= 60; epoch++ {
+		x := k.workspace(k.A, active)
+		x.Epoch = epoch
+		k.Append(x)
+		k.sync()
+	}
+	w.until("last state", func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetWorkspace().GetEpoch() == 60 })
+	took, sent := time.Since(began), 0
+	for _, f := range w.all() {
+		if f.GetItem().GetId() == k.A.WorkspaceID && f.GetItem().GetChange() != readmodelv1.Change_CHANGE_SNAPSHOT {
+			sent++
+		}
+	}
+	if most := int(took/(250*time.Millisecond)) + 1; sent > most {
+		t.Errorf("sent %d times in %s", sent, took)
+	}
+}
+
+// No event says that a replica died: the watch finds out by looking.
+func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
+	k := newKit(t, watch.Config{Look: 50 * time.Millisecond}, true)
+	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}, NodeID: k.A.NodeID}}, nil)
+	w.bootstrapped()
+	reason := func(connected bool, reason string) func(*readmodelv1.WatchResponse) bool {
+		return func(f *readmodelv1.WatchResponse) bool {
+			n := f.GetItem().GetNode()
+			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && n.GetConnected() == connected && n.GetReason() == reason
+		}
+	}
+	// Make sure that the hub looked while all was well: a change of the gate passes through it.
+	k.Put(&lifecyclev1.NodeGate{NodeId: k.A.NodeID, Admitted: true, Slots: 2})
+	k.sync()
+	w.until("gate", reason(true, ""))
+	testkit.SetClockOffset(k.DB, 20*time.Second)
+	w.until("outage", reason(false, "control_plane_outage"))
+	k.Append(&nodev1.ReplicaBeat{ReplicaId: ids.New(), StartedAt: timestamppb.New(k.Now()), BeatAt: timestamppb.New(k.Now())})
+	k.sync()
+	w.until("disconnected", reason(false, "disconnected"))
+}
+
+func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
+	k := newKit(t, watch.Config{Check: 20 * time.Millisecond, Heartbeat: 30 * time.Millisecond}, true)
+	var mu sync.Mutex
+	var answer error
+	set := func(err error) { mu.Lock(); answer = err; mu.Unlock() }
+	request := watch.Request{
+		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
+		Alive:  func(context.Context) error { mu.Lock(); defer mu.Unlock(); return answer },
+	}
+	w := k.watch(request, nil)
+	w.until("heartbeat", func(f *readmodelv1.WatchResponse) bool { return f.GetHeartbeat() != nil && f.GetResumeToken() != "" })
+	set(fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, ""))
+	if err := <-w.done; !fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) {
+		t.Errorf("ended with %v", err)
+	}
+	// A session that cannot be looked at ends the stream too, after a second failure.
+	set(errors.New("no database"))
+	if err := <-k.watch(request, nil).done; !fault.Has(err, commonv1.Reason_REASON_UNAVAILABLE) {
+		t.Errorf("ended with %v", err)
+	}
+	set(nil)
+	last := k.watch(request, nil)
+	last.bootstrapped()
+	if err := last.stop(); !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	k := newKit(t, watch.Config{Streams: 1}, true)
+	request := watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}
+	first := k.watch(request, nil)
+	first.bootstrapped()
+	if err := <-k.watch(request, nil).done; !fault.Has(err, commonv1.Reason_REASON_OVERLOADED) {
+		t.Errorf("one too many: %v", err)
+	}
+	_ = first.stop()
+	k.watch(request, nil).bootstrapped()
+}
