@@ -1,0 +1,289 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/diag"
+	"github.com/gpuaas/mesh/agent/hostfacts"
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/ledger"
+	"github.com/gpuaas/mesh/agent/runtime/process"
+	"github.com/gpuaas/mesh/agent/runtime/uid"
+	"github.com/gpuaas/mesh/agent/session"
+	"github.com/gpuaas/mesh/agent/storage"
+	"github.com/gpuaas/mesh/agent/task"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// ErrReplaced says that this box was replaced by one of a later epoch: it must not be started again.
+var ErrReplaced = errors.New("this box has been replaced by one of a later epoch")
+
+// Deps are what an Agent needs.
+type Deps struct {
+	Logger *slog.Logger
+}
+
+// Agent is one node agent.
+type Agent struct {
+	cfg    Config
+	deps   Deps
+	clock  *clock.Clock
+	store  *identity.Store
+	diag   *diag.Log
+	enrol  *enrol.Enroller
+	ledger *ledger.Ledger
+	work   *process.Runtime
+	disk   *storage.Store
+	facts  *facts
+	ops    *obs.OpsServer
+	meters *meters
+
+	verifiers atomic.Pointer[envelope.VerifierSet]
+	// autoRecovery is what the last policy said of it; nil: what enrolment said.
+	autoRecovery atomic.Pointer[bool]
+	executor     chan *task.Executor // handed from the session's loop to the task's, once
+	mu           sync.Mutex
+	tasks        *task.Executor
+	client       *session.Client
+	lastSeen     time.Time // when a session was admitted last: diagnostics since then are told
+	nudge        chan struct{}
+}
+
+// New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same directory is *identity.LockedError.
+// Close ends what New opened.
+func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
+	cfg = cfg.withDefaults()
+	offset, offsetErr := clock.OffsetFromEnvironment()
+	if deps.Logger == nil {
+		return nil, errors.New("agent: no logger")
+	}
+	if err := errors.Join(cfg.Validate(), offsetErr); err != nil {
+		return nil, &ConfigError{err}
+	}
+	a := &Agent{
+		cfg: cfg, deps: deps, clock: clock.New(offset), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
+	}
+	if err := a.open(ctx); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+func (a *Agent) open(ctx context.Context) error {
+	var err error
+	if a.store, err = identity.Open(identity.Dirs{Etc: a.cfg.EtcDir, State: a.cfg.StateDir}); err != nil {
+		return err
+	}
+	for _, problem := range a.store.Problems() {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "identity file problem", slog.String("problem", problem))
+	}
+	if unknown := a.store.Env().Unknown(); len(unknown) > 0 {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "variables that this agent does not read", slog.Any("names", unknown))
+	}
+	if a.diag, err = diag.Open(diag.Config{Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall}); err != nil {
+		return err
+	}
+	if a.ledger, err = ledger.Open(ledger.Config{
+		Path: filepath.Join(a.cfg.StateDir, "ledger.db"), MoveCorruptAside: a.cfg.MoveCorruptLedger, Now: a.clock.Wall,
+	}); err != nil {
+		return err
+	}
+	if a.ledger.MovedAside() != "" {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "corrupt task ledger set aside, a new one begins", slog.String("file", a.ledger.MovedAside()))
+	}
+	if err := a.openHost(ctx); err != nil {
+		return err
+	}
+	if a.enrol, err = enrol.New(enrol.Deps{
+		Logger: a.deps.Logger, Store: a.store, Clock: a.clock, Facts: a.enrolFacts,
+		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) error {
+			a.meters.retry(code)
+			return a.diag.Record(code, detail, next)
+		},
+	}, a.cfg.Enrol); err != nil {
+		return err
+	}
+	return a.openOps(ctx)
+}
+
+// openHost opens what touches workspaces.
+func (a *Agent) openHost(ctx context.Context) error {
+	root := os.Getuid() == 0
+	if strings.HasPrefix(filepath.Clean(a.cfg.WorkDir)+"/", filepath.Clean(a.cfg.StateDir)+"/") {
+		// Workspaces pass through the state directory; every file in it is closed to them.
+		const passable = 0o711
+		if err := os.Chmod(a.cfg.StateDir, passable); err != nil {
+			return fmt.Errorf("open state directory to traversal: %w", err)
+		}
+	}
+	uids, err := uid.Open(uid.Config{Dir: a.cfg.UIDDir, Disabled: !root})
+	if err != nil {
+		return err
+	}
+	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
+	a.facts.look(ctx)
+	if a.work, err = process.New(process.Deps{Logger: a.deps.Logger, UIDs: uids}, process.Config{
+		StateDir: filepath.Join(a.cfg.StateDir, "workloads"), WorkDir: filepath.Join(a.cfg.WorkDir, "run"),
+		Cgroups: process.DetectCgroups(a.cfg.StateDir), GPUs: a.facts.now().GetGpus(),
+	}); err != nil {
+		return err
+	}
+	if a.disk, err = storage.New(storage.Deps{Logger: a.deps.Logger, UIDs: uids, Quota: storage.ProjectQuota{}}, storage.Config{
+		Root: filepath.Join(a.cfg.WorkDir, "storage"), MetaDir: filepath.Join(a.cfg.StateDir, "storage"),
+	}); err != nil {
+		return err
+	}
+	if root {
+		if err := process.CheckReachable(a.cfg.WorkDir); err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "workspaces cannot reach their directories", slog.Any("error", err))
+		}
+	}
+	return nil
+}
+
+// Close lets go of what New opened. Workloads go on.
+func (a *Agent) Close() error {
+	var problems []error
+	if a.ops != nil {
+		problems = append(problems, a.ops.Close())
+	}
+	if a.disk != nil {
+		problems = append(problems, a.disk.Close())
+	}
+	if a.ledger != nil {
+		problems = append(problems, a.ledger.Close())
+	}
+	if a.store != nil {
+		problems = append(problems, a.store.Close())
+	}
+	return errors.Join(problems...)
+}
+
+// OpsAddr is where metrics and health are served; empty without OpsListen.
+func (a *Agent) OpsAddr() string {
+	if a.ops == nil {
+		return ""
+	}
+	return a.ops.Addr()
+}
+
+// Run works until ctx ends (nil), or until this box is replaced (ErrReplaced), and closes what New opened. Workloads go on. It is called once.
+func (a *Agent) Run(ctx context.Context) error {
+	tasks := []app.Task{
+		{Name: "session", Phase: app.PhaseDrain, Run: a.hold},
+		{Name: "tasks", Phase: app.PhaseLoops, Run: a.execute},
+		{Name: "workloads", Phase: app.PhaseLoops, Run: a.work.Run},
+		{Name: "observations", Phase: app.PhaseLoops, Run: a.observe},
+		{Name: "facts", Phase: app.PhaseLoops, Run: a.watchFacts},
+	}
+	if a.ops != nil {
+		tasks = append(tasks, app.Task{Name: "ops", Phase: app.PhasePools, Run: a.ops.Run})
+	}
+	err := app.Run(ctx, a.deps.Logger, tasks...)
+	a.ops = nil // its task has closed it
+	return errors.Join(err, a.Close())
+}
+
+// Enrol makes this host a node, with dir as its operator's bundle if one is named, and returns when a certificate is held. It is not called beside Run.
+func (a *Agent) Enrol(ctx context.Context, bundle string) error {
+	if bundle != "" {
+		err := a.store.InstallBundle(bundle)
+		if errors.Is(err, identity.ErrBundleSpent) && a.store.Certificate() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := a.store.Env().Validate(); err != nil {
+		return err
+	}
+	if a.store.Token() == "" {
+		if a.store.Certificate() != nil {
+			return nil
+		}
+		return enrol.ErrNoToken
+	}
+	return a.replaced(a.enrol.Run(ctx))
+}
+
+// Node is who this host is.
+func (a *Agent) Node() (identity.Node, bool) { return a.store.Node() }
+
+// execute runs the tasks once there is a node to run them for.
+func (a *Agent) execute(ctx context.Context) error {
+	select {
+	case executor := <-a.executor:
+		return executor.Run(ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// readVerifiers takes the task verifiers of node-agent.env. Without any, no task is accepted.
+func (a *Agent) readVerifiers() error {
+	if a.store.Env().Get(identity.EnvTaskKeys) == "" {
+		return fmt.Errorf("%s is not set", identity.EnvTaskKeys)
+	}
+	set, err := envelope.ParseVerifierSet(a.store.Env().Get(identity.EnvTaskKeys))
+	if err != nil {
+		return fmt.Errorf("%s: %w", identity.EnvTaskKeys, err)
+	}
+	a.verifiers.Store(set)
+	return nil
+}
+
+// prepare makes the parts that need an identity, once, and takes what a new enrolment changed.
+func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
+	if err := a.readVerifiers(); err != nil {
+		return err
+	}
+	node, ok := a.store.Node()
+	if !ok {
+		return errors.New("this host is no node yet")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.tasks != nil {
+		return nil
+	}
+	executor, err := task.New(task.Deps{
+		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
+		Handlers: task.Handlers(task.HandlerDeps{Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall}),
+	}, task.Config{NodeID: node.NodeID})
+	if err != nil {
+		return err
+	}
+	client, err := session.New(session.Deps{
+		Logger:   a.deps.Logger.With(slog.String("node_id", node.NodeID), slog.String("node_instance_id", node.InstanceID)),
+		Identity: a.store, Clock: a.clock, Roots: roots,
+		Endpoint: func() (string, error) { return identity.HostPort(a.store.Env().Get(identity.EnvAPIURL)) },
+		Record: func(_ context.Context, d session.Diagnostic) error {
+			a.meters.retry(d.Code)
+			return a.diag.Record(d.Code, d.Detail, d.NextRetry)
+		},
+		Hooks: a.hooks(executor),
+	}, a.cfg.Session)
+	if err != nil {
+		return err
+	}
+	a.tasks, a.client = executor, client
+	a.executor <- executor
+	a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "node ready to connect", slog.String("node_id", node.NodeID), slog.String("ledger_id", a.ledger.ID()))
+	return nil
+}

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/session"
+)
+
+// The directories of an installed agent.
+const (
+	DefaultEtcDir   = "/etc/gpuaas"
+	DefaultStateDir = "/var/lib/gpuaas"
+	// DefaultUIDDir is shared by all agents of a host, so that no two of them give one uid to two workspaces.
+	DefaultUIDDir = "/var/lib/gpuaas-uids"
+)
+
+// Config is how an agent runs. Zero fields take the defaults named here.
+type Config struct {
+	EtcDir   string // default DefaultEtcDir
+	StateDir string // default DefaultStateDir
+	// WorkDir holds what workspaces see of the host: storage and working directories. Every directory above it must be open to traversal by others.
+	// Default: `workspaces` in StateDir.
+	WorkDir string
+	UIDDir  string // default DefaultUIDDir; unused without root
+
+	SimulatedGPUs int    // declared instead of found; zero looks for real ones
+	OpsListen     string // loopback host:port for metrics and health; empty: none
+	Version       string // of this build
+
+	// MoveCorruptLedger begins a new ledger where the old one cannot be read. Only an operator sets it.
+	MoveCorruptLedger bool
+
+	Session session.Config
+	Enrol   enrol.Config
+
+	FactsEvery   time.Duration // between two looks at the host. Default 60 s
+	ObserveEvery time.Duration // between two full observations of the workloads. Default 60 s
+	ObserveLeast time.Duration // between two observations because of changes. Default 500 ms
+	SlowRetry    time.Duration // where only an operator can help. Default 60 s
+	TrustEvery   time.Duration // between two looks at the trust bundle's file. Default 10 s
+}
+
+// Default is an installed agent.
+func Default() Config { return Config{}.withDefaults() }
+
+func (c Config) withDefaults() Config {
+	text := func(s *string, def string) {
+		if *s == "" {
+			*s = def
+		}
+	}
+	duration := func(d *time.Duration, def time.Duration) {
+		if *d <= 0 {
+			*d = def
+		}
+	}
+	text(&c.EtcDir, DefaultEtcDir)
+	text(&c.StateDir, DefaultStateDir)
+	text(&c.WorkDir, filepath.Join(c.StateDir, "workspaces"))
+	text(&c.UIDDir, DefaultUIDDir)
+	text(&c.Version, "dev")
+	duration(&c.FactsEvery, time.Minute)
+	duration(&c.ObserveEvery, time.Minute)
+	duration(&c.ObserveLeast, 500*time.Millisecond)
+	duration(&c.SlowRetry, time.Minute)
+	duration(&c.TrustEvery, 10*time.Second)
+	return c
+}
+
+// ConfigError says what is wrong with a Config, all of it.
+type ConfigError struct{ Problems error }
+
+// Error lists the problems.
+func (e *ConfigError) Error() string { return "configuration: " + e.Problems.Error() }
+
+// Unwrap is the list.
+func (e *ConfigError) Unwrap() error { return e.Problems }
+
+// Validate reports every problem.
+func (c Config) Validate() error {
+	var problems []error
+	for _, dir := range []struct{ name, path string }{
+		{"etc directory", c.EtcDir}, {"state directory", c.StateDir}, {"work directory", c.WorkDir}, {"uid directory", c.UIDDir},
+	} {
+		if !filepath.IsAbs(dir.path) {
+			problems = append(problems, fmt.Errorf("%s %q is not absolute", dir.name, dir.path))
+			continue
+		}
+		if info, err := os.Stat(dir.path); err == nil && !info.IsDir() {
+			problems = append(problems, fmt.Errorf("%s %s is not a directory", dir.name, dir.path))
+		}
+	}
+	if filepath.Clean(c.EtcDir) == filepath.Clean(c.StateDir) {
+		problems = append(problems, errors.New("etc and state directory are the same"))
+	}
+	const mostGPUs = 64
+	if c.SimulatedGPUs < 0 || c.SimulatedGPUs > mostGPUs {
+		problems = append(problems, fmt.Errorf("%d simulated GPUs: 0 to %d can be declared", c.SimulatedGPUs, mostGPUs))
+	}
+	if c.OpsListen != "" {
+		host, _, err := net.SplitHostPort(c.OpsListen)
+		if ip := net.ParseIP(host); err != nil || (host != "localhost" && (ip == nil || !ip.IsLoopback())) {
+			problems = append(problems, fmt.Errorf("ops address %q is not host:port of the loopback interface", c.OpsListen))
+		}
+	}
+	return errors.Join(problems...)
+}

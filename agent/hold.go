@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/session"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// hold keeps this host a node with a session: it enrols where it must and comes back from every refusal that a person or the control plane can lift.
+func (a *Agent) hold(ctx context.Context) error {
+	roots, err := a.enrolled(ctx)
+	if err != nil {
+		return err
+	}
+	watch, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		_ = pki.Watch(watch, a.deps.Logger, a.cfg.TrustEvery, roots) // answers nil when its context ends
+	}()
+	defer func() { cancel(); <-watched }()
+	for {
+		if err := a.prepare(ctx, roots); err != nil {
+			if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENDPOINT_PROFILE_DRIFT, err.Error()); err != nil {
+				return err
+			}
+			continue
+		}
+		node, _ := a.store.Node()
+		err := a.client.Run(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := a.refused(ctx, err); err != nil {
+			return err
+		}
+		if _, err := roots.Reload(); err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "trust bundle not read again", slog.Any("error", err))
+		}
+		if again, _ := a.store.Node(); again.NodeID != node.NodeID {
+			// The ledger, the gate of the tasks and everything logged belong to the node before.
+			return fmt.Errorf("this host was enrolled as another node (%s, was %s): start the agent again", again.NodeID, node.NodeID)
+		}
+	}
+}
+
+// enrolled waits until this host holds an identity and the trust to use it with.
+func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
+	for !a.holds() {
+		if err := a.waitIfStopped(ctx, a.enrol.Run(ctx)); err != nil {
+			return nil, err
+		}
+	}
+	for {
+		roots, err := pki.LoadBundle(a.store.BundlePath())
+		if err == nil {
+			return roots, nil
+		}
+		// An operator's bundle brings it; nobody else can.
+		if err := a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "trust bundle for the node API: "+err.Error()); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// holds says whether this host has an identity, be its certificate good or not.
+func (a *Agent) holds() bool {
+	_, ok := a.store.Node()
+	return ok && (a.store.Certificate() != nil || a.store.Other() != nil)
+}
+
+// waitIfStopped waits at the slow cadence after a refusal that only a person can lift; every other error is the end.
+func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
+	stop, ok := errors.AsType[*enrol.StopError](err)
+	if !ok || ends(stop.Denial) {
+		return a.replaced(err)
+	}
+	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
+}
+
+// refused follows a session's end that the session itself cannot mend. nil means: try again.
+func (a *Agent) refused(ctx context.Context, err error) error {
+	if stop, ok := errors.AsType[*session.StopError](err); ok {
+		if ends(stop.Denial) {
+			return a.replaced(err)
+		}
+		// Retired, copied, mismatched: nothing that this host does will help, but a person may lift it or bring a bundle, and a host whose agent has
+		// ended tells nobody anything.
+		if a.store.Token() == "" {
+			return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
+		}
+	}
+	if a.mayEnrol() {
+		wait, err := a.enrol.Attempt(ctx)
+		if err != nil {
+			return a.waitIfStopped(ctx, err)
+		}
+		return a.sleep(ctx, wait)
+	}
+	detail := "no token to enrol with: an operator must issue a bundle"
+	if err != nil {
+		detail += " (" + reasonOf(err) + ")"
+	}
+	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_RECOVERY_ENROLLMENT_BLOCKED, detail)
+}
+
+// mayEnrol says whether there is a token to enrol with. Where automatic recovery is off only what an operator issued counts.
+func (a *Agent) mayEnrol() bool {
+	token := a.store.Token()
+	if token == "" {
+		return false
+	}
+	node, ok := a.store.Node()
+	allowed := node.AutoRecovery
+	if said := a.autoRecovery.Load(); said != nil {
+		allowed = *said
+	}
+	byOperator := strings.HasPrefix(token, "gbt_") || strings.HasPrefix(token, "gls_")
+	return !ok || allowed || byOperator
+}
+
+// blocked records why nothing goes on, waits at the slow cadence and reads node-agent.env again.
+func (a *Agent) blocked(ctx context.Context, code commonv1.DiagnosticCode, detail string) error {
+	wait := a.cfg.SlowRetry/2 + a.jitter(a.cfg.SlowRetry/2)
+	a.meters.retry(code)
+	if err := a.diag.Record(code, detail, wait); err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+	}
+	a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "waiting for an operator", slog.String("code", names.Of(code)), slog.String("detail", detail),
+		slog.Duration("next_retry", wait))
+	return a.sleep(ctx, wait)
+}
+
+func (a *Agent) sleep(ctx context.Context, wait time.Duration) error {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if err := a.store.ReloadEnv(); err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "node-agent.env not read again", slog.Any("error", err))
+	}
+	return nil
+}
+
+// ends says whether a refusal is the end of this box: a later one has its workspace.
+func ends(denial *fault.Error) bool {
+	return denial.Reason == commonv1.Reason_REASON_EPOCH_SUPERSEDED || denial.Reason == commonv1.Reason_REASON_EPOCH_ENDED
+}
+
+// replaced makes ErrReplaced of a stop that is for good.
+func (a *Agent) replaced(err error) error {
+	if denial, ok := fault.As(err); ok && ends(denial) {
+		return fmt.Errorf("%w: %w", ErrReplaced, err)
+	}
+	if stop, ok := errors.AsType[*enrol.StopError](err); ok {
+		return fmt.Errorf("enrolment: %w", stop)
+	}
+	return err
+}
+
+func reasonOf(err error) string {
+	if denial, ok := fault.As(err); ok {
+		return names.Of(denial.Reason)
+	}
+	if id, ok := errors.AsType[*session.IdentityError](err); ok {
+		return id.Cause.Error()
+	}
+	return err.Error()
+}
+
+// profile is where this agent believes its control plane to be.
+func (a *Agent) profile() *commonv1.ProfileFacts {
+	env := a.store.Env()
+	node, _ := a.store.Node()
+	host := func(name string) string {
+		address, err := identity.HostPort(env.Get(name))
+		if err != nil {
+			return ""
+		}
+		return address
+	}
+	return &commonv1.ProfileFacts{
+		Fingerprint: node.ProfileFingerprint, ApiHost: host(identity.EnvAPIURL), RecoveryHost: host(identity.EnvRecoveryURL),
+		TerminalHost: host(identity.EnvTerminalURL), InstallRoot: a.cfg.EtcDir, Unit: env.Get(identity.EnvInstallUnit),
+		PackageSource: env.Get(identity.EnvPackageSource),
+	}
+}

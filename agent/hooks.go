@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/agent/hostfacts"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/session"
+	"github.com/gpuaas/mesh/agent/task"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+const maxWorkloads = 64 // of one Observation frame
+
+func (a *Agent) jitter(bound time.Duration) time.Duration {
+	if bound <= 0 {
+		return 0
+	}
+	return rand.N(bound) //nolint:gosec // spread, not secrecy
+}
+
+func (a *Agent) enrolFacts() enrol.Facts {
+	return enrol.Facts{AgentVersion: a.cfg.Version, BootID: hostfacts.BootID(), Host: a.facts.now(), Profile: a.profile()}
+}
+
+// hooks joins the session with the tasks.
+func (a *Agent) hooks(executor *task.Executor) session.Hooks {
+	return session.Hooks{
+		Hello: func(hello *nodev1.Hello) {
+			a.mu.Lock()
+			since := a.lastSeen
+			a.mu.Unlock()
+			hello.AgentVersion, hello.BootId, hello.LedgerId = a.cfg.Version, hostfacts.BootID(), a.ledger.ID()
+			hello.TaskTypes, hello.TasksInFlight = executor.Types(), executor.InFlight()
+			hello.Profile, hello.Host = a.profile(), a.facts.tell()
+			hello.Diagnostics = a.diag.Since(since, 0)
+		},
+		Admitted: func(context.Context, int64) {
+			a.mu.Lock()
+			a.lastSeen = a.clock.Wall()
+			a.mu.Unlock()
+			a.meters.session()
+			executor.Attach(a.client)
+			a.wakeObserver()
+		},
+		Lost: func() { executor.Detach(a.client) },
+		Offer: func(ctx context.Context, offer *nodev1.TaskOffer) {
+			if err := executor.Offer(offer); err != nil {
+				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "task not taken", slog.Any("error", err))
+			}
+		},
+		Cancel: func(ctx context.Context, cancel *nodev1.TaskCancel) {
+			if err := executor.Cancel(cancel); err != nil {
+				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "cancel not taken", slog.Any("error", err))
+			}
+		},
+		Acknowledged: func(ctx context.Context, refs []*nodev1.TaskRef) {
+			if err := executor.Ack(ctx, refs); err != nil {
+				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "acknowledgement not kept, the result is sent again", slog.Any("error", err))
+			}
+		},
+		Policy: func(policy *commonv1.NodePolicy) {
+			recovery := policy.GetAutoRecovery()
+			a.autoRecovery.Store(&recovery)
+		},
+		ChangedFacts: a.facts.changed,
+	}
+}
+
+func (a *Agent) wakeObserver() {
+	select {
+	case a.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// observe tells the control plane of the workloads: at once when one changed, all of them at the start of a session and every ObserveEvery.
+func (a *Agent) observe(ctx context.Context) error {
+	told := map[string][sha256.Size]byte{}
+	full := time.NewTicker(a.cfg.ObserveEvery)
+	defer full.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-a.work.Changed():
+		case <-a.nudge:
+			clear(told)
+		case <-full.C:
+			clear(told)
+		}
+		a.observeOnce(ctx, told)
+		if err := a.pause(ctx, a.cfg.ObserveLeast); err != nil {
+			return err
+		}
+	}
+}
+
+func (a *Agent) pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// observeOnce queues an observation for each workspace whose last one differs. What the session does not take is told again later.
+func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]byte) {
+	a.mu.Lock()
+	client := a.client
+	a.mu.Unlock()
+	if client == nil || client.Generation() == 0 {
+		return
+	}
+	seen := a.work.Observe(ctx)
+	for workspace := range told {
+		if _, still := seen[workspace]; !still {
+			delete(told, workspace)
+			_ = client.Observe(&nodev1.Observation{WorkspaceId: workspace, ObservedAt: timestamppb.New(a.clock.Now())})
+		}
+	}
+	for workspace, workloads := range seen {
+		if len(workloads) > maxWorkloads {
+			workloads = workloads[:maxWorkloads]
+		}
+		message := &nodev1.Observation{WorkspaceId: workspace, Workloads: workloads}
+		for _, w := range workloads {
+			message.Epoch = max(message.GetEpoch(), w.GetEpoch())
+		}
+		encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
+		if err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "observation not encoded", slog.Any("error", err))
+			continue
+		}
+		digest := sha256.Sum256(encoded)
+		if told[workspace] == digest {
+			continue
+		}
+		message.ObservedAt = timestamppb.New(a.clock.Now())
+		if client.Observe(message) == nil {
+			told[workspace] = digest
+		}
+	}
+}
+
+// facts is what is known of the host, and what of it was told.
+type facts struct {
+	cfg  hostfacts.Config
+	mu   sync.Mutex
+	seen *commonv1.HostFacts
+	told *commonv1.HostFacts
+}
+
+func newFacts(cfg hostfacts.Config) *facts { return &facts{cfg: cfg} }
+
+func (f *facts) look(ctx context.Context) {
+	seen := hostfacts.Collect(ctx, f.cfg)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.seen = seen
+}
+
+func (f *facts) now() *commonv1.HostFacts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.seen
+}
+
+// tell answers all facts and takes them for told.
+func (f *facts) tell() *commonv1.HostFacts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.told = f.seen
+	return f.seen
+}
+
+// changed answers the facts if they are others than those told.
+func (f *facts) changed() *commonv1.HostFacts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !hostfacts.Changed(f.told, f.seen) {
+		return nil
+	}
+	f.told = f.seen
+	return f.seen
+}
+
+func (a *Agent) watchFacts(ctx context.Context) error {
+	for {
+		if err := a.pause(ctx, a.cfg.FactsEvery); err != nil {
+			return err
+		}
+		a.facts.look(ctx)
+	}
+}

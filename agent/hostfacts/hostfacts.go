@@ -1,0 +1,181 @@
+// Package hostfacts owns what an agent says of its host: kernel, processors, memory, disks, addresses and GPUs.
+//
+// It believes the kernel's files and the GPU driver's. What it says is untrusted evidence: it explains, and never decides identity. It never fails:
+// a fact that cannot be read is left empty, and GPUs that were declared by a flag are marked as simulated.
+//
+// Guarantees: Collect takes at most a few seconds; Changed compares what matters and not what flickers, such as free space.
+package hostfacts
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// Config says where to look and what to declare.
+type Config struct {
+	// Root is before every path that is read; empty on a real host.
+	Root string
+	// Paths are the directories whose file systems workspaces use.
+	Paths []string
+	// SimulatedGPUs declares that many devices, marked as simulated, instead of looking for real ones. Zero looks.
+	SimulatedGPUs int
+	// SMI is the driver's tool, asked for what its files do not say; empty means `nvidia-smi` in PATH, and `-` that it is not asked.
+	SMI string
+}
+
+const maxAddresses = 64
+
+// Collect reads the facts.
+func Collect(ctx context.Context, cfg Config) *commonv1.HostFacts {
+	host, _ := os.Hostname() // empty if it cannot be read
+	return &commonv1.HostFacts{
+		Hostname:    host,
+		Kernel:      cfg.line("proc/sys/kernel/osrelease"),
+		Os:          cfg.osName(),
+		Arch:        runtime.GOARCH,
+		Cpus:        int32(runtime.NumCPU()), //nolint:gosec // a number of processors
+		MemoryBytes: cfg.memory(),
+		Disks:       cfg.disks(),
+		Gpus:        cfg.gpus(ctx),
+		Addresses:   addresses(),
+		MachineId:   cfg.line("etc/machine-id"),
+		Root:        os.Getuid() == 0,
+	}
+}
+
+// BootID changes with each boot of the host; empty if the kernel does not say.
+func BootID() string { return Config{}.line("proc/sys/kernel/random/boot_id") }
+
+// Changed says whether the control plane should hear of b if it knows a. Free space alone is no reason.
+func Changed(a, b *commonv1.HostFacts) bool {
+	if a == nil || b == nil {
+		return a != b
+	}
+	return !proto.Equal(settled(a), settled(b))
+}
+
+func settled(f *commonv1.HostFacts) *commonv1.HostFacts {
+	out := proto.CloneOf(f)
+	for _, d := range out.GetDisks() {
+		d.FreeBytes = 0
+	}
+	return out
+}
+
+func (c Config) path(rel string) string { return filepath.Join("/", c.Root, rel) }
+
+func (c Config) line(rel string) string {
+	data, err := os.ReadFile(c.path(rel))
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(data), "\n")
+	return clean(first)
+}
+
+func (c Config) osName() string {
+	data, err := os.ReadFile(c.path("etc/os-release"))
+	if err != nil {
+		return runtime.GOOS
+	}
+	for line := range strings.Lines(string(data)) {
+		if value, ok := strings.CutPrefix(line, "PRETTY_NAME="); ok {
+			return clean(strings.Trim(strings.TrimSpace(value), `"'`))
+		}
+	}
+	return runtime.GOOS
+}
+
+func (c Config) memory() int64 {
+	data, err := os.ReadFile(c.path("proc/meminfo"))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "MemTotal:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
+			if err != nil {
+				return 0
+			}
+			return kib << 10
+		}
+	}
+	return 0
+}
+
+func (c Config) disks() []*commonv1.Disk {
+	var out []*commonv1.Disk
+	for _, p := range c.Paths {
+		var st unix.Statfs_t
+		if unix.Statfs(p, &st) != nil {
+			continue
+		}
+		size := uint64(st.Bsize) //nolint:gosec // a block's size is positive
+		out = append(out, &commonv1.Disk{
+			Path: p, FsType: c.fsType(p), SizeBytes: int64(st.Blocks * size), FreeBytes: int64(st.Bavail * size), //nolint:gosec // below 2^63
+		})
+	}
+	return out
+}
+
+// fsType answers the type of the mount with the longest prefix of p.
+func (c Config) fsType(p string) string {
+	data, err := os.ReadFile(c.path("proc/self/mounts"))
+	if err != nil {
+		return ""
+	}
+	best, kind := -1, ""
+	for line := range strings.Lines(string(data)) {
+		f := strings.Fields(line)
+		if len(f) < 3 {
+			continue
+		}
+		if rel, err := filepath.Rel(f[1], p); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") && len(f[1]) >= best {
+			best, kind = len(f[1]), f[2]
+		}
+	}
+	return kind
+}
+
+// addresses are those of interfaces that are up, without loopback and link-local ones, in order.
+func addresses() []string {
+	list, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, a := range list {
+		n, ok := a.(*net.IPNet)
+		if !ok || n.IP.IsLoopback() || n.IP.IsLinkLocalUnicast() {
+			continue
+		}
+		out = append(out, n.IP.String())
+	}
+	slices.Sort(out)
+	return out[:min(len(out), maxAddresses)]
+}
+
+// clean keeps what a driver or a file says printable and short.
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+	if len(s) > 256 {
+		s = strings.ToValidUTF8(s[:256], "")
+	}
+	return strings.TrimSpace(s)
+}

@@ -1,0 +1,279 @@
+package identity_test
+
+import (
+	"crypto"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuaas/mesh/agent/agenttest"
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+var errCrash = errors.New("crash")
+
+// image is everything that a crash must leave either as before or as after.
+type image struct {
+	Node    identity.Node
+	Current string // serial
+	Other   string
+	Pending string // key
+	Join    string
+	Env     string
+	Bundle  string
+}
+
+type world struct {
+	t        *testing.T
+	dirs     identity.Dirs
+	ca       *agenttest.Authority
+	nodeID   string
+	instance string
+	now      time.Time
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	root := t.TempDir()
+	ca, err := agenttest.NewAuthority("nodes", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{
+		t: t, dirs: identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}, ca: ca,
+		nodeID: ids.New(), instance: ids.New(), now: time.Now(),
+	}
+	return w
+}
+
+func (w *world) open(opts ...identity.Option) *identity.Store {
+	w.t.Helper()
+	s, err := identity.Open(w.dirs, opts...)
+	if err != nil {
+		w.t.Fatalf("open: %v", err)
+	}
+	return s
+}
+
+func (w *world) close(s *identity.Store) {
+	w.t.Helper()
+	if err := s.Close(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) image(s *identity.Store) image {
+	w.t.Helper()
+	node, _ := s.Node()
+	out := image{Node: node, Current: serial(s.Certificate()), Other: serial(s.Other()), Env: string(s.Env().Render())}
+	if data, err := os.ReadFile(filepath.Join(w.dirs.Etc, "key-pending.pem")); err == nil {
+		key, err := pki.DecodeKey(data)
+		if err != nil {
+			w.t.Fatalf("pending key: %v", err)
+		}
+		out.Pending, _ = pki.PublicKeyFingerprint(key.Public())
+	}
+	if data, err := os.ReadFile(filepath.Join(w.dirs.Etc, "ca-bundle.crt")); err == nil {
+		out.Bundle = string(data)
+	}
+	raw, generation := s.JoinState()
+	out.Join = fmt.Sprintf("%d %s", generation, raw)
+	return out
+}
+
+func serial(c *tls.Certificate) string {
+	if c == nil {
+		return ""
+	}
+	return pki.SerialString(c.Leaf.SerialNumber)
+}
+
+func (w *world) chain(key crypto.Signer) []byte {
+	w.t.Helper()
+	csr, err := pki.NewAnonymousCSR(key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	chain, err := w.ca.SignCSR(csr, w.nodeID, w.now.Add(-time.Minute), w.now.Add(time.Hour))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return chain
+}
+
+func (w *world) answer(key crypto.Signer) *recoveryv1.EnrollResponse {
+	return &recoveryv1.EnrollResponse{
+		NodeId: w.nodeID, NodeInstanceId: w.instance, CertificateChainPem: w.chain(key), NodeName: "n1",
+		Profile: &commonv1.Profile{
+			Name: "dev", Fingerprint: "f", ApiUrl: "127.0.0.1:7001", RecoveryUrl: "https://127.0.0.1:7002", CaBundlePem: w.ca.PEM(), RecoveryCaBundlePem: w.ca.PEM(),
+		},
+		Policy: &commonv1.NodePolicy{AutoRecovery: true}, TaskSigningPubkeys: "k1:AAAA",
+	}
+}
+
+const token = "gbt_0123456789abcdef0123456789abcdef_secret"
+
+func (w *world) bundle(token string) string {
+	w.t.Helper()
+	dir := w.t.TempDir()
+	for name, content := range map[string]string{
+		"node-agent.env":         "GPUAAS_RECOVERY_API_URL=https://127.0.0.1:7002\nGPUAAS_ENROLLMENT_TOKEN=" + token + "\n",
+		"ca-bundle.crt":          string(w.ca.PEM()),
+		"recovery-ca-bundle.crt": string(w.ca.PEM()),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestCrashBetweenAnyTwoEffects ends each operation at each of its points, opens the directory again and wants it as before the operation or as
+// after it; then the operation is done again, and must lead to one identity whatever the crash left.
+func TestCrashBetweenAnyTwoEffects(t *testing.T) {
+	testkit.IO(t) // it syncs thousands of files
+	enrolled := func(w *world, s *identity.Store) {
+		key, err := s.PendingKey()
+		must(w.t, err)
+		must(w.t, s.CommitEnrolment(token, w.answer(key)))
+		_, err = s.StoreJoinState(1, []byte("one"))
+		must(w.t, err)
+	}
+	renewed := func(w *world, s *identity.Store) {
+		enrolled(w, s)
+		key, err := s.PendingKey()
+		must(w.t, err)
+		must(w.t, s.StoreIssued(w.chain(key), "grt_next"))
+	}
+	tests := []struct {
+		name  string
+		setup func(w *world, s *identity.Store)
+		// prepare answers the operation; its inputs are the same for every try, as a peer's would be.
+		prepare func(w *world, s *identity.Store) func(s *identity.Store) error
+	}{
+		{name: "pending key", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error { _, err := s.PendingKey(); return err }
+		}},
+		{name: "bundle", setup: func(*world, *identity.Store) {}, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+			dir := w.bundle(token)
+			return func(s *identity.Store) error { return s.InstallBundle(dir) }
+		}},
+		{name: "enrol", setup: func(w *world, s *identity.Store) { must(w.t, s.InstallBundle(w.bundle(token))) }, prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
+			key, err := s.PendingKey()
+			must(w.t, err)
+			answer := w.answer(key)
+			return func(s *identity.Store) error {
+				return s.CommitEnrolment(token, answer)
+			}
+		}},
+		{name: "issued", setup: enrolled, prepare: func(w *world, s *identity.Store) func(*identity.Store) error {
+			key, err := s.PendingKey()
+			must(w.t, err)
+			chain := w.chain(key)
+			return func(s *identity.Store) error {
+				return s.StoreIssued(chain, "grt_next")
+			}
+		}},
+		{name: "flip", setup: renewed, prepare: func(_ *world, s *identity.Store) func(*identity.Store) error {
+			from := serial(s.Certificate())
+			return func(s *identity.Store) error {
+				if serial(s.Certificate()) != from {
+					return nil
+				}
+				return s.Flip()
+			}
+		}},
+		{name: "join state", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error { _, err := s.StoreJoinState(2, []byte("two")); return err }
+		}},
+		{name: "drop key", setup: func(w *world, s *identity.Store) {
+			enrolled(w, s)
+			_, err := s.PendingKey()
+			must(w.t, err)
+		}, prepare: func(*world, *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error { return s.DropPendingKey() }
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			points := 0
+			for _, reopen := range []bool{true, false} { // a crash, or an error after which the same process goes on
+				for nth := 1; ; nth++ {
+					w := newWorld(t)
+					s := w.open()
+					tt.setup(w, s)
+					op := tt.prepare(w, s)
+					before := w.image(s)
+					w.close(s)
+
+					left, where := nth, ""
+					s = w.open(identity.WithStep(func(point string) error {
+						if left--; left == 0 {
+							where = point
+							return errCrash
+						}
+						return nil
+					}))
+					err := op(s)
+					if where == "" {
+						if err != nil {
+							t.Fatalf("without a crash: %v", err)
+						}
+						w.close(s)
+						points = nth - 1
+						break
+					}
+					if !errors.Is(err, errCrash) {
+						t.Fatalf("at %s: error %v", where, err)
+					}
+					if reopen {
+						w.close(s)
+						s = w.open()
+						if problems := s.Problems(); len(problems) > 0 {
+							t.Fatalf("crash at %s left %q", where, problems)
+						}
+					}
+					middle := w.image(s)
+					if err := op(s); err != nil {
+						t.Fatalf("again after %s: %v", where, err)
+					}
+					after := w.image(s)
+					w.close(s)
+					s = w.open()
+					if diff := cmp.Diff(after, w.image(s)); diff != "" {
+						t.Fatalf("after %s memory and disk differ:\n%s", where, diff)
+					}
+					if reopen && !cmp.Equal(middle, before) && !cmp.Equal(middle, after) {
+						t.Fatalf("crash at %s left neither before nor after:\n%s", where, cmp.Diff(before, middle))
+					}
+					if before.Node.NodeID != "" && after.Node != before.Node {
+						t.Fatalf("crash at %s changed the node: %+v", where, after.Node)
+					}
+					w.close(s)
+				}
+			}
+			if points < 2 {
+				t.Fatalf("only %d points passed: nothing is enumerated", points)
+			}
+			t.Logf("%d points", points)
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

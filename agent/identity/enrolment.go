@@ -1,0 +1,219 @@
+package identity
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Token answers the token to enrol with: empty if there is none, or if it is the one that this identity was made with, which must never be shown
+// again with another key.
+func (s *Store) Token() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	token := s.env.Get(EnvToken)
+	if token == "" || s.spentLocked(token) {
+		return ""
+	}
+	return token
+}
+
+func (s *Store) spentLocked(token string) bool {
+	return s.enrolled && subtle.ConstantTimeCompare([]byte(s.node.TokenHash), []byte(hashToken(token))) == 1
+}
+
+func hashToken(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+// CommitEnrolment makes the answer of an enrolment with token the identity of this host, all of it or nothing: certificate and key, who it is,
+// endpoints, trust, task verifiers and the next token. What it replaces of trust is kept beside it with the ending `.old`.
+func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return err
+	}
+	chain := answer.GetCertificateChainPem()
+	if s.enrolled && holds(s.current, chain) {
+		return nil
+	}
+	pair, keyPEM, err := s.pairLocked(chain)
+	if err != nil {
+		return err
+	}
+	id, err := nodeOf(pair.Leaf)
+	if err != nil {
+		return fmt.Errorf("enrolment's answer: %w", err)
+	}
+	if id.Name != answer.GetNodeId() || answer.GetNodeInstanceId() == "" {
+		return fmt.Errorf("enrolment's answer: %w", ErrNotOurs)
+	}
+	node := Node{
+		NodeID: id.Name, InstanceID: answer.GetNodeInstanceId(), Name: answer.GetNodeName(), TrustDomain: id.TrustDomain,
+		WorkspaceID: answer.GetWorkspaceId(), Epoch: answer.GetEpoch(), ProfileName: answer.GetProfile().GetName(),
+		ProfileFingerprint: answer.GetProfile().GetFingerprint(), AutoRecovery: answer.GetPolicy().GetAutoRecovery(), TokenHash: hashToken(token),
+	}
+	nodeJSON, err := json.MarshalIndent(node, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode node: %w", err)
+	}
+	env, err := s.envAfter(answer)
+	if err != nil {
+		return err
+	}
+	changes := []change{
+		{File: fileKey, Content: keyPEM},
+		{File: fileCert, Content: chain},
+		{File: fileNextKey, Remove: true},
+		{File: fileNextCert, Remove: true},
+		{File: fileNode, Content: nodeJSON},
+	}
+	if s.node.InstanceID != node.InstanceID {
+		changes = append(changes, change{File: fileJoinState, Remove: true})
+	}
+	trust, err := s.trustChanges(answer.GetProfile())
+	if err != nil {
+		return err
+	}
+	changes = append(changes, trust...)
+	changes = append(changes, change{File: fileEnv, Content: env.Render()}, change{File: filePendingKey, Remove: true})
+	if err := s.commit("enrol", changes); err != nil {
+		return err
+	}
+	if s.node.InstanceID != node.InstanceID {
+		s.join = joinState{}
+	}
+	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, nil, nil, node, true, env
+	return nil
+}
+
+func (s *Store) envAfter(answer *recoveryv1.EnrollResponse) (Env, error) {
+	env := s.env
+	profile := answer.GetProfile()
+	for _, v := range []struct{ name, value string }{
+		{EnvAPIURL, profile.GetApiUrl()},
+		{EnvTerminalURL, profile.GetTerminalUrl()},
+		{EnvRecoveryURL, profile.GetRecoveryUrl()},
+		{EnvTaskKeys, answer.GetTaskSigningPubkeys()},
+	} {
+		if v.value == "" {
+			continue
+		}
+		if !Clean(v.value) {
+			return Env{}, fmt.Errorf("enrolment's answer: %s cannot be kept", v.name)
+		}
+		env = env.With(v.name, v.value)
+	}
+	if !Clean(answer.GetRecoveryToken()) {
+		return Env{}, errors.New("enrolment's answer: the recovery token cannot be kept")
+	}
+	env = env.With(EnvToken, answer.GetRecoveryToken())
+	return env, env.Validate()
+}
+
+func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, error) {
+	pinned := fileRecoveryBundle
+	if path := s.env.Get(EnvRecoveryBundle); path != "" && filepath.Base(path) != filepath.Base(s.path(fileRecoveryBundle)) {
+		pinned = "" // pinned by the operator in a file of its own: not ours to replace
+	}
+	var changes []change
+	for _, t := range []struct {
+		file, old file
+		bundle    []byte
+	}{{fileBundle, fileBundleOld, profile.GetCaBundlePem()}, {pinned, fileRecoveryOld, profile.GetRecoveryCaBundlePem()}} {
+		if len(t.bundle) == 0 || t.file == "" {
+			continue
+		}
+		if _, err := pki.DecodeCertificates(t.bundle); err != nil {
+			return nil, fmt.Errorf("enrolment's answer: trust bundle: %w", err)
+		}
+		old, err := pki.ReadFile(s.path(t.file))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, fmt.Errorf("read trust bundle: %w", err)
+		case bytes.Equal(old, t.bundle):
+			continue
+		default:
+			changes = append(changes, change{File: t.old, Content: old})
+		}
+		changes = append(changes, change{File: t.file, Content: t.bundle})
+	}
+	return changes, nil
+}
+
+// ErrBundleSpent says that this identity was made with the bundle's token already.
+var ErrBundleSpent = errors.New("the bundle's token was used for the identity held here")
+
+// InstallBundle copies the files of an operator's bundle into etc, all or none: node-agent.env is needed, the two trust bundles where they are in it.
+// Variables that the bundle does not set keep their values. The next enrolment uses the bundle's token with a key of its own. ErrBundleSpent means
+// that nothing was done, since it is this bundle that the host runs on.
+func (s *Store) InstallBundle(dir string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return err
+	}
+	data, err := pki.ReadFile(filepath.Join(dir, filepath.Base(string(fileEnv))))
+	if err != nil {
+		return fmt.Errorf("read bundle: %w", err)
+	}
+	given, err := ParseEnv(data)
+	if err != nil {
+		return fmt.Errorf("read bundle: %w", &EnvError{err})
+	}
+	token := given.Get(EnvToken)
+	if token == "" {
+		return fmt.Errorf("read bundle: %s is not set", EnvToken)
+	}
+	if s.spentLocked(token) {
+		return ErrBundleSpent
+	}
+	env := s.env
+	for _, name := range given.names {
+		env = env.With(name, given.values[name])
+	}
+	if err := env.Validate(); err != nil {
+		return fmt.Errorf("read bundle: %w", err)
+	}
+	changes := []change{}
+	for _, f := range []file{fileBundle, fileRecoveryBundle} {
+		content, err := pki.ReadFile(filepath.Join(dir, filepath.Base(string(f))))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read bundle: %w", err)
+		}
+		if _, err := pki.DecodeCertificates(content); err != nil {
+			return fmt.Errorf("read bundle: %s: %w", filepath.Base(string(f)), err)
+		}
+		changes = append(changes, change{File: f, Content: content})
+	}
+	changes = append(changes, change{File: fileEnv, Content: env.Render()})
+	fresh := s.env.Get(EnvToken) != token
+	if fresh {
+		// The same token goes on with the same key, or a lost reply would look like a stolen token.
+		changes = append(changes, change{File: filePendingKey, Remove: true})
+	}
+	if err := s.commit("bundle", changes); err != nil {
+		return err
+	}
+	s.env = env
+	if fresh {
+		s.pending = nil
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Names of the variables in node-agent.env.
+const (
+	EnvAPIURL         = "GPUAAS_API_URL"
+	EnvTerminalURL    = "GPUAAS_TERMINAL_API_URL"
+	EnvRecoveryURL    = "GPUAAS_RECOVERY_API_URL"
+	EnvRecoveryBundle = "GPUAAS_RECOVERY_CA_BUNDLE_PATH"
+	EnvToken          = "GPUAAS_ENROLLMENT_TOKEN" //nolint:gosec // the name of a variable
+	EnvTaskKeys       = "GPUAAS_TASK_SIGNING_PUBKEYS"
+	EnvTrustDomain    = "GPUAAS_TRUST_DOMAIN"
+	EnvNodeName       = "GPUAAS_NODE_NAME"
+	EnvInstallUnit    = "GPUAAS_INSTALL_UNIT"
+	EnvPackageSource  = "GPUAAS_PACKAGE_SOURCE"
+)
+
+const (
+	maxEnvSize  = 64 << 10
+	maxEnvLines = 512
+)
+
+// EnvError says what is wrong with node-agent.env, all of it. It quotes no values.
+type EnvError struct{ Problems error }
+
+// Error lists the problems.
+func (e *EnvError) Error() string { return "node-agent.env: " + e.Problems.Error() }
+
+// Unwrap is the list.
+func (e *EnvError) Unwrap() error { return e.Problems }
+
+// Env is the content of node-agent.env: variables in the order of the file. The token is in it, so it is never logged whole.
+type Env struct {
+	names  []string
+	values map[string]string
+}
+
+// ParseEnv reads lines NAME=VALUE. Empty lines and lines that begin with # are skipped; a leading `export` is allowed; a value may stand in single
+// or double quotes, in which nothing is expanded. All problems are reported at once.
+func ParseEnv(data []byte) (Env, error) {
+	env := Env{values: map[string]string{}}
+	if len(data) > maxEnvSize {
+		return env, fmt.Errorf("larger than %d bytes", maxEnvSize)
+	}
+	var problems []error
+	lines := strings.Split(string(data), "\n")
+	if len(lines) > maxEnvLines {
+		return env, fmt.Errorf("more than %d lines", maxEnvLines)
+	}
+	for i, line := range lines {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, value, err := parseLine(line)
+		switch {
+		case err != nil:
+			problems = append(problems, fmt.Errorf("line %d: %w", i+1, err)) // never the line itself: it may be the token
+		case slices.Contains(env.names, name):
+			problems = append(problems, fmt.Errorf("line %d: %s is set twice", i+1, name))
+		default:
+			env.names = append(env.names, name)
+			env.values[name] = value
+		}
+	}
+	return env, errors.Join(problems...)
+}
+
+func parseLine(line string) (string, string, error) {
+	line = strings.TrimSpace(strings.TrimPrefix(line, "export "))
+	name, value, ok := strings.Cut(line, "=")
+	if !ok {
+		return "", "", errors.New("not NAME=VALUE")
+	}
+	if !validName(name) {
+		return "", "", errors.New("not a variable's name before the =")
+	}
+	value = strings.TrimSpace(value)
+	if value != "" && (value[0] == '\'' || value[0] == '"') {
+		if len(value) < 2 || value[len(value)-1] != value[0] {
+			return "", "", fmt.Errorf("%s: quote is not closed", name)
+		}
+		value = value[1 : len(value)-1]
+	}
+	if strings.ContainsAny(value, "'\"") {
+		return "", "", fmt.Errorf("%s: quote inside the value", name)
+	}
+	for _, r := range value {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return "", "", fmt.Errorf("%s: control character or broken text in the value", name)
+		}
+	}
+	return name, value, nil
+}
+
+func validName(name string) bool {
+	if name == "" || len(name) > 64 {
+		return false
+	}
+	for i, c := range []byte(name) {
+		if (c < 'A' || c > 'Z') && c != '_' && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// Get answers a variable, empty if it is not set.
+func (e Env) Get(name string) string { return e.values[name] }
+
+// With answers a copy in which name is value; an empty value removes it. Values with quotes or control characters are refused by Render's reader, so
+// they are never set: the caller passes what Clean accepts.
+func (e Env) With(name, value string) Env {
+	out := Env{names: slices.Clone(e.names), values: make(map[string]string, len(e.values)+1)}
+	maps.Copy(out.values, e.values)
+	if value == "" {
+		delete(out.values, name)
+		out.names = slices.DeleteFunc(out.names, func(n string) bool { return n == name })
+		return out
+	}
+	if !slices.Contains(out.names, name) {
+		out.names = append(out.names, name)
+	}
+	out.values[name] = value
+	return out
+}
+
+// Clean says whether value may stand in the file.
+func Clean(value string) bool {
+	_, got, err := parseLine("A='" + value + "'")
+	return err == nil && got == value
+}
+
+// Render spells the file.
+func (e Env) Render() []byte {
+	var b strings.Builder
+	for _, name := range e.names {
+		b.WriteString(name + "='" + e.values[name] + "'\n")
+	}
+	return []byte(b.String())
+}
+
+// Unknown lists variables that this build does not read.
+func (e Env) Unknown() []string {
+	known := []string{
+		EnvAPIURL, EnvTerminalURL, EnvRecoveryURL, EnvRecoveryBundle, EnvToken, EnvTaskKeys, EnvTrustDomain, EnvNodeName, EnvInstallUnit, EnvPackageSource,
+	}
+	var out []string
+	for _, name := range e.names {
+		if !slices.Contains(known, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// Validate reports everything that would keep an agent from reaching its control plane.
+func (e Env) Validate() error {
+	var problems []error
+	check := func(name string, needed bool) {
+		value := e.Get(name)
+		if value == "" {
+			if needed {
+				problems = append(problems, fmt.Errorf("%s is not set", name))
+			}
+			return
+		}
+		if _, err := HostPort(value); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	check(EnvAPIURL, e.Get(EnvRecoveryURL) == "")
+	check(EnvTerminalURL, false)
+	check(EnvRecoveryURL, false)
+	if err := errors.Join(problems...); err != nil {
+		return &EnvError{err}
+	}
+	return nil
+}
+
+// RecoveryURL is where this host enrols: the pinned address, else the runtime one.
+func (e Env) RecoveryURL() string {
+	if v := e.Get(EnvRecoveryURL); v != "" {
+		return v
+	}
+	return e.Get(EnvAPIURL)
+}
+
+// HostPort reads `host:port`, `https://host[:port]` or `host`; the port defaults to 443. Anything else, plain http above all, is refused.
+func HostPort(endpoint string) (string, error) {
+	rest := endpoint
+	if strings.Contains(endpoint, "://") {
+		u, err := url.Parse(endpoint)
+		if err != nil {
+			return "", errors.New("not an address")
+		}
+		if u.Scheme != "https" {
+			return "", fmt.Errorf("scheme %q: only https is spoken", u.Scheme)
+		}
+		if u.User != nil || u.RawQuery != "" || u.Fragment != "" || (u.Path != "" && u.Path != "/") {
+			return "", errors.New("more than a host and a port")
+		}
+		rest = u.Host
+	}
+	host, port, err := net.SplitHostPort(rest)
+	if err != nil {
+		host, port = strings.Trim(rest, "[]"), "443"
+		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
+			return "", errors.New("not host:port")
+		}
+	}
+	if host == "" || port == "" || strings.ContainsAny(host, "/ @?#'\"") {
+		return "", errors.New("not host:port")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", errors.New("not a port")
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// RecoveryBundlePath is the file with the pinned trust for enrolment: what the variable names (relative to etc), else the default file if it is there,
+// else the runtime bundle.
+func (s *Store) RecoveryBundlePath() string {
+	if path := s.Env().Get(EnvRecoveryBundle); path != "" {
+		if filepath.IsAbs(path) {
+			return path
+		}
+		return filepath.Join(s.dirs.Etc, path)
+	}
+	if path := s.path(fileRecoveryBundle); exists(path) {
+		return path
+	}
+	return s.path(fileBundle)
+}
+
+// BundlePath is the file with the trust for the node API.
+func (s *Store) BundlePath() string { return s.path(fileBundle) }

@@ -1,0 +1,108 @@
+package identity_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuaas/mesh/agent/identity"
+)
+
+func TestParseEnv(t *testing.T) {
+	if _, err := identity.ParseEnv([]byte(" A = b c \r\n")); err == nil {
+		t.Fatal("a name with a space was accepted")
+	}
+	env, err := identity.ParseEnv([]byte("# comment\n\nexport GPUAAS_API_URL='https://api:7001'\nGPUAAS_ENROLLMENT_TOKEN=\"gbt_x\"\r\nOTHER=b c\nGPUAAS_NODE_NAME=\n"))
+	must(t, err)
+	for name, want := range map[string]string{"GPUAAS_API_URL": "https://api:7001", "GPUAAS_ENROLLMENT_TOKEN": "gbt_x", "OTHER": "b c", "GPUAAS_NODE_NAME": ""} {
+		if got := env.Get(name); got != want {
+			t.Errorf("%s = %q, want %q", name, got, want)
+		}
+	}
+	if diff := cmp.Diff([]string{"OTHER"}, env.Unknown()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseEnvReportsAllProblemsWithoutValues(t *testing.T) {
+	_, err := identity.ParseEnv([]byte("canary\nA='canary\nb=canary\nA=canary'x\nC=1\nC=2\nD=\x01canary\n"))
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	text := err.Error()
+	for _, line := range []string{"line 1", "line 2", "line 3", "line 4", "line 6", "line 7"} {
+		if !strings.Contains(text, line) {
+			t.Errorf("%s is not reported in %q", line, text)
+		}
+	}
+	if strings.Contains(text, "canary") {
+		t.Errorf("a value is in the error: %q", text)
+	}
+}
+
+func TestHostPort(t *testing.T) {
+	tests := []struct{ in, want string }{
+		{"api:7001", "api:7001"},
+		{"https://api", "api:443"},
+		{"https://api:1/", "api:1"},
+		{"api", "api:443"},
+		{"127.0.0.1:5", "127.0.0.1:5"},
+		{"[::1]:5", "[::1]:5"},
+		{"https://[::1]", "[::1]:443"},
+		{"http://api", ""},
+		{"https://u@api", ""},
+		{"https://api/x", ""},
+		{"https://api?q", ""},
+		{"", ""},
+		{"api:port", ""},
+		{"api:99999", ""},
+		{"a b:1", ""},
+		{":1", ""},
+	}
+	for _, tt := range tests {
+		got, err := identity.HostPort(tt.in)
+		if got != tt.want || (err != nil) != (tt.want == "") {
+			t.Errorf("HostPort(%q) = %q, %v; want %q", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func TestValidateEnvReportsEverything(t *testing.T) {
+	env, err := identity.ParseEnv([]byte("GPUAAS_TERMINAL_API_URL=http://x\nGPUAAS_RECOVERY_API_URL=ftp://y\nGPUAAS_API_URL=a b\n"))
+	must(t, err)
+	verr := env.Validate()
+	if verr == nil || strings.Count(verr.Error(), "\n") != 2 {
+		t.Errorf("Validate = %v", verr)
+	}
+	if (identity.Env{}).Validate() == nil {
+		t.Error("an empty file is valid")
+	}
+}
+
+func FuzzParseEnv(f *testing.F) {
+	f.Add([]byte("A=b\n"))
+	f.Add([]byte("export A='b'\n#x\nB=\"c d\"\r\n"))
+	f.Add([]byte("A=' spaced '\nB==\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		env, err := identity.ParseEnv(data)
+		if err != nil {
+			return
+		}
+		again, err := identity.ParseEnv(env.Render())
+		if err != nil {
+			t.Fatalf("what was read cannot be read again: %v", err)
+		}
+		if string(again.Render()) != string(env.Render()) {
+			t.Fatalf("%q became %q", env.Render(), again.Render())
+		}
+		for _, name := range env.Unknown() {
+			if !identity.Clean(env.Get(name)) {
+				t.Fatalf("%s=%q was read but is not clean", name, env.Get(name))
+			}
+			if env.Get(name) != again.Get(name) {
+				t.Fatalf("%s changed", name)
+			}
+		}
+	})
+}

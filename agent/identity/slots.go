@@ -1,0 +1,187 @@
+package identity
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// ErrNotOurs is wrapped when an issued certificate is not for this node or not for the key that asked.
+var ErrNotOurs = errors.New("the certificate is not for this node and its pending key")
+
+// PendingKey answers the key to ask for the next certificate with. It is on disk before it is answered, and stays the same until a certificate for
+// it is stored or it is dropped, so that a lost reply is asked for again and not anew.
+func (s *Store) PendingKey() (crypto.Signer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return nil, err
+	}
+	if s.pending != nil {
+		return s.pending, nil
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	encoded, err := pki.EncodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.write("pending_key", filePendingKey, encoded); err != nil {
+		return nil, fmt.Errorf("store pending key: %w", err)
+	}
+	s.pending = key
+	return key, nil
+}
+
+// DropPendingKey gives up the key of a request that was refused for good: the next request has another one.
+func (s *Store) DropPendingKey() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return err
+	}
+	if err := s.remove("drop_key", filePendingKey); err != nil {
+		return err
+	}
+	s.pending = nil
+	return nil
+}
+
+// StoreIssued puts a certificate for the pending key into the other slot, and the next recovery token, if there is one, into node-agent.env.
+// The slot in use is untouched. A chain for another key or node is refused with ErrNotOurs.
+func (s *Store) StoreIssued(chainPEM []byte, recoveryToken string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return err
+	}
+	if holds(s.other, chainPEM) || holds(s.current, chainPEM) {
+		return nil
+	}
+	pair, keyPEM, err := s.pairLocked(chainPEM)
+	if err != nil {
+		return err
+	}
+	if node, err := nodeOf(pair.Leaf); err != nil || node.Name != s.node.NodeID {
+		return fmt.Errorf("store certificate: %w", ErrNotOurs)
+	}
+	changes := []change{
+		{File: fileNextKey, Content: keyPEM},
+		{File: fileNextCert, Content: chainPEM},
+		{File: filePendingKey, Remove: true},
+	}
+	env := s.env
+	if recoveryToken != "" {
+		if !Clean(recoveryToken) {
+			return errors.New("store certificate: the recovery token is not text that can be kept")
+		}
+		env = env.With(EnvToken, recoveryToken)
+		changes = append(changes, change{File: fileEnv, Content: env.Render()})
+	}
+	if err := s.commit("issued", changes); err != nil {
+		return err
+	}
+	s.other, s.env, s.pending = pair, env, nil
+	return nil
+}
+
+// Flip makes the other slot the one in use, durably. It is called before a session opens with the new certificate, and again to fall back.
+func (s *Store) Flip() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return err
+	}
+	if s.other == nil {
+		return errors.New("use the other certificate: none is held")
+	}
+	var changes []change
+	for _, move := range []struct {
+		pair      *tls.Certificate
+		cert, key file
+	}{{s.other, fileCert, fileKey}, {s.current, fileNextCert, fileNextKey}} {
+		if move.pair == nil {
+			changes = append(changes, change{File: move.cert, Remove: true}, change{File: move.key, Remove: true})
+			continue
+		}
+		signer, ok := move.pair.PrivateKey.(crypto.Signer)
+		if !ok {
+			return errors.New("use the other certificate: its key cannot sign")
+		}
+		keyPEM, err := pki.EncodeKey(signer)
+		if err != nil {
+			return err
+		}
+		changes = append(changes, change{File: move.key, Content: keyPEM}, change{File: move.cert, Content: pki.EncodeChain(move.pair.Certificate)})
+	}
+	if err := s.commit("flip", changes); err != nil {
+		return err
+	}
+	s.current, s.other = s.other, s.current
+	return nil
+}
+
+// pairLocked joins a chain with the pending key.
+func (s *Store) pairLocked(chainPEM []byte) (*tls.Certificate, []byte, error) {
+	if s.pending == nil {
+		return nil, nil, fmt.Errorf("store certificate: no key is pending: %w", ErrNotOurs)
+	}
+	certs, err := pki.DecodeCertificates(chainPEM)
+	if err != nil {
+		return nil, nil, fmt.Errorf("store certificate: %w", err)
+	}
+	want, err := x509.MarshalPKIXPublicKey(s.pending.Public())
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode public key: %w", err)
+	}
+	if !bytes.Equal(certs[0].RawSubjectPublicKeyInfo, want) {
+		return nil, nil, fmt.Errorf("store certificate: %w", ErrNotOurs)
+	}
+	keyPEM, err := pki.EncodeKey(s.pending)
+	if err != nil {
+		return nil, nil, err
+	}
+	pair := &tls.Certificate{PrivateKey: s.pending, Leaf: certs[0]}
+	for _, cert := range certs {
+		pair.Certificate = append(pair.Certificate, cert.Raw)
+	}
+	return pair, keyPEM, nil
+}
+
+// holds says whether the chain's leaf is the one of pair: its answer came twice, or was applied when an unfinished change was settled.
+func holds(pair *tls.Certificate, chainPEM []byte) bool {
+	if pair == nil {
+		return false
+	}
+	certs, err := pki.DecodeCertificates(chainPEM)
+	return err == nil && certs[0].Equal(pair.Leaf)
+}
+
+// nodeOf reads the node's identity from a leaf that this host holds.
+func nodeOf(leaf *x509.Certificate) (pki.ID, error) {
+	if leaf == nil || len(leaf.URIs) != 1 {
+		return pki.ID{}, errors.New("certificate has not exactly one URI name")
+	}
+	id, err := pki.ParseID(leaf.URIs[0].String())
+	if err != nil {
+		return pki.ID{}, err
+	}
+	if id.Kind != pki.KindNode || !ids.Valid(id.Name) {
+		return pki.ID{}, errors.New("certificate does not name a node")
+	}
+	return id, nil
+}
+
+// Usable says whether a certificate may be opened with at now: held, begun and not expired.
+func Usable(cert *tls.Certificate, now time.Time) bool {
+	return cert != nil && cert.Leaf != nil && now.Before(cert.Leaf.NotAfter) && !now.Before(cert.Leaf.NotBefore)
+}

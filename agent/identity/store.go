@@ -1,0 +1,319 @@
+package identity
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Dirs are the two directories of an agent.
+type Dirs struct {
+	Etc   string
+	State string
+}
+
+// Node is who this host is, as enrolment said.
+type Node struct {
+	NodeID             string `json:"node_id"`
+	InstanceID         string `json:"node_instance_id"`
+	Name               string `json:"node_name,omitempty"`
+	TrustDomain        string `json:"trust_domain"`
+	WorkspaceID        string `json:"workspace_id,omitempty"` // of a launched box
+	Epoch              int64  `json:"epoch,omitempty"`
+	ProfileName        string `json:"profile_name,omitempty"`
+	ProfileFingerprint string `json:"profile_fingerprint,omitempty"`
+	AutoRecovery       bool   `json:"auto_recovery"`
+	TokenHash          string `json:"token_sha256,omitempty"` // of the token it enrolled with, so that it is never shown again with another key
+}
+
+// joinState is the content of join-state.json.
+type joinState struct {
+	InstanceID string `json:"node_instance_id"`
+	Generation int64  `json:"generation"`
+	Signed     []byte `json:"join_state"`
+}
+
+// Store is the identity on disk. It is safe for concurrent use; one process at a time holds it.
+type Store struct {
+	dirs Dirs
+	lock *os.File
+	hook func(point string) error
+
+	mu       sync.Mutex
+	env      Env
+	node     Node
+	enrolled bool
+	current  *tls.Certificate
+	other    *tls.Certificate
+	pending  crypto.Signer
+	join     joinState
+	problems []string
+	// unsettled is set when a change failed half way (a full disk, say): what is on disk may be ahead of memory, and a journal may stand there whose
+	// changes are decided.
+	unsettled bool
+}
+
+// Option changes how Open works.
+type Option func(*Store)
+
+// WithStep is told of every point between two effects on the disk before failpoint is; an error ends the operation there, as a crash would.
+func WithStep(hook func(point string) error) Option {
+	return func(s *Store) { s.hook = hook }
+}
+
+// Open makes the directories if they are missing, locks them, finishes what a crash interrupted and reads everything. A *LockedError means that
+// another agent runs here. Unreadable certificates, keys, join state and journal are no error: they are told by Problems, and count as lost.
+func Open(dirs Dirs, opts ...Option) (*Store, error) {
+	s := &Store{dirs: dirs}
+	for _, opt := range opts {
+		opt(s)
+	}
+	for _, dir := range []string{dirs.Etc, dirs.State} {
+		if dir == "" {
+			return nil, errors.New("open identity: a directory is not named")
+		}
+		if err := os.MkdirAll(dir, dirMode); err != nil {
+			return nil, fmt.Errorf("make directory: %w", err)
+		}
+	}
+	lock, err := lockDir(s.path(fileLock), dirs.State)
+	if err != nil {
+		return nil, err
+	}
+	s.lock = lock
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.loadLocked(); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return s, nil
+}
+
+// Close lets the directory go.
+func (s *Store) Close() error {
+	if err := s.lock.Close(); err != nil {
+		return fmt.Errorf("release state directory: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) loadLocked() error {
+	s.problems = nil
+	if err := s.replayLocked(); err != nil {
+		return err
+	}
+	if err := s.sweep(); err != nil {
+		return err
+	}
+	s.unsettled = false
+	if err := s.loadEnvLocked(); err != nil {
+		return err
+	}
+	s.node, s.enrolled, s.join = Node{}, false, joinState{}
+	found, err := readJSON(s.path(fileNode), &s.node)
+	if err != nil {
+		s.problemLocked("node.json", err)
+	}
+	s.enrolled = found && err == nil && ids.Valid(s.node.NodeID) && s.node.InstanceID != ""
+	s.current = s.loadSlotLocked(fileCert, fileKey)
+	s.other = s.loadSlotLocked(fileNextCert, fileNextKey)
+	if _, err := readJSON(s.path(fileJoinState), &s.join); err != nil {
+		s.problemLocked("join-state.json", err)
+		s.join = joinState{}
+	}
+	if s.join.InstanceID != s.node.InstanceID {
+		s.join = joinState{}
+	}
+	s.pending, err = readKey(s.path(filePendingKey))
+	if err != nil {
+		s.problemLocked("key-pending.pem", err)
+	}
+	return nil
+}
+
+func (s *Store) loadEnvLocked() error {
+	path := s.path(fileEnv)
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		s.env = Env{values: map[string]string{}}
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at node-agent.env: %w", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		if err := os.Chmod(path, fileMode); err != nil {
+			return fmt.Errorf("close node-agent.env to others: %w", err)
+		}
+		s.problems = append(s.problems, "node-agent.env was readable by others: its mode is now 0600, its token may be known")
+	}
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read node-agent.env: %w", err)
+	}
+	env, err := ParseEnv(data)
+	if err != nil {
+		return &EnvError{err}
+	}
+	s.env = env
+	return nil
+}
+
+// settleLocked finishes what an earlier call began and could not end. Every call that changes something begins with it, since a new journal must
+// never replace an unfinished one.
+func (s *Store) settleLocked() error {
+	if !s.unsettled {
+		return nil
+	}
+	return s.loadLocked()
+}
+
+// loadSlotLocked answers nil for a slot that is empty or broken.
+func (s *Store) loadSlotLocked(cert, key file) *tls.Certificate {
+	certPEM, certErr := pki.ReadFile(s.path(cert))
+	keyPEM, keyErr := pki.ReadFile(s.path(key))
+	if errors.Is(certErr, fs.ErrNotExist) && errors.Is(keyErr, fs.ErrNotExist) {
+		return nil
+	}
+	if err := errors.Join(certErr, keyErr); err != nil {
+		s.problemLocked(string(cert), err)
+		return nil
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		s.problemLocked(string(cert), err)
+		return nil
+	}
+	if _, err := nodeOf(pair.Leaf); err != nil {
+		s.problemLocked(string(cert), err)
+		return nil
+	}
+	return &pair
+}
+
+func (s *Store) problemLocked(what string, err error) {
+	s.problems = append(s.problems, fmt.Sprintf("%s is lost: %v", what, err))
+}
+
+// Problems are what Open found broken; texts for people, without secrets.
+func (s *Store) Problems() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string(nil), s.problems...)
+}
+
+// Env is node-agent.env as last read or written.
+func (s *Store) Env() Env {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.env
+}
+
+// ReloadEnv reads node-agent.env again: an operator may have put a fresh token or endpoint there.
+func (s *Store) ReloadEnv() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loadEnvLocked()
+}
+
+// Node answers who this host is; false before its first enrolment, or if node.json is lost.
+func (s *Store) Node() (Node, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.node, s.enrolled
+}
+
+// Certificate is the one to open sessions with; nil if none is held.
+func (s *Store) Certificate() *tls.Certificate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current
+}
+
+// Other is the certificate of the other slot; nil if none is held.
+func (s *Store) Other() *tls.Certificate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.other
+}
+
+// JoinState is the signed join state with its generation; empty before the first session of this node instance.
+func (s *Store) JoinState() ([]byte, int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return bytes.Clone(s.join.Signed), s.join.Generation
+}
+
+// StoreJoinState makes the join state durable if its generation is larger than the one held, and says whether it did.
+func (s *Store) StoreJoinState(generation int64, signed []byte) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		return false, err
+	}
+	if !s.enrolled {
+		return false, errors.New("store join state: this host is no node yet")
+	}
+	if generation <= s.join.Generation {
+		return false, nil
+	}
+	next := joinState{InstanceID: s.node.InstanceID, Generation: generation, Signed: bytes.Clone(signed)}
+	data, err := json.Marshal(next)
+	if err != nil {
+		return false, fmt.Errorf("encode join state: %w", err)
+	}
+	if err := s.write("join_state", fileJoinState, data); err != nil {
+		return false, fmt.Errorf("store join state: %w", err)
+	}
+	s.join = next
+	return true, nil
+}
+
+// step is the point between two effects: a place where a process may end.
+func (s *Store) step(operation string, f file, where string) error {
+	name := strings.TrimSuffix(filepath.Base(string(f)), filepath.Ext(string(f)))
+	point := "agent.identity." + operation + "." + name + "." + where
+	if s.hook != nil {
+		if err := s.hook(point); err != nil {
+			return err
+		}
+	}
+	return failpoint.Hit(point)
+}
+
+func readJSON(path string, into any) (bool, error) {
+	data, err := pki.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return true, fmt.Errorf("decode: %w", err)
+	}
+	return true, nil
+}
+
+func readKey(path string) (crypto.Signer, error) {
+	data, err := pki.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no key is a state of its own here
+	}
+	if err != nil {
+		return nil, err
+	}
+	return pki.DecodeKey(data)
+}

@@ -1,0 +1,15 @@
+// Package ledger owns the agent's memory of tasks: what was delivered, started, finished and acknowledged, and which numbers of a workspace were
+// seen.
+//
+// It believes only what its file holds. It never runs a task, never talks to anyone, and never replaces a file that it cannot read: a corrupt
+// ledger is an error until somebody moves it aside by an explicit option, because forgetting what was started could start it twice.
+//
+// Guarantees: what Deliver, Start and Finish answered is on disk before they return; one (task_id, attempt) is stored once, and asking again
+// answers what is stored; a task of a lower epoch, or of a lower op_seq than one already started, never starts; a result is kept until the later
+// of its acknowledgement and a day after the task's expiry.
+//
+//	Deliver ─► delivered ─► Start ─► started ─► Finish ─► finished ─► Ack ─► acked ─► Prune
+//	                           └─► superseded (nothing changes; the caller finishes it so)
+//
+// Writes of many goroutines share commits: while one transaction is being synced the next gathers, and starts the moment the former ends.
+package ledger

@@ -1,0 +1,496 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+)
+
+// Retention is how long a result is kept after its task's expiry, acknowledged or not.
+const Retention = 24 * time.Hour
+
+// ErrSuperseded is answered by Start for a task of a lower epoch, or a lower op_seq than one already started. The entry is unchanged.
+var ErrSuperseded = errors.New("a later epoch or operation of the workspace has been seen")
+
+// ErrUnknown is answered for a key that the ledger does not hold.
+var ErrUnknown = errors.New("the task is not in the ledger")
+
+// ErrNotDelivered is answered by Start for an attempt that is past that state already.
+var ErrNotDelivered = errors.New("the task was started before")
+
+// Config says where the ledger is.
+type Config struct {
+	Path string
+	// MoveCorruptAside renames a file that cannot be read and begins a new ledger, with a new id. Only an operator sets it.
+	MoveCorruptAside bool
+	// Now is the host's clock, for the moments in entries. Nil means time.Now.
+	Now func() time.Time
+	// BeforeCommit is asked before every commit; its error fails the commit, as a full disk would. Nil commits all.
+	BeforeCommit func() error
+}
+
+// Ledger is one open file. It is safe for concurrent use.
+type Ledger struct {
+	db    *bbolt.DB
+	id    string
+	moved string
+	now   func() time.Time
+	gate  func() error
+
+	queue   chan *write
+	ended   chan struct{}
+	closing sync.RWMutex // held to write while closing, so that nobody sends on a closed queue
+	closed  bool
+
+	mu    sync.Mutex // guards what follows
+	open  map[Key]Entry
+	stats Stats
+}
+
+// Stats counts the work of a ledger since it was opened.
+type Stats struct {
+	Commits int64 // transactions
+	Fsyncs  int64 // of the file: two a transaction, pages before the page that names them
+	Writes  int64 // callers' changes in them
+	Open    int   // attempts without an acknowledged result
+}
+
+// Open opens the ledger at cfg.Path, or makes one if there is no file. The error is ErrCorrupt, ErrInUse, or of the file system.
+func Open(cfg Config) (*Ledger, error) {
+	if cfg.Path == "" {
+		return nil, errors.New("open task ledger: no path")
+	}
+	db, moved, err := openFile(cfg.Path, cfg.MoveCorruptAside)
+	if err != nil {
+		return nil, err
+	}
+	l := &Ledger{
+		db:    db,
+		moved: moved,
+		now:   cfg.Now,
+		gate:  cfg.BeforeCommit,
+		queue: make(chan *write, queueSize),
+		ended: make(chan struct{}),
+		open:  map[Key]Entry{},
+	}
+	if l.now == nil {
+		l.now = time.Now
+	}
+	err = db.View(func(tx *bbolt.Tx) error {
+		l.id = string(tx.Bucket(bucketMeta).Get(keyLedgerID))
+		return tx.Bucket(bucketTasks).ForEach(func(_, value []byte) error {
+			e, err := decode(value)
+			if err == nil && e.State != StateAcked {
+				l.open[e.Key] = e
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read task ledger: %w", err), db.Close())
+	}
+	go l.commitLoop()
+	return l, nil
+}
+
+// Close commits what waits and closes the file. Later writes answer ErrClosed.
+func (l *Ledger) Close() error {
+	l.closing.Lock()
+	if l.closed {
+		l.closing.Unlock()
+		return nil
+	}
+	l.closed = true
+	close(l.queue)
+	l.closing.Unlock()
+	<-l.ended
+	if err := l.db.Close(); err != nil {
+		return fmt.Errorf("close task ledger: %w", err)
+	}
+	return nil
+}
+
+// ID is the random id made with the file. Another id means that what this node knew of its tasks is gone.
+func (l *Ledger) ID() string { return l.id }
+
+// MovedAside is the name that a corrupt file was given when this ledger replaced it, else empty.
+func (l *Ledger) MovedAside() string { return l.moved }
+
+// Stats counts the work since Open.
+func (l *Ledger) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stats
+	s.Fsyncs = 2 * s.Commits
+	s.Open = len(l.open)
+	return s
+}
+
+// Outcome is what Deliver did with one task.
+type Outcome struct {
+	Entry      Entry // as it is stored now
+	Known      bool  // it was in the ledger before: nothing changed
+	Superseded bool  // its epoch or op_seq is lower than what was seen: it is stored, and Start will refuse it
+}
+
+// Deliver stores tasks and answers for each what the ledger holds, in their order. It returns after one commit for all of them, shared with
+// other callers'. A task of a higher epoch raises the workspace's epoch.
+func (l *Ledger) Deliver(ctx context.Context, tasks ...Delivery) ([]Outcome, error) {
+	if len(tasks) == 0 {
+		return nil, nil
+	}
+	for i := range tasks {
+		if err := tasks[i].valid(); err != nil {
+			return nil, err
+		}
+	}
+	out := make([]Outcome, len(tasks))
+	err := l.submit(ctx, &write{
+		apply: func(tx *bbolt.Tx) error {
+			for i := range tasks {
+				var err error
+				if out[i], err = deliver(tx, &tasks[i], l.now()); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		after: func() {
+			for i := range out {
+				if !out[i].Known {
+					l.open[out[i].Entry.Key] = out[i].Entry
+				}
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("store delivered tasks: %w", err)
+	}
+	if err := failpoint.Hit("agent.deliver.after_fsync"); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (d *Delivery) valid() error {
+	switch {
+	case d.Key.TaskID == "" || len(d.Key.TaskID) > 64 || d.Key.Attempt <= 0:
+		return fmt.Errorf("store delivered task: key %q", d.Key)
+	case len(d.WorkspaceID) > 64 || d.Epoch < 0 || d.OpSeq < 0:
+		return fmt.Errorf("store delivered task %s: workspace, epoch or op_seq is malformed", d.Key)
+	default:
+		return nil
+	}
+}
+
+func deliver(tx *bbolt.Tx, d *Delivery, now time.Time) (Outcome, error) {
+	known, found, err := get(tx, d.Key)
+	if err != nil || found {
+		return Outcome{Entry: known, Known: found}, err
+	}
+	e := Entry{Delivery: *d, State: StateDelivered, DeliveredAt: now}
+	fenced, f := fenceOf(tx, d)
+	superseded := fenced && f.refuses(d)
+	if fenced && !superseded && d.Epoch > f.epoch {
+		f.epoch = d.Epoch
+		if err := f.put(tx, d.WorkspaceID); err != nil {
+			return Outcome{}, err
+		}
+	}
+	if d.Start && !superseded {
+		if err := start(tx, &e, now); err != nil {
+			return Outcome{}, err
+		}
+	}
+	e.Start = false
+	return Outcome{Entry: e, Superseded: superseded}, put(tx, &e)
+}
+
+// Start marks an attempt as started, durably, and answers its entry. ErrSuperseded, ErrNotDelivered and ErrUnknown say that it must not run.
+func (l *Ledger) Start(ctx context.Context, key Key) (Entry, error) {
+	var e Entry
+	var refused error
+	err := l.submit(ctx, &write{
+		apply: func(tx *bbolt.Tx) error {
+			var found bool
+			var err error
+			e, found, err = get(tx, key)
+			switch {
+			case err != nil:
+				return err
+			case !found:
+				refused = ErrUnknown
+				return nil
+			case e.State != StateDelivered:
+				refused = ErrNotDelivered
+				return nil
+			}
+			if fenced, f := fenceOf(tx, &e.Delivery); fenced && f.refuses(&e.Delivery) {
+				refused = ErrSuperseded
+				return nil
+			}
+			if err := start(tx, &e, l.now()); err != nil {
+				return err
+			}
+			return put(tx, &e)
+		},
+		after: func() {
+			if refused == nil {
+				l.open[key] = e
+			}
+		},
+	})
+	if err != nil {
+		return Entry{}, fmt.Errorf("store start of task %s: %w", key, err)
+	}
+	return e, refused
+}
+
+// start marks e and raises the workspace's numbers to its own.
+func start(tx *bbolt.Tx, e *Entry, now time.Time) error {
+	e.State, e.StartedAt = StateStarted, now
+	fenced, f := fenceOf(tx, &e.Delivery)
+	if !fenced || (f.epoch >= e.Epoch && f.opSeq >= e.OpSeq) {
+		return nil
+	}
+	f.epoch, f.opSeq = max(f.epoch, e.Epoch), max(f.opSeq, e.OpSeq)
+	return f.put(tx, e.WorkspaceID)
+}
+
+// Finish stores the result of an attempt: the state it ended in and the encoded TaskResult. A second call answers the first one's entry, unchanged.
+func (l *Ledger) Finish(ctx context.Context, key Key, outcome commonv1.TaskState, result []byte) (Entry, error) {
+	if err := failpoint.Hit("agent.result.before_fsync"); err != nil {
+		return Entry{}, err
+	}
+	var e Entry
+	var refused error
+	err := l.submit(ctx, &write{
+		apply: func(tx *bbolt.Tx) error {
+			var found bool
+			var err error
+			e, found, err = get(tx, key)
+			switch {
+			case err != nil:
+				return err
+			case !found:
+				refused = ErrUnknown
+				return nil
+			case e.State >= StateFinished:
+				return nil
+			}
+			e.State, e.FinishedAt, e.Outcome, e.Result = StateFinished, l.now(), outcome, result
+			return put(tx, &e)
+		},
+		after: func() {
+			if refused == nil && e.State == StateFinished {
+				l.open[key] = e
+			}
+		},
+	})
+	if err != nil {
+		return Entry{}, fmt.Errorf("store result of task %s: %w", key, err)
+	}
+	if err := failpoint.Hit("agent.result.after_fsync"); err != nil {
+		return Entry{}, err
+	}
+	return e, refused
+}
+
+// Ack notes that the control plane has committed these results. It waits for no commit: an acknowledgement that a crash forgets is given again
+// when the result is sent again. Keys that are unknown or have no result are ignored.
+func (l *Ledger) Ack(ctx context.Context, keys ...Key) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	// They stop being sent at once, whether or not the note is on disk.
+	l.mu.Lock()
+	for _, key := range keys {
+		if e, ok := l.open[key]; ok && e.State == StateFinished {
+			delete(l.open, key)
+		}
+	}
+	l.mu.Unlock()
+	err := l.enqueue(ctx, &write{lazy: true, apply: func(tx *bbolt.Tx) error {
+		for _, key := range keys {
+			e, found, err := get(tx, key)
+			if err != nil {
+				return err
+			}
+			if !found || e.State != StateFinished {
+				continue
+			}
+			e.State = StateAcked
+			if err := put(tx, &e); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	if err != nil {
+		return fmt.Errorf("store acknowledgement: %w", err)
+	}
+	return nil
+}
+
+// Get answers what the ledger holds of an attempt.
+func (l *Ledger) Get(key Key) (Entry, bool, error) {
+	l.mu.Lock()
+	e, ok := l.open[key]
+	l.mu.Unlock()
+	if ok {
+		return e, true, nil
+	}
+	err := l.db.View(func(tx *bbolt.Tx) error {
+		var err error
+		e, ok, err = get(tx, key)
+		return err
+	})
+	if err != nil {
+		return Entry{}, false, fmt.Errorf("read task %s: %w", key, err)
+	}
+	return e, ok, nil
+}
+
+// Unfinished lists the attempts without a result, oldest first: the delivered ones are still to run, the started ones to observe.
+func (l *Ledger) Unfinished() []Entry {
+	return l.list(func(e *Entry) bool { return e.State < StateFinished })
+}
+
+// Unacked lists the attempts whose result is not acknowledged, oldest first.
+func (l *Ledger) Unacked() []Entry {
+	return l.list(func(e *Entry) bool { return e.State == StateFinished })
+}
+
+// InFlight lists every attempt without an acknowledged result as Hello carries it, at most limit, unfinished ones first.
+func (l *Ledger) InFlight(limit int) []*commonv1.TaskInFlight {
+	entries := append(l.Unfinished(), l.Unacked()...)
+	if limit > 0 && len(entries) > limit {
+		entries = entries[:limit]
+	}
+	out := make([]*commonv1.TaskInFlight, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		state := e.Outcome
+		switch e.State { //nolint:exhaustive // finished ones have their outcome
+		case StateDelivered:
+			state = commonv1.TaskState_TASK_STATE_DELIVERED
+		case StateStarted:
+			state = commonv1.TaskState_TASK_STATE_RUNNING
+		}
+		out[i] = &commonv1.TaskInFlight{TaskId: e.Key.TaskID, Attempt: e.Key.Attempt, State: state}
+	}
+	return out
+}
+
+func (l *Ledger) list(keep func(*Entry) bool) []Entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]Entry, 0, len(l.open))
+	for _, e := range l.open {
+		if keep(&e) {
+			out = append(out, e)
+		}
+	}
+	slices.SortFunc(out, func(a, b Entry) int {
+		return cmp.Or(a.DeliveredAt.Compare(b.DeliveredAt), cmp.Compare(a.Key.TaskID, b.Key.TaskID), cmp.Compare(a.Key.Attempt, b.Key.Attempt))
+	})
+	return out
+}
+
+// Prune removes at most limit acknowledged attempts whose expiry is more than Retention before now (server time), and answers how many went.
+func (l *Ledger) Prune(ctx context.Context, now time.Time, limit int) (int, error) {
+	var old [][]byte
+	err := l.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketTasks).Cursor()
+		for key, value := c.First(); key != nil && len(old) < limit; key, value = c.Next() {
+			e, err := decode(value)
+			if err != nil {
+				return err
+			}
+			if e.State == StateAcked && now.After(e.ExpiresAt.Add(Retention)) {
+				old = append(old, slices.Clone(key))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find old tasks: %w", err)
+	}
+	if len(old) == 0 {
+		return 0, nil
+	}
+	err = l.submit(ctx, &write{apply: func(tx *bbolt.Tx) error {
+		for _, key := range old {
+			if err := tx.Bucket(bucketTasks).Delete(key); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	if err != nil {
+		return 0, fmt.Errorf("remove old tasks: %w", err)
+	}
+	return len(old), nil
+}
+
+// Fence answers the highest epoch seen and the highest op_seq started of a workspace; zeros if nothing was.
+func (l *Ledger) Fence(workspaceID string) (epoch, opSeq int64, err error) { //nolint:nonamedreturns // two numbers that are easily swapped
+	err = l.db.View(func(tx *bbolt.Tx) error {
+		_, f := fenceOf(tx, &Delivery{WorkspaceID: workspaceID, Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY})
+		epoch, opSeq = f.epoch, f.opSeq
+		return nil
+	})
+	return epoch, opSeq, err
+}
+
+type fence struct{ epoch, opSeq int64 }
+
+const fenceSize = 16
+
+// fenceOf answers the numbers of the task's workspace, and whether the rule applies to it at all.
+func fenceOf(tx *bbolt.Tx, d *Delivery) (bool, fence) {
+	if d.WorkspaceID == "" || Exempt(d.Type) {
+		return false, fence{}
+	}
+	value := tx.Bucket(bucketFences).Get([]byte(d.WorkspaceID))
+	if len(value) != fenceSize {
+		return true, fence{}
+	}
+	//nolint:gosec // written from int64
+	return true, fence{epoch: int64(binary.BigEndian.Uint64(value[:8])), opSeq: int64(binary.BigEndian.Uint64(value[8:]))}
+}
+
+// refuses: equal numbers pass, so that the parallel tasks of one step all run.
+func (f fence) refuses(d *Delivery) bool { return d.Epoch < f.epoch || d.OpSeq < f.opSeq }
+
+func (f fence) put(tx *bbolt.Tx, workspaceID string) error {
+	value := binary.BigEndian.AppendUint64(make([]byte, 0, fenceSize), uint64(f.epoch)) //nolint:gosec // not negative
+	value = binary.BigEndian.AppendUint64(value, uint64(f.opSeq))                       //nolint:gosec // not negative
+	return tx.Bucket(bucketFences).Put([]byte(workspaceID), value)
+}
+
+func get(tx *bbolt.Tx, key Key) (Entry, bool, error) {
+	value := tx.Bucket(bucketTasks).Get(key.bytes())
+	if value == nil {
+		return Entry{}, false, nil
+	}
+	e, err := decode(value)
+	if err != nil {
+		return Entry{}, false, fmt.Errorf("read task %s: %w", key, err)
+	}
+	return e, true, nil
+}
+
+func put(tx *bbolt.Tx, e *Entry) error {
+	return tx.Bucket(bucketTasks).Put(e.Key.bytes(), e.encode())
+}

@@ -1,0 +1,225 @@
+package ledger
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/google/uuid"
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+)
+
+// ErrCorrupt is in the error of Open if the file exists and cannot be read whole. The file is left as it is.
+var ErrCorrupt = errors.New("the task ledger is corrupt")
+
+// ErrInUse is in the error of Open if another process holds the file.
+var ErrInUse = errors.New("the task ledger is in use by another process")
+
+const format = "gpuaas-ledger-1"
+
+var (
+	bucketMeta   = []byte("meta")
+	bucketTasks  = []byte("tasks")
+	bucketFences = []byte("fences")
+	keyFormat    = []byte("format")
+	keyLedgerID  = []byte("ledger_id")
+)
+
+func options() *bbolt.Options {
+	return &bbolt.Options{
+		Timeout: time.Second,
+		// The free list is found again by reading the pages: less to write with every commit. Every commit is synced; growth too, which ext4 wants.
+		NoFreelistSync:  true,
+		FreelistType:    bbolt.FreelistMapType,
+		InitialMmapSize: 16 << 20,
+		NoStatistics:    true,
+	}
+}
+
+// openFile opens the ledger's file, or makes it if there is none. A new file gets its name only when it is whole, so that a crash while making
+// one leaves nothing that looks like a damaged ledger.
+func openFile(path string, moveAside bool) (db *bbolt.DB, moved string, err error) { //nolint:nonamedreturns // three results of two kinds
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := create(path); err != nil {
+			return nil, "", err
+		}
+	case err != nil:
+		return nil, "", fmt.Errorf("find task ledger: %w", err)
+	case !info.Mode().IsRegular():
+		return nil, "", fmt.Errorf("open task ledger: %s is not a regular file", path)
+	}
+	db, err = openWhole(path)
+	if err == nil {
+		return db, "", nil
+	}
+	if !moveAside || !errors.Is(err, ErrCorrupt) {
+		return nil, "", err
+	}
+	moved = fmt.Sprintf("%s.corrupt-%d", path, time.Now().UnixNano())
+	if err := os.Rename(path, moved); err != nil {
+		return nil, "", fmt.Errorf("move corrupt task ledger aside: %w", err)
+	}
+	if err := create(path); err != nil {
+		return nil, "", err
+	}
+	db, err = openWhole(path)
+	return db, moved, err
+}
+
+func create(path string) error {
+	building := path + ".new"
+	if err := os.Remove(building); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove unfinished task ledger: %w", err)
+	}
+	db, err := bbolt.Open(building, 0o600, options())
+	if err != nil {
+		return fmt.Errorf("create task ledger: %w", err)
+	}
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return errors.Join(fmt.Errorf("draw ledger id: %w", err), db.Close())
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketMeta, bucketTasks, bucketFences} {
+			if _, err := tx.CreateBucket(name); err != nil {
+				return err
+			}
+		}
+		meta := tx.Bucket(bucketMeta)
+		if err := meta.Put(keyFormat, []byte(format)); err != nil {
+			return err
+		}
+		return meta.Put(keyLedgerID, []byte(id.String()))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		return fmt.Errorf("write new task ledger: %w", err)
+	}
+	if err := os.Rename(building, path); err != nil {
+		return fmt.Errorf("name new task ledger: %w", err)
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path) //nolint:gosec // the agent's own state directory
+	if err != nil {
+		return fmt.Errorf("open directory of task ledger: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return fmt.Errorf("sync directory of task ledger: %w", err)
+	}
+	return nil
+}
+
+// openWhole reads the file, then opens it. Damage shows as an error, as a panic of the page reader, or as a fault on mapped pages beyond the end of
+// a file that was cut; in this goroutine all three become ErrCorrupt. The first reading is without the lock to write, because opening to write
+// looks for free pages in a goroutine of its own, where a panic would end the process.
+func openWhole(path string) (*bbolt.DB, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("find task ledger: %w", err)
+	}
+	if info.Size() == 0 {
+		return nil, fmt.Errorf("open %s: %w: the file is empty", path, ErrCorrupt)
+	}
+	if err := inspect(path, info.Size()); err != nil {
+		return nil, err
+	}
+	return openDB(path, options())
+}
+
+func inspect(path string, size int64) error {
+	readOnly := options()
+	readOnly.ReadOnly = true
+	db, err := openDB(path, readOnly)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(guarded(func() error { return check(db, size) }), db.Close()); err != nil {
+		return fmt.Errorf("open %s: %w: %w", path, ErrCorrupt, err)
+	}
+	return nil
+}
+
+func openDB(path string, opts *bbolt.Options) (*bbolt.DB, error) {
+	var db *bbolt.DB
+	err := guarded(func() error {
+		var err error
+		db, err = bbolt.Open(path, 0o600, opts)
+		return err
+	})
+	switch {
+	case err == nil:
+		return db, nil
+	case errors.Is(err, berrors.ErrTimeout):
+		return nil, fmt.Errorf("open %s: %w", path, ErrInUse)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("open task ledger: %w", err)
+	default:
+		return nil, fmt.Errorf("open %s: %w: %w", path, ErrCorrupt, err)
+	}
+}
+
+// guarded turns a panic or a fault on mapped memory into an error.
+func guarded(f func() error) (err error) { //nolint:nonamedreturns // a recovered panic becomes the error
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("read pages: %v", r)
+		}
+	}()
+	return f()
+}
+
+// check reads every entry of every table.
+func check(db *bbolt.DB, size int64) error {
+	tx, err := db.Begin(false)
+	if err != nil {
+		return err
+	}
+	err = guarded(func() error { return checkTx(tx, size) })
+	return errors.Join(err, tx.Rollback())
+}
+
+func checkTx(tx *bbolt.Tx, size int64) error {
+	if size < tx.Size() {
+		return fmt.Errorf("the file has %d bytes of %d", size, tx.Size())
+	}
+	meta, tasks, fences := tx.Bucket(bucketMeta), tx.Bucket(bucketTasks), tx.Bucket(bucketFences)
+	if meta == nil || tasks == nil || fences == nil {
+		return errors.New("a table is missing")
+	}
+	if got := meta.Get(keyFormat); !bytes.Equal(got, []byte(format)) {
+		return fmt.Errorf("format %q is not %q", got, format)
+	}
+	if _, err := uuid.ParseBytes(meta.Get(keyLedgerID)); err != nil {
+		return fmt.Errorf("ledger id: %w", err)
+	}
+	err := tasks.ForEach(func(key, value []byte) error {
+		e, err := decode(value)
+		if err == nil && !bytes.Equal(e.Key.bytes(), key) {
+			err = errEntry
+		}
+		if err != nil {
+			return fmt.Errorf("task %q: %w", key, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return fences.ForEach(func(key, value []byte) error {
+		if len(value) != fenceSize {
+			return fmt.Errorf("fence of %q: %w", key, errEntry)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,295 @@
+package agent_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/agenttest"
+	"github.com/gpuaas/mesh/agent/backoff"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/session"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// mesh is a control plane over loopback: an enrolment listener and a node API with real TLS.
+type mesh struct {
+	nodev1.UnimplementedNodeServiceServer
+	t          *testing.T
+	nodes      *agenttest.Authority
+	services   *agenttest.Authority
+	signer     envelope.Key
+	api        string
+	enrolURL   string
+	nodeID     string
+	grpcServer *grpc.Server
+
+	mu        sync.Mutex
+	instances int
+	instance  string
+	issued    int64
+	hellos    []*nodev1.Hello
+	denial    *commonv1.Denial // instead of a Welcome
+	enrolFail error
+	results   chan *nodev1.TaskResult
+	frames    chan string
+	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
+}
+
+func newMesh(t *testing.T) *mesh {
+	t.Helper()
+	testkit.IO(t)
+	m := &mesh{t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096)}
+	var err error
+	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if m.services, err = agenttest.NewAuthority("services", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.signer = envelope.NewKey(private)
+	m.serveNodes()
+	m.serveEnrolment()
+	return m
+}
+
+func (m *mesh) pair(name string) tls.Certificate {
+	m.t.Helper()
+	pair, err := m.services.Pair(pki.ServiceID(agenttest.TrustDomain, name), time.Now().Add(-time.Hour), time.Now().Add(time.Hour))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return *pair
+}
+
+func (m *mesh) listen() net.Listener {
+	m.t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(m.t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return listener
+}
+
+func (m *mesh) serveNodes() {
+	pool := x509.NewCertPool()
+	pool.AddCert(m.nodes.Cert)
+	m.grpcServer = grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.pair("nodeapi")}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	})))
+	nodev1.RegisterNodeServiceServer(m.grpcServer, m)
+	listener := m.listen()
+	m.api = listener.Addr().String()
+	done := make(chan struct{})
+	go func() { defer close(done); _ = m.grpcServer.Serve(listener) }()
+	m.t.Cleanup(func() { m.grpcServer.Stop(); <-done })
+}
+
+func (m *mesh) serveEnrolment() {
+	mux := http.NewServeMux()
+	mux.Handle(recoveryv1connect.NewEnrollmentServiceHandler(m))
+	server := &http.Server{
+		Handler: mux, ReadHeaderTimeout: time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{m.pair("recovery")}, NextProtos: []string{"h2", "http/1.1"}},
+	}
+	listener := m.listen()
+	m.enrolURL = "https://" + listener.Addr().String()
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.ServeTLS(listener, "", "") }()
+	m.t.Cleanup(func() { _ = server.Close(); <-done })
+}
+
+// Enroll makes a new instance of the node for each token.
+func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.enrolFail != nil {
+		return nil, fault.ToConnect(m.enrolFail, "")
+	}
+	chain, err := m.nodes.SignCSR(request.GetCsr(), m.nodeID, time.Now().Add(-time.Minute), time.Now().Add(time.Hour))
+	if err != nil {
+		return nil, err
+	}
+	m.instances++
+	m.instance, m.issued = ids.New(), 0
+	return &recoveryv1.EnrollResponse{
+		NodeId: m.nodeID, NodeInstanceId: m.instance, CertificateChainPem: chain, ServerTime: timestamppb.Now(), NodeName: "n1",
+		Profile: &commonv1.Profile{Name: "test", Fingerprint: "fp", ApiUrl: m.api, RecoveryUrl: m.enrolURL, CaBundlePem: m.services.PEM(), RecoveryCaBundlePem: m.services.PEM()},
+		Policy:  &commonv1.NodePolicy{AutoRecovery: true}, TaskSigningPubkeys: m.signer.ID() + ":" + base64.StdEncoding.EncodeToString(m.signer.Public()),
+	}, nil
+}
+
+func (m *mesh) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	hello := first.GetHello()
+	m.mu.Lock()
+	m.hellos = append(m.hellos, hello)
+	denial := m.denial
+	if denial == nil && hello.GetNodeInstanceId() != m.instance {
+		denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, ""), "")
+	}
+	if denial == nil && int64(len(hello.GetJoinState())) != m.issued {
+		m.t.Errorf("presented generation %d of %d", len(hello.GetJoinState()), m.issued)
+	}
+	if denial == nil {
+		m.issued++
+	}
+	generation := m.issued
+	m.mu.Unlock()
+	if denial != nil {
+		return stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: denial}})
+	}
+	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
+		Generation: generation, JoinState: make([]byte, generation), Nonce: ids.New(), SessionId: ids.New(), ServerTime: timestamppb.Now(),
+		Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)},
+	}}}); err != nil {
+		return err
+	}
+	if ready, err := stream.Recv(); err != nil || ready.GetReady().GetGeneration() != generation {
+		return fmt.Errorf("ready %v: %w", ready, err)
+	}
+	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{Generation: generation, ServerTime: timestamppb.Now()}}}); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.streams = append(m.streams, stream)
+	m.mu.Unlock()
+	m.frames <- "admitted"
+	for {
+		frame, err := stream.Recv()
+		if err != nil {
+			return nil //nolint:nilerr // the agent hung up
+		}
+		switch f := frame.GetFrame().(type) {
+		case *nodev1.ConnectRequest_Heartbeat:
+			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()}}})
+		case *nodev1.ConnectRequest_TaskDelivered:
+			m.frames <- "delivered"
+		case *nodev1.ConnectRequest_TaskResult:
+			m.results <- f.TaskResult
+			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: []*nodev1.TaskRef{f.TaskResult.GetTask()}}}})
+		case *nodev1.ConnectRequest_Goodbye:
+			m.frames <- "goodbye"
+			return nil
+		}
+		if err != nil {
+			return nil //nolint:nilerr // the agent hung up
+		}
+	}
+}
+
+func (m *mesh) wait(frame string) {
+	m.t.Helper()
+	for {
+		select {
+		case got := <-m.frames:
+			if got == frame {
+				return
+			}
+		case <-time.After(20 * time.Second):
+			m.t.Fatalf("no %q in time", frame)
+		}
+	}
+}
+
+// offer signs a task and sends it over the last stream. Only this test sends while it does.
+func (m *mesh) probe(nonce string) string {
+	m.t.Helper()
+	payload, err := proto.Marshal(&nodev1.ProbeNoop{Nonce: nonce})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	task := envelope.Task{
+		TaskID: ids.New(), Type: "probe.noop", NodeID: m.nodeID, Attempt: 1, Payload: payload,
+		NotBefore: time.Now().Add(-time.Second), ExpiresAt: time.Now().Add(time.Minute),
+	}
+	signed, err := envelope.Sign(m.signer, task)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.mu.Lock()
+	stream := m.streams[len(m.streams)-1]
+	m.mu.Unlock()
+	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: &nodev1.TaskOffer{
+		Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: ids.New(),
+	}}}); err != nil {
+		m.t.Fatal(err)
+	}
+	return task.TaskID
+}
+
+func (m *mesh) bundle(token string) string {
+	m.t.Helper()
+	dir := m.t.TempDir()
+	for name, content := range map[string]string{
+		"node-agent.env":         "GPUAAS_RECOVERY_API_URL=" + m.enrolURL + "\nGPUAAS_ENROLLMENT_TOKEN=" + token + "\n",
+		"ca-bundle.crt":          string(m.services.PEM()),
+		"recovery-ca-bundle.crt": string(m.services.PEM()),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func config(root string) agent.Config {
+	fast := backoff.Policy{Base: 20 * time.Millisecond, Cap: 200 * time.Millisecond}
+	return agent.Config{
+		EtcDir: filepath.Join(root, "etc"), StateDir: filepath.Join(root, "state"), UIDDir: filepath.Join(root, "uids"), SimulatedGPUs: 2,
+		SlowRetry: 200 * time.Millisecond, ObserveLeast: 10 * time.Millisecond, Version: "test",
+		Session: session.Config{Backoff: fast, SlowRetry: 200 * time.Millisecond}, Enrol: enrol.Config{Backoff: fast, SlowRetry: 200 * time.Millisecond},
+	}
+}
+
+func open(t *testing.T, cfg agent.Config) *agent.Agent {
+	t.Helper()
+	a, err := agent.New(t.Context(), agent.Deps{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// run starts an agent and answers how to end it.
+func run(t *testing.T, a *agent.Agent) (func() error, <-chan error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	return func() error { cancel(); return <-done }, done
+}

@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// meters counts for the ops listener. A nil one counts nothing.
+type meters struct {
+	retries  *prometheus.CounterVec
+	sessions prometheus.Counter
+}
+
+func (m *meters) retry(code commonv1.DiagnosticCode) {
+	if m != nil {
+		m.retries.WithLabelValues(names.Of(code)).Inc()
+	}
+}
+
+func (m *meters) session() {
+	if m != nil {
+		m.sessions.Inc()
+	}
+}
+
+var errNoSession = errors.New("no session is admitted")
+
+// openOps listens for metrics and health, if that is configured.
+func (a *Agent) openOps(ctx context.Context) error {
+	if a.cfg.OpsListen == "" {
+		return nil
+	}
+	registry, err := obs.NewRegistry()
+	if err != nil {
+		return err
+	}
+	a.meters = &meters{
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_retries_total", Help: "Retries of the session or of enrolment, by the diagnostic recorded before them.",
+		}, []string{"code"}),
+		sessions: prometheus.NewCounter(prometheus.CounterOpts{Name: "agent_sessions_total", Help: "Sessions that were admitted."}),
+	}
+	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_connected", Help: "1 while a session is admitted."}, func() float64 {
+		if a.connected(ctx) != nil {
+			return 0
+		}
+		return 1
+	})
+	unacked := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_unfinished_tasks", Help: "Task attempts without an acknowledged result."}, func() float64 {
+		return float64(a.ledger.Stats().Open)
+	})
+	for _, c := range []prometheus.Collector{a.meters.retries, a.meters.sessions, connected, unacked} {
+		if err := registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	health := obs.NewHealth()
+	health.Ready("session", a.connected)
+	if a.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: a.deps.Logger, Registry: registry, Health: health}, a.cfg.OpsListen); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (a *Agent) connected(context.Context) error {
+	a.mu.Lock()
+	client := a.client
+	a.mu.Unlock()
+	if client == nil || client.Generation() == 0 {
+		return errNoSession
+	}
+	return nil
+}

@@ -1,0 +1,168 @@
+package process
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Cgroups is how workloads are held together on this host. The zero value means that they are not.
+//
+// With version 2 every workload has one directory; with version 1 one in each hierarchy that is of use: pids (a bound on forking), freezer (so that
+// nothing forks away from a kill) and devices (the GPUs of others). Memory has no bound in a workload's spec, so its hierarchy is left alone.
+type Cgroups struct {
+	Version int      // 0: none
+	Roots   []string // directories of the agent, one per hierarchy, in which workspaces stand
+}
+
+// DetectCgroups finds the hierarchies in which this process may make groups, and makes the agent's own in them. key tells agents that share a host
+// apart. It answers the zero value where nothing can be made.
+func DetectCgroups(key string) Cgroups {
+	sum := sha256.Sum256([]byte(key))
+	rel := filepath.Join("gpuaas", hex.EncodeToString(sum[:6]))
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return Cgroups{}
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return Cgroups{}
+	}
+	return detect(string(mounts), string(own), rel, tryMake)
+}
+
+// wanted are the controllers of version 1 that are used, in the order in which they are asked who is a member.
+func wanted() []string { return []string{"pids", "freezer", "devices"} }
+
+func detect(mounts, own, rel string, try func(string) error) Cgroups {
+	unified, hierarchies := "", map[string]string{}
+	for line := range strings.Lines(mounts) {
+		f := strings.Fields(line)
+		if len(f) < 4 {
+			continue
+		}
+		switch f[2] {
+		case "cgroup2":
+			unified = f[1]
+		case "cgroup":
+			for option := range strings.SplitSeq(f[3], ",") {
+				if slices.Contains(wanted(), option) {
+					hierarchies[option] = f[1]
+				}
+			}
+		}
+	}
+	path := map[string]string{} // controller, or "" for version 2, to the agent's own group
+	for line := range strings.Lines(own) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) == 3 {
+			for c := range strings.SplitSeq(parts[1], ",") {
+				path[c] = parts[2]
+			}
+		}
+	}
+	if len(hierarchies) == 0 && unified != "" {
+		// A sibling of the agent's group, not a child: a group with processes of its own cannot hand controllers down.
+		root := filepath.Join(unified, filepath.Dir(path[""]), rel)
+		if try(root) == nil {
+			return Cgroups{Version: 2, Roots: []string{root}}
+		}
+		return Cgroups{}
+	}
+	out := Cgroups{Version: 1}
+	for _, c := range wanted() {
+		mount, ok := hierarchies[c]
+		if !ok {
+			continue
+		}
+		root := filepath.Join(mount, path[c], rel)
+		if try(root) == nil {
+			out.Roots = append(out.Roots, root)
+		}
+	}
+	if len(out.Roots) == 0 {
+		return Cgroups{}
+	}
+	return out
+}
+
+func tryMake(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the kernel's file system: modes are not secrets
+		return err
+	}
+	// Version 2 hands controllers down step by step; where it may not, the group still holds its members together.
+	for _, d := range []string{filepath.Dir(filepath.Dir(dir)), filepath.Dir(dir), dir} {
+		_ = writeControl(filepath.Join(d, "cgroup.subtree_control"), "+pids")
+	}
+	return nil
+}
+
+// create makes the groups of one workload and answers their directories, the one that names it first.
+func (c Cgroups) create(workspaceID, name string, maxPIDs int, denied []string) ([]string, error) {
+	var dirs []string
+	for _, root := range c.Roots {
+		if c.Version == 2 {
+			ws := filepath.Join(root, workspaceID)
+			if err := tryMakeAll(ws); err != nil {
+				return nil, err
+			}
+			_ = writeControl(filepath.Join(ws, "cgroup.subtree_control"), "+pids")
+		}
+		dir := filepath.Join(root, workspaceID, name)
+		if err := tryMakeAll(dir); err != nil {
+			return nil, err
+		}
+		if err := writeControl(filepath.Join(dir, "pids.max"), strconv.Itoa(maxPIDs)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("bound the processes of a workload: %w", err)
+		}
+		for _, rule := range denied {
+			if err := writeControl(filepath.Join(dir, "devices.deny"), rule); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, fmt.Errorf("deny a workload the devices of others: %w", err)
+			}
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs, nil
+}
+
+func tryMakeAll(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the kernel's file system: modes are not secrets
+		return fmt.Errorf("make control group: %w", err)
+	}
+	return nil
+}
+
+// removeCgroups removes the groups of a workload, and those of its workspace when they are empty: rmdir refuses those in use.
+func removeCgroups(dirs []string) {
+	for _, dir := range dirs {
+		if os.Remove(dir) == nil {
+			_ = os.Remove(filepath.Dir(dir))
+		}
+	}
+}
+
+// Release removes the agent's own groups if they are empty.
+func (c Cgroups) Release() {
+	for _, root := range c.Roots {
+		if os.Remove(root) == nil {
+			_ = os.Remove(filepath.Dir(root))
+		}
+	}
+}
+
+// joined says whether the process is in the groups: part of its identity when it is adopted.
+func joined(pid int, dirs []string) bool {
+	for _, dir := range dirs {
+		if !slices.Contains(cgroupMembers(dir), pid) {
+			return false
+		}
+	}
+	return true
+}

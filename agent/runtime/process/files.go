@@ -1,0 +1,145 @@
+package process
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// The files of a workload's directory. Agent and shim each write their own and only read the other's.
+const (
+	fileSpec    = "spec.json"    // by the agent: what to run
+	fileDesired = "desired.json" // by the agent: whether to run it
+	fileState   = "state.json"   // by the shim: what runs
+	fileLock    = "shim.lock"    // held by the shim as long as it lives
+	fileOutput  = "output.log"   // the workload's
+	fileShimLog = "shim.log"
+)
+
+// spec is what a shim needs to run a workload without its agent.
+type spec struct {
+	WorkspaceID string            `json:"workspace_id"`
+	Name        string            `json:"name"`
+	Epoch       int64             `json:"epoch"`
+	OpSeq       int64             `json:"op_seq"`
+	Digest      string            `json:"digest"`
+	Argv        []string          `json:"argv"`
+	Env         map[string]string `json:"env"`
+	Dir         string            `json:"dir"`
+	UID         int               `json:"uid"` // -1: as the agent
+	Policy      string            `json:"policy"`
+	GPUs        []string          `json:"gpus,omitempty"`
+	Ports       []port            `json:"ports,omitempty"`
+	Ready       probe             `json:"ready"`
+	Cgroups     []string          `json:"cgroups,omitempty"`
+	LogBytes    int64             `json:"log_bytes"`
+	BackoffMin  time.Duration     `json:"backoff_min"`
+	BackoffMax  time.Duration     `json:"backoff_max"`
+}
+
+type port struct {
+	Name   string `json:"name"`
+	Port   int32  `json:"port"`
+	Picked bool   `json:"picked"` // by the agent
+}
+
+type probe struct {
+	HTTPPath string        `json:"http_path,omitempty"`
+	Port     string        `json:"port,omitempty"`
+	TCP      bool          `json:"tcp,omitempty"`
+	Timeout  time.Duration `json:"timeout,omitempty"`
+}
+
+// The restart policies in a spec.
+const (
+	policyAlways    = "always"
+	policyOnFailure = "on_failure"
+	policyNever     = "never"
+)
+
+// desired is what the agent wants of a shim.
+type desired struct {
+	Run   bool          `json:"run"`
+	Grace time.Duration `json:"grace,omitempty"`
+}
+
+// The phases in a state, as the shim sees them.
+const (
+	phaseStarting = "starting"
+	phaseRunning  = "running"
+	phaseBackoff  = "backoff"
+	phaseStopped  = "stopped"
+	phaseExited   = "exited"
+)
+
+// state is what a shim knows of its workload.
+type state struct {
+	Phase     string    `json:"phase"`
+	Run       string    `json:"run"` // marks the processes of one start, in their environment
+	BootID    string    `json:"boot_id"`
+	Shim      ident     `json:"shim"`
+	Child     ident     `json:"child"`
+	StartedAt time.Time `json:"started_at"`
+	Restarts  int32     `json:"restarts"`
+	HasExited bool      `json:"has_exited"` // ExitCode says something
+	ExitCode  int32     `json:"exit_code"`
+	ExitedAt  time.Time `json:"exited_at"`
+	Adopted   bool      `json:"adopted"` // this shim took over a process that another one had started
+	Final     bool      `json:"final"`   // by policy it stays as it is
+	Detail    string    `json:"detail,omitempty"`
+}
+
+// exitUnknown is the code of a process whose shim died before it: nobody could wait for it.
+const exitUnknown = -1
+
+// writeFile replaces a file so that a reader, and a crash, see the old or the new content, whole.
+func writeFile(dir, name string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	f, err := os.CreateTemp(dir, "."+name+"-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, name))
+	}
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path) //nolint:gosec // the agent's own directory
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// readFile answers false if there is no such file.
+func readFile(dir, name string, v any) (bool, error) {
+	data, err := os.ReadFile(filepath.Join(dir, name)) //nolint:gosec // the agent's own directory
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", name, err)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return false, fmt.Errorf("read %s: %w", name, err)
+	}
+	return true, nil
+}

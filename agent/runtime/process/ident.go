@@ -1,0 +1,139 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ident names one process of this boot: a pid is recycled, a pid with its start time is not.
+type ident struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // field 22 of stat: clock ticks since boot
+}
+
+func (i ident) zero() bool { return i.PID == 0 }
+
+// stat is what is used of /proc/<pid>/stat.
+type stat struct {
+	ident
+	parent  int
+	session int
+	zombie  bool
+}
+
+func readStat(pid int) (stat, error) {
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(pid, data)
+}
+
+// parseStat: the name of the program stands in parentheses and may itself hold some, and spaces.
+func parseStat(pid int, data []byte) (stat, error) {
+	end := bytes.LastIndexByte(data, ')')
+	if end < 0 {
+		return stat{}, fmt.Errorf("stat of process %d is malformed", pid)
+	}
+	fields := strings.Fields(string(data[end+1:])) // field 3 is the first of these
+	if len(fields) < 20 {
+		return stat{}, fmt.Errorf("stat of process %d is malformed", pid)
+	}
+	parent, err1 := strconv.Atoi(fields[1])
+	session, err2 := strconv.Atoi(fields[3])
+	start, err3 := strconv.ParseUint(fields[19], 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return stat{}, fmt.Errorf("stat of process %d is malformed: %w", pid, err)
+	}
+	return stat{ident: ident{PID: pid, Start: start}, parent: parent, session: session, zombie: fields[0] == "Z" || fields[0] == "X"}, nil
+}
+
+// identOf answers the identity of a living process.
+func identOf(pid int) (ident, error) {
+	s, err := readStat(pid)
+	if err != nil {
+		return ident{}, fmt.Errorf("identify process %d: %w", pid, err)
+	}
+	return s.ident, nil
+}
+
+// alive says whether exactly this process still runs. A zombie does not.
+func (i ident) alive() bool {
+	if i.PID <= 0 {
+		return false
+	}
+	s, err := readStat(i.PID)
+	return err == nil && s.Start == i.Start && !s.zombie
+}
+
+// open answers a handle on exactly this process, or -1 if it is gone. The handle is taken before the start time is compared, so that what is
+// signalled by it is what was compared.
+func (i ident) open() int {
+	if i.PID <= 0 {
+		return -1
+	}
+	fd, err := unix.PidfdOpen(i.PID, 0)
+	if err != nil {
+		return -1
+	}
+	if !i.alive() {
+		_ = unix.Close(fd)
+		return -1
+	}
+	return fd
+}
+
+// signal sends sig to exactly this process. One that is gone is no error.
+func (i ident) signal(sig syscall.Signal) error {
+	fd := i.open()
+	if fd < 0 {
+		return nil
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("signal process %d: %w", i.PID, err)
+	}
+	return nil
+}
+
+// gone waits up to d for the end of the process and says whether it came.
+func (i ident) gone(d time.Duration) bool {
+	fd := i.open()
+	if fd < 0 {
+		return true
+	}
+	defer func() { _ = unix.Close(fd) }()
+	deadline := time.Now().Add(d)
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return !i.alive()
+		}
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(fds, int(left.Milliseconds())+1)
+		if n > 0 {
+			return true
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return !i.alive()
+		}
+	}
+}
+
+// bootID changes with each boot of the host, and with it every start time loses its meaning.
+func bootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}

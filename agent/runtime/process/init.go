@@ -1,0 +1,162 @@
+package process
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// initOrder is what the stage before a workload is told. It travels by a pipe, so that no secret stands in an argument list, nor in the
+// environment of a process that is still root.
+type initOrder struct {
+	Argv []string          `json:"argv"`
+	Env  map[string]string `json:"env"`
+	Dir  string            `json:"dir"`
+	UID  int               `json:"uid"`
+}
+
+// initStage is a process that will become the workload, seen from its shim.
+type initStage struct {
+	child  ident
+	orders *os.File // to the stage
+	status *os.File // from the stage; closed by a successful exec
+}
+
+// newInitStage starts the stage in a session of its own. It stands still until release, and ends if its shim does before that.
+func newInitStage(output *os.File) (*initStage, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open null device: %w", err)
+	}
+	defer func() { _ = null.Close() }()
+	ordersIn, orders, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("make pipe: %w", err)
+	}
+	defer func() { _ = ordersIn.Close() }()
+	status, statusOut, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make pipe: %w", err), orders.Close())
+	}
+	defer func() { _ = statusOut.Close() }()
+	p, err := os.StartProcess(selfExecutable, []string{programName, "shim", initArgument}, &os.ProcAttr{
+		Dir:   "/",
+		Env:   []string{"GOMAXPROCS=1"},
+		Files: []*os.File{null, output, output, ordersIn, statusOut},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	stage := &initStage{orders: orders, status: status}
+	if err != nil {
+		stage.close()
+		return nil, fmt.Errorf("start workload: %w", err)
+	}
+	stage.child, err = identOf(p.Pid)
+	if err != nil {
+		_ = p.Kill()
+		stage.close()
+		return nil, err
+	}
+	return stage, nil
+}
+
+func (s *initStage) close() {
+	_ = s.orders.Close()
+	_ = s.status.Close()
+}
+
+// release lets the stage become the workload. It answers why it could not, or that it did.
+func (s *initStage) release(sp spec, run string) (string, error) {
+	env := map[string]string{}
+	maps.Copy(env, sp.Env)
+	env[runVariable] = run
+	data, err := json.Marshal(initOrder{Argv: sp.Argv, Env: env, Dir: sp.Dir, UID: sp.UID})
+	if err == nil {
+		_, err = s.orders.Write(data)
+	}
+	if err := errors.Join(err, s.orders.Close()); err != nil {
+		return "", fmt.Errorf("release workload: %w", err)
+	}
+	_ = s.status.SetReadDeadline(time.Now().Add(execWait))
+	why, err := io.ReadAll(io.LimitReader(s.status, 4096))
+	if err != nil {
+		return "", fmt.Errorf("wait for workload to execute: %w", err)
+	}
+	return string(why), nil
+}
+
+// initMain is the stage itself: it waits for its orders, drops its rights, and becomes the workload under the same pid.
+func initMain() int {
+	// The bit that forbids new privileges belongs to a thread, and the thread that executes carries it over.
+	runtime.LockOSThread()
+	orders, status := os.NewFile(3, "orders"), os.NewFile(4, "status")
+	unix.CloseOnExec(3)
+	unix.CloseOnExec(4)
+	data, err := io.ReadAll(orders)
+	var o initOrder
+	if err != nil || json.Unmarshal(data, &o) != nil || len(o.Argv) == 0 {
+		return 1 // the shim is gone, or changed its mind
+	}
+	code, err := become(o)
+	_, _ = io.WriteString(status, err.Error())
+	return code
+}
+
+// become does not return if all goes well.
+func become(o initOrder) (int, error) {
+	if o.UID >= 0 {
+		if err := errors.Join(syscall.Setgroups([]int{}), syscall.Setgid(o.UID), syscall.Setuid(o.UID)); err != nil {
+			return 126, fmt.Errorf("drop rights: %w", err)
+		}
+		if syscall.Getuid() == 0 || syscall.Geteuid() == 0 {
+			return 126, errors.New("drop rights: still root")
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return 126, fmt.Errorf("forbid new privileges: %w", err)
+	}
+	syscall.Umask(0o027)
+	if err := os.Chdir(o.Dir); err != nil {
+		return 126, fmt.Errorf("enter working directory: %w", err)
+	}
+	env := make([]string, 0, len(o.Env))
+	for k, v := range o.Env {
+		env = append(env, k+"="+v)
+	}
+	path, err := lookUp(o.Argv[0], o.Env["PATH"])
+	if err != nil {
+		return 127, err
+	}
+	err = syscall.Exec(path, o.Argv, env) //nolint:gosec // what the tenant asked to run, without a shell, as the tenant's uid
+	code := 126
+	if errors.Is(err, fs.ErrNotExist) {
+		code = 127
+	}
+	return code, fmt.Errorf("execute %q: %w", o.Argv[0], err)
+}
+
+// lookUp finds a command without a slash in the workload's own PATH, as the workload's own user.
+func lookUp(command, path string) (string, error) {
+	if strings.Contains(command, "/") {
+		return command, nil
+	}
+	for dir := range strings.SplitSeq(path, ":") {
+		if !strings.HasPrefix(dir, "/") {
+			continue
+		}
+		if found, err := exec.LookPath(dir + "/" + command); err == nil {
+			return found, nil
+		}
+	}
+	return "", fmt.Errorf("command %q is not in PATH %q", command, path)
+}

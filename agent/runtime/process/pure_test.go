@@ -1,0 +1,91 @@
+package process
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+func TestParseStat(t *testing.T) {
+	// A program may call itself anything, parentheses and spaces included.
+	fields := "S 7 42 43 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 1"
+	got, err := parseStat(42, []byte("42 (a) R 1 (b c) "+fields+"\n"))
+	if err != nil || got.Start != 987654 || got.parent != 7 || got.session != 43 || got.zombie {
+		t.Errorf("parseStat = %+v, %v", got, err)
+	}
+	for _, bad := range []string{"", "42", "42 (x", "42 (x) S 1", "42 (x) S a b c 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 z"} {
+		if _, err := parseStat(42, []byte(bad)); err == nil {
+			t.Errorf("parseStat(%q) is not refused", bad)
+		}
+	}
+}
+
+func TestDetect(t *testing.T) {
+	v1 := "cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\ncgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n"
+	tests := []struct {
+		name, mounts, own string
+		refuse            string
+		want              Cgroups
+	}{
+		{name: "none", mounts: "proc /proc proc rw 0 0\n", own: ""},
+		{
+			name: "version 2 makes a sibling", mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", own: "0::/system.slice/agent.service\n",
+			want: Cgroups{Version: 2, Roots: []string{"/sys/fs/cgroup/system.slice/R"}},
+		},
+		{name: "version 2 in a container", mounts: "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", own: "0::/\n", want: Cgroups{Version: 2, Roots: []string{"/sys/fs/cgroup/R"}}},
+		{name: "version 2 read only", mounts: "cgroup2 /sys/fs/cgroup cgroup2 ro 0 0\n", own: "0::/\n", refuse: "/sys"},
+		{
+			name: "version 1, an empty version 2 beside it", mounts: v1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n", own: "8:pids:/a\n6:freezer:/\n0::/\n",
+			want: Cgroups{Version: 1, Roots: []string{"/sys/fs/cgroup/pids/a/R", "/sys/fs/cgroup/freezer/R"}},
+		},
+		{
+			name: "version 1, one refused", mounts: v1, own: "8:pids:/\n6:freezer:/\n", refuse: "/sys/fs/cgroup/pids",
+			want: Cgroups{Version: 1, Roots: []string{"/sys/fs/cgroup/freezer/R"}},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := detect(tt.mounts, tt.own, "R", func(dir string) error {
+				if tt.refuse != "" && strings.HasPrefix(dir, tt.refuse) {
+					return errors.New("refused")
+				}
+				return nil
+			})
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestDeniedDevices(t *testing.T) {
+	host := []*commonv1.Gpu{{DeviceId: "GPU-a", Index: 0}, {DeviceId: "GPU-b", Index: 1}, {DeviceId: "gpu-2", Index: 2, Simulated: true}}
+	got := deniedDevices(host, []string{"GPU-b"})
+	if !slices.Equal(got, []string{"c 195:0 rwm"}) {
+		t.Errorf("rules %q", got)
+	}
+}
+
+func TestDescends(t *testing.T) {
+	all := map[int]stat{10: {parent: 1}, 11: {parent: 10}, 12: {parent: 11}, 20: {parent: 1}, 30: {parent: 30}}
+	for pid, want := range map[int]bool{10: true, 11: true, 12: true, 20: false, 30: false, 99: false} {
+		if got := descends(all, pid, 10); got != want {
+			t.Errorf("descends(%d, 10) = %t", pid, got)
+		}
+	}
+}
+
+func TestReachable(t *testing.T) {
+	if !reachable("/bin/sh") {
+		t.Error("/bin/sh is not reachable")
+	}
+	if err := CheckReachable(filepath.Join(t.TempDir(), "x")); err == nil && !reachable(t.TempDir()) {
+		t.Error("a closed directory was not named")
+	}
+}

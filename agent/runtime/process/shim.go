@@ -1,0 +1,532 @@
+package process
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/failpoint"
+)
+
+// Exit codes of a shim, for its agent and the host's operator.
+const (
+	shimDone   = 0
+	shimUsage  = 64
+	shimFailed = 70
+	shimLocked = 75 // another shim supervises this workload
+)
+
+const (
+	programName    = "gpuaas-node-agent"
+	selfExecutable = "/proc/self/exe" // also when the file was replaced by an update
+	initArgument   = "--init"
+	reportVariable = "GPUAAS_SHIM_REPORT"
+	reportFD       = 3 // the shim's end of the pipe on which its agent waits for the first start
+	lockWait       = 5 * time.Second
+	watchEvery     = time.Second // the size of the output, and whatever a signal did not tell
+	execWait       = 30 * time.Second
+	calmAfter      = time.Minute // a workload that ran so long begins with the shortest backoff again
+)
+
+// report is what a shim tells its agent once.
+type report struct {
+	Error string `json:"error,omitempty"`
+}
+
+// ShimMain is the subcommand `shim <directory>` of the agent's binary, and its stage before a workload executes. It returns the exit code.
+func ShimMain(args []string) int {
+	if len(args) == 1 && args[0] == initArgument {
+		return initMain()
+	}
+	if len(args) != 1 {
+		fmt.Fprintln(os.Stderr, "usage: shim <directory of a workload>")
+		return shimUsage
+	}
+	s := &shim{dir: args[0], boot: bootID()}
+	if os.Getenv(reportVariable) != "" {
+		unix.CloseOnExec(reportFD)
+		s.out = os.NewFile(reportFD, "report")
+	}
+	code, err := s.run()
+	s.tell(err)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s shim: %v\n", time.Now().UTC().Format(time.RFC3339), err)
+	}
+	return code
+}
+
+type shim struct {
+	dir   string
+	boot  string
+	spec  spec
+	want  desired
+	state state
+	out   *os.File // nil once told
+
+	own     bool // the child is ours to wait for
+	exited  bool
+	code    int32
+	pidfd   int // of an adopted child
+	backoff time.Duration
+
+	commands chan os.Signal
+	children chan os.Signal
+}
+
+func (s *shim) run() (int, error) {
+	lock, err := s.lock()
+	if err != nil {
+		return shimLocked, err
+	}
+	defer func() { _ = lock.Close() }()
+	// Orphans of the workload become children of the shim, so that none gets away.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return shimFailed, fmt.Errorf("become reaper: %w", err)
+	}
+	s.commands, s.children = make(chan os.Signal, 4), make(chan os.Signal, 1)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	signal.Notify(s.commands, syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(s.children, syscall.SIGCHLD)
+	if err := s.load(); err != nil {
+		return shimFailed, err
+	}
+	if err := s.takeOver(); err != nil {
+		return shimFailed, err
+	}
+	return s.supervise()
+}
+
+// lock makes this the only shim of the workload for as long as it lives.
+func (s *shim) lock() (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, fileLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	deadline := time.Now().Add(lockWait)
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
+			return nil, errors.Join(fmt.Errorf("another shim supervises %s: %w", s.dir, err), f.Close())
+		}
+		time.Sleep(20 * time.Millisecond) //nolint:forbidigo // bounded by lockWait: a shim that ends releases the lock within moments
+	}
+}
+
+func (s *shim) load() error {
+	found, err := readFile(s.dir, fileSpec, &s.spec)
+	if err == nil && !found {
+		err = errors.New("there is no " + fileSpec)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := readFile(s.dir, fileState, &s.state); err != nil {
+		s.state = state{} // a state that cannot be read is a start from nothing; what may still run is found by its control group
+	}
+	return s.reload()
+}
+
+func (s *shim) reload() error {
+	var want desired
+	found, err := readFile(s.dir, fileDesired, &want)
+	if err != nil {
+		return err
+	}
+	s.want = desired{Run: found && want.Run, Grace: want.Grace}
+	return nil
+}
+
+// takeOver finds what an earlier shim left: a workload that still runs is adopted, one that ended unseen is noted so, and every process without a
+// first one is ended.
+func (s *shim) takeOver() error {
+	s.backoff = s.spec.BackoffMin
+	prev := s.state
+	s.state.Shim, s.state.BootID, s.state.Adopted = ident{}, s.boot, false
+	self, err := identOf(os.Getpid())
+	if err != nil {
+		return err
+	}
+	s.state.Shim = self
+	same := prev.BootID == s.boot
+	if same && !prev.HasExited && prev.Child.alive() && joined(prev.Child.PID, s.spec.Cgroups) {
+		if fd := prev.Child.open(); fd >= 0 {
+			s.pidfd, s.own, s.exited = fd, false, false
+			s.state.Phase, s.state.Adopted = phaseRunning, true
+			return s.save()
+		}
+	}
+	if !prev.Child.zero() && !prev.HasExited {
+		// Nobody waited for it. The code is unknown, and counts as a failure.
+		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt, s.state.Phase = true, exitUnknown, time.Now(), phaseExited
+	}
+	if !same {
+		s.state.Child = ident{}
+	}
+	if err := s.tree().kill(s.reap); err != nil {
+		return err
+	}
+	s.state.Child = ident{}
+	return nil
+}
+
+func (s *shim) tree() tree {
+	return tree{cgroups: s.spec.Cgroups, child: s.state.Child, run: s.state.Run, uid: s.spec.UID, parent: os.Getpid()}
+}
+
+// supervise runs the workload until it is not wanted, or its policy says that it stays ended.
+func (s *shim) supervise() (int, error) {
+	// A workload that never ran and cannot be executed stays so, and its deploy says why. Later it is tried again.
+	fresh := s.state.Run == ""
+	if s.state.HasExited && s.state.Phase == phaseExited {
+		if done, err := s.judge(s.state.ExitCode, 0); done || err != nil {
+			return shimDone, err
+		}
+	}
+	for {
+		if s.state.Child.zero() {
+			if !s.want.Run {
+				return shimDone, s.end(phaseStopped, s.state.Detail)
+			}
+			if s.state.HasExited {
+				if again, err := s.pause(); err != nil || !again {
+					return shimDone, err
+				}
+			}
+			if err := s.start(); err != nil {
+				s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, 127, time.Now()
+				s.state.Child = ident{}
+				if fresh {
+					return shimDone, errors.Join(err, s.end(phaseExited, err.Error()))
+				}
+				s.state.Restarts++
+				s.state.Detail = err.Error()
+				continue
+			}
+		}
+		fresh = false
+		s.tell(nil)
+		ended, err := s.watch()
+		if err != nil {
+			return shimFailed, err
+		}
+		if !ended {
+			return shimDone, nil // told to stop, and stopped
+		}
+		if done, err := s.ended(); done || err != nil {
+			return shimDone, err
+		}
+	}
+}
+
+// end writes the last state of this shim.
+func (s *shim) end(phase, detail string) error {
+	s.state.Phase, s.state.Detail, s.state.Child = phase, detail, ident{}
+	s.state.Final = phase == phaseExited
+	return s.save()
+}
+
+// ended notes an exit durably, clears what the workload left running, and says whether it stays so.
+func (s *shim) ended() (bool, error) {
+	ran := time.Since(s.state.StartedAt)
+	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
+	s.state.Phase = phaseExited
+	if err := s.save(); err != nil {
+		return false, err
+	}
+	if err := failpoint.Hit("agent.shim.after_exit"); err != nil {
+		return false, err
+	}
+	if err := s.tree().kill(s.reap); err != nil {
+		return false, err
+	}
+	s.closeChild()
+	return s.judge(s.code, ran)
+}
+
+// judge applies the policy to an exit and says whether it stays so.
+func (s *shim) judge(code int32, ran time.Duration) (bool, error) {
+	detail := describeExit(code)
+	if s.spec.Policy == policyNever || (s.spec.Policy != policyAlways && code == 0) {
+		return true, s.end(phaseExited, detail)
+	}
+	s.state.Restarts++
+	s.state.Detail = detail
+	if ran > calmAfter {
+		s.backoff = s.spec.BackoffMin
+	}
+	return false, nil
+}
+
+func describeExit(code int32) string {
+	switch {
+	case code == exitUnknown:
+		return "its exit status was lost with its shim"
+	case code > 128:
+		return fmt.Sprintf("ended by signal %d", code-128)
+	default:
+		return fmt.Sprintf("exited with status %d", code)
+	}
+}
+
+func (s *shim) closeChild() {
+	if s.pidfd > 0 {
+		_ = unix.Close(s.pidfd)
+		s.pidfd = 0
+	}
+	s.state.Child = ident{}
+	s.state.Adopted = false
+}
+
+// pause waits out the backoff and says whether the workload is still wanted.
+func (s *shim) pause() (bool, error) {
+	s.state.Phase = phaseBackoff
+	if err := s.save(); err != nil {
+		return false, err
+	}
+	timer := time.NewTimer(s.backoff)
+	defer timer.Stop()
+	s.backoff = min(s.backoff*2, s.spec.BackoffMax)
+	for {
+		select {
+		case <-timer.C:
+			return true, nil
+		case <-s.children:
+			s.reap()
+		case sig := <-s.commands:
+			if sig != syscall.SIGUSR1 {
+				return false, s.end(phaseStopped, "its shim was told to end")
+			}
+			if err := s.reload(); err != nil {
+				return false, err
+			}
+			if !s.want.Run {
+				return false, s.end(phaseStopped, s.state.Detail)
+			}
+		}
+	}
+}
+
+func (s *shim) save() error { return writeFile(s.dir, fileState, s.state) }
+
+// start begins one run: the process stands still in its init stage until its pid and control group are on disk.
+func (s *shim) start() error {
+	stage, err := s.stage()
+	if err != nil {
+		return err
+	}
+	defer stage.close()
+	if err := failpoint.Hit("agent.shim.before_exec"); err != nil {
+		return err
+	}
+	refused, err := stage.release(s.spec, s.state.Run)
+	if err != nil || refused != "" {
+		err := errors.Join(err, s.tree().kill(s.reap))
+		s.closeChild()
+		if refused != "" {
+			return errors.Join(errors.New(refused), err)
+		}
+		return err
+	}
+	s.state.Phase = phaseRunning
+	return s.save()
+}
+
+func (s *shim) stage() (*initStage, error) {
+	output, err := os.OpenFile(filepath.Join(s.dir, fileOutput), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open output: %w", err)
+	}
+	defer func() { _ = output.Close() }()
+	if s.spec.UID >= 0 {
+		// So that the workload may open /dev/stdout by name; the directory above keeps everybody else out.
+		if err := output.Chown(s.spec.UID, s.spec.UID); err != nil {
+			return nil, fmt.Errorf("give output to the workload: %w", err)
+		}
+	}
+	stage, err := newInitStage(output)
+	if err != nil {
+		return nil, err
+	}
+	s.state.Run = uuid.NewString()
+	s.state.Child, s.own, s.exited = stage.child, true, false
+	s.state.Phase, s.state.StartedAt, s.state.Detail = phaseStarting, time.Now(), ""
+	s.state.HasExited, s.state.Final = false, false
+	for _, dir := range s.spec.Cgroups {
+		if err == nil {
+			err = writeControl(filepath.Join(dir, "cgroup.procs"), fmt.Sprint(stage.child.PID))
+		}
+	}
+	if err == nil {
+		err = s.save()
+	}
+	if err != nil {
+		stage.close()
+		err = errors.Join(fmt.Errorf("prepare start: %w", err), s.tree().kill(s.reap))
+		s.closeChild()
+		return nil, err
+	}
+	return stage, nil
+}
+
+// watch waits for the end of the child (true), or for the word to stop it, which it then does (false).
+func (s *shim) watch() (bool, error) {
+	ticker := time.NewTicker(watchEvery)
+	defer ticker.Stop()
+	done := s.adoptedEnd()
+	for {
+		s.reap()
+		if s.exited {
+			return true, nil
+		}
+		select {
+		case <-s.children:
+		case <-done:
+			s.exited, s.code = true, exitUnknown
+		case <-ticker.C:
+			rotate(filepath.Join(s.dir, fileOutput), s.spec.LogBytes)
+		case sig := <-s.commands:
+			stop := sig != syscall.SIGUSR1
+			if !stop {
+				if err := s.reload(); err != nil {
+					return false, err
+				}
+				stop = !s.want.Run
+			}
+			if stop {
+				return false, s.stop(done)
+			}
+		}
+	}
+}
+
+// adoptedEnd answers a channel that closes when an adopted child ends; nil for one of our own. The goroutine lives as long as that child, or as
+// this process.
+func (s *shim) adoptedEnd() <-chan struct{} {
+	if s.own {
+		return nil
+	}
+	done := make(chan struct{})
+	go func(i ident) {
+		defer close(done)
+		for !i.gone(time.Minute) {
+			continue
+		}
+	}(s.state.Child)
+	return done
+}
+
+// stop ends the workload: TERM to its process group, the grace, then KILL to everything that is left of it.
+func (s *shim) stop(done <-chan struct{}) error {
+	grace := s.want.Grace
+	if grace <= 0 {
+		grace = DefaultGrace
+	}
+	if s.state.Child.alive() {
+		_ = unix.Kill(-s.state.Child.PID, syscall.SIGTERM) // it leads its group, and is alive: the number is its own
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	for !s.exited {
+		select {
+		case <-s.children:
+			s.reap()
+			continue
+		case <-done:
+			s.exited, s.code = true, exitUnknown
+			continue
+		case <-timer.C:
+		}
+		break
+	}
+	if err := s.tree().kill(s.reap); err != nil {
+		return err
+	}
+	s.reap()
+	if s.exited {
+		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
+	} else {
+		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, exitUnknown, time.Now()
+	}
+	detail := describeExit(s.state.ExitCode)
+	s.closeChild()
+	if s.want.Run {
+		// The host goes down, not the workload: this was no exit of its own, and the next shim starts it whatever the policy.
+		s.state.HasExited = false
+	}
+	return s.end(phaseStopped, detail)
+}
+
+// reap collects every child that ended: the workload's own end, and its orphans.
+func (s *shim) reap() {
+	for {
+		var ws unix.WaitStatus
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if s.own && pid == s.state.Child.PID {
+			s.exited = true
+			s.code = int32(ws.ExitStatus()) //nolint:gosec // 0 to 255
+			if ws.Signaled() {
+				s.code = 128 + int32(ws.Signal()) //nolint:gosec // a signal's number
+			}
+		}
+	}
+}
+
+// tell answers the waiting agent, once. The agent may be gone: nobody reads then, and that is no error.
+func (s *shim) tell(err error) {
+	if s.out == nil {
+		return
+	}
+	var r report
+	if err != nil {
+		r.Error = err.Error()
+	}
+	_ = json.NewEncoder(s.out).Encode(r)
+	_ = s.out.Close()
+	s.out = nil
+}
+
+// rotate copies an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what is
+// written between the copy and the cut is lost.
+func rotate(path string, limit int64) {
+	if limit <= 0 {
+		return
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= limit {
+		return
+	}
+	in, err := os.Open(path) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return
+	}
+	defer func() { _ = in.Close() }()
+	if _, err := in.Seek(info.Size()-limit, io.SeekStart); err != nil {
+		return
+	}
+	out, err := os.OpenFile(path+".1", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return
+	}
+	_, err = io.CopyN(out, in, limit)
+	if errors.Join(err, out.Close()) == nil {
+		_ = os.Truncate(path, 0)
+	}
+}

@@ -1,0 +1,168 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+// DefaultProbeTimeout bounds one readiness probe; maxProbeTimeout is the most a spec may ask for.
+const (
+	DefaultProbeTimeout = 2 * time.Second
+	maxProbeTimeout     = 30 * time.Second
+)
+
+// look answers the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
+func (r *Runtime) look(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
+	if w.mu.TryLock() {
+		defer w.mu.Unlock()
+		if !w.present {
+			if w.failed != "" {
+				return &nodev1.WorkloadStatus{Name: w.key.name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_UNSPECIFIED, Detail: w.failed}
+			}
+			return nil
+		}
+		return r.status(ctx, w)
+	}
+	busy := &workload{key: w.key, dir: w.dir}
+	found, err := readFile(busy.dir, fileSpec, &busy.spec)
+	if err != nil || !found {
+		return nil
+	}
+	_, _ = readFile(busy.dir, fileDesired, &busy.want)
+	return r.status(ctx, busy)
+}
+
+// status makes a status of the files, the kernel's word, and a probe.
+func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
+	s := w.state()
+	out := &nodev1.WorkloadStatus{
+		Name: w.key.name, Restarts: s.Restarts, Detail: s.Detail, Epoch: w.spec.Epoch, GpuDeviceIds: w.spec.GPUs,
+		Adopted: w.adopted || s.Adopted, Uid: int32(max(w.spec.UID, 0)), //nolint:gosec // from a range of ids
+	}
+	if w.spec.UID < 0 {
+		out.Uid = int32(ownUID()) //nolint:gosec // a user id
+	}
+	if len(w.spec.Cgroups) > 0 {
+		out.Cgroup = w.spec.Cgroups[0]
+	}
+	if s.HasExited {
+		out.ExitCode = s.ExitCode
+	}
+	for _, p := range w.spec.Ports {
+		out.Ports = append(out.Ports, &nodev1.Port{Name: p.Name, Port: p.Port})
+	}
+	running := s.BootID == r.boot && s.Child.alive()
+	switch {
+	case running && s.Phase == phaseRunning:
+		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING
+		out.Pid = int32(s.Child.PID) //nolint:gosec // a pid
+		out.StartedAt = timestamppb.New(s.StartedAt)
+		out.Ready, out.Detail = r.ready(ctx, w.spec)
+	case running:
+		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
+	case s.Final || s.Phase == phaseExited && !w.want.Run:
+		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+	case !w.want.Run:
+		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED
+	case s.Phase == phaseBackoff || s.Phase == phaseExited || s.Phase == phaseRunning:
+		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
+	default:
+		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
+	}
+	return out
+}
+
+// ready probes once, and answers why not.
+func (r *Runtime) ready(ctx context.Context, s spec) (bool, string) {
+	if s.Ready.HTTPPath == "" && !s.Ready.TCP {
+		return true, ""
+	}
+	var number int32
+	for i, p := range s.Ports {
+		if p.Name == s.Ready.Port || (s.Ready.Port == "" && i == 0) {
+			number = p.Port
+		}
+	}
+	timeout := s.Ready.Timeout
+	if timeout <= 0 {
+		timeout = DefaultProbeTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(timeout, maxProbeTimeout))
+	defer cancel()
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(number)))
+	var err error
+	if s.Ready.HTTPPath != "" {
+		err = probeHTTP(ctx, "http://"+address+s.Ready.HTTPPath)
+	} else {
+		err = probeTCP(ctx, address)
+	}
+	if err != nil {
+		return false, fmt.Sprintf("not ready: %v", err)
+	}
+	return true, ""
+}
+
+func probeTCP(ctx context.Context, address string) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// probeHTTP asks once, follows nothing, and reads little of the answer: it is a tenant's program that answers.
+func probeHTTP(ctx context.Context, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10}
+	client := &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	defer transport.CloseIdleConnections()
+	resp, err := client.Do(req)
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return errors.New("no answer in time")
+		}
+		return err
+	}
+	_, _ = io.CopyN(io.Discard, resp.Body, 4096)
+	_ = resp.Body.Close()
+	if resp.StatusCode < 200 || resp.StatusCode > 399 {
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+// observeChanges says whether any workload differs from when it was last looked at.
+func (r *Runtime) observeChanges(ctx context.Context) bool {
+	changed := false
+	for _, w := range r.list() {
+		var digest string
+		if st := r.look(ctx, w); st != nil {
+			digest = strings.Join([]string{
+				st.GetPhase().String(), strconv.FormatBool(st.GetReady()), strconv.Itoa(int(st.GetPid())), strconv.Itoa(int(st.GetRestarts())),
+			}, " ")
+		}
+		r.mu.Lock()
+		if w.last != digest {
+			w.last, changed = digest, true
+		}
+		r.mu.Unlock()
+	}
+	return changed
+}

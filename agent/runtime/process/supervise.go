@@ -1,0 +1,244 @@
+package process
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Run brings back what should run and has no shim, now and whenever a shim dies, and tells of changes. It ends with ctx; workloads and shims go on.
+func (r *Runtime) Run(ctx context.Context) error {
+	ticker := time.NewTicker(r.cfg.CheckEvery)
+	defer ticker.Stop()
+	for {
+		r.runOnce(ctx)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}
+
+// runOnce looks at each workload once.
+func (r *Runtime) runOnce(ctx context.Context) {
+	for _, w := range r.list() {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := r.heal(ctx, w); err != nil && ctx.Err() == nil {
+			r.deps.Logger.WarnContext(ctx, "workload was not brought back", slog.String("workspace_id", w.key.workspaceID),
+				slog.String("workload", w.key.name), slog.Any("error", err))
+		}
+	}
+	if r.observeChanges(ctx) {
+		r.notify()
+	}
+}
+
+// heal starts a shim for a workload that should run and has none. The new shim adopts what outlived the old one.
+func (r *Runtime) heal(ctx context.Context, w *workload) error {
+	if !w.mu.TryLock() {
+		return nil // somebody works on it
+	}
+	defer w.mu.Unlock()
+	if !w.present || w.failed != "" {
+		return nil
+	}
+	s := w.state()
+	if s.Shim.alive() && s.BootID == r.boot {
+		return nil
+	}
+	if !w.want.Run {
+		// A stop that was cut short by the agent's own death, or by a shim's.
+		if t := r.tree(w); len(t.members()) > 0 {
+			return t.kill(nil)
+		}
+		return nil
+	}
+	if s.Final {
+		return nil
+	}
+	r.deps.Logger.InfoContext(ctx, "workload has no shim, starting one", slog.String("workspace_id", w.key.workspaceID), slog.String("workload", w.key.name))
+	if _, err := r.cfg.Cgroups.create(w.key.workspaceID, w.key.name, r.cfg.MaxPIDs, nil); err != nil {
+		return err // after a reboot the groups are gone
+	}
+	w.adopted = false
+	return r.spawn(ctx, w)
+}
+
+func (r *Runtime) tree(w *workload) tree {
+	s := w.state()
+	t := tree{cgroups: w.spec.Cgroups, child: s.Child, run: s.Run, uid: w.spec.UID}
+	if s.BootID != r.boot {
+		t.child = ident{}
+	}
+	return t
+}
+
+// begin starts the workload afresh and answers its status when it executes. The caller holds w.mu, and nothing of the workload runs.
+func (r *Runtime) begin(ctx context.Context, w *workload) (*nodev1.WorkloadStatus, error) {
+	if err := os.Remove(filepath.Join(w.dir, fileState)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("forget former run: %w", err)
+	}
+	want := desired{Run: true}
+	if err := writeFile(w.dir, fileDesired, want); err != nil {
+		return nil, err
+	}
+	w.want, w.adopted = want, false
+	if err := r.spawn(ctx, w); err != nil {
+		return nil, err
+	}
+	return r.status(ctx, w), nil
+}
+
+// spawn starts a shim and waits for its first word.
+func (r *Runtime) spawn(ctx context.Context, w *workload) error {
+	log, err := os.OpenFile(filepath.Join(w.dir, fileShimLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log of shim: %w", err)
+	}
+	defer func() { _ = log.Close() }()
+	if info, err := log.Stat(); err == nil && info.Size() > 1<<20 {
+		_ = log.Truncate(0)
+	}
+	in, out, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make pipe: %w", err)
+	}
+	defer func() { _ = in.Close() }()
+	cmd := exec.Command(r.cfg.Executable, "shim", w.dir) //nolint:gosec,noctx // our own binary; it outlives this call and this process
+	cmd.Args[0] = programName
+	cmd.Dir = "/"
+	// Little of the agent's environment goes to the shim, and none of it to the workload.
+	cmd.Env = append([]string{reportVariable + "=1", "GOMAXPROCS=2", "GOGC=50"}, inherited()...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{out}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	_ = out.Close()
+	if err != nil {
+		return fmt.Errorf("start shim: %w", err)
+	}
+	r.shims.Go(func() { _ = cmd.Wait() }) // its word is in the state file; this only reaps it
+	return r.listen(ctx, in)
+}
+
+// inherited are the variables of test builds that a shim must see as well.
+func inherited() []string {
+	var out []string
+	for _, k := range []string{"GPUAAS_FAILPOINTS", "GPUAAS_FAILPOINT_REPORT", "GORACE"} {
+		if v := os.Getenv(k); v != "" {
+			out = append(out, k+"="+v)
+		}
+	}
+	return out
+}
+
+// listen waits for the report of a shim. A shim that ends without one has failed, or found another in its place.
+func (r *Runtime) listen(ctx context.Context, in *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = in.SetReadDeadline(time.Now()) })
+	defer stop()
+	_ = in.SetReadDeadline(time.Now().Add(r.cfg.StartWait))
+	line, err := bufio.NewReader(in).ReadBytes('\n')
+	var rep report
+	if err == nil {
+		err = json.Unmarshal(line, &rep)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return fault.New(commonv1.Reason_REASON_WORKLOAD_FAILED, "the workload's shim did not start", fault.Cause(err))
+	}
+	if rep.Error != "" {
+		return fault.New(commonv1.Reason_REASON_WORKLOAD_FAILED, "the workload cannot be started: "+rep.Error)
+	}
+	return nil
+}
+
+// halt ends the workload and its shim. The caller holds w.mu. The wish is on disk before anything is signalled, so that a stop which is cut short is
+// finished by whoever comes next.
+func (r *Runtime) halt(ctx context.Context, w *workload, grace time.Duration) error {
+	if grace <= 0 {
+		grace = DefaultGrace
+	}
+	if w.present {
+		want := desired{Run: false, Grace: grace}
+		if err := writeFile(w.dir, fileDesired, want); err != nil {
+			return err
+		}
+		w.want = want
+	}
+	s := w.state()
+	if s.BootID == r.boot && s.Shim.alive() {
+		if err := s.Shim.signal(syscall.SIGUSR1); err != nil {
+			return err
+		}
+		// The shim has the grace, and a margin for its own work; one that hangs is ended like the rest.
+		if !await(ctx, s.Shim, grace+killWait+5*time.Second) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := s.Shim.signal(syscall.SIGKILL); err != nil {
+				return err
+			}
+			s.Shim.gone(5 * time.Second)
+		}
+	}
+	// What a dead shim left behind, and a start that was under way.
+	t := r.tree(w)
+	if t.child.alive() {
+		_ = syscall.Kill(-t.child.PID, syscall.SIGTERM)
+		await(ctx, t.child, grace)
+	}
+	if err := t.kill(nil); err != nil {
+		return err
+	}
+	r.settle(w)
+	w.adopted = false
+	r.notify()
+	return nil
+}
+
+// await waits for the end of a process, in pieces so that the context is heard.
+func await(ctx context.Context, i ident, d time.Duration) bool {
+	deadline := time.Now().Add(d)
+	for ctx.Err() == nil {
+		left := time.Until(deadline)
+		if left <= 0 {
+			break
+		}
+		if i.gone(min(left, 100*time.Millisecond)) {
+			return true
+		}
+	}
+	return !i.alive()
+}
+
+// settle writes the end of a workload whose shim could not.
+func (r *Runtime) settle(w *workload) {
+	s := w.state()
+	if s.Child.zero() && (s.Phase == phaseStopped || s.Phase == phaseExited || s.Phase == "") {
+		return
+	}
+	if !s.HasExited {
+		s.HasExited, s.ExitCode, s.ExitedAt = true, exitUnknown, time.Now()
+	}
+	s.Phase, s.Child, s.Detail = phaseStopped, ident{}, describeExit(s.ExitCode)
+	if err := writeFile(w.dir, fileState, s); err != nil {
+		r.deps.Logger.Warn("state of a stopped workload was not written", slog.String("workload", w.key.name), slog.Any("error", err))
+	}
+}

@@ -1,0 +1,198 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// runVariable marks, in the environment, every process of one start of a workload.
+const runVariable = "GPUAAS_WORKLOAD_RUN"
+
+// tree finds all processes of a workload: by its control groups where there are any, and else by everything that tells them from others.
+type tree struct {
+	cgroups []string
+	child   ident
+	run     string
+	uid     int // of the workload; -1: the agent's own
+	parent  int // a shim that reaps the workload's orphans: every descendant belongs. 0: unknown
+}
+
+// members answers the living processes of the workload.
+func (t tree) members() []ident {
+	found := map[int]ident{}
+	for _, dir := range t.cgroups {
+		for _, pid := range cgroupMembers(dir) {
+			if s, err := readStat(pid); err == nil && !s.zombie {
+				found[pid] = s.ident
+			}
+		}
+	}
+	// Where there are control groups nothing can leave them; the walk is for hosts without, and for a start that failed half way.
+	if len(t.cgroups) == 0 || t.child.alive() || t.parent != 0 {
+		t.walk(found)
+	}
+	delete(found, os.Getpid())
+	out := make([]ident, 0, len(found))
+	for _, i := range found {
+		out = append(out, i)
+	}
+	return out
+}
+
+// walk looks at every process of the host.
+func (t tree) walk(found map[int]ident) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	all := make(map[int]stat, len(entries))
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if s, err := readStat(pid); err == nil {
+			all[pid] = s
+		}
+	}
+	childAlive := all[t.child.PID].Start == t.child.Start && !t.child.zero()
+	// A number cannot be given again while it names a session with members: if some other process has it, no member of ours is left.
+	_, recycled := all[t.child.PID]
+	recycled = recycled && !childAlive
+	for pid, s := range all {
+		if s.zombie {
+			continue
+		}
+		switch {
+		case childAlive && descends(all, pid, t.child.PID),
+			t.parent != 0 && pid != t.parent && descends(all, pid, t.parent),
+			t.bySession(s) && (childAlive || !recycled && ownedBy(pid, t.uid)),
+			t.run != "" && marked(pid, t.run):
+			found[pid] = s.ident
+		}
+	}
+}
+
+// bySession: the workload's first process leads a session. Once it is gone the number alone proves nothing, and the owner must fit too.
+func (t tree) bySession(s stat) bool {
+	return !t.child.zero() && s.session == t.child.PID && s.Start >= t.child.Start
+}
+
+func descends(all map[int]stat, pid, ancestor int) bool {
+	for range len(all) {
+		if pid == ancestor {
+			return true
+		}
+		s, ok := all[pid]
+		if !ok || s.parent <= 1 {
+			return s.parent == ancestor && ok
+		}
+		pid = s.parent
+	}
+	return false
+}
+
+func ownedBy(pid, uid int) bool {
+	if uid <= 0 {
+		return false
+	}
+	info, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid)))
+	if err != nil {
+		return false
+	}
+	sys, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(sys.Uid) == uid
+}
+
+func marked(pid int, run string) bool {
+	environ, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
+	if err != nil {
+		return false
+	}
+	want := []byte(runVariable + "=" + run)
+	for v := range bytes.SplitSeq(environ, []byte{0}) {
+		if bytes.Equal(v, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// killWait bounds how long kill fights a workload that keeps forking.
+const killWait = 10 * time.Second
+
+// kill ends every process of the workload and returns when none is left. reap, if set, collects the caller's own dead children meanwhile.
+func (t tree) kill(reap func()) error {
+	deadline := time.Now().Add(killWait)
+	for {
+		members := t.members()
+		if len(members) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d processes of the workload do not end", len(members))
+		}
+		freeze(t.cgroups, true)
+		if len(t.cgroups) > 0 {
+			members = t.members() // nothing can fork between this look and the kill
+		}
+		var errs []error
+		for _, m := range members {
+			errs = append(errs, m.signal(syscall.SIGKILL))
+		}
+		freeze(t.cgroups, false)
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		for _, m := range members {
+			m.gone(200 * time.Millisecond)
+		}
+		if reap != nil {
+			reap()
+		}
+	}
+}
+
+// freeze holds every process of the workload's control groups still, where the host can.
+func freeze(dirs []string, on bool) {
+	for _, dir := range dirs {
+		v1, v2 := "THAWED", "0"
+		if on {
+			v1, v2 = "FROZEN", "1"
+		}
+		if writeControl(filepath.Join(dir, "freezer.state"), v1) != nil {
+			_ = writeControl(filepath.Join(dir, "cgroup.freeze"), v2) // a host without either is not held still; kill looks again
+		}
+	}
+}
+
+func cgroupMembers(dir string) []int {
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")) //nolint:gosec // made by the agent
+	if err != nil {
+		return nil
+	}
+	var out []int
+	for line := range strings.FieldsSeq(string(data)) {
+		if pid, err := strconv.Atoi(line); err == nil {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// writeControl writes to a file of the control group file system, which is there or is not: nothing is created.
+func writeControl(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // made by the agent
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}

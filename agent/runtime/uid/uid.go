@@ -1,0 +1,157 @@
+// Package uid owns which user id a workspace has on this host.
+//
+// It believes only its directory, in which one file per id names the workspace that has it. It never gives one id to two workspaces, never gives
+// root's or one that the host's user database names, and never takes one back by itself: files of the workspace may still carry it.
+//
+// Guarantees: the same workspace gets the same id as long as the directory lives; agents that share the directory (boxes on one host) never
+// give one id twice, because claiming is an exclusive creation.
+package uid
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"sync"
+)
+
+// The range that is used if none is configured.
+const (
+	DefaultFirst = 200000
+	DefaultLast  = 265535
+)
+
+// Config says where ids are remembered and which may be given. On a host without root nothing is given: every workspace has the agent's own id.
+type Config struct {
+	Dir         string
+	First, Last int // inclusive; zeros mean the default range
+	Disabled    bool
+}
+
+// Table is safe for concurrent use, also by several processes.
+type Table struct {
+	cfg Config
+
+	mu    sync.Mutex
+	known map[string]int
+}
+
+// Open makes the directory if need be and reads what it holds.
+func Open(cfg Config) (*Table, error) {
+	if cfg.First == 0 && cfg.Last == 0 {
+		cfg.First, cfg.Last = DefaultFirst, DefaultLast
+	}
+	t := &Table{cfg: cfg, known: map[string]int{}}
+	if cfg.Disabled {
+		return t, nil
+	}
+	if cfg.First <= 0 || cfg.Last < cfg.First {
+		return nil, fmt.Errorf("open uid table: range %d-%d", cfg.First, cfg.Last)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of uid table: %w", err)
+	}
+	entries, err := os.ReadDir(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("read uid table: %w", err)
+	}
+	for _, e := range entries {
+		id, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		owner, err := t.owner(id)
+		if err != nil {
+			return nil, err
+		}
+		if owner != "" {
+			t.known[owner] = id
+		}
+	}
+	return t, nil
+}
+
+// Enabled says whether workspaces have ids of their own.
+func (t *Table) Enabled() bool { return !t.cfg.Disabled }
+
+// Of answers the id of a workspace, and claims one if it has none. Without root it answers the agent's own.
+func (t *Table) Of(workspaceID string) (int, error) {
+	if t.cfg.Disabled {
+		return os.Getuid(), nil
+	}
+	if workspaceID == "" {
+		return 0, errors.New("claim uid: no workspace")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if id, ok := t.known[workspaceID]; ok {
+		return id, nil
+	}
+	// The first try is by hash, so that agents that do not share the directory rarely choose the same.
+	size := t.cfg.Last - t.cfg.First + 1
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(workspaceID))
+	begin := int(h.Sum32() % uint32(size)) //nolint:gosec // a range of ids is far below 2^32
+	for i := range size {
+		id := t.cfg.First + (begin+i)%size
+		claimed, err := t.claim(id, workspaceID)
+		if err != nil {
+			return 0, err
+		}
+		if claimed {
+			t.known[workspaceID] = id
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("claim uid: all of %d-%d are taken", t.cfg.First, t.cfg.Last)
+}
+
+// claim makes the file of id whole before it gets its name: a link fails if the name is taken.
+func (t *Table) claim(id int, workspaceID string) (bool, error) {
+	path := filepath.Join(t.cfg.Dir, strconv.Itoa(id))
+	if owner, err := t.owner(id); err != nil || owner != "" {
+		return owner == workspaceID, err
+	}
+	if _, err := user.LookupId(strconv.Itoa(id)); err == nil {
+		return false, nil // somebody's on this host
+	}
+	f, err := os.CreateTemp(t.cfg.Dir, ".claim-*")
+	if err != nil {
+		return false, fmt.Errorf("claim uid: %w", err)
+	}
+	defer func() { _ = os.Remove(f.Name()) }()
+	_, err = f.WriteString(workspaceID)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return false, fmt.Errorf("write uid claim: %w", err)
+	}
+	if err := os.Link(f.Name(), path); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			owner, ownerErr := t.owner(id)
+			return owner == workspaceID, ownerErr
+		}
+		return false, fmt.Errorf("name uid claim: %w", err)
+	}
+	dir, err := os.Open(t.cfg.Dir)
+	if err != nil {
+		return false, fmt.Errorf("open uid table: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return false, fmt.Errorf("sync uid table: %w", err)
+	}
+	return true, nil
+}
+
+func (t *Table) owner(id int) (string, error) {
+	text, err := os.ReadFile(filepath.Join(t.cfg.Dir, strconv.Itoa(id)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read uid claim: %w", err)
+	}
+	return string(text), nil
+}

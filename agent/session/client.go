@@ -1,0 +1,303 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/agent/backoff"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+)
+
+// Client keeps one session open. It is safe for concurrent use; Run is called by one goroutine at a time.
+type Client struct {
+	cfg    Config
+	deps   Deps
+	out    *outbox
+	retry  *backoff.Backoff // of opens; used by Run's goroutine alone
+	events chan event
+	ledger string // id for Hello where no hook says one
+
+	generation atomic.Int64 // of the admitted session; zero: none
+}
+
+// event is what a reader hands to Run.
+type event struct {
+	conn      *conn
+	issued    *nodev1.CertificateIssued
+	reconnect *nodev1.Reconnect
+}
+
+// New checks what it is given and connects to nothing.
+func New(deps Deps, cfg Config) (*Client, error) {
+	if err := deps.validate(); err != nil {
+		return nil, fmt.Errorf("session: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	if cfg.Draw == nil {
+		cfg.Draw = rand.Int64N
+	}
+	return &Client{
+		cfg: cfg, deps: deps, out: newOutbox(cfg.QueueLength, cfg.QueueBytes), events: make(chan event, 16), ledger: ids.New(),
+		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
+	}, nil
+}
+
+// Generation is that of the admitted session; zero while there is none.
+func (c *Client) Generation() int64 { return c.generation.Load() }
+
+// Delivered queues word of tasks that are durably in the ledger. Like the other methods that queue it does not block: ErrNotConnected and ErrQueueFull
+// mean that it was not taken.
+func (c *Client) Delivered(refs []*nodev1.TaskRef) error { return c.out.Delivered(refs) }
+
+// Started queues the start of a task. See Delivered.
+func (c *Client) Started(msg *nodev1.TaskStarted) error { return c.out.Started(msg) }
+
+// Progress queues a task's progress; only the last word of each task waits. See Delivered.
+func (c *Client) Progress(msg *nodev1.TaskProgress) error { return c.out.Progress(msg) }
+
+// Result queues the result of a task, before everything but deliveries. See Delivered.
+func (c *Client) Result(msg *nodev1.TaskResult) error { return c.out.Result(msg) }
+
+// Observe queues an observation; only the last one of each workspace waits. See Delivered.
+func (c *Client) Observe(msg *nodev1.Observation) error { return c.out.Observe(msg) }
+
+// Diagnose queues a report of the host's diagnostics. See Delivered.
+func (c *Client) Diagnose(msg *nodev1.DiagnosticReport) error { return c.out.Diagnose(msg) }
+
+func (c *Client) jitter(bound time.Duration) time.Duration {
+	if bound <= 0 {
+		return 0
+	}
+	return time.Duration(c.cfg.Draw(int64(bound)))
+}
+
+func (c *Client) nodeID() string {
+	node, _ := c.deps.Identity.Node()
+	return node.NodeID
+}
+
+func (c *Client) observe(server *timestamppb.Timestamp, sent time.Time) {
+	if server != nil {
+		c.deps.Clock.Observe(server.AsTime(), sent)
+	}
+}
+
+func (c *Client) tell(ctx context.Context, e event) {
+	select {
+	case c.events <- e:
+	case <-ctx.Done():
+	}
+}
+
+// runner is the state of one Run. Only Run's goroutine touches it.
+type runner struct {
+	c         *Client
+	active    *conn
+	opening   bool
+	flips     int // fallbacks to the other certificate since a session was admitted
+	openTimer *time.Timer
+	opened    chan openResult
+	ended     chan *conn
+	over      chan struct{} // closed when Run ends: replaced sessions drain no longer
+	group     sync.WaitGroup
+	renewal   renewal
+}
+
+type openResult struct {
+	conn *conn
+	err  error
+}
+
+// Run keeps a session until ctx ends (then it says Goodbye and answers nil), until the control plane says stop (*StopError), or until no certificate
+// held is accepted (*IdentityError). All of its goroutines have ended when it returns.
+func (c *Client) Run(ctx context.Context) error {
+	r := &runner{
+		c: c, openTimer: time.NewTimer(0), opened: make(chan openResult, 1), ended: make(chan *conn, 4), over: make(chan struct{}),
+		renewal: newRenewal(c),
+	}
+	defer r.openTimer.Stop()
+	defer r.renewal.timer.Stop()
+	r.resumeFlip(ctx)
+	err := r.loop(ctx)
+	r.shutdown()
+	return err
+}
+
+func (r *runner) loop(ctx context.Context) error {
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.openTimer.C:
+			r.startOpen(ctx)
+		case result := <-r.opened:
+			r.opening = false
+			if result.err != nil {
+				err = r.failed(ctx, result.err)
+			} else {
+				r.promote(ctx, result.conn)
+			}
+		case k := <-r.ended:
+			err = r.lost(ctx, k)
+		case e := <-r.c.events:
+			r.onEvent(ctx, e)
+		case <-r.renewal.timer.C:
+			r.renew(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *runner) startOpen(ctx context.Context) {
+	if r.opening || ctx.Err() != nil {
+		return
+	}
+	r.opening = true
+	replaces := ""
+	if r.active != nil {
+		replaces = r.active.nonce
+	}
+	r.group.Go(func() {
+		k, err := r.c.open(ctx, replaces)
+		r.opened <- openResult{k, err} // one open in flight, room for one
+	})
+}
+
+// promote makes k the session that is offered work. The one before it drains.
+func (r *runner) promote(ctx context.Context, k *conn) {
+	old := r.active
+	r.active, r.flips = k, 0
+	r.c.generation.Store(k.generation)
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "session admitted", slog.String("session_id", k.sessionID),
+		slog.Int64("generation", k.generation), slog.Bool("hand_over", old != nil))
+	if old != nil {
+		close(old.retired)
+		r.group.Go(func() { r.drain(old) })
+	}
+	r.c.out.setOpen(true)
+	r.group.Go(func() {
+		k.serve()
+		r.ended <- k // read by loop, and by shutdown until every session has ended
+	})
+	if hook := r.c.deps.Hooks.Admitted; hook != nil {
+		hook(ctx, k.generation)
+	}
+	r.renewal.arm(k.cert, 0)
+	if r.renewal.flip {
+		// A certificate was stored while this session opened with the one before it.
+		r.useNext(ctx)
+	}
+}
+
+// drain lets a replaced session hear the acknowledgements of what it sent, and ends it.
+func (r *runner) drain(k *conn) {
+	end := time.NewTimer(r.c.cfg.Drain)
+	defer end.Stop()
+	const look = 250 * time.Millisecond
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	for quiet := 0; quiet < 4; {
+		select {
+		case <-k.ended:
+			return
+		case <-r.over:
+			k.cancel(errGoodbye)
+			return
+		case <-end.C:
+			k.cancel(errDrained)
+			return
+		case <-ticker.C:
+			quiet++
+			if k.unsettled() > 0 {
+				quiet = 0
+			}
+		}
+	}
+	k.cancel(errDrained)
+}
+
+// lost is told that a session's stream has ended.
+func (r *runner) lost(ctx context.Context, k *conn) error {
+	if k != r.active {
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "replaced session closed", slog.String("session_id", k.sessionID))
+		return nil
+	}
+	r.active = nil
+	r.c.generation.Store(0)
+	r.c.out.setOpen(false)
+	r.renewal.pause()
+	if hook := r.c.deps.Hooks.Lost; hook != nil {
+		hook()
+	}
+	if time.Since(k.openedAt) >= r.c.cfg.StableAfter {
+		r.c.retry.Reset()
+	}
+	err := k.err
+	if err == nil {
+		err = errors.New("the stream ended")
+	}
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session lost", slog.String("session_id", k.sessionID), slog.Any("error", err))
+	if r.opening {
+		return nil // its replacement is on the way already
+	}
+	return r.failed(ctx, err)
+}
+
+func (r *runner) onEvent(ctx context.Context, e event) {
+	switch {
+	case e.issued != nil:
+		r.issued(ctx, e)
+	case e.reconnect != nil && e.conn == r.active:
+		spread := min(max(e.reconnect.GetSpread().AsDuration(), 0), 10*time.Minute)
+		r.schedule(r.c.jitter(spread))
+	}
+}
+
+func (r *runner) schedule(after time.Duration) { r.openTimer.Reset(after) }
+
+// shutdown ends every session and waits for everything that Run began. The admitted one says Goodbye.
+func (r *runner) shutdown() {
+	c := r.c
+	close(r.over)
+	if r.active != nil {
+		close(r.active.leaving)
+		select {
+		case <-r.active.ended:
+		case <-time.After(c.cfg.Goodbye):
+		}
+		r.active.cancel(errGoodbye)
+	}
+	c.out.setOpen(false)
+	c.generation.Store(0)
+	done := make(chan struct{})
+	go func() { // ends with the group, which is waited for below
+		r.group.Wait()
+		close(done)
+	}()
+	for {
+		select {
+		case <-done:
+			return
+		case result := <-r.opened:
+			if result.conn != nil { // admitted in the moment of the end
+				result.conn.cancel(errGoodbye)
+				_ = result.conn.cc.Close()
+			}
+		case k := <-r.ended:
+			k.cancel(errGoodbye)
+		case <-c.events:
+		}
+	}
+}

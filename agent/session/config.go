@@ -1,0 +1,175 @@
+package session
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/backoff"
+	"github.com/gpuaas/mesh/agent/clock"
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// ProtocolVersion is what Hello says of this build.
+const ProtocolVersion = 1
+
+// Identity is who the session is. *identity.Store keeps it on disk, *Memory does not.
+type Identity interface {
+	Node() (identity.Node, bool)
+	Certificate() *tls.Certificate
+	Other() *tls.Certificate
+	JoinState() ([]byte, int64)
+	StoreJoinState(generation int64, signed []byte) (bool, error)
+	PendingKey() (crypto.Signer, error)
+	DropPendingKey() error
+	StoreIssued(chainPEM []byte, recoveryToken string) error
+	Flip() error
+}
+
+// Hooks are told what comes over the stream. Each may be nil. Offer, Cancel and Acknowledged are called by the goroutine that reads the stream, one
+// at a time: while one of them blocks nothing is read, and a session that reads nothing for long is closed.
+type Hooks struct {
+	// Hello completes the first frame: versions, ledger, facts, tasks in flight, diagnostics.
+	Hello func(*nodev1.Hello)
+	// Admitted says that this session is the one that gets work. What is unacknowledged is sent again now.
+	Admitted func(ctx context.Context, generation int64)
+	// Lost says that no session is left.
+	Lost         func()
+	Offer        func(ctx context.Context, offer *nodev1.TaskOffer)
+	Cancel       func(ctx context.Context, cancel *nodev1.TaskCancel)
+	Acknowledged func(ctx context.Context, refs []*nodev1.TaskRef)
+	Policy       func(policy *commonv1.NodePolicy)
+	// ChangedFacts is asked before each heartbeat; nil: nothing changed.
+	ChangedFacts func() *commonv1.HostFacts
+	// Profile is told the fingerprint of the profile that the control plane holds for this node.
+	Profile func(fingerprint string)
+}
+
+// Diagnostic is what is recorded before a retry.
+type Diagnostic struct {
+	Code      commonv1.DiagnosticCode
+	Detail    string
+	NextRetry time.Duration
+}
+
+// Deps are what a Client needs.
+type Deps struct {
+	Logger   *slog.Logger
+	Identity Identity
+	Clock    *clock.Clock
+	Roots    *pki.Bundle // trusts the node API
+	// Endpoint answers host:port of the node API, asked before each dial.
+	Endpoint func() (string, error)
+	// Record puts a diagnostic on disk. It is called before every retry. Nil: none is kept.
+	Record func(ctx context.Context, d Diagnostic) error
+	Hooks  Hooks
+	// Dial opens the transport. Nil: TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// Config bounds a Client. Zero fields take their defaults.
+type Config struct {
+	OpenTimeout  time.Duration  // from the dial to Admitted. Default 20 s
+	Backoff      backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
+	StableAfter  time.Duration  // a session this old forgets earlier failures. Default 30 s
+	SlowRetry    time.Duration  // cadence where only an operator or the edge can help. Default 60 s
+	Drain        time.Duration  // of a replaced session. Default 30 s
+	Heartbeat    time.Duration  // until the policy says otherwise. Default 15 s
+	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
+	RenewTimeout time.Duration  // how long an answer to a renewal is waited for. Default 30 s
+	Goodbye      time.Duration  // how long an orderly end may take. Default 2 s
+
+	FramesPerSecond int // sent at most. Default 1000, half of what a server takes
+
+	MaxFrame      int // received, in bytes. Default 1 MiB
+	QueueLength   int // frames of each kind that may wait. Default 1024
+	QueueBytes    int // of results that may wait. Default 8 MiB
+	ReadBuffer    int // of the transport, in bytes. Default 4 KiB
+	WriteBuffer   int // of the transport, in bytes. Default 4 KiB
+	Draw          func(n int64) int64
+	KeepaliveTime time.Duration // default 15 s; an unanswered one ends the connection after 10 s
+}
+
+func (c Config) withDefaults() Config {
+	duration := func(d *time.Duration, def time.Duration) {
+		if *d <= 0 {
+			*d = def
+		}
+	}
+	number := func(n *int, def int) {
+		if *n <= 0 {
+			*n = def
+		}
+	}
+	duration(&c.OpenTimeout, 20*time.Second)
+	duration(&c.StableAfter, 30*time.Second)
+	duration(&c.SlowRetry, time.Minute)
+	duration(&c.Drain, 30*time.Second)
+	duration(&c.Heartbeat, 15*time.Second)
+	duration(&c.RenewTimeout, 30*time.Second)
+	duration(&c.Goodbye, 2*time.Second)
+	duration(&c.KeepaliveTime, 15*time.Second)
+	if c.Backoff == (backoff.Policy{}) {
+		c.Backoff = backoff.Policy{Base: time.Second, Cap: 30 * time.Second}
+	}
+	if c.RenewRetry == (backoff.Policy{}) {
+		c.RenewRetry = backoff.Policy{Base: 5 * time.Second, Cap: 5 * time.Minute}
+	}
+	number(&c.FramesPerSecond, 1000)
+	number(&c.MaxFrame, 1<<20)
+	number(&c.QueueLength, 1024)
+	number(&c.QueueBytes, 8<<20)
+	number(&c.ReadBuffer, 4<<10)
+	number(&c.WriteBuffer, 4<<10)
+	return c
+}
+
+func (d Deps) validate() error {
+	var problems []error
+	if d.Logger == nil {
+		problems = append(problems, errors.New("no logger"))
+	}
+	if d.Identity == nil {
+		problems = append(problems, errors.New("no identity"))
+	}
+	if d.Clock == nil {
+		problems = append(problems, errors.New("no clock"))
+	}
+	if d.Roots == nil {
+		problems = append(problems, errors.New("no trust bundle"))
+	}
+	if d.Endpoint == nil {
+		problems = append(problems, errors.New("no endpoint"))
+	}
+	return errors.Join(problems...)
+}
+
+// StopError says that the control plane told this agent to stop: the same request will never succeed.
+type StopError struct{ Denial *fault.Error }
+
+// Error is the refusal.
+func (e *StopError) Error() string { return "told to stop: " + e.Denial.Error() }
+
+// Unwrap is the refusal.
+func (e *StopError) Unwrap() error { return e.Denial }
+
+// IdentityError says that no certificate held opens a session: this host must enrol again (Action recover), or an operator must act (rebundle).
+type IdentityError struct {
+	Action commonv1.Action
+	Cause  error
+}
+
+// Error says why.
+func (e *IdentityError) Error() string { return fmt.Sprintf("identity is not accepted: %v", e.Cause) }
+
+// Unwrap is the cause.
+func (e *IdentityError) Unwrap() error { return e.Cause }

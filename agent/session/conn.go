@@ -1,0 +1,291 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+type stream = grpc.BidiStreamingClient[nodev1.ConnectRequest, nodev1.ConnectResponse]
+
+// conn is one admitted session on a connection of its own.
+type conn struct {
+	client *Client
+	cc     *grpc.ClientConn
+	wire   *wire
+	stream stream
+	ctx    context.Context //nolint:containedctx // the life of the stream, which outlives the call that opened it
+	cancel context.CancelCauseFunc
+
+	cert       *tls.Certificate
+	nonce      string
+	sessionID  string
+	generation int64
+	openedAt   time.Time
+
+	interval atomic.Int64  // of heartbeats, in nanoseconds
+	burstAt  time.Time     // of the writer alone: the window in which frames are counted
+	burst    int           // frames in it
+	retired  chan struct{} // closed when another session took its place: nothing more is sent
+	leaving  chan struct{} // closed when the agent ends: Goodbye is sent and the stream closed
+	dog      *time.Timer
+
+	mu      sync.Mutex
+	beat    int64 // sequence of the last heartbeat
+	beatAt  time.Time
+	awaited map[refKey]struct{} // results sent here and not acknowledged
+
+	ended chan struct{}
+	err   error // why it ended; read after ended is closed
+}
+
+// serve runs the session's reader and writer until the stream ends.
+func (k *conn) serve() {
+	defer close(k.ended)
+	k.dog = time.AfterFunc(k.patience(), func() { k.cancel(errSilent) })
+	defer k.dog.Stop()
+	var writer sync.WaitGroup
+	writer.Go(func() { k.write() })
+	err := k.read()
+	if cause := context.Cause(k.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	k.cancel(context.Canceled)
+	writer.Wait()
+	if closeErr := k.cc.Close(); closeErr != nil && err == nil {
+		err = closeErr
+	}
+	k.err = err
+}
+
+// patience is how long nothing may come: every heartbeat is answered, and the first one leaves within an interval.
+func (k *conn) patience() time.Duration {
+	return 2*time.Duration(k.interval.Load()) + keepaliveTimeout
+}
+
+func (k *conn) read() error {
+	for {
+		k.dog.Reset(k.patience())
+		frame, err := k.stream.Recv()
+		if err != nil {
+			return understand(err, k.wire)
+		}
+		// While a frame is worked on silence is ours, not the server's.
+		k.dog.Stop()
+		if err := k.handle(k.ctx, frame); err != nil {
+			return err
+		}
+	}
+}
+
+func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error {
+	hooks := &k.client.deps.Hooks
+	switch f := frame.GetFrame().(type) {
+	case *nodev1.ConnectResponse_HeartbeatAck:
+		k.acknowledgeBeat(f.HeartbeatAck)
+	case *nodev1.ConnectResponse_TaskOffer:
+		if hooks.Offer != nil && !k.isRetired() {
+			hooks.Offer(ctx, f.TaskOffer)
+		}
+	case *nodev1.ConnectResponse_TaskResultAck:
+		k.settle(f.TaskResultAck.GetTasks())
+		if hooks.Acknowledged != nil {
+			hooks.Acknowledged(ctx, f.TaskResultAck.GetTasks())
+		}
+	case *nodev1.ConnectResponse_TaskCancel:
+		if hooks.Cancel != nil {
+			hooks.Cancel(ctx, f.TaskCancel)
+		}
+	case *nodev1.ConnectResponse_PolicyUpdate:
+		k.applyPolicy(f.PolicyUpdate.GetPolicy())
+	case *nodev1.ConnectResponse_CertificateIssued:
+		k.client.tell(ctx, event{conn: k, issued: f.CertificateIssued})
+	case *nodev1.ConnectResponse_Reconnect:
+		k.client.tell(ctx, event{conn: k, reconnect: f.Reconnect})
+	case *nodev1.ConnectResponse_Challenge:
+		return k.send(answerChallenge(k.cert, k.client.nodeID(), f.Challenge))
+	case *nodev1.ConnectResponse_Denied:
+		return fault.FromDenial(f.Denied)
+	case *nodev1.ConnectResponse_Welcome, *nodev1.ConnectResponse_Admitted:
+		return fmt.Errorf("%w: %T in an admitted session", errProtocol, f)
+	default:
+		// A newer control plane may say more than this build knows.
+	}
+	return nil
+}
+
+// send is for the reader's own answers. grpc allows one sender at a time, so it goes through the queue while this session is the admitted one.
+func (k *conn) send(frame *nodev1.ConnectRequest, err error) error {
+	if err != nil {
+		return err
+	}
+	return k.client.out.request(frame)
+}
+
+func (k *conn) isRetired() bool {
+	select {
+	case <-k.retired:
+		return true
+	default:
+		return false
+	}
+}
+
+func (k *conn) acknowledgeBeat(ack *nodev1.HeartbeatAck) {
+	k.mu.Lock()
+	sent, last := k.beatAt, k.beat
+	k.mu.Unlock()
+	if ack.GetSequence() == last {
+		k.client.observe(ack.GetServerTime(), sent)
+	}
+	if hook := k.client.deps.Hooks.Profile; hook != nil && ack.GetProfileFingerprint() != "" {
+		hook(ack.GetProfileFingerprint())
+	}
+}
+
+func (k *conn) applyPolicy(policy *commonv1.NodePolicy) {
+	if policy == nil {
+		return
+	}
+	const least, most = time.Second, 10 * time.Minute
+	if d := policy.GetHeartbeatInterval().AsDuration(); d > 0 {
+		k.interval.Store(int64(min(max(d, least), most)))
+	}
+	if hook := k.client.deps.Hooks.Policy; hook != nil {
+		hook(policy)
+	}
+}
+
+// write sends heartbeats and, until another session takes its place, what waits in the queue.
+func (k *conn) write() {
+	beat := time.NewTimer(k.client.jitter(time.Duration(k.interval.Load())))
+	defer beat.Stop()
+	wake := k.client.out.wake
+	retired := k.retired
+	for {
+		select {
+		case <-k.ctx.Done():
+			return
+		case <-k.leaving:
+			k.leave()
+			return
+		case <-retired:
+			// The session that took over has the queue; its token too, if this one took it and has not served it.
+			wake, retired = nil, nil
+			k.client.out.kick()
+		case <-beat.C:
+			if !k.transmit(k.heartbeat()) {
+				return
+			}
+			// A tenth of jitter keeps agents that were admitted together from beating together for ever.
+			interval := time.Duration(k.interval.Load())
+			beat.Reset(interval - interval/20 + k.client.jitter(interval/10))
+		case <-wake:
+			for !k.isRetired() {
+				frame := k.client.out.next()
+				if frame == nil {
+					break
+				}
+				if !k.transmit(frame) || !k.slowDown() {
+					return
+				}
+			}
+		}
+	}
+}
+
+// slowDown keeps a burst, such as a thousand results after an outage, below the rate at which a server takes a peer for hostile. It answers false when
+// the stream ended meanwhile.
+func (k *conn) slowDown() bool {
+	const window = 100 * time.Millisecond
+	now := time.Now()
+	if now.Sub(k.burstAt) >= window {
+		k.burstAt, k.burst = now, 0
+	}
+	if k.burst++; k.burst < k.client.cfg.FramesPerSecond/10 {
+		return true
+	}
+	wait := time.NewTimer(window - now.Sub(k.burstAt))
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return true
+	case <-k.ctx.Done():
+		return false
+	}
+}
+
+func (k *conn) transmit(frame *nodev1.ConnectRequest) bool {
+	if result, ok := frame.GetFrame().(*nodev1.ConnectRequest_TaskResult); ok {
+		k.mu.Lock()
+		if k.awaited == nil {
+			k.awaited = map[refKey]struct{}{}
+		}
+		k.awaited[keyOf(result.TaskResult.GetTask())] = struct{}{}
+		k.mu.Unlock()
+	}
+	if err := k.stream.Send(frame); err != nil {
+		// The reader learns why: Send only says that the stream is over.
+		return false
+	}
+	return true
+}
+
+func (k *conn) settle(refs []*nodev1.TaskRef) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, ref := range refs {
+		delete(k.awaited, keyOf(ref))
+	}
+}
+
+func (k *conn) unsettled() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.awaited)
+}
+
+func (k *conn) heartbeat() *nodev1.ConnectRequest {
+	k.mu.Lock()
+	k.beat++
+	sequence := k.beat
+	k.beatAt = time.Now()
+	k.mu.Unlock()
+	beat := &nodev1.Heartbeat{
+		Sequence: sequence, Monotonic: durationpb.New(k.client.deps.Clock.Elapsed()), WallClock: timestamppb.New(k.client.deps.Clock.Wall()),
+	}
+	if hook := k.client.deps.Hooks.ChangedFacts; hook != nil && !k.isRetired() {
+		beat.ChangedFacts = hook()
+	}
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Heartbeat{Heartbeat: beat}}
+}
+
+// leave ends the stream in order: what waits, Goodbye, end of our side. The server's end follows.
+func (k *conn) leave() {
+	for !k.isRetired() {
+		frame := k.client.out.next()
+		if frame == nil || !k.transmit(frame) {
+			break
+		}
+	}
+	goodbye := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Goodbye{Goodbye: &nodev1.Goodbye{Reason: errGoodbye.Error()}}}
+	if err := k.stream.Send(goodbye); err != nil && !errors.Is(err, io.EOF) {
+		return
+	}
+	if err := k.stream.CloseSend(); err != nil {
+		k.cancel(errGoodbye)
+	}
+}

@@ -1,0 +1,187 @@
+package session
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/joinstate"
+)
+
+// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of. Whatever comes after ctx's end, or after
+// the timeout, is not looked at.
+func (c *Client) open(ctx context.Context, replaces string) (*conn, error) {
+	node, ok := c.deps.Identity.Node()
+	cert := c.deps.Identity.Certificate()
+	if !ok || cert == nil {
+		return nil, errNoIdentity
+	}
+	now := c.deps.Clock.Now()
+	if !now.Before(cert.Leaf.NotAfter) {
+		return nil, errExpired
+	}
+	if now.Before(cert.Leaf.NotBefore) {
+		return nil, errNotYet
+	}
+	address, err := c.deps.Endpoint()
+	if err != nil {
+		return nil, fmt.Errorf("find the node API: %w", err)
+	}
+	cc, w, err := c.dial(cert, node.TrustDomain, address)
+	if err != nil {
+		return nil, err
+	}
+	// The stream outlives ctx: an orderly end still says Goodbye on it.
+	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	timeout := time.AfterFunc(c.cfg.OpenTimeout, func() { cancel(errOpenTimeout) })
+	k := &conn{
+		client: c, cc: cc, wire: w, ctx: life, cancel: cancel, cert: cert,
+		retired: make(chan struct{}), leaving: make(chan struct{}), ended: make(chan struct{}),
+	}
+	k.interval.Store(int64(c.cfg.Heartbeat))
+	err = k.shake(node.NodeID, node.InstanceID, replaces)
+	timedOut, ended := !timeout.Stop(), !stop()
+	if timedOut || ended || err != nil {
+		switch {
+		case ended:
+			err = context.Cause(ctx)
+		case timedOut:
+			err = errOpenTimeout
+		}
+		cancel(context.Canceled)
+		return nil, errors.Join(err, cc.Close())
+	}
+	k.openedAt = time.Now()
+	return k, nil
+}
+
+// shake goes from Hello to Admitted.
+func (k *conn) shake(nodeID, instanceID, replaces string) error {
+	c := k.client
+	var err error
+	if k.stream, err = nodev1.NewNodeServiceClient(k.cc).Connect(k.ctx); err != nil {
+		return understand(err, k.wire)
+	}
+	joined, _ := c.deps.Identity.JoinState()
+	hello := &nodev1.Hello{
+		NodeId: nodeID, NodeInstanceId: instanceID, JoinState: joined, ReplacesNonce: replaces, ProtocolVersion: ProtocolVersion,
+		LedgerId: c.ledger,
+	}
+	if hook := c.deps.Hooks.Hello; hook != nil {
+		hook(hello)
+	}
+	sent := time.Now()
+	if err := k.first(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Hello{Hello: hello}}); err != nil {
+		return err
+	}
+	welcomed := false
+	for {
+		frame, err := k.stream.Recv()
+		if err != nil {
+			return understand(err, k.wire)
+		}
+		if k.ctx.Err() != nil {
+			return context.Cause(k.ctx) // given up while this was on its way
+		}
+		switch f := frame.GetFrame().(type) {
+		case *nodev1.ConnectResponse_Welcome:
+			if welcomed {
+				return fmt.Errorf("%w: a second Welcome", errProtocol)
+			}
+			welcomed = true
+			if err := k.welcome(f.Welcome, sent); err != nil {
+				return err
+			}
+			sent = time.Now()
+		case *nodev1.ConnectResponse_Admitted:
+			if !welcomed || f.Admitted.GetGeneration() != k.generation {
+				return fmt.Errorf("%w: admitted to generation %d, not %d", errProtocol, f.Admitted.GetGeneration(), k.generation)
+			}
+			c.observe(f.Admitted.GetServerTime(), sent)
+			return nil
+		case *nodev1.ConnectResponse_Challenge:
+			answer, err := answerChallenge(k.cert, nodeID, f.Challenge)
+			if err != nil {
+				return err
+			}
+			if err := k.first(answer); err != nil {
+				return err
+			}
+		case *nodev1.ConnectResponse_Denied:
+			return fault.FromDenial(f.Denied)
+		case *nodev1.ConnectResponse_Reconnect:
+			return fault.New(f.Reconnect.GetReason(), "", fault.WithAction(commonv1.Action_ACTION_WAIT))
+		case *nodev1.ConnectResponse_PolicyUpdate:
+			k.applyPolicy(f.PolicyUpdate.GetPolicy())
+		default:
+			// Nothing else means anything before Admitted.
+		}
+	}
+}
+
+// welcome makes the join state durable and says so.
+func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
+	c := k.client
+	c.observe(w.GetServerTime(), sent)
+	stored, err := c.deps.Identity.StoreJoinState(w.GetGeneration(), w.GetJoinState())
+	if err != nil {
+		return &storageError{err}
+	}
+	if !stored {
+		// An answer to an earlier open, or a control plane that went back: a session on it would be none.
+		return fmt.Errorf("%w: welcomed to generation %d, which is not larger than the one held", errProtocol, w.GetGeneration())
+	}
+	k.generation, k.nonce, k.sessionID = w.GetGeneration(), w.GetNonce(), w.GetSessionId()
+	k.applyPolicy(w.GetPolicy())
+	if hook := c.deps.Hooks.Profile; hook != nil && w.GetProfileFingerprint() != "" {
+		hook(w.GetProfileFingerprint())
+	}
+	if err := failpoint.Hit("agent.session.welcome.before_send"); err != nil {
+		return err
+	}
+	return k.first(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation}}})
+}
+
+// first sends while there is no writer yet. If the stream is over, Recv says why.
+func (k *conn) first(frame *nodev1.ConnectRequest) error {
+	if err := k.stream.Send(frame); err != nil {
+		if _, recvErr := k.stream.Recv(); recvErr != nil {
+			return understand(recvErr, k.wire)
+		}
+		return understand(err, k.wire)
+	}
+	return nil
+}
+
+// answerChallenge proves with the key of the session's own certificate that this process is alive and holds it.
+func answerChallenge(cert *tls.Certificate, nodeID string, challenge *nodev1.Challenge) (*nodev1.ConnectRequest, error) {
+	const least, most = 16, 64
+	if n := len(challenge.GetNonce()); n < least || n > most {
+		return nil, fmt.Errorf("%w: a challenge of %d bytes", errProtocol, n)
+	}
+	key, ok := cert.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("answer challenge: the key cannot sign")
+	}
+	signature, err := joinstate.SignChallenge(key, challenge.GetNonce(), nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_ChallengeAnswer{
+		ChallengeAnswer: &nodev1.ChallengeAnswer{Nonce: challenge.GetNonce(), Signature: signature},
+	}}, nil
+}
+
+// storageError is a disk that does not take the join state.
+type storageError struct{ cause error }
+
+func (e *storageError) Error() string { return "store join state: " + e.cause.Error() }
+func (e *storageError) Unwrap() error { return e.cause }

@@ -1,0 +1,245 @@
+package session
+
+import (
+	"errors"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+// ErrNotConnected is answered while no session is admitted. What is unacknowledged is sent again when one is.
+var ErrNotConnected = errors.New("no session is admitted")
+
+// ErrQueueFull is answered when a bounded queue has no room. Results are sent again later; the rest is history that others tell too.
+var ErrQueueFull = errors.New("the session's queue is full")
+
+const maxRefs = 256 // of one TaskDelivered frame
+
+type refKey struct {
+	task    string
+	attempt int32
+}
+
+func keyOf(ref *nodev1.TaskRef) refKey { return refKey{ref.GetTaskId(), ref.GetAttempt()} }
+
+// outbox is the one queue of what goes out. Deliveries leave first, many in one small frame, so that a result never overtakes its own; then
+// results, which others wait for, each behind its own start, so that the control plane folds the three into one commit; then the rest.
+type outbox struct {
+	maxLen, maxBytes int
+	wake             chan struct{} // holds one token while something waits
+
+	mu          sync.Mutex
+	open        bool
+	control     []*nodev1.ConnectRequest
+	delivered   []*nodev1.TaskRef
+	results     []*nodev1.TaskResult
+	resultAt    map[refKey]int
+	resultBytes int
+	started     []*nodev1.TaskStarted
+	progress    map[refKey]*nodev1.TaskProgress
+	seen        map[string]*nodev1.Observation
+	diagnostics []*nodev1.DiagnosticReport
+}
+
+func newOutbox(maxLen, maxBytes int) *outbox {
+	return &outbox{maxLen: maxLen, maxBytes: maxBytes, wake: make(chan struct{}, 1)}
+}
+
+// setOpen says whether a session is admitted. Closing forgets what waits: a later session says it anew from the ledger.
+func (o *outbox) setOpen(open bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open = open
+	if open {
+		o.signal()
+		return
+	}
+	o.control, o.delivered, o.results, o.resultAt, o.resultBytes = nil, nil, nil, nil, 0
+	o.started, o.progress, o.seen, o.diagnostics = nil, nil, nil, nil
+}
+
+func (o *outbox) signal() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// kick wakes the writer if anything waits.
+func (o *outbox) kick() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.open {
+		o.signal()
+	}
+}
+
+// put runs add while a session is open and wakes the writer if it queued something.
+func (o *outbox) put(add func() error) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.open {
+		return ErrNotConnected
+	}
+	if err := add(); err != nil {
+		return err
+	}
+	o.signal()
+	return nil
+}
+
+func (o *outbox) Delivered(refs []*nodev1.TaskRef) error {
+	return o.put(func() error {
+		if len(o.delivered)+len(refs) > 4*o.maxLen {
+			return ErrQueueFull
+		}
+		o.delivered = append(o.delivered, refs...)
+		return nil
+	})
+}
+
+func (o *outbox) Started(msg *nodev1.TaskStarted) error {
+	return o.put(func() error {
+		if len(o.started) >= o.maxLen {
+			return ErrQueueFull
+		}
+		o.started = append(o.started, msg)
+		return nil
+	})
+}
+
+func (o *outbox) Progress(msg *nodev1.TaskProgress) error {
+	return o.put(func() error {
+		if o.progress == nil {
+			o.progress = map[refKey]*nodev1.TaskProgress{}
+		}
+		key := keyOf(msg.GetTask())
+		if _, waits := o.progress[key]; !waits && len(o.progress) >= o.maxLen {
+			return ErrQueueFull
+		}
+		o.progress[key] = msg
+		return nil
+	})
+}
+
+func (o *outbox) Result(msg *nodev1.TaskResult) error {
+	return o.put(func() error {
+		key := keyOf(msg.GetTask())
+		if _, waits := o.resultAt[key]; waits {
+			return nil
+		}
+		size := proto.Size(msg)
+		if len(o.results) >= o.maxLen || (o.resultBytes > 0 && o.resultBytes+size > o.maxBytes) {
+			return ErrQueueFull
+		}
+		if o.resultAt == nil {
+			o.resultAt = map[refKey]int{}
+		}
+		o.resultAt[key] = size
+		o.results = append(o.results, msg)
+		o.resultBytes += size
+		delete(o.progress, key)
+		return nil
+	})
+}
+
+func (o *outbox) Observe(msg *nodev1.Observation) error {
+	return o.put(func() error {
+		if o.seen == nil {
+			o.seen = map[string]*nodev1.Observation{}
+		}
+		if _, waits := o.seen[msg.GetWorkspaceId()]; !waits && len(o.seen) >= o.maxLen {
+			return ErrQueueFull
+		}
+		o.seen[msg.GetWorkspaceId()] = msg
+		return nil
+	})
+}
+
+func (o *outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
+	return o.put(func() error {
+		if len(o.diagnostics) >= 16 {
+			return ErrQueueFull
+		}
+		o.diagnostics = append(o.diagnostics, msg)
+		return nil
+	})
+}
+
+func (o *outbox) request(frame *nodev1.ConnectRequest) error {
+	return o.put(func() error {
+		if len(o.control) >= 16 {
+			return ErrQueueFull
+		}
+		o.control = append(o.control, frame)
+		return nil
+	})
+}
+
+// next takes the frame that goes out now; nil if nothing waits.
+func (o *outbox) next() *nodev1.ConnectRequest {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case len(o.control) > 0:
+		frame := o.control[0]
+		o.control = o.control[1:]
+		return frame
+	case len(o.delivered) > 0:
+		n := min(len(o.delivered), maxRefs)
+		batch := o.delivered[:n:n]
+		if o.delivered = o.delivered[n:]; len(o.delivered) == 0 {
+			o.delivered = nil
+		}
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{Tasks: batch}}}
+	case len(o.results) > 0:
+		msg := o.results[0]
+		if started := o.startOfLocked(msg.GetTask()); started != nil {
+			return started
+		}
+		o.results[0] = nil
+		if o.results = o.results[1:]; len(o.results) == 0 {
+			o.results = nil
+		}
+		key := keyOf(msg.GetTask())
+		o.resultBytes -= o.resultAt[key]
+		delete(o.resultAt, key)
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: msg}}
+	case len(o.started) > 0:
+		msg := o.started[0]
+		o.started = o.started[1:]
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: msg}}
+	}
+	return o.nextNewsLocked()
+}
+
+// startOfLocked takes the start that waits behind the result of its own task: it goes first, and both are committed together.
+func (o *outbox) startOfLocked(ref *nodev1.TaskRef) *nodev1.ConnectRequest {
+	for i, msg := range o.started {
+		if keyOf(msg.GetTask()) == keyOf(ref) {
+			o.started = append(o.started[:i:i], o.started[i+1:]...)
+			return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: msg}}
+		}
+	}
+	return nil
+}
+
+// nextNewsLocked takes from what may come late: only its last word counts.
+func (o *outbox) nextNewsLocked() *nodev1.ConnectRequest {
+	for key, msg := range o.progress {
+		delete(o.progress, key)
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskProgress{TaskProgress: msg}}
+	}
+	for key, msg := range o.seen {
+		delete(o.seen, key)
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Observation{Observation: msg}}
+	}
+	if len(o.diagnostics) > 0 {
+		msg := o.diagnostics[0]
+		o.diagnostics = o.diagnostics[1:]
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: msg}}
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+func ref(n int) *nodev1.TaskRef { return &nodev1.TaskRef{TaskId: fmt.Sprint(n), Attempt: 1} }
+
+func drainAll(o *outbox) []string {
+	var out []string
+	for frame := o.next(); frame != nil; frame = o.next() {
+		switch f := frame.GetFrame().(type) {
+		case *nodev1.ConnectRequest_TaskDelivered:
+			out = append(out, fmt.Sprintf("delivered %d", len(f.TaskDelivered.GetTasks())))
+		case *nodev1.ConnectRequest_TaskResult:
+			out = append(out, "result "+f.TaskResult.GetTask().GetTaskId())
+		case *nodev1.ConnectRequest_TaskStarted:
+			out = append(out, "started "+f.TaskStarted.GetTask().GetTaskId())
+		case *nodev1.ConnectRequest_TaskProgress:
+			out = append(out, "progress "+f.TaskProgress.GetNote())
+		case *nodev1.ConnectRequest_Observation:
+			out = append(out, fmt.Sprintf("observation %d", f.Observation.GetEpoch()))
+		default:
+			out = append(out, "control")
+		}
+	}
+	return out
+}
+
+func TestOrderOfWhatGoesOut(t *testing.T) {
+	o := newOutbox(10, 1<<20)
+	if err := o.Result(&nodev1.TaskResult{}); !errors.Is(err, ErrNotConnected) {
+		t.Errorf("closed: %v", err)
+	}
+	o.setOpen(true)
+	for _, err := range []error{
+		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 1}),
+		o.Observe(&nodev1.Observation{WorkspaceId: "w", Epoch: 2}), // the last word
+		o.Progress(&nodev1.TaskProgress{Task: ref(3), Note: "a"}),
+		o.Progress(&nodev1.TaskProgress{Task: ref(3), Note: "b"}),
+		o.Progress(&nodev1.TaskProgress{Task: ref(1), Note: "dropped by its result"}),
+		o.Started(&nodev1.TaskStarted{Task: ref(1)}),
+		o.Started(&nodev1.TaskStarted{Task: ref(3)}),
+		o.Delivered([]*nodev1.TaskRef{ref(1)}),
+		o.Delivered([]*nodev1.TaskRef{ref(2), ref(3)}),
+		o.Result(&nodev1.TaskResult{Task: ref(1)}), // behind its start
+		o.Result(&nodev1.TaskResult{Task: ref(2)}),
+		o.Result(&nodev1.TaskResult{Task: ref(2)}), // it waits already
+		o.request(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{}}),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"control", "delivered 3", "started 1", "result 1", "result 2", "started 3", "progress b", "observation 2"}
+	if diff := cmp.Diff(want, drainAll(o)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestOutboxIsBounded(t *testing.T) {
+	o := newOutbox(3, 100)
+	o.setOpen(true)
+	var full int
+	for i := range 10 {
+		if errors.Is(o.Result(&nodev1.TaskResult{Task: ref(i)}), ErrQueueFull) {
+			full++
+		}
+	}
+	if full != 7 {
+		t.Errorf("%d of 10 results refused", full)
+	}
+	drainAll(o)
+	if err := o.Result(&nodev1.TaskResult{Task: ref(1), Output: make([]byte, 1000)}); err != nil {
+		t.Errorf("a large result alone is taken: %v", err)
+	}
+	if err := o.Result(&nodev1.TaskResult{Task: ref(2), Output: make([]byte, 1000)}); !errors.Is(err, ErrQueueFull) {
+		t.Errorf("beside another it is not: %v", err)
+	}
+	for i := range 20 {
+		_ = o.Started(&nodev1.TaskStarted{Task: ref(i)})
+		_ = o.Progress(&nodev1.TaskProgress{Task: ref(i)})
+		_ = o.Observe(&nodev1.Observation{WorkspaceId: fmt.Sprint(i)})
+		_ = o.Delivered([]*nodev1.TaskRef{ref(i)})
+	}
+	if len(o.started) > 3 || len(o.progress) > 3 || len(o.seen) > 3 || len(o.delivered) > 12 {
+		t.Errorf("%d started, %d progress, %d seen, %d delivered", len(o.started), len(o.progress), len(o.seen), len(o.delivered))
+	}
+	o.setOpen(false)
+	o.setOpen(true)
+	if left := drainAll(o); len(left) != 0 {
+		t.Errorf("left after the session: %q", left)
+	}
+}
+
+func TestManyDeliveriesAreSplit(t *testing.T) {
+	o := newOutbox(1000, 1<<20)
+	o.setOpen(true)
+	for i := range 600 {
+		if err := o.Delivered([]*nodev1.TaskRef{ref(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"delivered 256", "delivered 256", "delivered 88"}, drainAll(o)); diff != "" {
+		t.Error(diff)
+	}
+}

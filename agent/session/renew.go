@@ -1,0 +1,178 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/backoff"
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// renewal is what is known of the next certificate.
+type renewal struct {
+	c       *Client
+	timer   *time.Timer
+	retry   *backoff.Backoff
+	request string // id of the request that waits for its answer
+	flip    bool   // the next certificate is stored and is to be used when no open is in flight
+}
+
+func newRenewal(c *Client) renewal {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return renewal{c: c, timer: timer, retry: backoff.New(c.cfg.RenewRetry).WithDraw(c.cfg.Draw)}
+}
+
+// arm sets the time of the request: about the half of the certificate's life, or after a wait if that has passed.
+func (n *renewal) arm(cert *tls.Certificate, wait time.Duration) {
+	life := cert.Leaf.NotAfter.Sub(cert.Leaf.NotBefore)
+	at := cert.Leaf.NotBefore.Add(life/2 - life/20 + n.c.jitter(life/10))
+	now := n.c.deps.Clock.Now()
+	until := at.Sub(now)
+	if until <= 0 {
+		until = n.c.jitter(min(30*time.Second, max(cert.Leaf.NotAfter.Sub(now), 0)/10))
+	}
+	n.request = ""
+	n.timer.Reset(max(until, wait))
+}
+
+func (n *renewal) pause() {
+	n.request = ""
+	n.timer.Stop()
+}
+
+// renew asks for the next certificate over the admitted session, with a key that is on disk, the same until it is answered.
+func (r *runner) renew(ctx context.Context) {
+	if r.active == nil {
+		return
+	}
+	id := r.c.deps.Identity
+	if current := id.Certificate(); current == nil || !current.Leaf.Equal(r.active.cert.Leaf) {
+		r.renewal.timer.Reset(r.c.cfg.RenewTimeout) // the next one is held, its session is opening
+		return
+	}
+	if r.renewal.request != "" {
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal not answered", slog.String("request_id", r.renewal.request))
+		r.renewal.request = ""
+		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		return
+	}
+	if err := r.requestRenewal(); err != nil {
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "renewal not requested", slog.Any("error", err))
+		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		return
+	}
+	r.renewal.timer.Reset(r.c.cfg.RenewTimeout)
+}
+
+func (r *runner) requestRenewal() error {
+	key, err := r.c.deps.Identity.PendingKey()
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("agent.session.renew.before_send"); err != nil {
+		return err
+	}
+	node, _ := r.c.deps.Identity.Node()
+	csr, err := pki.NewCSR(key, pki.NodeID(node.TrustDomain, node.NodeID))
+	if err != nil {
+		return err
+	}
+	request := ids.New()
+	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_RenewRequest{RenewRequest: &nodev1.RenewRequest{RequestId: request, Csr: csr}}}
+	if err := r.c.out.request(frame); err != nil {
+		return err
+	}
+	r.renewal.request = request
+	return nil
+}
+
+// issued takes the answer of a renewal. A late answer to an earlier request is as good: it is for the same key, or it is refused.
+func (r *runner) issued(ctx context.Context, e event) {
+	if denial := fault.FromDenial(e.issued.GetDenied()); denial != nil {
+		if e.issued.GetRequestId() == r.renewal.request {
+			r.renewalDenied(ctx, denial)
+		}
+		return
+	}
+	id := r.c.deps.Identity
+	if err := id.StoreIssued(e.issued.GetCertificateChainPem(), e.issued.GetRecoveryToken()); err != nil {
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "issued certificate not stored", slog.Any("error", err))
+		if errors.Is(err, identity.ErrNotOurs) && e.issued.GetRequestId() != r.renewal.request {
+			return
+		}
+		r.renewal.request = ""
+		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		return
+	}
+	r.renewal.request = ""
+	r.renewal.retry.Reset()
+	told := failpoint.Hit("agent.session.issued.after_fsync")
+	stored := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_CertificateStored{
+		CertificateStored: &nodev1.CertificateStored{RequestId: e.issued.GetRequestId()},
+	}}
+	if told == nil {
+		told = r.c.out.request(stored)
+	}
+	if told != nil {
+		// The control plane learns it from the session that opens with it.
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "stored certificate not told", slog.Any("error", told))
+	}
+	r.renewal.flip = true
+	if !r.opening {
+		r.useNext(ctx)
+	}
+}
+
+// useNext takes the stored certificate into use, durably, and then opens a session with it beside the present one.
+func (r *runner) useNext(ctx context.Context) {
+	r.renewal.flip = false
+	if err := r.c.deps.Identity.Flip(); err != nil {
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "next certificate not taken into use", slog.Any("error", err))
+		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		return
+	}
+	r.flips = 0
+	r.renewal.timer.Reset(r.c.cfg.RenewTimeout)
+	r.schedule(0)
+}
+
+// resumeFlip takes a certificate into use that was stored before the process ended and never used.
+func (r *runner) resumeFlip(ctx context.Context) {
+	id := r.c.deps.Identity
+	current, other := id.Certificate(), id.Other()
+	if !identity.Usable(other, r.c.deps.Clock.Now()) || (current != nil && !other.Leaf.NotAfter.After(current.Leaf.NotAfter)) {
+		return
+	}
+	if err := id.Flip(); err != nil {
+		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "next certificate not taken into use", slog.Any("error", err))
+	}
+}
+
+func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
+	r.renewal.request = ""
+	wait := r.renewal.retry.Next(denial.RetryAfter)
+	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial), slog.Duration("next_retry", wait))
+	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED {
+		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has another.
+		if err := r.c.deps.Identity.DropPendingKey(); err != nil {
+			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
+		}
+	}
+	if record := r.c.deps.Record; record != nil {
+		d := Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED, Detail: "renewal: " + detailOf(denial), NextRetry: wait}
+		if err := record(ctx, d); err != nil {
+			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+		}
+	}
+	r.renewal.timer.Reset(wait)
+}

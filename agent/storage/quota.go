@@ -1,0 +1,103 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProjectQuota limits directories by the project quota of ext4 and XFS, where the file system is mounted with it and the agent is root.
+type ProjectQuota struct{}
+
+// The kernel's ABI: ioctls and structures of <linux/fs.h> and <linux/quota.h>, the same on every 64-bit architecture.
+const (
+	ioctlGetXattr = 0x801c581f // FS_IOC_FSGETXATTR
+	ioctlSetXattr = 0x401c5820 // FS_IOC_FSSETXATTR
+
+	xflagProjectInherit = 0x200
+
+	projectQuota  = 2
+	cmdSetQuota   = 0x800008<<8 | projectQuota
+	limitValid    = 0x1 // QIF_BLIMITS
+	blockOfLimits = 1024
+)
+
+type fsxattr struct {
+	xflags     uint32
+	extsize    uint32
+	nextents   uint32
+	projid     uint32
+	cowextsize uint32
+	pad        [8]byte
+}
+
+type dqblk struct {
+	blockHard, blockSoft, space uint64
+	inodeHard, inodeSoft, inode uint64
+	blockTime, inodeTime        uint64
+	valid                       uint32
+	_                           uint32
+}
+
+// Limit sets the directory's project, which everything made below inherits, and the project's limit.
+func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error) {
+	f, err := os.Open(dir) //nolint:gosec // a directory of the store
+	if err != nil {
+		return false, fmt.Errorf("limit storage: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	blocks := (uint64(max(bytes, 0)) + blockOfLimits - 1) / blockOfLimits
+	limits := dqblk{blockHard: blocks, blockSoft: blocks, valid: limitValid}
+	// The limit first: where it cannot be set, the directory is left as it is.
+	if err := quotactl(f, project, &limits); err != nil {
+		if unsupported(err) {
+			return false, nil
+		}
+		return false, fmt.Errorf("limit storage: %w", err)
+	}
+	var attr fsxattr
+	if err := ioctl(f, ioctlGetXattr, &attr); err != nil {
+		if unsupported(err) {
+			return false, nil
+		}
+		return false, fmt.Errorf("limit storage: %w", err)
+	}
+	attr.projid = project
+	attr.xflags |= xflagProjectInherit
+	if err := ioctl(f, ioctlSetXattr, &attr); err != nil {
+		if unsupported(err) {
+			return false, nil
+		}
+		return false, fmt.Errorf("limit storage: %w", err)
+	}
+	return true, nil
+}
+
+// unsupported are the answers of a kernel, file system or mount without project quota, and to an agent that is not root.
+func unsupported(err error) bool {
+	for _, e := range []unix.Errno{unix.ENOSYS, unix.ENOTTY, unix.EOPNOTSUPP, unix.ESRCH, unix.EINVAL, unix.ENOTBLK, unix.EPERM, unix.ENODEV} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func quotactl(f *os.File, project uint32, limits *dqblk) error {
+	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, f.Fd(), cmdSetQuota, uintptr(project), uintptr(unsafe.Pointer(limits)), 0, 0) //nolint:gosec // the kernel's ABI
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func ioctl(f *os.File, request uintptr, attr *fsxattr) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(attr))) //nolint:gosec // the kernel's ABI
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,415 @@
+// Package storage owns the directories that workspaces keep data in on this host.
+//
+// It believes its own tree and nothing in it: what a workspace puts there may be anything, symbolic links included, so every path is walked from an
+// open root and never leaves it. It never reads a workspace's files beyond their sizes, and never frees what it was not asked to.
+//
+//	<root>/<workspace_id>/          root's, group of the workspace, 0710: only the workspace passes
+//	<root>/<workspace_id>/<name>/   the workspace's own uid, 0700
+//	<meta>/<workspace_id>/<name>    what was asked for: the agent's own
+//
+// Guarantees: allocating the same again adopts it; releasing is complete or an error, and releasing nothing succeeds; whether a limit is enforced or
+// only measured is said truthfully.
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/gpuaas/mesh/agent/runtime/uid"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Quota holds a directory to a size where the file system can.
+type Quota interface {
+	// Limit holds dir and all below it to bytes (0: no limit) under the project id, which is unique to it. False without an error says that this
+	// file system cannot.
+	Limit(dir string, project uint32, bytes int64) (bool, error)
+}
+
+// Config says where storage stands. Workspaces must be able to traverse Root and everything above it.
+type Config struct {
+	Root    string
+	MetaDir string // the agent's own, mode 0700
+}
+
+// Deps is what the store works with. A nil Quota measures only.
+type Deps struct {
+	Logger *slog.Logger
+	UIDs   *uid.Table
+	Quota  Quota
+}
+
+// Store is safe for concurrent use.
+type Store struct {
+	deps Deps
+	path string
+	root *os.Root
+	meta *os.Root
+
+	mu sync.Mutex // one change at a time: they are rare
+}
+
+// record is what was asked for.
+type record struct {
+	Limit    int64  `json:"limit_bytes"`
+	Project  uint32 `json:"project"`
+	Enforced bool   `json:"enforced"`
+}
+
+const firstProject = 1 << 20 // below are those of the host's own administrator
+
+// New opens the two trees and makes them if need be. Close closes them.
+func New(deps Deps, cfg Config) (*Store, error) {
+	if deps.Logger == nil || deps.UIDs == nil || cfg.Root == "" || cfg.MetaDir == "" {
+		return nil, errors.New("make storage: logger, uid table, root or meta directory is missing")
+	}
+	path, err := filepath.Abs(cfg.Root)
+	if err != nil {
+		return nil, fmt.Errorf("make storage: %w", err)
+	}
+	if err := makeDir(path, 0o711); err != nil {
+		return nil, err
+	}
+	if err := makeDir(cfg.MetaDir, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, fmt.Errorf("open storage: %w", err)
+	}
+	meta, err := os.OpenRoot(cfg.MetaDir)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open storage: %w", err), root.Close())
+	}
+	return &Store{deps: deps, path: path, root: root, meta: meta}, nil
+}
+
+func makeDir(path string, mode os.FileMode) error {
+	if err := os.MkdirAll(path, mode); err != nil {
+		return fmt.Errorf("make directory of storage: %w", err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return fmt.Errorf("close directory of storage: %w", err)
+	}
+	return nil
+}
+
+// Close closes the trees; nothing in them changes.
+func (s *Store) Close() error { return errors.Join(s.root.Close(), s.meta.Close()) }
+
+// Path answers where the storage of that name is, and false if there is none.
+func (s *Store) Path(workspaceID, name string) (string, bool, error) {
+	rel, err := relative(workspaceID, name)
+	if err != nil {
+		return "", false, err
+	}
+	info, err := s.root.Lstat(rel)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("find storage: %w", err)
+	}
+	return filepath.Join(s.path, rel), info.IsDir(), nil
+}
+
+// Allocate makes the storage, or adopts it with the new limit.
+func (s *Store) Allocate(ctx context.Context, workspaceID, name string, limit int64) (*nodev1.StorageAllocateOutput, error) {
+	rel, err := relative(workspaceID, name)
+	if err != nil {
+		return nil, err
+	}
+	if limit < 0 {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the size of storage is negative")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	owner, err := s.deps.UIDs.Of(workspaceID)
+	if err != nil {
+		return nil, failed(err)
+	}
+	adopted, err := s.make(workspaceID, rel, owner)
+	if err != nil {
+		return nil, failed(err)
+	}
+	rec, err := s.limit(rel, limit)
+	if err != nil {
+		return nil, failed(err)
+	}
+	used, err := s.measure(ctx, rel)
+	if err != nil {
+		return nil, failed(err)
+	}
+	return &nodev1.StorageAllocateOutput{
+		Path: filepath.Join(s.path, rel), Uid: int32(owner), Enforced: rec.Enforced, UsedBytes: used, Adopted: adopted, //nolint:gosec // from a range of ids
+	}, nil
+}
+
+func failed(err error) error {
+	return fault.New(commonv1.Reason_REASON_STORAGE_FAILED, "the node could not provide the storage", fault.Cause(err))
+}
+
+func (s *Store) make(workspaceID, rel string, owner int) (bool, error) {
+	if err := s.root.Mkdir(workspaceID, 0o710); err != nil && !errors.Is(err, fs.ErrExist) {
+		return false, fmt.Errorf("make directory of workspace: %w", err)
+	}
+	if s.deps.UIDs.Enabled() {
+		if err := s.root.Lchown(workspaceID, os.Getuid(), owner); err != nil {
+			return false, fmt.Errorf("let the workspace pass: %w", err)
+		}
+	}
+	if err := s.root.Chmod(workspaceID, 0o710); err != nil {
+		return false, fmt.Errorf("let the workspace pass: %w", err)
+	}
+	adopted := false
+	if err := s.root.Mkdir(rel, 0o700); err != nil {
+		if !errors.Is(err, fs.ErrExist) {
+			return false, fmt.Errorf("make storage: %w", err)
+		}
+		// The workspace cannot have put anything else there: the directory above is not its own.
+		info, err := s.root.Lstat(rel)
+		if err != nil {
+			return false, fmt.Errorf("find storage: %w", err)
+		}
+		if !info.IsDir() {
+			return false, fmt.Errorf("storage %s is not a directory", rel)
+		}
+		adopted = true
+	}
+	if s.deps.UIDs.Enabled() {
+		if err := s.root.Lchown(rel, owner, owner); err != nil {
+			return false, fmt.Errorf("give storage to the workspace: %w", err)
+		}
+	}
+	return adopted, s.sync(workspaceID)
+}
+
+func (s *Store) sync(rel string) error {
+	d, err := s.root.Open(rel)
+	if err != nil {
+		return fmt.Errorf("sync storage: %w", err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("sync storage: %w", err)
+	}
+	return nil
+}
+
+// limit writes down what is asked and has it enforced where the host can.
+func (s *Store) limit(rel string, limit int64) (record, error) {
+	rec, found, err := s.read(rel)
+	if err != nil {
+		return record{}, err
+	}
+	if !found {
+		if rec.Project, err = s.nextProject(); err != nil {
+			return record{}, err
+		}
+	}
+	rec.Limit, rec.Enforced = limit, false
+	// The number is on disk before it is used, so that it is never given twice.
+	if err := s.write(rel, rec); err != nil {
+		return record{}, err
+	}
+	if s.deps.Quota == nil || limit == 0 && !found {
+		return rec, nil
+	}
+	held, err := s.deps.Quota.Limit(filepath.Join(s.path, rel), rec.Project, limit)
+	if err != nil {
+		s.deps.Logger.Warn("storage limit is not enforced", slog.String("storage", rel), slog.Any("error", err))
+	}
+	rec.Enforced = held && err == nil && limit > 0
+	return rec, s.write(rel, rec)
+}
+
+func (s *Store) nextProject() (uint32, error) {
+	next := uint32(firstProject)
+	err := fs.WalkDir(s.meta.FS(), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rec, _, err := s.read(path)
+		next = max(next, rec.Project+1)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("choose project id: %w", err)
+	}
+	return next, nil
+}
+
+func (s *Store) read(rel string) (record, bool, error) {
+	data, err := s.meta.ReadFile(rel)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, false, nil
+	}
+	if err != nil {
+		return record{}, false, fmt.Errorf("read storage record: %w", err)
+	}
+	var rec record
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return record{}, false, fmt.Errorf("read storage record %s: %w", rel, err)
+	}
+	return rec, true, nil
+}
+
+func (s *Store) write(rel string, rec record) error {
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("encode storage record: %w", err)
+	}
+	if err := s.meta.MkdirAll(filepath.Dir(rel), 0o700); err != nil {
+		return fmt.Errorf("write storage record: %w", err)
+	}
+	building := rel + ".new"
+	f, err := s.meta.OpenFile(building, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("write storage record: %w", err)
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write storage record: %w", err)
+	}
+	if err := s.meta.Rename(building, rel); err != nil {
+		return fmt.Errorf("write storage record: %w", err)
+	}
+	d, err := s.meta.Open(filepath.Dir(rel))
+	if err != nil {
+		return fmt.Errorf("sync storage record: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Release removes the storage and everything in it, and says whether there was any.
+func (s *Store) Release(_ context.Context, workspaceID, name string) (bool, error) {
+	rel, err := relative(workspaceID, name)
+	if err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err = s.root.Lstat(rel)
+	existed := err == nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, failed(err)
+	}
+	if err := s.root.RemoveAll(rel); err != nil {
+		return existed, failed(fmt.Errorf("remove storage: %w", err))
+	}
+	// The record goes last: with it the project id may be given again.
+	for _, r := range []*os.Root{s.root, s.meta} {
+		if r == s.meta {
+			if err := r.RemoveAll(rel); err != nil {
+				return existed, failed(fmt.Errorf("remove storage record: %w", err))
+			}
+		}
+		if err := r.Remove(workspaceID); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+			return existed, failed(fmt.Errorf("remove directory of workspace: %w", err))
+		}
+	}
+	return existed, nil
+}
+
+// Usage is what one storage holds.
+type Usage struct {
+	WorkspaceID string
+	Name        string
+	UsedBytes   int64
+	LimitBytes  int64 // 0: none
+	Enforced    bool
+}
+
+// Over says that a limit which is only measured is exceeded.
+func (u Usage) Over() bool { return u.LimitBytes > 0 && u.UsedBytes > u.LimitBytes }
+
+// List measures every storage of the host.
+func (s *Store) List(ctx context.Context) ([]Usage, error) {
+	var out []Usage
+	spaces, err := fs.ReadDir(s.root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("list storage: %w", err)
+	}
+	for _, ws := range spaces {
+		if !validWorkspace(ws.Name()) || !ws.IsDir() {
+			continue
+		}
+		entries, err := fs.ReadDir(s.root.FS(), ws.Name())
+		if err != nil {
+			return nil, fmt.Errorf("list storage: %w", err)
+		}
+		for _, e := range entries {
+			rel, err := relative(ws.Name(), e.Name())
+			if err != nil || !e.IsDir() {
+				continue
+			}
+			rec, _, err := s.read(rel)
+			if err != nil {
+				return nil, err
+			}
+			used, err := s.measure(ctx, rel)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, Usage{WorkspaceID: ws.Name(), Name: e.Name(), UsedBytes: used, LimitBytes: rec.Limit, Enforced: rec.Enforced})
+		}
+	}
+	return out, nil
+}
+
+// measure adds up the blocks of everything below rel. What vanishes meanwhile counts nothing; no link is followed.
+func (s *Store) measure(ctx context.Context, rel string) (int64, error) {
+	var used int64
+	err := fs.WalkDir(s.root.FS(), rel, func(_ string, d fs.DirEntry, err error) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+				return nil
+			}
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil //nolint:nilerr // it vanished between the listing and the look
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			used += st.Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("measure storage: %w", err)
+	}
+	return used, nil
+}
+
+// relative makes a path of two elements that cannot be anything else.
+func relative(workspaceID, name string) (string, error) {
+	if !validWorkspace(workspaceID) || !validName(name) {
+		return "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id or the name of the storage is malformed")
+	}
+	return filepath.Join(workspaceID, name), nil
+}
+
+func validWorkspace(s string) bool {
+	return len(s) == 36 && !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'f') && (c < '0' || c > '9') && c != '-' })
+}
+
+func validName(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(c rune) bool { return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' })
+}

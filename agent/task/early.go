@@ -1,0 +1,48 @@
+package task
+
+import (
+	"time"
+
+	"github.com/gpuaas/mesh/agent/ledger"
+)
+
+const (
+	maxEarly = 1024
+	earlyFor = 10 * time.Minute
+)
+
+// earlyCancels remembers cancels of tasks that were not offered yet: a cancel may overtake its offer between two sessions. It is used by one
+// goroutine. The oldest goes when it is full, and each after its time.
+type earlyCancels struct {
+	at    map[ledger.Key]time.Time
+	order []ledger.Key // the same keys, oldest first
+}
+
+func (c *earlyCancels) add(key ledger.Key, now time.Time) {
+	c.prune(now)
+	if _, held := c.at[key]; held {
+		return
+	}
+	if c.at == nil {
+		c.at = map[ledger.Key]time.Time{}
+	}
+	for len(c.order) >= maxEarly {
+		delete(c.at, c.order[0])
+		c.order = c.order[1:]
+	}
+	c.at[key] = now
+	c.order = append(c.order, key)
+}
+
+func (c *earlyCancels) has(key ledger.Key, now time.Time) bool {
+	c.prune(now)
+	_, held := c.at[key]
+	return held
+}
+
+func (c *earlyCancels) prune(now time.Time) {
+	for len(c.order) > 0 && now.Sub(c.at[c.order[0]]) > earlyFor {
+		delete(c.at, c.order[0])
+		c.order = c.order[1:]
+	}
+}

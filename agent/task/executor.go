@@ -1,0 +1,339 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/ledger"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Config bounds the executor. Zero values take the defaults named here.
+type Config struct {
+	NodeID string
+
+	// Queue is how many tasks may be accepted and unfinished; one more is not delivered, and offered again later. Default 256.
+	Queue int
+	// Concurrency is how many tasks of a type run at once; DefaultConcurrency (4) for types it does not name.
+	Concurrency        map[commonv1.TaskType]int
+	DefaultConcurrency int
+	// MaxRun ends a handler that does not end. Default 30 minutes.
+	MaxRun time.Duration
+	// ResendAfter is when a result without acknowledgement is sent again in the same session. Default 15 s.
+	ResendAfter time.Duration
+	// Skew is how far the agent's reckoning of server time may be behind not_before. Default 5 s.
+	Skew time.Duration
+}
+
+func (c *Config) fill() {
+	if c.Queue <= 0 {
+		c.Queue = 256
+	}
+	if c.DefaultConcurrency <= 0 {
+		c.DefaultConcurrency = 4
+	}
+	if c.MaxRun <= 0 {
+		c.MaxRun = 30 * time.Minute
+	}
+	if c.ResendAfter <= 0 {
+		c.ResendAfter = 15 * time.Second
+	}
+	if c.Skew <= 0 {
+		c.Skew = 5 * time.Second
+	}
+}
+
+// Deps is what the executor works with.
+type Deps struct {
+	Logger    *slog.Logger
+	Ledger    *ledger.Ledger
+	Verifiers func() *envelope.VerifierSet
+	// ServerNow is server time counted on by the monotonic clock, and false as long as no server has been heard: until then nothing new starts.
+	ServerNow func() (time.Time, bool)
+	Handlers  map[commonv1.TaskType]Handler
+	// Refused is told of each offer that was refused, as evidence. Nil: the log alone.
+	Refused func(Refusal)
+}
+
+// Refusal is the evidence of an offer that was not taken. The ids are what the envelope claims, believed only if the signature was good.
+type Refusal struct {
+	Reason         commonv1.Reason
+	Detail         string
+	TaskID         string
+	Attempt        int32
+	KeyID          string
+	EnvelopeSHA256 string
+	At             time.Time // the host's clock
+}
+
+// Stats counts since the executor was made.
+type Stats struct {
+	Delivered, Known, Refused, Busy, Superseded, Results, Resent, Panics int64
+}
+
+// Executor is safe for concurrent use. Run must be running for anything to happen.
+type Executor struct {
+	cfg    Config
+	deps   Deps
+	intake chan item
+	kick   chan struct{} // wakes Run after Attach
+
+	early earlyCancels // Run's alone
+
+	mu      sync.Mutex // guards what follows
+	sender  Sender
+	jobs    map[ledger.Key]*job
+	waiting map[commonv1.TaskType][]*job
+	running map[commonv1.TaskType]int
+	turns   map[string]*turn // by workspace
+	sent    map[ledger.Key]time.Time
+	parked  []*job    // have a turn to come again: their start could not be stored
+	unkept  []unkept  // have a result that could not be stored
+	logged  time.Time // when such a failure was last logged
+	stats   Stats
+
+	handlers sync.WaitGroup // goroutines of handlers; Run waits for them
+}
+
+// item is what waits to be taken in: an offer or a cancel, in the order in which they came.
+type item struct {
+	offer  *nodev1.TaskOffer
+	cancel *nodev1.TaskCancel
+}
+
+// unkept is a result that is not on disk yet, and so not told.
+type unkept struct {
+	job *job
+	msg *nodev1.TaskResult
+}
+
+// job is an accepted task without a result on disk.
+type job struct {
+	task    Task
+	key     ledger.Key
+	started time.Time // zero: not started
+	observe bool      // it had started before the agent's restart
+	cancel  context.CancelCauseFunc
+	dropped string // why a cancel came before the start
+	gone    bool   // a cancel took it out of the queue
+}
+
+const droppedCancel = "cancelled"
+
+var (
+	errCancelled = errors.New("the control plane cancelled the task")
+	errMaxRun    = errors.New("the task ran longer than the agent lets it")
+)
+
+// New checks the parts. It reads nothing and starts nothing.
+func New(deps Deps, cfg Config) (*Executor, error) {
+	cfg.fill()
+	var problems []error
+	if cfg.NodeID == "" {
+		problems = append(problems, errors.New("no node id"))
+	}
+	if deps.Logger == nil || deps.Ledger == nil || deps.Verifiers == nil || deps.ServerNow == nil {
+		problems = append(problems, errors.New("logger, ledger, verifiers or server clock is missing"))
+	}
+	for kind, h := range deps.Handlers {
+		if h == nil {
+			problems = append(problems, fmt.Errorf("handler of %s is nil", kind))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, fmt.Errorf("make task executor: %w", err)
+	}
+	return &Executor{
+		cfg:     cfg,
+		deps:    deps,
+		intake:  make(chan item, cfg.Queue),
+		kick:    make(chan struct{}, 1),
+		jobs:    map[ledger.Key]*job{},
+		waiting: map[commonv1.TaskType][]*job{},
+		running: map[commonv1.TaskType]int{},
+		turns:   map[string]*turn{},
+		sent:    map[ledger.Key]time.Time{},
+	}, nil
+}
+
+// Types lists what this agent can do, for Hello.
+func (e *Executor) Types() []commonv1.TaskType {
+	return slices.Sorted(maps.Keys(e.deps.Handlers))
+}
+
+// InFlight lists the attempts without an acknowledged result, for Hello.
+func (e *Executor) InFlight() []*commonv1.TaskInFlight { return e.deps.Ledger.InFlight(4096) }
+
+// Stats answers the counters.
+func (e *Executor) Stats() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stats
+}
+
+// Offer takes an offer in. It never blocks; fault agent_busy says that the offer was dropped and should come again.
+func (e *Executor) Offer(offer *nodev1.TaskOffer) error {
+	select {
+	case e.intake <- item{offer: offer}:
+		return nil
+	default:
+		e.count(func(s *Stats) { s.Busy++ })
+		return fault.New(commonv1.Reason_REASON_AGENT_BUSY, "")
+	}
+}
+
+// Cancel asks to stop a task. An offer that came before is taken in first.
+func (e *Executor) Cancel(msg *nodev1.TaskCancel) error {
+	select {
+	case e.intake <- item{cancel: msg}:
+		return nil
+	default:
+		return fault.New(commonv1.Reason_REASON_AGENT_BUSY, "")
+	}
+}
+
+// Ack notes that these results are committed: they are not sent again.
+func (e *Executor) Ack(ctx context.Context, refs []*nodev1.TaskRef) error {
+	keys := make([]ledger.Key, 0, len(refs))
+	for _, ref := range refs {
+		keys = append(keys, ledger.Key{TaskID: ref.GetTaskId(), Attempt: ref.GetAttempt()})
+	}
+	e.mu.Lock()
+	for _, key := range keys {
+		delete(e.sent, key)
+	}
+	e.mu.Unlock()
+	return e.deps.Ledger.Ack(ctx, keys...)
+}
+
+// Attach makes s the way out, after its session was admitted, and sends again what the control plane may not have: deliveries, starts, and every
+// result that is not acknowledged.
+func (e *Executor) Attach(s Sender) {
+	e.mu.Lock()
+	e.sender = s
+	clear(e.sent)
+	var delivered []*nodev1.TaskRef
+	var started []*nodev1.TaskStarted
+	for _, j := range e.jobs {
+		delivered = append(delivered, j.task.Ref())
+		if !j.started.IsZero() {
+			started = append(started, j.startedMessage())
+		}
+	}
+	e.mu.Unlock()
+	for refs := range slices.Chunk(delivered, 256) {
+		_ = s.Delivered(refs) // a session that cannot take them is replaced, and the next one is told again
+	}
+	for _, msg := range started {
+		_ = s.Started(msg)
+	}
+	select {
+	case e.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Detach forgets s if it is still the way out. Tasks go on; their results wait.
+func (e *Executor) Detach(s Sender) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sender == s {
+		e.sender = nil
+	}
+}
+
+// Idle says that no task is accepted and unfinished.
+func (e *Executor) Idle() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.jobs) == 0
+}
+
+const (
+	resendEvery = time.Second // and the ledger is asked again for what it could not store
+	logEvery    = 30 * time.Second
+	pruneEvery  = 10 * time.Minute
+	pruneBatch  = 1000
+)
+
+// Run resumes what the ledger holds and then takes offers until ctx ends. Handlers are told to stop by their context and waited for; a task that
+// was interrupted so keeps its started mark, and the next Run observes it.
+func (e *Executor) Run(ctx context.Context) error {
+	defer e.handlers.Wait()
+	e.resume(ctx)
+	resend, prune := time.NewTicker(resendEvery), time.NewTicker(pruneEvery)
+	defer resend.Stop()
+	defer prune.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case first := <-e.intake:
+			e.take(ctx, e.gather(first))
+		case <-e.kick:
+			e.resendOnce(time.Now())
+			e.dispatch(ctx)
+		case <-resend.C:
+			e.retry(ctx)
+			e.resendOnce(time.Now())
+			e.dispatch(ctx)
+		case <-prune.C:
+			e.prune(ctx)
+		}
+	}
+}
+
+func (e *Executor) prune(ctx context.Context) {
+	now, ok := e.deps.ServerNow()
+	if !ok {
+		return
+	}
+	if _, err := e.deps.Ledger.Prune(ctx, now, pruneBatch); err != nil && ctx.Err() == nil {
+		e.deps.Logger.WarnContext(ctx, "task ledger was not pruned", slog.Any("error", err))
+	}
+}
+
+// resendOnce sends each result that was not sent in this session, or too long ago. It stops at the first one that the session cannot take.
+func (e *Executor) resendOnce(now time.Time) {
+	e.mu.Lock()
+	s := e.sender
+	e.mu.Unlock()
+	if s == nil {
+		return
+	}
+	for _, entry := range e.deps.Ledger.Unacked() {
+		e.mu.Lock()
+		last, ok := e.sent[entry.Key]
+		e.mu.Unlock()
+		if ok && now.Sub(last) < e.cfg.ResendAfter {
+			continue
+		}
+		if !e.sendStored(s, entry, now) {
+			return
+		}
+		e.count(func(st *Stats) { st.Resent++ })
+	}
+}
+
+func (e *Executor) count(f func(*Stats)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f(&e.stats)
+}
+
+// limit answers how many tasks of a kind run at once.
+func (e *Executor) limit(kind commonv1.TaskType) int {
+	if n := e.cfg.Concurrency[kind]; n > 0 {
+		return n
+	}
+	return e.cfg.DefaultConcurrency
+}

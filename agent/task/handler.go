@@ -1,0 +1,68 @@
+package task
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+)
+
+// Task is a verified task with what the offer said around it.
+type Task struct {
+	envelope.Task
+	Kind          commonv1.TaskType
+	CorrelationID string
+	WorkflowID    string
+}
+
+// Ref names the attempt on the wire.
+func (t *Task) Ref() *nodev1.TaskRef { return &nodev1.TaskRef{TaskId: t.TaskID, Attempt: t.Attempt} }
+
+// Progress lets a handler say that it advances. It never blocks; what the session cannot take is dropped.
+type Progress func(note string, done, total int32)
+
+// Handler does tasks of one type. An error that is a fault gives the result its reason; any other is internal. A handler returns soon after its
+// context ends. Handlers run concurrently.
+type Handler interface {
+	Run(ctx context.Context, t *Task, p Progress) (proto.Message, error)
+}
+
+// Observer is a handler that can tell, after a restart of the agent, what became of a task that had started: it adopts what is there, or
+// finishes what was begun. ErrUnknown means that it cannot tell.
+type Observer interface {
+	Observe(ctx context.Context, t *Task, p Progress) (proto.Message, error)
+}
+
+// Idempotent marks a handler that may simply run again.
+type Idempotent interface {
+	Idempotent() bool
+}
+
+// ErrUnknown is an Observer's word that the effect cannot be known. The result is outcome_unknown, and the step's own Observe decides.
+var ErrUnknown = errors.New("what became of the task cannot be known")
+
+// Sender is a session's way out. It must not block: it queues, or answers an error, and then the executor sends again with the next session, or
+// when the resend interval is over.
+type Sender interface {
+	Delivered(refs []*nodev1.TaskRef) error
+	Started(msg *nodev1.TaskStarted) error
+	Progress(msg *nodev1.TaskProgress) error
+	Result(msg *nodev1.TaskResult) error
+}
+
+// HandlerFunc is a Handler without state.
+type HandlerFunc func(ctx context.Context, t *Task, p Progress) (proto.Message, error)
+
+// Run calls f.
+func (f HandlerFunc) Run(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
+	return f(ctx, t, p)
+}
+
+// again is a handler that may run again after a restart: its effect is the same the second time.
+type again struct{ HandlerFunc }
+
+func (again) Idempotent() bool { return true }

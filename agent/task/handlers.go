@@ -1,0 +1,210 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/agent/runtime/process"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// Runtime is what runs workloads.
+type Runtime interface {
+	Deploy(ctx context.Context, req process.Request) (*nodev1.WorkloadStatus, error)
+	Start(ctx context.Context, workspaceID, name string) (*nodev1.WorkloadStatus, error)
+	Stop(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error)
+	Restart(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error)
+	Remove(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error)
+	Status(ctx context.Context, workspaceID, name string) ([]*nodev1.WorkloadStatus, error)
+}
+
+// Storage is what keeps workspaces' data.
+type Storage interface {
+	Allocate(ctx context.Context, workspaceID, name string, limit int64) (*nodev1.StorageAllocateOutput, error)
+	Release(ctx context.Context, workspaceID, name string) (bool, error)
+	Path(workspaceID, name string) (string, bool, error)
+}
+
+// Diagnostics is the host's record of what went wrong.
+type Diagnostics interface {
+	Since(t time.Time, limit int) []*commonv1.Diagnostic
+}
+
+// HandlerDeps is what the handlers of this package act on.
+type HandlerDeps struct {
+	Runtime     Runtime
+	Storage     Storage
+	Diagnostics Diagnostics
+	BootID      string
+	Now         func() time.Time // the host's clock; nil means time.Now
+}
+
+// Handlers answers the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the second time, so after a restart
+// of the agent they run again, with one exception: a restart of a workload that had begun is observed, or it might restart twice.
+func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	return map[commonv1.TaskType]Handler{
+		commonv1.TaskType_TASK_TYPE_PROBE_NOOP:          again{d.noop},
+		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT: again{d.diagnostics},
+		commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE:    again{d.allocate},
+		commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE:     again{d.release},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{d.deploy},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{d.start},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP:       again{d.stop},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE:     again{d.remove},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS:     again{d.status},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_RESTART:    restartHandler{d},
+	}
+}
+
+// payload decodes a task's payload.
+func payload(t *Task, into proto.Message) error {
+	if err := proto.Unmarshal(t.Payload, into); err != nil {
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("the payload is no message for %s", t.Type), fault.Cause(err))
+	}
+	return nil
+}
+
+func (d HandlerDeps) noop(_ context.Context, t *Task, _ Progress) (proto.Message, error) {
+	var in nodev1.ProbeNoop
+	if err := payload(t, &in); err != nil {
+		return nil, err
+	}
+	return &nodev1.ProbeNoopOutput{Nonce: in.GetNonce(), AgentTime: timestamppb.New(d.Now()), BootId: d.BootID}, nil
+}
+
+func (d HandlerDeps) diagnostics(_ context.Context, t *Task, _ Progress) (proto.Message, error) {
+	var in nodev1.DiagnosticsCollect
+	if err := payload(t, &in); err != nil {
+		return nil, err
+	}
+	return &nodev1.DiagnosticReport{Diagnostics: d.Diagnostics.Since(time.Time{}, int(in.GetMaxRecords()))}, nil
+}
+
+func (d HandlerDeps) allocate(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	var in nodev1.StorageAllocate
+	if err := payload(t, &in); err != nil {
+		return nil, err
+	}
+	out, err := d.Storage.Allocate(ctx, t.WorkspaceID, in.GetName(), in.GetSizeBytes())
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (d HandlerDeps) release(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	var in nodev1.StorageRelease
+	if err := payload(t, &in); err != nil {
+		return nil, err
+	}
+	existed, err := d.Storage.Release(ctx, t.WorkspaceID, in.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return &nodev1.StorageReleaseOutput{Existed: existed}, nil
+}
+
+func (d HandlerDeps) deploy(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	var in nodev1.WorkloadDeploy
+	if err := payload(t, &in); err != nil {
+		return nil, err
+	}
+	req := process.Request{WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq, Deploy: &in}
+	if name := in.GetStorageName(); name != "" {
+		dir, found, err := d.Storage.Path(t.WorkspaceID, name)
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the workload's storage is not allocated on this node",
+				fault.Unmet(fmt.Sprintf("storage %q is allocated", name)))
+		}
+		req.Dir = dir
+	}
+	return one(d.Runtime.Deploy(ctx, req))
+}
+
+// one wraps a status as the output of a workload task.
+func one(st *nodev1.WorkloadStatus, err error) (proto.Message, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{st}}, nil
+}
+
+func ref(t *Task) (*nodev1.WorkloadRef, error) {
+	in := &nodev1.WorkloadRef{}
+	return in, payload(t, in)
+}
+
+func (d HandlerDeps) start(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	in, err := ref(t)
+	if err != nil {
+		return nil, err
+	}
+	return one(d.Runtime.Start(ctx, t.WorkspaceID, in.GetName()))
+}
+
+func (d HandlerDeps) stop(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	in, err := ref(t)
+	if err != nil {
+		return nil, err
+	}
+	return one(d.Runtime.Stop(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
+}
+
+func (d HandlerDeps) remove(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	in, err := ref(t)
+	if err != nil {
+		return nil, err
+	}
+	return one(d.Runtime.Remove(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
+}
+
+// allWorkloads asks for every workload of the workspace. No workload can be called so.
+const allWorkloads = "*"
+
+func (d HandlerDeps) status(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	in, err := ref(t)
+	if err != nil {
+		return nil, err
+	}
+	name := in.GetName()
+	if name == allWorkloads {
+		name = ""
+	}
+	all, err := d.Runtime.Status(ctx, t.WorkspaceID, name)
+	if err != nil {
+		return nil, err
+	}
+	return &nodev1.WorkloadStatusOutput{Workloads: all}, nil
+}
+
+// restartHandler restarts a workload once.
+type restartHandler struct{ HandlerDeps }
+
+func (h restartHandler) Run(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	in, err := ref(t)
+	if err != nil {
+		return nil, err
+	}
+	return one(h.Runtime.Restart(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
+}
+
+// Observe makes sure that the workload runs again: whether it was stopped already cannot be told, and that it runs is what was asked for.
+func (h restartHandler) Observe(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+	in, err := ref(t)
+	if err != nil {
+		return nil, err
+	}
+	return one(h.Runtime.Start(ctx, t.WorkspaceID, in.GetName()))
+}

@@ -1,0 +1,294 @@
+package task
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"log/slog"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/mesh/agent/ledger"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// gather takes what else waits, so that all of it shares one fsync.
+func (e *Executor) gather(first item) []item {
+	items := []item{first}
+	for len(items) < e.cfg.Queue {
+		select {
+		case next := <-e.intake:
+			items = append(items, next)
+			continue
+		default:
+		}
+		break
+	}
+	return items
+}
+
+// take handles offers in batches, and a cancel only after the offers before it are in the ledger.
+func (e *Executor) take(ctx context.Context, items []item) {
+	var offers []*nodev1.TaskOffer
+	for _, it := range items {
+		if it.offer != nil {
+			offers = append(offers, it.offer)
+			continue
+		}
+		e.accept(ctx, offers)
+		offers = nil
+		e.cancelTask(ctx, it.cancel)
+	}
+	e.accept(ctx, offers)
+}
+
+// candidate is a verified offer on its way into the ledger.
+type candidate struct {
+	job   *job
+	start bool // a place to run it is held
+}
+
+func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
+	var candidates []candidate
+	var deliveries []ledger.Delivery
+	seen := map[ledger.Key]bool{}
+	for _, offer := range offers {
+		t, ok := e.verify(ctx, offer)
+		if !ok {
+			continue
+		}
+		key := ledger.Key{TaskID: t.TaskID, Attempt: t.Attempt}
+		if seen[key] {
+			continue
+		}
+		seen[key] = true
+		j := &job{task: t, key: key}
+		if e.early.has(key, time.Now()) {
+			j.dropped = droppedCancel
+		}
+		start, ok := e.reserve(j)
+		if !ok {
+			e.count(func(s *Stats) { s.Busy++ })
+			continue
+		}
+		candidates = append(candidates, candidate{job: j, start: start})
+		deliveries = append(deliveries, ledger.Delivery{
+			Key: key, Type: t.Kind, WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq, ExpiresAt: t.ExpiresAt,
+			Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(),
+			CorrelationID: offer.GetCorrelationId(), WorkflowID: offer.GetWorkflowId(), Start: start,
+		})
+	}
+	if len(deliveries) == 0 {
+		return
+	}
+	outcomes, err := e.deps.Ledger.Deliver(context.WithoutCancel(ctx), deliveries...)
+	if err == nil {
+		err = failpoint.Hit("agent.deliver.before_send")
+	}
+	if err != nil {
+		for _, c := range candidates {
+			e.unreserve(c)
+		}
+		// Nothing was acknowledged, so everything is offered again.
+		e.deps.Logger.ErrorContext(ctx, "offered tasks were not stored", slog.Int("tasks", len(deliveries)), slog.Any("error", err))
+		return
+	}
+	refs := make([]*nodev1.TaskRef, len(candidates))
+	for i, c := range candidates {
+		refs[i] = c.job.task.Ref()
+	}
+	e.send(func(s Sender) error { return s.Delivered(refs) })
+	for i, c := range candidates {
+		e.settle(ctx, c, outcomes[i])
+	}
+	e.dispatch(ctx)
+}
+
+// settle does what the ledger's answer asks for.
+func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) {
+	switch {
+	case out.Known:
+		e.unreserve(c)
+		e.count(func(s *Stats) { s.Known++ })
+		e.repeat(out.Entry)
+	case out.Superseded:
+		e.unreserve(c)
+		e.supersede(ctx, c.job)
+	default:
+		e.count(func(s *Stats) { s.Delivered++ })
+		if c.job.dropped != "" { // it was cancelled before it came
+			e.finish(ctx, c.job, e.resultOf(c.job, nil, errCancelled))
+			return
+		}
+		if c.start {
+			c.job.started = out.Entry.StartedAt
+			e.mu.Lock()
+			e.startedLocked(&c.job.task)
+			e.mu.Unlock()
+			e.launch(ctx, c.job)
+			return
+		}
+		e.mu.Lock()
+		e.jobs[c.job.key] = c.job
+		e.waiting[c.job.task.Kind] = append(e.waiting[c.job.task.Kind], c.job)
+		e.mu.Unlock()
+	}
+}
+
+// repeat tells again what is known of a task that was offered again.
+func (e *Executor) repeat(entry ledger.Entry) {
+	switch entry.State {
+	case ledger.StateFinished, ledger.StateAcked:
+		e.mu.Lock()
+		s := e.sender
+		e.mu.Unlock()
+		if s != nil {
+			e.sendStored(s, entry, time.Now())
+		}
+	case ledger.StateStarted:
+		e.mu.Lock()
+		j := e.jobs[entry.Key]
+		e.mu.Unlock()
+		if j != nil {
+			e.send(func(s Sender) error { return s.Started(j.startedMessage()) })
+		}
+	case ledger.StateDelivered:
+	}
+}
+
+// verify answers the offer's task, or refuses it. A task that the ledger knows is taken whatever the time: its stored result is the answer.
+func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, bool) {
+	signed, err := envelope.Verify(e.deps.Verifiers(), offer.GetEnvelope(), offer.GetSignature(), offer.GetKeyId())
+	if err != nil {
+		id, attempt, _ := envelope.Claimed(offer.GetEnvelope())
+		e.refuse(ctx, offer, ledger.Key{TaskID: id, Attempt: attempt}, err)
+		return Task{}, false
+	}
+	key := ledger.Key{TaskID: signed.TaskID, Attempt: signed.Attempt}
+	t := Task{Task: signed, CorrelationID: offer.GetCorrelationId(), WorkflowID: offer.GetWorkflowId()}
+	if signed.Attempt <= 0 || len(signed.TaskID) > 64 || len(signed.WorkspaceID) > 64 {
+		e.refuse(ctx, offer, ledger.Key{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the task's id, attempt or workspace is malformed"))
+		return Task{}, false
+	}
+	err = e.window(&t)
+	if err == nil {
+		t.Kind, err = e.kind(signed.Type)
+	}
+	if err == nil {
+		return t, true
+	}
+	if fault.Has(err, commonv1.Reason_REASON_TASK_OUTSIDE_WINDOW) {
+		if entry, known, lookErr := e.deps.Ledger.Get(key); lookErr == nil && known {
+			e.send(func(s Sender) error { return s.Delivered([]*nodev1.TaskRef{t.Ref()}) })
+			e.repeat(entry)
+			return Task{}, false
+		}
+	}
+	e.refuse(ctx, offer, key, err)
+	return Task{}, false
+}
+
+func (e *Executor) kind(spelling string) (commonv1.TaskType, error) {
+	kind, err := names.Parse[commonv1.TaskType](spelling)
+	if err != nil || e.deps.Handlers[kind] == nil {
+		return 0, fault.New(commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED, "", fault.Cause(err))
+	}
+	return kind, nil
+}
+
+// window checks node and time. The agent's reckoning of server time may be a little late, never by much: half a round trip.
+func (e *Executor) window(t *Task) error {
+	now, ok := e.deps.ServerNow()
+	if !ok {
+		return fault.New(commonv1.Reason_REASON_TASK_OUTSIDE_WINDOW, "the agent does not know the server's time yet")
+	}
+	if early := t.NotBefore.Sub(now); early > 0 && early <= e.cfg.Skew {
+		now = t.NotBefore
+	}
+	return t.Check(e.cfg.NodeID, now)
+}
+
+// refuse leaves evidence and answers a failed result, which the ledger never sees: an offer that is refused has changed nothing here. An envelope
+// with a bad signature that claims to be a task in the ledger gets no answer at all, or a forger could fail a task that is good.
+func (e *Executor) refuse(ctx context.Context, offer *nodev1.TaskOffer, key ledger.Key, err error) {
+	reason := fault.ReasonOf(err)
+	sum := sha256.Sum256(offer.GetEnvelope())
+	r := Refusal{
+		Reason: reason, Detail: err.Error(), TaskID: clean(key.TaskID, 64), Attempt: key.Attempt, KeyID: clean(offer.GetKeyId(), 128),
+		EnvelopeSHA256: hex.EncodeToString(sum[:]), At: time.Now(),
+	}
+	e.count(func(s *Stats) { s.Refused++ })
+	e.deps.Logger.WarnContext(ctx, "offered task was refused", slog.String("reason", names.Of(reason)), slog.String("task_id", r.TaskID),
+		slog.String("key_id", r.KeyID), slog.String("envelope_sha256", r.EnvelopeSHA256), slog.String("detail", r.Detail))
+	if e.deps.Refused != nil {
+		e.deps.Refused(r)
+	}
+	if key.TaskID == "" || key.Attempt <= 0 {
+		return
+	}
+	if _, known, lookErr := e.deps.Ledger.Get(key); lookErr != nil || known {
+		return
+	}
+	f := fault.From(err)
+	msg := &nodev1.TaskResult{
+		Task:  &nodev1.TaskRef{TaskId: clean(key.TaskID, 64), Attempt: key.Attempt},
+		State: commonv1.TaskState_TASK_STATE_FAILED, Reason: reason, Error: cut(f.Public, maxError),
+	}
+	e.send(func(s Sender) error { return s.Result(msg) })
+}
+
+// reserve holds a place in the queue, and one to run if there is one at once. It refuses when the queue is full.
+func (e *Executor) reserve(j *job) (start, ok bool) { //nolint:nonamedreturns // two answers of one type
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, known := e.jobs[j.key]; known {
+		return false, true // the ledger will say what is known of it
+	}
+	if len(e.jobs) >= e.cfg.Queue {
+		return false, false
+	}
+	return j.dropped == "" && len(e.waiting[j.task.Kind]) == 0 && e.enterLocked(&j.task, false), true
+}
+
+func (e *Executor) unreserve(c candidate) {
+	if c.start {
+		e.leave(&c.job.task)
+	}
+}
+
+// send gives the session a message if there is one. What it cannot take is told again by the next session.
+func (e *Executor) send(f func(Sender) error) {
+	e.mu.Lock()
+	s := e.sender
+	e.mu.Unlock()
+	if s != nil {
+		_ = f(s)
+	}
+}
+
+// sendStored sends a result from the ledger and says whether the session took it.
+func (e *Executor) sendStored(s Sender, entry ledger.Entry, now time.Time) bool {
+	msg := &nodev1.TaskResult{}
+	if err := proto.Unmarshal(entry.Result, msg); err != nil {
+		msg = &nodev1.TaskResult{
+			Task:   &nodev1.TaskRef{TaskId: entry.Key.TaskID, Attempt: entry.Key.Attempt},
+			State:  commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN,
+			Reason: commonv1.Reason_REASON_INTERNAL, Error: "the stored result is not readable",
+		}
+	}
+	if err := s.Result(msg); err != nil {
+		return false
+	}
+	if entry.State == ledger.StateFinished {
+		e.mu.Lock()
+		e.sent[entry.Key] = now
+		e.mu.Unlock()
+	}
+	return true
+}

@@ -1,0 +1,159 @@
+package task_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/mesh/agent/ledger"
+	"github.com/gpuaas/mesh/agent/task"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// observing is a handler that says afterwards what became of a task.
+type observing struct {
+	*gate
+	observed chan string
+	err      error
+}
+
+func (o *observing) Observe(_ context.Context, t *task.Task, _ task.Progress) (proto.Message, error) {
+	o.observed <- t.TaskID
+	return &nodev1.StorageReleaseOutput{Existed: true}, o.err
+}
+
+// repeatable is a handler that may run again.
+type repeatable struct{ *gate }
+
+func (repeatable) Idempotent() bool { return true }
+
+// interrupted starts a task, stops the agent while it runs, and starts the agent again with next as the handler.
+func interrupted(t *testing.T, next func(*gate) task.Handler) (*bench, string, *gate) {
+	t.Helper()
+	before := newGate()
+	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: before})
+	b.run()
+	tk := b.task(deploy, &nodev1.WorkloadDeploy{})
+	b.offer(tk)
+	<-before.entered
+	b.stop()
+	if b.sink.times(tk.TaskID) != 0 {
+		t.Fatal("an interrupted task has a result")
+	}
+	after := newGate()
+	b.handlers = map[commonv1.TaskType]task.Handler{deploy: next(after)}
+	b.run()
+	return b, tk.TaskID, after
+}
+
+func TestStartedIsObserved(t *testing.T) {
+	seen := make(chan string, 1)
+	b, id, after := interrupted(t, func(g *gate) task.Handler { return &observing{gate: g, observed: seen} })
+	r := b.want(id, succeeded, 0)
+	var out nodev1.StorageReleaseOutput
+	if err := proto.Unmarshal(r.GetOutput(), &out); err != nil || !out.GetExisted() || <-seen != id {
+		t.Errorf("output %v, %v", &out, err)
+	}
+	if len(after.entered) != 0 {
+		t.Error("the handler ran again")
+	}
+}
+
+func TestStartedCannotBeKnown(t *testing.T) {
+	b, id, _ := interrupted(t, func(g *gate) task.Handler {
+		return &observing{gate: g, observed: make(chan string, 1), err: task.ErrUnknown}
+	})
+	b.want(id, unknown, 0)
+}
+
+func TestStartedOfAnotherTypeIsUnknown(t *testing.T) {
+	b, id, after := interrupted(t, func(g *gate) task.Handler { return g })
+	b.want(id, unknown, 0)
+	if len(after.entered) != 0 {
+		t.Error("a type that is not idempotent ran again")
+	}
+}
+
+func TestStartedOfIdempotentTypeRunsAgain(t *testing.T) {
+	b, id, after := interrupted(t, func(g *gate) task.Handler { return repeatable{g} })
+	if got := <-after.entered; got != id {
+		t.Fatalf("ran %s", got)
+	}
+	close(after.leave)
+	b.want(id, succeeded, 0)
+}
+
+// What was delivered and not started runs after a restart, in its window, if its key is still trusted.
+func TestDeliveredRunsAfterRestart(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(b *bench)
+		state  commonv1.TaskState
+		reason commonv1.Reason
+	}{
+		{name: "as it was", change: func(*bench) {}, state: succeeded},
+		{name: "its key was retired", change: func(b *bench) { b.trusted = []ed25519.PublicKey{newKey(b.t).Public()} }, state: failed, reason: commonv1.Reason_REASON_TASK_SIGNATURE_INVALID},
+		{name: "its type is gone", change: func(b *bench) { delete(b.handlers, deploy) }, state: failed, reason: commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
+				return &nodev1.WorkloadStatusOutput{}, nil
+			})})
+			tk := b.task(deploy, &nodev1.WorkloadDeploy{})
+			offer := b.sign(tk)
+			l, err := ledger.Open(ledger.Config{Path: b.path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = l.Deliver(t.Context(), ledger.Delivery{
+				Key: ledger.Key{TaskID: tk.TaskID, Attempt: 1}, Type: deploy, WorkspaceID: tk.WorkspaceID, Epoch: 1, OpSeq: 1, ExpiresAt: tk.ExpiresAt,
+				Envelope: offer.GetEnvelope(), Signature: offer.GetSignature(), KeyID: offer.GetKeyId(),
+			})
+			if err := errors.Join(err, l.Close()); err != nil {
+				t.Fatal(err)
+			}
+			tt.change(b)
+			b.run()
+			b.want(tk.TaskID, tt.state, tt.reason)
+		})
+	}
+}
+
+// A replay after the window is over gets the stored result, and no effect.
+func TestReplayAfterExpiry(t *testing.T) {
+	runs := make(chan struct{}, 8)
+	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: task.HandlerFunc(func(context.Context, *task.Task, task.Progress) (proto.Message, error) {
+		runs <- struct{}{}
+		return &nodev1.WorkloadStatusOutput{}, nil
+	})})
+	b.run()
+	tk := b.task(deploy, &nodev1.WorkloadDeploy{})
+	tk.ExpiresAt = time.Now().Add(300 * time.Millisecond)
+	offer := b.sign(tk)
+	if err := b.exec.Offer(offer); err != nil {
+		t.Fatal(err)
+	}
+	b.want(tk.TaskID, succeeded, 0)
+	ack(t, b, tk.TaskID)
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if time.Now().Before(tk.ExpiresAt) {
+			return errors.New("not expired yet")
+		}
+		return nil
+	})
+	if err := b.exec.Offer(offer); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.result(tk.TaskID, 2); r.GetState() != succeeded {
+		t.Errorf("replayed: %v", r)
+	}
+	if len(runs) != 1 {
+		t.Errorf("it ran %d times", len(runs))
+	}
+}

@@ -1,0 +1,312 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/agent/ledger"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// resume takes up what the ledger holds without a result: started tasks are observed at once, delivered ones wait for the server's time.
+func (e *Executor) resume(ctx context.Context) {
+	for _, entry := range e.deps.Ledger.Unfinished() {
+		j := &job{key: entry.Key, task: Task{
+			Task:          envelope.Task{TaskID: entry.Key.TaskID, Attempt: entry.Key.Attempt, WorkspaceID: entry.WorkspaceID},
+			Kind:          entry.Type,
+			CorrelationID: entry.CorrelationID,
+			WorkflowID:    entry.WorkflowID,
+		}}
+		// The keys may have been rotated since: what is not trusted now is not begun, and what was begun cannot be judged.
+		signed, err := envelope.Verify(e.deps.Verifiers(), entry.Envelope, entry.Signature, entry.KeyID)
+		if err == nil && e.deps.Handlers[entry.Type] == nil {
+			err = fault.New(commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED, "")
+		}
+		started := entry.State == ledger.StateStarted
+		if err != nil {
+			if started {
+				err = fmt.Errorf("%w: %w", ErrUnknown, err)
+			}
+			e.finish(ctx, j, e.resultOf(j, nil, err))
+			continue
+		}
+		j.task.Task = signed
+		e.mu.Lock()
+		if started {
+			j.started, j.observe = entry.StartedAt, true
+		}
+		// What had started runs at once, over its limit if need be. It has to wait only for another operation of its workspace that had started too.
+		launch := started && e.enterLocked(&j.task, true)
+		if launch {
+			e.startedLocked(&j.task)
+		} else {
+			e.jobs[j.key] = j
+			e.waiting[j.task.Kind] = append(e.waiting[j.task.Kind], j)
+		}
+		e.mu.Unlock()
+		if launch {
+			e.launch(ctx, j)
+		}
+	}
+	e.dispatch(ctx)
+}
+
+// dispatch starts waiting tasks for which there is a place and whose workspace's turn it is, and ends those that were overtaken. It does nothing
+// until the server's time is known.
+func (e *Executor) dispatch(ctx context.Context) {
+	if _, ok := e.deps.ServerNow(); !ok || ctx.Err() != nil {
+		return
+	}
+	var ready, overtaken []*job
+	e.mu.Lock()
+	for kind, queue := range e.waiting {
+		still := make([]*job, 0, len(queue))
+		for _, j := range queue {
+			switch {
+			case e.overtakenLocked(&j.task):
+				overtaken = append(overtaken, j)
+			case e.enterLocked(&j.task, false):
+				ready = append(ready, j)
+			default:
+				still = append(still, j)
+			}
+		}
+		e.waiting[kind] = still
+	}
+	e.mu.Unlock()
+	for _, j := range ready {
+		e.launch(ctx, j)
+	}
+	for _, j := range overtaken {
+		e.supersede(ctx, j)
+	}
+}
+
+// launch runs j in a goroutine of its own, in a place that is held for it.
+func (e *Executor) launch(ctx context.Context, j *job) {
+	jobCtx, cancel := context.WithCancelCause(ctx)
+	e.mu.Lock()
+	j.cancel = cancel
+	if j.dropped != "" {
+		cancel(errCancelled)
+	}
+	e.jobs[j.key] = j
+	e.handlers.Add(1)
+	e.mu.Unlock()
+	go func() {
+		defer e.handlers.Done()
+		defer cancel(nil)
+		e.work(ctx, jobCtx, j)
+		e.leave(&j.task)
+		e.dispatch(ctx)
+	}()
+}
+
+// work takes one task to its result. ctx is the executor's, jobCtx the task's.
+//
+//nolint:revive // the second context is a child of the first, and both are needed
+func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
+	if j.started.IsZero() {
+		if !e.begin(ctx, j) {
+			return
+		}
+		e.dispatch(ctx) // ends what it has overtaken
+	}
+	// A later epoch may have been delivered since the mark; and what had started before a restart may have been overtaken then.
+	late, err := e.superseded(&j.task)
+	if err != nil {
+		e.park(ctx, j, err)
+		return
+	}
+	if late {
+		e.supersede(ctx, j)
+		return
+	}
+	e.send(func(s Sender) error { return s.Started(j.startedMessage()) })
+	runCtx, cancel := context.WithTimeoutCause(jobCtx, e.cfg.MaxRun, errMaxRun)
+	defer cancel()
+	out, err := e.call(runCtx, j)
+	if err != nil && ctx.Err() != nil {
+		// The agent stops, not the task: it keeps its mark, and the next Run observes it.
+		return
+	}
+	if cause := context.Cause(runCtx); err != nil && cause != nil {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	e.finish(ctx, j, e.resultOf(j, out, err))
+}
+
+// begin checks once more that j may start, now that its turn has come, and marks it.
+func (e *Executor) begin(ctx context.Context, j *job) bool {
+	e.mu.Lock()
+	dropped := j.dropped
+	e.mu.Unlock()
+	if dropped != "" {
+		e.finish(ctx, j, e.resultOf(j, nil, errCancelled))
+		return false
+	}
+	if err := e.window(&j.task); err != nil {
+		e.finish(ctx, j, e.resultOf(j, nil, err))
+		return false
+	}
+	entry, err := e.deps.Ledger.Start(context.WithoutCancel(ctx), j.key)
+	if errors.Is(err, ledger.ErrNotDelivered) {
+		entry, err = e.marked(j, err)
+	}
+	switch {
+	case err == nil:
+		e.mu.Lock()
+		j.started = entry.StartedAt
+		e.startedLocked(&j.task)
+		e.mu.Unlock()
+		return true
+	case errors.Is(err, ledger.ErrSuperseded):
+		e.supersede(ctx, j)
+	case errors.Is(err, ledger.ErrUnknown), errors.Is(err, ledger.ErrNotDelivered):
+		e.forget(ctx, j, err)
+	default:
+		e.park(ctx, j, err)
+	}
+	return false
+}
+
+// marked answers the entry of a task whose start was stored though the ledger said that it was not. Only this executor starts tasks, and it has not
+// begun this one.
+func (e *Executor) marked(j *job, refused error) (ledger.Entry, error) {
+	entry, found, err := e.deps.Ledger.Get(j.key)
+	if err != nil {
+		return ledger.Entry{}, err
+	}
+	if !found || entry.State != ledger.StateStarted {
+		return ledger.Entry{}, refused
+	}
+	return entry, nil
+}
+
+// call runs the handler, or observes, and turns a panic into an error.
+func (e *Executor) call(ctx context.Context, j *job) (out proto.Message, err error) { //nolint:nonamedreturns // a recovered panic becomes the error
+	defer func() {
+		if r := recover(); r != nil {
+			e.count(func(s *Stats) { s.Panics++ })
+			e.deps.Logger.ErrorContext(ctx, "task handler panicked", slog.String("task_id", j.task.TaskID), slog.String("type", j.task.Type),
+				slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
+			out, err = nil, fault.New(commonv1.Reason_REASON_INTERNAL, fmt.Sprintf("the handler of %s panicked", j.task.Type))
+		}
+	}()
+	if err := failpoint.Hit("agent.run.before_handler"); err != nil {
+		return nil, err
+	}
+	h := e.deps.Handlers[j.task.Kind]
+	if !j.observe {
+		return h.Run(ctx, &j.task, e.progress(j))
+	}
+	if o, ok := h.(Observer); ok {
+		return o.Observe(ctx, &j.task, e.progress(j))
+	}
+	if i, ok := h.(Idempotent); ok && i.Idempotent() {
+		return h.Run(ctx, &j.task, e.progress(j))
+	}
+	return nil, ErrUnknown
+}
+
+func (e *Executor) progress(j *job) Progress {
+	return func(note string, done, total int32) {
+		msg := &nodev1.TaskProgress{Task: j.task.Ref(), Note: cut(clean(note, maxNote), maxNote), Done: done, Total: total}
+		e.send(func(s Sender) error { return s.Progress(msg) })
+	}
+}
+
+// supersede ends a task that a later operation of its workspace has overtaken.
+func (e *Executor) supersede(ctx context.Context, j *job) {
+	e.count(func(s *Stats) { s.Superseded++ })
+	e.finish(ctx, j, superseded(j))
+}
+
+// finish stores the result and then sends it. What cannot be stored is not told: it is stored later, or, after a restart, observed and told then.
+func (e *Executor) finish(ctx context.Context, j *job, msg *nodev1.TaskResult) bool {
+	encoded, err := proto.Marshal(msg)
+	if err == nil {
+		_, err = e.deps.Ledger.Finish(context.WithoutCancel(ctx), j.key, msg.GetState(), encoded)
+	}
+	if errors.Is(err, ledger.ErrUnknown) {
+		e.forget(ctx, j, err)
+		return true
+	}
+	if err != nil {
+		e.mu.Lock()
+		e.jobs[j.key] = j
+		e.unkept = append(e.unkept, unkept{j, msg})
+		e.mu.Unlock()
+		e.notStored(ctx, j, "result of a task is not stored yet", err)
+		return false
+	}
+	e.mu.Lock()
+	delete(e.jobs, j.key)
+	e.mu.Unlock()
+	e.count(func(s *Stats) { s.Results++ })
+	e.send(func(s Sender) error {
+		if err := s.Result(msg); err != nil {
+			return err
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.sent[j.key] = time.Now()
+		return nil
+	})
+	return true
+}
+
+// cancelTask ends a task that waits, and asks a running one to stop. One that is finished is left alone, and one that is
+// unknown ends when it is offered.
+func (e *Executor) cancelTask(ctx context.Context, msg *nodev1.TaskCancel) {
+	key := ledger.Key{TaskID: msg.GetTask().GetTaskId(), Attempt: msg.GetTask().GetAttempt()}
+	e.mu.Lock()
+	j := e.jobs[key]
+	if j == nil {
+		e.mu.Unlock()
+		if _, known, err := e.deps.Ledger.Get(key); err != nil || !known {
+			e.early.add(key, time.Now())
+		}
+		return
+	}
+	if j.cancel != nil {
+		if j.started.IsZero() {
+			j.dropped = droppedCancel
+		}
+		cancel := j.cancel
+		e.mu.Unlock()
+		cancel(errCancelled)
+		return
+	}
+	queue := e.waiting[j.task.Kind]
+	for i, w := range queue {
+		if w == j && !j.observe { // what had started before a restart may have had its effect: it is not simply cancelled
+			e.waiting[j.task.Kind] = append(queue[:i:i], queue[i+1:]...)
+			j.gone = true
+			break
+		}
+	}
+	gone := j.gone
+	if !gone {
+		j.dropped = droppedCancel
+	}
+	e.mu.Unlock()
+	if gone {
+		e.finish(ctx, j, e.resultOf(j, nil, errCancelled))
+	}
+}
+
+func (j *job) startedMessage() *nodev1.TaskStarted {
+	return &nodev1.TaskStarted{Task: j.task.Ref(), StartedAt: timestamppb.New(j.started)}
+}

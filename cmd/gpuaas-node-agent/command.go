@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// Exit codes.
+const (
+	exitOK         = 0
+	exitError      = 1
+	exitUsage      = 2
+	exitNotAllowed = 4
+	exitReplaced   = 5
+)
+
+// usageError is a mistake in the command line or the configuration.
+type usageError struct{ cause error }
+
+func (e *usageError) Error() string { return e.cause.Error() }
+func (e *usageError) Unwrap() error { return e.cause }
+
+// program is what the subcommands share.
+type program struct {
+	cfg    agent.Config
+	format string
+	level  string
+	out    io.Writer
+	errOut io.Writer
+}
+
+// execute runs the command line and answers the exit code.
+func execute(ctx context.Context, args []string, out, errOut io.Writer) int {
+	p := &program{cfg: agent.Default(), out: out, errOut: errOut}
+	p.cfg.Version, _ = obs.Build()
+	p.cfg.WorkDir = ""
+	root := p.command() //nolint:contextcheck // each command takes its context from ExecuteContext below
+	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errOut)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	_, _ = fmt.Fprintln(errOut, "gpuaas-node-agent:", err)
+	return codeOf(err)
+}
+
+func codeOf(err error) int {
+	var (
+		usage  *usageError
+		config *agent.ConfigError
+		env    *identity.EnvError
+		locked *identity.LockedError
+	)
+	switch {
+	case errors.Is(err, agent.ErrReplaced):
+		return exitReplaced
+	case errors.As(err, &locked):
+		return exitNotAllowed
+	case errors.As(err, &usage), errors.As(err, &config), errors.As(err, &env):
+		return exitUsage
+	default:
+		return exitError
+	}
+}
+
+func (p *program) command() *cobra.Command {
+	root := &cobra.Command{
+		Use: "gpuaas-node-agent", Short: "The agent of a GPU machine",
+		SilenceErrors: true, SilenceUsage: true, Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return &usageError{errors.New("name a command: run, enroll, diag or version")}
+		},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	flags := root.PersistentFlags()
+	flags.StringVar(&p.cfg.EtcDir, "etc-dir", agent.DefaultEtcDir, "directory of node-agent.env, certificates and trust")
+	flags.StringVar(&p.cfg.StateDir, "state-dir", agent.DefaultStateDir, "directory of identity, task ledger and diagnostics")
+	flags.StringVar(&p.format, "log-format", "json", "format of the log on stderr: json or text")
+	flags.StringVar(&p.level, "log-level", "info", "least level of the log: debug, info, warn or error")
+	root.AddCommand(p.run(), p.enrol(), p.diagnostics(), p.version())
+	return root
+}
+
+func noArgs(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
+	}
+	return nil
+}
+
+func (p *program) hostFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&p.cfg.WorkDir, "work-dir", "", "directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state directory)")
+	flags.StringVar(&p.cfg.UIDDir, "uid-dir", agent.DefaultUIDDir, "directory of the uids of workspaces, shared by all agents of a host")
+	flags.IntVar(&p.cfg.SimulatedGPUs, "gpus", 0, "declare this many simulated GPUs instead of looking for real ones")
+	flags.BoolVar(&p.cfg.MoveCorruptLedger, "move-corrupt-ledger", false, "set a task ledger that cannot be read aside and begin a new one")
+}
+
+func (p *program) logger() (*slog.Logger, error) {
+	logger, err := obs.NewLogger(p.errOut, obs.LogConfig{Format: p.format, Level: p.level})
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	return logger, nil
+}
+
+// absolute lets a person name directories from where they stand; the agent itself must find them again after any restart.
+func absolute(paths ...*string) error {
+	var problems []error
+	for _, path := range paths {
+		if *path == "" {
+			continue
+		}
+		full, err := filepath.Abs(*path)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("directory %s: %w", *path, err))
+			continue
+		}
+		*path = full
+	}
+	return errors.Join(problems...)
+}
+
+// open makes an agent, and reports flags, files and log settings that are wrong all at once.
+func (p *program) open(ctx context.Context) (*agent.Agent, *slog.Logger, error) {
+	if err := absolute(&p.cfg.EtcDir, &p.cfg.StateDir, &p.cfg.WorkDir, &p.cfg.UIDDir); err != nil {
+		return nil, nil, &usageError{err}
+	}
+	logger, err := p.logger()
+	if err != nil {
+		cfg := p.cfg
+		if cfg.WorkDir == "" {
+			cfg.WorkDir = cfg.StateDir
+		}
+		return nil, nil, &usageError{errors.Join(err, cfg.Validate())}
+	}
+	a, err := agent.New(ctx, agent.Deps{Logger: logger}, p.cfg)
+	return a, logger, err
+}
+
+func (p *program) run() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "run", Short: "Work for the control plane until told to end; enrol first where a token is held", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a, logger, err := p.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			ctx, release := app.WithSignals(cmd.Context(), logger)
+			defer release()
+			logger.LogAttrs(ctx, slog.LevelInfo, "agent started", slog.String("version", p.cfg.Version), slog.String("ops", a.OpsAddr()))
+			return a.Run(ctx)
+		},
+	}
+	p.hostFlags(cmd)
+	cmd.Flags().StringVar(&p.cfg.OpsListen, "ops-listen", "", "loopback host:port for metrics and health (default none)")
+	return cmd
+}
+
+func (p *program) enrol() *cobra.Command {
+	var bundle string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "enroll", Short: "Make this host a node with an operator's bundle, and exit when a certificate is held", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a, logger, err := p.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			ctx, release := app.WithSignals(cmd.Context(), logger)
+			defer release()
+			if timeout > 0 {
+				limited, cancel := context.WithTimeout(ctx, timeout)
+				defer cancel()
+				ctx = limited
+			}
+			err = errors.Join(a.Enrol(ctx, bundle), a.Close())
+			if errors.Is(err, enrol.ErrNoToken) {
+				return &usageError{errors.New("no token is held: name a bundle with --bundle DIR")}
+			}
+			if err != nil {
+				return err
+			}
+			node, _ := a.Node()
+			_, err = fmt.Fprintln(p.out, node.NodeID)
+			return err
+		},
+	}
+	p.hostFlags(cmd)
+	cmd.Flags().StringVar(&bundle, "bundle", "", "directory made by `gpuaas nodes enroll --out DIR`")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "give up after this long; the next try goes on with the same key (default never)")
+	return cmd
+}
+
+func (p *program) diagnostics() *cobra.Command {
+	return &cobra.Command{
+		Use: "diag", Short: "Print what this host recorded while the control plane could not be reached", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			entries, err := agent.Diagnostics(p.cfg.StateDir, time.Now())
+			if err != nil {
+				return err
+			}
+			items := make([]diagnostic, 0, len(entries))
+			for _, e := range entries {
+				items = append(items, diagnostic{e.Code, e.Detail, e.FirstSeen, e.LastSeen, e.Count, e.NextRetry.Seconds()})
+			}
+			encoder := json.NewEncoder(p.out)
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(map[string]any{"items": items})
+		},
+	}
+}
+
+type diagnostic struct {
+	Code             string    `json:"code"`
+	Detail           string    `json:"detail"`
+	FirstSeen        time.Time `json:"first_seen"`
+	LastSeen         time.Time `json:"last_seen"`
+	Count            int64     `json:"count"`
+	NextRetrySeconds float64   `json:"next_retry_seconds"`
+}
+
+func (p *program) version() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version and the revision of this build", Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			version, revision := obs.Build()
+			_, err := fmt.Fprintf(p.out, "gpuaas-node-agent %s (%s)\n", version, revision)
+			return err
+		},
+	}
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/diag"
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+func command(t *testing.T, args ...string) (int, string, string) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code := execute(t.Context(), args, &out, &errOut)
+	return code, out.String(), errOut.String()
+}
+
+func TestUsageProblemsAreTwo(t *testing.T) {
+	for _, args := range [][]string{
+		{"run", "--no-such-flag"}, {"run", "extra"}, {"no-such-command"}, {}, {"run", "--log-format", "xml"},
+	} {
+		code, _, text := command(t, args...)
+		if code != exitUsage || text == "" {
+			t.Errorf("%v: exit %d: %s", args, code, text)
+		}
+	}
+}
+
+func TestConfigurationProblemsAreReportedTogether(t *testing.T) {
+	code, _, text := command(t, "run", "--etc-dir", "/same", "--state-dir", "/same", "--gpus", "-1", "--ops-listen", "10.0.0.1:1", "--log-format", "xml")
+	if code != exitUsage {
+		t.Errorf("exit %d", code)
+	}
+	for _, part := range []string{"are the same", "GPUs", "ops address", "log.format"} {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is not in %q", part, text)
+		}
+	}
+}
+
+func TestBrokenEnvFileIsUsageAndQuotesNothing(t *testing.T) {
+	testkit.IO(t)
+	root := t.TempDir()
+	etc := filepath.Join(root, "etc")
+	if err := os.MkdirAll(etc, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(etc, "node-agent.env"), []byte("canary secret\nA='canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, text := command(t, "run", "--etc-dir", etc, "--state-dir", filepath.Join(root, "state"), "--uid-dir", filepath.Join(root, "uids"))
+	if code != exitUsage || !strings.Contains(text, "line 1") || !strings.Contains(text, "line 2") || strings.Contains(text, "canary") {
+		t.Errorf("exit %d: %s", code, text)
+	}
+}
+
+func TestSecondAgentIsNotAllowed(t *testing.T) {
+	testkit.IO(t)
+	root := t.TempDir()
+	dirs := identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}
+	s, err := identity.Open(dirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	code, _, text := command(t, "run", "--etc-dir", dirs.Etc, "--state-dir", dirs.State, "--uid-dir", filepath.Join(root, "uids"))
+	if code != exitNotAllowed || !strings.Contains(text, "pid") {
+		t.Errorf("exit %d: %s", code, text)
+	}
+}
+
+func TestEnrollWithoutATokenIsUsage(t *testing.T) {
+	testkit.IO(t)
+	root := t.TempDir()
+	code, _, text := command(t, "enroll", "--etc-dir", filepath.Join(root, "etc"), "--state-dir", filepath.Join(root, "state"), "--uid-dir", filepath.Join(root, "uids"))
+	if code != exitUsage {
+		t.Errorf("exit %d: %s", code, text)
+	}
+}
+
+func TestDiagPrintsTheRecord(t *testing.T) {
+	testkit.IO(t)
+	state := t.TempDir()
+	log, err := diag.Open(diag.Config{Path: filepath.Join(state, agent.DiagnosticsFile)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := log.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SERVER_TLS_UNTRUSTED, "unknown authority", 0); err != nil {
+		t.Fatal(err)
+	}
+	code, out, text := command(t, "diag", "--state-dir", state)
+	var got struct {
+		Items []diagnostic `json:"items"`
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitOK || len(got.Items) != 1 || got.Items[0].Code != "server_tls_untrusted" {
+		t.Errorf("exit %d, %s %s %v", code, out, text, err)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	if code, out, _ := command(t, "version"); code != exitOK || !strings.HasPrefix(out, "gpuaas-node-agent ") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}
