@@ -1,0 +1,364 @@
+// Package agents keeps node agents as child processes of a mesh on one machine.
+//
+// It owns an agent's directory as an installer would: the environment file and the pinned trust; everything else in it is the agent's. It believes the
+// agent's own files about whether it has enrolled. It never mints an identity: a token comes from the mesh. Guarantees: an agent ends when this process
+// does; what runs for workspaces below it outlives the agent unless End is called.
+package agents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/mesh/reap"
+)
+
+// Program is the file name of the agent.
+const Program = "gpuaas-node-agent"
+
+// exitReplaced is the agent's exit code for a box that must not be started again.
+const exitReplaced = 5
+
+// Find answers the agent's binary: the one named, else the one beside this program, else the one on PATH.
+func Find(named string) (string, error) {
+	if named == "" {
+		self, err := os.Executable()
+		if err == nil {
+			beside := filepath.Join(filepath.Dir(self), Program)
+			if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() {
+				return beside, nil
+			}
+		}
+		path, err := exec.LookPath(Program)
+		if err != nil {
+			return "", fmt.Errorf("%s stands neither beside this program nor on PATH: build it with `make build`, or name it with --agent-binary", Program)
+		}
+		named = path
+	}
+	path, err := filepath.Abs(named)
+	if err != nil {
+		return "", fmt.Errorf("find agent: %w", err)
+	}
+	if info, err := os.Stat(path); err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+		return "", fmt.Errorf("--agent-binary %s is not a program", path)
+	}
+	return path, nil
+}
+
+// Config of one agent.
+type Config struct {
+	Name   string
+	Dir    string // etc, state and the log below it
+	Binary string
+	GPUs   int      // simulated
+	Env    []string // added to the agent's environment: failpoints
+	// Where the mesh is.
+	TrustDomain, APIURL, EnrollURL, CAFile string
+}
+
+// Agent is one node agent.
+type Agent struct {
+	cfg    Config
+	logger *slog.Logger
+
+	mu      sync.Mutex
+	process *child.Process
+	env     []string
+	wanted  bool
+}
+
+// New makes an agent's directories.
+func New(logger *slog.Logger, cfg Config) (*Agent, error) {
+	a := &Agent{cfg: cfg, logger: logger.With(slog.String("agent", cfg.Name))}
+	// Workloads run as other users and pass through here; each file is closed by its own mode.
+	for _, dir := range []struct {
+		path string
+		mode os.FileMode
+	}{{cfg.Dir, 0o711}, {a.etc(), 0o700}, {a.state(), 0o711}} {
+		if err := os.MkdirAll(dir.path, dir.mode); err != nil {
+			return nil, fmt.Errorf("make directory of agent: %w", err)
+		}
+	}
+	return a, nil
+}
+
+func (a *Agent) etc() string     { return filepath.Join(a.cfg.Dir, "etc") }
+func (a *Agent) state() string   { return filepath.Join(a.cfg.Dir, "state") }
+func (a *Agent) envFile() string { return filepath.Join(a.etc(), "node-agent.env") }
+
+// Name of the node.
+func (a *Agent) Name() string { return a.cfg.Name }
+
+// LogPath is the agent's log.
+func (a *Agent) LogPath() string { return filepath.Join(a.cfg.Dir, "agent.log") }
+
+// Enrolled says whether the agent holds an identity.
+func (a *Agent) Enrolled() bool {
+	found, err := pki.Exists(filepath.Join(a.state(), "node.json"))
+	return err == nil && found
+}
+
+// tokenLife is how long a token that was not yet used is taken to be good.
+const tokenLife = 15 * time.Minute
+
+// NeedsToken says whether the agent can only go on with a new token.
+func (a *Agent) NeedsToken() bool {
+	if a.Enrolled() {
+		return false
+	}
+	env, err := readEnv(a.envFile())
+	if err != nil || env.Get(identity.EnvToken) == "" {
+		return true
+	}
+	info, err := os.Stat(a.envFile())
+	return err != nil || time.Since(info.ModTime()) > tokenLife
+}
+
+func readEnv(path string) (identity.Env, error) {
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return identity.Env{}, err
+	}
+	return identity.ParseEnv(data)
+}
+
+// Furnish writes what an installer would: where the mesh is, what to trust, and a token if there is a new one. It must not run beside the agent.
+func (a *Agent) Furnish(token string) error {
+	roots, err := pki.ReadFile(a.cfg.CAFile)
+	if err != nil {
+		return fmt.Errorf("furnish agent: %w", err)
+	}
+	pinned := filepath.Join(a.etc(), "recovery-ca-bundle.crt")
+	for _, path := range []string{filepath.Join(a.etc(), "ca-bundle.crt"), pinned} {
+		if have, err := pki.ReadFile(path); err == nil && slices.Equal(have, roots) {
+			continue
+		}
+		if err := pki.WriteFile(path, roots); err != nil {
+			return fmt.Errorf("furnish agent: %w", err)
+		}
+	}
+	set := map[string]string{
+		identity.EnvAPIURL: a.cfg.APIURL, identity.EnvRecoveryURL: a.cfg.EnrollURL, identity.EnvRecoveryBundle: pinned,
+		identity.EnvTrustDomain: a.cfg.TrustDomain, identity.EnvNodeName: a.cfg.Name,
+	}
+	if token != "" {
+		set[identity.EnvToken] = token
+	}
+	if err := Point(a.envFile(), set); err != nil {
+		return fmt.Errorf("furnish agent: %w", err)
+	}
+	return nil
+}
+
+// Point sets variables in an agent's environment file and leaves the others alone. A file that says so already is not touched.
+func Point(path string, set map[string]string) error {
+	var env identity.Env
+	found, err := pki.Exists(path)
+	if err != nil {
+		return err
+	}
+	if found {
+		if env, err = readEnv(path); err != nil {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+	}
+	before := string(env.Render())
+	for _, name := range []string{
+		identity.EnvAPIURL, identity.EnvRecoveryURL, identity.EnvRecoveryBundle, identity.EnvTrustDomain, identity.EnvNodeName, identity.EnvToken,
+	} {
+		if value, ok := set[name]; ok {
+			env = env.With(name, value)
+		}
+	}
+	if after := string(env.Render()); after != before {
+		return pki.WriteFile(path, []byte(after))
+	}
+	return nil
+}
+
+// SetEnv adds to the environment of the next incarnation, and of that alone: failpoints.
+func (a *Agent) SetEnv(env ...string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.env = env
+}
+
+// Start starts the agent's process.
+func (a *Agent) Start() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.wanted = true
+	if a.process != nil {
+		select {
+		case <-a.process.Done():
+		default:
+			return nil // it runs
+		}
+	}
+	log, err := os.OpenFile(a.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log of agent: %w", err)
+	}
+	defer log.Close()
+	args := []string{"run", "--etc-dir", a.etc(), "--state-dir", a.state()}
+	if a.cfg.GPUs > 0 {
+		args = append(args, "--gpus", strconv.Itoa(a.cfg.GPUs))
+	}
+	a.process, err = child.Start(child.Spec{
+		Path: a.cfg.Binary, Args: args, Dir: a.cfg.Dir, Output: log, DeathSignal: syscall.SIGTERM,
+		Env: slices.Concat([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + a.cfg.Dir}, a.cfg.Env, a.env),
+	})
+	a.env = nil
+	return err
+}
+
+// PID of the agent's process, zero before the first start.
+func (a *Agent) PID() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.process == nil {
+		return 0
+	}
+	return a.process.PID()
+}
+
+// Kill9 kills the agent without a word. What it runs for workspaces lives on.
+func (a *Agent) Kill9() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.process == nil {
+		return nil
+	}
+	if err := a.process.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-a.process.Done()
+	return nil
+}
+
+// Stop ends the agent in order.
+func (a *Agent) Stop(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.wanted = false
+	if a.process == nil {
+		return nil
+	}
+	return a.process.Stop(ctx, child.Step{Signal: syscall.SIGTERM, Wait: 3 * time.Second})
+}
+
+// errReplaced ends the supervision of an agent that must not run again.
+var errReplaced = errors.New("agent was replaced")
+
+// Run keeps the agent running until ctx ends, then ends it.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	return app.Supervise(ctx, a.logger, "agent", app.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Reset: 30 * time.Second}, func(ctx context.Context) error {
+		err := a.runOnce(ctx)
+		if errors.Is(err, errReplaced) {
+			a.logger.ErrorContext(ctx, "agent will not be started again", obs.Err(err))
+			cancel(err)
+		}
+		return err
+	})
+}
+
+// Keep starts the agent again when it ended by itself, and leaves it alone while it was stopped; it ends with ctx and leaves the agent running.
+func (a *Agent) Keep(ctx context.Context) error {
+	for {
+		if !app.Sleep(ctx, 200*time.Millisecond) {
+			return nil
+		}
+		a.mu.Lock()
+		p, wanted := a.process, a.wanted
+		a.mu.Unlock()
+		if p == nil || !wanted {
+			continue
+		}
+		select {
+		case <-p.Done():
+		default:
+			continue
+		}
+		var exited *exec.ExitError
+		if errors.As(p.Exit(), &exited) && exited.ExitCode() == exitReplaced {
+			return errReplaced
+		}
+		if err := a.Start(); err != nil {
+			a.logger.ErrorContext(ctx, "agent does not start", obs.Err(err))
+		}
+	}
+}
+
+func (a *Agent) runOnce(ctx context.Context) error {
+	if err := a.Start(); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	p := a.process
+	a.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return a.Stop(context.WithoutCancel(ctx))
+	case <-p.Done():
+	}
+	var exited *exec.ExitError
+	if errors.As(p.Exit(), &exited) && exited.ExitCode() == exitReplaced {
+		return errReplaced
+	}
+	if err := p.Exit(); err != nil {
+		return fmt.Errorf("agent ended: %w; its log is %s", err, a.LogPath())
+	}
+	return fmt.Errorf("agent ended; its log is %s", a.LogPath())
+}
+
+// EndLeftovers ends the agents that an earlier owner of a directory left. What they run for workspaces lives on and is adopted.
+func EndLeftovers(ctx context.Context, dir string, gentle time.Duration) (int, error) {
+	return reap.EndAgents(ctx, dir, Program, gentle)
+}
+
+// End ends whatever runs below a directory of agents, workloads included.
+func End(ctx context.Context, dir string, gentle time.Duration) (int, error) {
+	return reap.End(ctx, dir, Program, gentle)
+}
+
+// PointBoxes tells the boxes that a process driver launched below dir where the mesh is now. A box that believes otherwise is powered off first; the
+// driver powers it on again.
+func PointBoxes(ctx context.Context, dir, apiURL, enrollURL string) error {
+	files, err := filepath.Glob(filepath.Join(dir, "boxes", "*", "etc", "node-agent.env"))
+	if err != nil {
+		return fmt.Errorf("list boxes: %w", err)
+	}
+	for _, file := range files {
+		env, err := readEnv(file)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", file, err)
+		}
+		if env.Get(identity.EnvAPIURL) == apiURL && env.Get(identity.EnvRecoveryURL) == enrollURL {
+			continue
+		}
+		box := filepath.Dir(filepath.Dir(file))
+		if _, err := reap.EndAgents(ctx, box, Program, 2*time.Second); err != nil {
+			return err
+		}
+		if err := Point(file, map[string]string{identity.EnvAPIURL: apiURL, identity.EnvRecoveryURL: enrollURL}); err != nil {
+			return fmt.Errorf("point box: %w", err)
+		}
+	}
+	return nil
+}

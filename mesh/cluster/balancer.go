@@ -1,0 +1,81 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// balancer stands before the replicas of nodeapi and passes bytes on. It opens no TLS: agents and replicas prove themselves to each other.
+type balancer struct {
+	listener net.Listener
+	backends []string
+	next     atomic.Uint64
+	conns    sync.WaitGroup
+}
+
+func newBalancer(ctx context.Context, addr string, backends []string) (*balancer, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for agents: %w", err)
+	}
+	return &balancer{listener: l, backends: backends}, nil
+}
+
+// run passes connections on until ctx ends, which cuts them all.
+func (b *balancer) run(ctx context.Context) error {
+	defer b.conns.Wait()
+	stop := context.AfterFunc(ctx, func() { _ = b.listener.Close() })
+	defer stop()
+	for {
+		conn, err := b.listener.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accept agent: %w", err)
+		}
+		b.conns.Go(func() { b.pass(ctx, conn) })
+	}
+}
+
+// dial finds a replica that takes the connection, beginning after the one that was last asked.
+func (b *balancer) dial(ctx context.Context) (net.Conn, error) {
+	var errs []error
+	first := b.next.Add(1)
+	dialer := net.Dialer{Timeout: time.Second}
+	for i := range uint64(len(b.backends)) {
+		conn, err := dialer.DialContext(ctx, "tcp", b.backends[(first+i)%uint64(len(b.backends))])
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (b *balancer) pass(ctx context.Context, agent net.Conn) {
+	defer agent.Close()
+	replica, err := b.dial(ctx)
+	if err != nil {
+		return // the agent sees a closed connection, as from any load balancer without a healthy backend
+	}
+	defer replica.Close()
+	stop := context.AfterFunc(ctx, func() { _, _ = agent.Close(), replica.Close() })
+	defer stop()
+	var both sync.WaitGroup
+	for _, way := range [][2]net.Conn{{agent, replica}, {replica, agent}} {
+		both.Go(func() {
+			_, _ = io.Copy(way[0], way[1]) // either side may end at any time
+			// Half a connection is no use to a stream: when one side is gone, both are.
+			_ = way[0].Close()
+			_ = way[1].Close()
+		})
+	}
+	both.Wait()
+}

@@ -1,0 +1,329 @@
+// Package cluster is a mesh of separate processes on one machine: each service as `gpuaas <service> --config FILE`, nodeapi in several replicas behind a
+// TCP balancer, agents, Postgres and Redis, each of which can be killed and started by itself.
+//
+// It owns a directory and child processes. It believes a process to be ready when its own /readyz says so. It knows the services by their binaries and the
+// public API only. Guarantees: what it started ends with it; what ends by itself while Keep runs is started again.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/policy/policystore"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/material"
+	"github.com/gpuaas/mesh/mesh/person"
+	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/mesh/stores"
+	"github.com/gpuaas/mesh/mesh/topology"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
+)
+
+const (
+	// TrustDomain of a cluster.
+	TrustDomain = "mesh.local"
+	// Subject is the person that a cluster knows.
+	Subject = "cluster"
+)
+
+// Config says what to run.
+type Config struct {
+	Dir      string // absolute; servers and workloads run as other users and must be able to traverse it
+	Programs string // directory of gpuaas and gpuaas-node-agent
+	Replicas int    // of nodeapi
+	Nodes    int
+	GPUs     int      // simulated, on each node
+	Env      []string // of all processes and agents
+	CacheDir string   // searched for Postgres' binaries after the system's
+	Policy   map[string]string
+	LogLevel string
+	// Addresses for people, agents and enrolment; empty: free ports.
+	Console, Agents, Enroll string
+}
+
+// Cluster is one that has been prepared.
+type Cluster struct {
+	cfg      Config
+	logger   *slog.Logger
+	Plan     topology.Plan
+	Material *material.Material
+	Stores   *stores.Stores
+	Client   *person.Client // an operator
+
+	Recovery, Lifecycle, Readmodel *Process
+	NodeAPI                        []*Process
+	Nodes                          []*agents.Agent
+
+	token    string
+	balancer *balancer
+}
+
+// New makes the directory, starts the stores and renders the configurations. No service runs before Start.
+func New(ctx context.Context, logger *slog.Logger, cfg Config) (*Cluster, error) {
+	if cfg.Replicas < 1 {
+		cfg.Replicas = 1
+	}
+	c := &Cluster{cfg: cfg, logger: logger}
+	for _, step := range []func(context.Context) error{c.prepare, c.address, c.setPolicy, c.admit, c.render, c.furnish} {
+		if err := step(ctx); err != nil {
+			return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+		}
+	}
+	return c, nil
+}
+
+func (c *Cluster) agentsDir() string { return filepath.Join(c.cfg.Dir, "agents") }
+func (c *Cluster) logDir() string    { return filepath.Join(c.cfg.Dir, "log") }
+
+func (c *Cluster) prepare(ctx context.Context) error {
+	for _, dir := range []string{c.cfg.Dir, c.agentsDir(), filepath.Join(c.cfg.Dir, "placement"), c.logDir()} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	var err error
+	if c.Material, err = material.Make(material.Config{Dir: filepath.Join(c.cfg.Dir, "material"), TrustDomain: TrustDomain}); err != nil {
+		return err
+	}
+	c.Stores, err = stores.Start(ctx, c.logger, c.Material, stores.Config{Dir: filepath.Join(c.cfg.Dir, "postgres"), CacheDir: c.cfg.CacheDir})
+	return err
+}
+
+func (c *Cluster) address(ctx context.Context) error {
+	free, err := ports.Free(ctx, 5)
+	if err != nil {
+		return err
+	}
+	for i, addr := range []*string{&c.cfg.Console, &c.cfg.Agents, &c.cfg.Enroll} {
+		if *addr == "" {
+			*addr = free[i]
+		}
+	}
+	c.Plan = topology.Plan{
+		Material: c.Material, TrustDomain: TrustDomain, AgentBinary: filepath.Join(c.cfg.Programs, agents.Program), BoxDir: filepath.Join(c.cfg.Dir, "placement"),
+		Redis: true, Placement: "process", Profile: "cluster", Log: obs.LogConfig{Level: c.cfg.LogLevel}, Drain: 2 * time.Second,
+		Addresses: topology.Addresses{Recovery: free[3], Lifecycle: free[4], Console: c.cfg.Console, Enroll: c.cfg.Enroll, Agents: c.cfg.Agents},
+	}
+	return nil
+}
+
+func (c *Cluster) setPolicy(ctx context.Context) error {
+	if len(c.cfg.Policy) == 0 {
+		return nil
+	}
+	url, err := config.SecretFile(c.Material.URLFile(pg.RoleRecovery)).Read()
+	if err != nil {
+		return err
+	}
+	pool, err := pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-cluster-policy", MaxConns: 1})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	for key, value := range c.cfg.Policy {
+		if err := policystore.Put(ctx, pool, key, value, Subject, "policy of the cluster"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) admit(ctx context.Context) error {
+	url, err := config.SecretFile(c.Material.URLFile(pg.RoleReadmodel)).Read()
+	if err != nil {
+		return err
+	}
+	c.token, err = person.Admit(ctx, url.Reveal(), filepath.Join(c.Material.Dir, "person.token"), person.Session{
+		Subject: Subject, Roles: []string{"operator", "security", "viewer"}, Life: 30 * 24 * time.Hour,
+	})
+	if err != nil {
+		return err
+	}
+	roots, err := pki.LoadBundle(c.Material.ServiceRoots())
+	if err != nil {
+		return err
+	}
+	c.Client, err = person.Dial(person.Config{Server: c.Plan.Addresses.Console, TrustDomain: TrustDomain, Roots: roots, Token: c.token})
+	return err
+}
+
+// Token is the operator's bearer token.
+func (c *Cluster) Token() string { return c.token }
+
+// render writes the configuration of every process.
+func (c *Cluster) render(ctx context.Context) error {
+	free, err := ports.Free(ctx, 3+2*c.cfg.Replicas)
+	if err != nil {
+		return err
+	}
+	if c.Recovery, err = newProcess(c, material.Recovery, material.Recovery, free[0], c.Plan.Recovery(free[0])); err != nil {
+		return err
+	}
+	if c.Lifecycle, err = newProcess(c, material.Lifecycle, material.Lifecycle, free[1], c.Plan.Lifecycle(free[1])); err != nil {
+		return err
+	}
+	if c.Readmodel, err = newProcess(c, material.Readmodel, material.Readmodel, free[2], c.Plan.Readmodel(free[2], nil)); err != nil {
+		return err
+	}
+	var backends []string
+	for i := range c.cfg.Replicas {
+		ops, listen := free[3+2*i], free[4+2*i]
+		replica, err := newProcess(c, fmt.Sprintf("%s-%d", material.NodeAPI, i+1), material.NodeAPI, ops, c.Plan.NodeAPI(listen, ops))
+		if err != nil {
+			return err
+		}
+		c.NodeAPI = append(c.NodeAPI, replica)
+		backends = append(backends, listen)
+	}
+	c.balancer, err = newBalancer(ctx, c.Plan.Addresses.Agents, backends)
+	return err
+}
+
+func newProcess[C any](c *Cluster, name, service, ops string, cfg C) (*Process, error) {
+	file, err := topology.Write(c.Material, name, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Process{
+		Name: name, Ops: ops, service: service, binary: filepath.Join(c.cfg.Programs, "gpuaas"), config: file, log: filepath.Join(c.logDir(), name+".log"),
+		env: c.cfg.Env, logger: c.logger, changed: make(chan struct{}, 1),
+	}, nil
+}
+
+func (c *Cluster) furnish(ctx context.Context) error {
+	if _, err := agents.EndLeftovers(ctx, c.agentsDir(), 2*time.Second); err != nil {
+		return err
+	}
+	for i := range c.cfg.Nodes {
+		name := fmt.Sprintf("n%d", i+1)
+		a, err := agents.New(c.logger, agents.Config{
+			Name: name, Dir: filepath.Join(c.agentsDir(), name), Binary: c.Plan.AgentBinary, GPUs: c.cfg.GPUs, Env: c.cfg.Env,
+			TrustDomain: TrustDomain, APIURL: c.Plan.Addresses.Agents, EnrollURL: "https://" + c.Plan.Addresses.Enroll, CAFile: c.Material.ServiceRoots(),
+		})
+		if err != nil {
+			return err
+		}
+		if err := a.Furnish(""); err != nil {
+			return err
+		}
+		c.Nodes = append(c.Nodes, a)
+	}
+	return agents.PointBoxes(ctx, c.Plan.BoxDir, c.Plan.Addresses.Agents, "https://"+c.Plan.Addresses.Enroll)
+}
+
+// Processes are those of the services, in the order in which they are started.
+func (c *Cluster) Processes() []*Process {
+	return append([]*Process{c.Recovery, c.Lifecycle, c.Readmodel}, c.NodeAPI...)
+}
+
+// Start starts all services and waits until they are ready, then enrols and starts the agents and waits until they are connected.
+func (c *Cluster) Start(ctx context.Context) error {
+	for _, p := range c.Processes() {
+		if p == nil {
+			continue
+		}
+		if err := p.Start(); err != nil {
+			return err
+		}
+	}
+	if err := c.AwaitReady(ctx); err != nil {
+		return err
+	}
+	if err := agents.Enrol(ctx, c.Client, c.Nodes); err != nil {
+		return err
+	}
+	for _, a := range c.Nodes {
+		if err := a.Start(); err != nil {
+			return err
+		}
+	}
+	return c.AwaitNodes(ctx)
+}
+
+// AwaitReady waits until every service is ready.
+func (c *Cluster) AwaitReady(ctx context.Context) error {
+	for _, p := range c.Processes() {
+		if err := p.AwaitReady(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AwaitNodes waits until every agent is connected, at most a minute.
+func (c *Cluster) AwaitNodes(ctx context.Context) error {
+	n, err := agents.Await(ctx, c.Client, c.Nodes, time.Minute)
+	if err != nil {
+		return err
+	}
+	if n < len(c.Nodes) {
+		return fmt.Errorf("%d of %d agents are connected after a minute; their logs are below %s", n, len(c.Nodes), c.agentsDir())
+	}
+	return nil
+}
+
+// Keep passes agents' connections on, and starts again whatever ends by itself: services, agents and stores. It runs until ctx ends, and must run from
+// before Start.
+func (c *Cluster) Keep(ctx context.Context) error {
+	tasks := []app.Task{
+		{Name: "balancer", Run: c.balancer.run},
+		{Name: "stores", Run: c.Stores.Keep},
+	}
+	for _, p := range c.Processes() {
+		tasks = append(tasks, app.Task{Name: p.Name, Run: p.keep})
+	}
+	for _, a := range c.Nodes {
+		tasks = append(tasks, app.Task{Name: "agent " + a.Name(), Run: a.Keep})
+	}
+	return app.Run(ctx, c.logger, tasks...)
+}
+
+// Boxes is the process driver's own ledger, read beside lifecycle: what was launched and what lives.
+func (c *Cluster) Boxes() (*process.Driver, error) {
+	return process.New(c.logger, c.Plan.Boxes())
+}
+
+// Close ends everything that was started, workloads included.
+func (c *Cluster) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var errs []error
+	for _, a := range c.Nodes {
+		errs = append(errs, a.Stop(ctx))
+	}
+	// The balancer has ended with Keep, so the replicas have no streams to drain.
+	for _, p := range append(append([]*Process{}, c.NodeAPI...), c.Readmodel, c.Lifecycle, c.Recovery) {
+		if p != nil {
+			errs = append(errs, p.Stop(ctx))
+		}
+	}
+	if c.Plan.BoxDir != "" {
+		driver, err := c.Boxes()
+		if err == nil {
+			err = driver.PowerOff(ctx)
+		}
+		errs = append(errs, err)
+	}
+	_, err := agents.End(ctx, c.cfg.Dir, 500*time.Millisecond)
+	errs = append(errs, err)
+	if c.Client != nil {
+		c.Client.Close()
+	}
+	if c.balancer != nil {
+		_ = c.balancer.listener.Close() // Keep may have closed it
+	}
+	if c.Stores != nil {
+		errs = append(errs, c.Stores.Stop(ctx))
+	}
+	return errors.Join(errs...)
+}

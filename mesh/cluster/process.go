@@ -1,0 +1,242 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// Process is one process of a service. It is started by Start and, while Keep runs, again whenever it ends by itself.
+type Process struct {
+	Name string // of the process: `recovery`, `nodeapi-2`
+	Ops  string // where its metrics and health are
+
+	binary, config, log, service string
+	env                          []string
+	logger                       *slog.Logger
+
+	mu      sync.Mutex
+	process *child.Process
+	before  func() []string
+	exits   []Exit
+	wanted  bool
+	starts  int
+	changed chan struct{} // gets a value when there is another process to watch
+}
+
+// Exit is one end of a process.
+type Exit struct {
+	PID   int
+	At    time.Time
+	Cause string // as the system tells it: `signal: killed`, `exit status 1`
+}
+
+// BeforeStart sets what every later start asks for additions to its environment. It replaces an earlier one; nil means none.
+func (p *Process) BeforeStart(ask func() []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.before = ask
+}
+
+// Exits are all ends of the process that Keep has met.
+func (p *Process) Exits() []Exit {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.exits)
+}
+
+// Start starts the process if it does not run. env is added to the environment of this one incarnation: failpoints. It does not wait until the service is
+// ready.
+func (p *Process) Start(env ...string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = true
+	return p.startLocked(env)
+}
+
+func (p *Process) startLocked(env []string) error {
+	if p.process != nil {
+		select {
+		case <-p.process.Done():
+		default:
+			return nil
+		}
+	}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log of %s: %w", p.Name, err)
+	}
+	defer log.Close()
+	full := append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, p.env...)
+	if p.before != nil {
+		full = append(full, p.before()...)
+	}
+	p.process, err = child.Start(child.Spec{
+		Path: p.binary, Args: []string{p.service, "--config", p.config}, Env: append(full, env...), Dir: "/", Output: log, DeathSignal: syscall.SIGTERM,
+	})
+	if err != nil {
+		return err
+	}
+	p.starts++
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// PID of the process, zero before the first start. A process that has ended keeps its number until the next start.
+func (p *Process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.process == nil {
+		return 0
+	}
+	return p.process.PID()
+}
+
+// Starts counts how often the process was started.
+func (p *Process) Starts() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.starts
+}
+
+// LogPath is where the process writes.
+func (p *Process) LogPath() string { return p.log }
+
+// Signal sends a signal to the process, if it runs.
+func (p *Process) Signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.process == nil {
+		return nil
+	}
+	return p.process.Signal(sig)
+}
+
+// Kill9 kills the process without a word. While Keep runs it is started again.
+func (p *Process) Kill9() error {
+	p.mu.Lock()
+	process := p.process
+	p.mu.Unlock()
+	if process == nil {
+		return nil
+	}
+	if err := process.Signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-process.Done()
+	return nil
+}
+
+// Stop ends the process in order, and it stays ended.
+func (p *Process) Stop(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = false
+	if p.process == nil {
+		return nil
+	}
+	return p.process.Stop(ctx, child.Step{Signal: syscall.SIGTERM, Wait: 30 * time.Second})
+}
+
+// keep starts the process again when it ended by itself, until ctx ends.
+func (p *Process) keep(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		process := p.process
+		p.mu.Unlock()
+		var done <-chan struct{}
+		if process != nil {
+			done = process.Done()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.changed:
+			continue
+		case <-done:
+		}
+		p.record(process)
+		// A pause, so that a process that cannot live does not burn the machine.
+		if !app.Sleep(ctx, 200*time.Millisecond) {
+			return nil
+		}
+		p.mu.Lock()
+		var err error
+		if p.wanted && p.process == process {
+			p.logger.WarnContext(ctx, "process ended and is started again", slog.String("process", p.Name), slog.Any("exit", process.Exit()))
+			err = p.startLocked(nil)
+		}
+		wanted := p.wanted
+		p.mu.Unlock()
+		if err != nil {
+			p.logger.ErrorContext(ctx, "process does not start", slog.String("process", p.Name), obs.Err(err))
+		}
+		if !wanted {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-p.changed:
+			}
+		}
+	}
+}
+
+// record notes the end of an incarnation once.
+func (p *Process) record(ended *child.Process) {
+	cause := "exit status 0"
+	if err := ended.Exit(); err != nil {
+		cause = err.Error()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.exits); n > 0 && p.exits[n-1].PID == ended.PID() {
+		return
+	}
+	p.exits = append(p.exits, Exit{PID: ended.PID(), At: time.Now(), Cause: cause})
+}
+
+// Ready asks the process whether it is ready.
+func (p *Process) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Ops+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.Name, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s is not ready: %s", p.Name, resp.Status)
+	}
+	return nil
+}
+
+// AwaitReady waits until the process is ready, or fails with the last answer when ctx ends.
+func (p *Process) AwaitReady(ctx context.Context) error {
+	for {
+		err := p.Ready(ctx)
+		if err == nil {
+			return nil
+		}
+		if !app.Sleep(ctx, 25*time.Millisecond) {
+			return errors.Join(context.Cause(ctx), err, fmt.Errorf("its log is %s", p.log))
+		}
+	}
+}

@@ -1,0 +1,147 @@
+// Package compose prepares what the containers of docker-compose.yaml stand on and no image may hold.
+//
+// It owns one directory of state, laid out by package material, with the passwords of the stores beside it. It believes what stands there: nothing that
+// exists is made anew. It starts no container and contacts none. Guarantees: Prepare may be run any number of times; no secret is readable by anybody but
+// the owner that was named.
+package compose
+
+import (
+	"crypto/rand"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuaas/mesh/mesh/material"
+)
+
+// How the containers call each other.
+const (
+	postgresAddr = "postgres:5432"
+	redisAddr    = "redis:6379"
+	superuser    = "postgres"
+)
+
+// Config says what to prepare, and for whom.
+type Config struct {
+	Dir         string // absolute
+	TrustDomain string
+	Hosts       []string // by which people and machines reach the published ports, beside localhost
+	// UID and GID are who the services run as and who owns the files then; negative: whoever calls.
+	UID, GID int
+}
+
+// State tells where everything stands.
+type State struct{ material.Layout }
+
+// PostgresPassword is the superuser's, for the container that makes the cluster.
+func (s State) PostgresPassword() string {
+	return filepath.Join(s.Dir, "database", "postgres.password")
+}
+
+// AdminURL is the superuser's connection string, for `gpuaas migrate`.
+func (s State) AdminURL() string { return filepath.Join(s.Dir, "database", "admin.url") }
+
+// RolePasswords is the YAML map of role to password, for `gpuaas migrate`.
+func (s State) RolePasswords() string { return filepath.Join(s.Dir, "database", "roles.yaml") }
+
+// RedisPassword is what Redis asks for.
+func (s State) RedisPassword() string { return filepath.Join(s.Dir, "database", "redis.password") }
+
+// StepCAPassword guards the keys of the authority that stands in a container of its own.
+func (s State) StepCAPassword() string { return filepath.Join(s.Dir, "step-ca", "password") }
+
+// ClientDir holds the token of the person who talks to the mesh.
+func (s State) ClientDir() string { return filepath.Join(s.Dir, "client") }
+
+// BundleDir holds what a new machine enrols with.
+func (s State) BundleDir() string { return filepath.Join(s.Dir, "bundle") }
+
+// Prepare makes whatever is missing.
+func Prepare(cfg Config) (State, error) {
+	s := State{material.Layout{Dir: cfg.Dir}}
+	if err := prepare(s, cfg); err != nil {
+		return s, fmt.Errorf("prepare containers: %w", err)
+	}
+	return s, nil
+}
+
+func prepare(s State, cfg Config) error {
+	m, err := material.Make(material.Config{
+		Dir: cfg.Dir, TrustDomain: cfg.TrustDomain, Hosts: append(append([]string{}, material.Services()...), cfg.Hosts...),
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	for _, dir := range []string{s.ClientDir(), s.BundleDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	if _, err := material.Secret(s.StepCAPassword(), rand.Text); err != nil {
+		return fmt.Errorf("draw password of step-ca: %w", err)
+	}
+	if err := s.redis(); err != nil {
+		return err
+	}
+	if err := s.postgres(m); err != nil {
+		return err
+	}
+	if cfg.UID < 0 || cfg.GID < 0 {
+		return nil
+	}
+	return own(cfg.Dir, cfg.UID, cfg.GID)
+}
+
+func (s State) postgres(m *material.Material) error {
+	password, err := material.Secret(s.PostgresPassword(), rand.Text)
+	if err != nil {
+		return fmt.Errorf("draw password of postgres: %w", err)
+	}
+	// The containers' network is theirs alone, and the image of Postgres has no certificate.
+	admin := url.URL{
+		Scheme: "postgres", User: url.UserPassword(superuser, password), Host: postgresAddr, Path: "/postgres", RawQuery: "sslmode=disable",
+	}
+	if err := material.Keep(s.AdminURL(), admin.String()+"\n"); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	roles, err := yaml.Marshal(m.Passwords)
+	if err != nil {
+		return fmt.Errorf("render passwords of roles: %w", err)
+	}
+	if err := material.Keep(s.RolePasswords(), string(roles)); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	return m.Connect(material.Database{URL: admin.String()}) //nolint:wrapcheck // it says what it did
+}
+
+func (s State) redis() error {
+	password, err := material.Secret(s.RedisPassword(), rand.Text)
+	if err != nil {
+		return fmt.Errorf("draw password of redis: %w", err)
+	}
+	u := url.URL{Scheme: "redis", User: url.UserPassword("", password), Host: redisAddr, Path: "/0"}
+	return material.Keep(s.RedisURLFile(), u.String()+"\n") //nolint:wrapcheck // it says what it did
+}
+
+// own gives everything below dir to those who run the services.
+func own(dir string, uid, gid int) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return fmt.Errorf("open directory: %w", err)
+	}
+	defer root.Close()
+	err = fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return root.Lchown(path, uid, gid)
+	})
+	if err != nil {
+		return fmt.Errorf("give files to %d:%d: %w", uid, gid, err)
+	}
+	return nil
+}

@@ -1,0 +1,355 @@
+package dev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/policy/policystore"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/material"
+	"github.com/gpuaas/mesh/mesh/person"
+	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/mesh/stores"
+	"github.com/gpuaas/mesh/mesh/topology"
+	"github.com/gpuaas/mesh/services/lifecycle"
+)
+
+const (
+	// TrustDomain of a mesh of one's own.
+	TrustDomain = "mesh.local"
+	// Subject is the person that a mesh of one's own knows.
+	Subject = "dev"
+	// sessionLife is long, since the token never leaves the machine and each start prolongs it.
+	sessionLife = 30 * 24 * time.Hour
+	// agentsGrace is how long agents and boxes may take to end by themselves.
+	agentsGrace = 2 * time.Second
+)
+
+// Announcement is how a client reaches the mesh.
+type Announcement struct {
+	Server      string // host:port
+	TrustDomain string
+	CAPEM       string
+	Token       string
+}
+
+// Deps of a mesh.
+type Deps struct {
+	Logger *slog.Logger
+	Out    io.Writer // where a person reads what has been started
+	Err    io.Writer // where the ready line goes
+	// Announce is told how to reach the mesh before anything is printed about it.
+	Announce func(Announcement) error
+	// Began is when the program did; zero means now.
+	Began   time.Time
+	Version string
+}
+
+// Mesh is one that has been built.
+type Mesh struct {
+	deps     Deps
+	cfg      settled
+	dir      string
+	lock     *os.File
+	material *material.Material
+	stores   *stores.Stores
+	registry *obs.Registry
+	ops      *obs.OpsServer
+	plan     topology.Plan
+	services []running
+	boxes    *lifecycle.Service
+	agents   []*agents.Agent
+	person   *person.Client
+	token    string
+	ready    chan struct{}
+	took     time.Duration
+}
+
+// New brings the stores up and builds all services. They listen; nothing runs before Run.
+func New(ctx context.Context, deps Deps, cfg Config) (*Mesh, error) {
+	if deps.Began.IsZero() {
+		deps.Began = time.Now()
+	}
+	good, err := cfg.settle(agents.Find)
+	if err != nil {
+		return nil, err
+	}
+	m := &Mesh{deps: deps, cfg: good, ready: make(chan struct{})}
+	if err := m.build(ctx); err != nil {
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		return nil, errors.Join(err, m.release(stopCtx))
+	}
+	return m, nil
+}
+
+func (m *Mesh) build(ctx context.Context) error {
+	steps := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"directory", m.takeDirectory},
+		{"addresses", m.cfg.claim},
+		{"material", m.makeMaterial},
+		{"stores", m.startStores},
+		{"policy", m.applyPolicy},
+		{"person", m.admit},
+		{"agents", m.furnish},
+		{"services", m.buildServices},
+	}
+	for _, step := range steps {
+		began := time.Now()
+		if err := step.do(ctx); err != nil {
+			return err
+		}
+		m.deps.Logger.DebugContext(ctx, "built", slog.String("part", step.name), slog.Duration("took", time.Since(began)))
+	}
+	return nil
+}
+
+func (m *Mesh) takeDirectory(context.Context) error {
+	m.dir = m.cfg.DataDir
+	if m.cfg.Ephemeral {
+		dir, err := os.MkdirTemp("", "gpuaas-dev-*")
+		if err != nil {
+			return fmt.Errorf("make temporary directory: %w", err)
+		}
+		m.dir = dir
+	}
+	abs, err := filepath.Abs(m.dir)
+	if err != nil {
+		return fmt.Errorf("find data directory: %w", err)
+	}
+	m.dir = abs
+	// Servers and workloads run as other users and pass through here; each file is closed by its own mode.
+	for _, dir := range []string{m.dir, m.agentsDir(), m.boxDir()} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("make data directory: %w", err)
+		}
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return fmt.Errorf("open data directory to traversal: %w", err)
+		}
+	}
+	m.lock, err = lockDir(m.dir)
+	return err
+}
+
+func (m *Mesh) agentsDir() string { return filepath.Join(m.dir, "agents") }
+func (m *Mesh) boxDir() string    { return filepath.Join(m.dir, "placement") }
+
+// Dir is the data directory.
+func (m *Mesh) Dir() string { return m.dir }
+
+func (m *Mesh) makeMaterial(context.Context) error {
+	var err error
+	m.material, err = material.Make(material.Config{Dir: filepath.Join(m.dir, "material"), TrustDomain: TrustDomain, Hosts: m.cfg.hosts()})
+	return err
+}
+
+func (m *Mesh) startStores(ctx context.Context) error {
+	var err error
+	m.stores, err = stores.Start(ctx, m.deps.Logger, m.material, stores.Config{
+		Dir: filepath.Join(m.dir, "postgres"), CacheDir: CacheDir(), DatabaseURL: m.cfg.DatabaseURL, RedisURL: m.cfg.RedisURL,
+	})
+	return err
+}
+
+// applyPolicy stores the values of the policy file, which was validated as a whole, before any service reads them.
+func (m *Mesh) applyPolicy(ctx context.Context) error {
+	if len(m.cfg.policy) == 0 {
+		return nil
+	}
+	url, err := config.SecretFile(m.material.URLFile(pg.RoleRecovery)).Read()
+	if err != nil {
+		return err
+	}
+	pool, err := pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-dev-policy", MaxConns: 1})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	for key, value := range m.cfg.policy {
+		if err := policystore.Put(ctx, pool, key, value, Subject, "policy file of gpuaas dev"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// admit makes the person's session and the client that this mesh uses itself.
+func (m *Mesh) admit(ctx context.Context) error {
+	url, err := config.SecretFile(m.material.URLFile(pg.RoleReadmodel)).Read()
+	if err != nil {
+		return err
+	}
+	m.token, err = person.Admit(ctx, url.Reveal(), filepath.Join(m.material.Dir, "person.token"), person.Session{
+		Subject: Subject, Roles: []string{"operator", "security", "viewer"}, Life: sessionLife,
+	})
+	if err != nil {
+		return err
+	}
+	roots, err := pki.LoadBundle(m.material.ServiceRoots())
+	if err != nil {
+		return err
+	}
+	m.person, err = person.Dial(person.Config{Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, Roots: roots, Token: m.token})
+	return err
+}
+
+// furnish makes the agents' directories, ends those that an earlier mesh left, and points all of them and the boxes at the addresses of this one.
+func (m *Mesh) furnish(ctx context.Context) error {
+	if n, err := agents.EndLeftovers(ctx, m.agentsDir(), agentsGrace); err != nil {
+		return err
+	} else if n > 0 {
+		m.deps.Logger.WarnContext(ctx, "ended agents that an earlier mesh left", slog.Int("agents", n))
+	}
+	for i := range m.cfg.Nodes {
+		name := fmt.Sprintf("n%d", i+1)
+		a, err := agents.New(m.deps.Logger, agents.Config{
+			Name: name, Dir: filepath.Join(m.agentsDir(), name), Binary: m.cfg.agent, GPUs: simulatedGPUs,
+			TrustDomain: TrustDomain, APIURL: m.cfg.NodeAddr, EnrollURL: "https://" + m.cfg.EnrollAddr, CAFile: m.material.ServiceRoots(),
+		})
+		if err != nil {
+			return err
+		}
+		if err := a.Furnish(""); err != nil {
+			return err
+		}
+		m.agents = append(m.agents, a)
+	}
+	return agents.PointBoxes(ctx, m.boxDir(), m.cfg.NodeAddr, "https://"+m.cfg.EnrollAddr)
+}
+
+// simulatedGPUs are what each agent of dev declares, so that workspaces with GPUs can be tried anywhere.
+const simulatedGPUs = 4
+
+// makePlan decides where everything finds everything.
+func (m *Mesh) makePlan(ctx context.Context) error {
+	internal, err := ports.Free(ctx, 2)
+	if err != nil {
+		return err
+	}
+	m.plan = topology.Plan{
+		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, BoxDir: m.boxDir(), Redis: m.stores.RedisKind() != "none",
+		Placement: "process", Profile: "dev", Drain: 2 * time.Second,
+		Addresses: topology.Addresses{
+			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr, Agents: m.cfg.NodeAddr,
+		},
+	}
+	return nil
+}
+
+// release gives back what New took, in the opposite order.
+func (m *Mesh) release(ctx context.Context) error {
+	var errs []error
+	for _, s := range m.services {
+		if s.close != nil {
+			s.close()
+		}
+	}
+	if m.ops != nil {
+		errs = append(errs, m.ops.Close())
+	}
+	if m.person != nil {
+		m.person.Close()
+	}
+	if m.stores != nil {
+		errs = append(errs, m.stores.Stop(ctx))
+	}
+	if m.lock != nil {
+		errs = append(errs, m.lock.Close())
+		if m.cfg.Ephemeral {
+			errs = append(errs, os.RemoveAll(m.dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Ready is closed when all services are ready and all agents are connected.
+func (m *Mesh) Ready() <-chan struct{} { return m.ready }
+
+// Took is how long that took since the program began; zero before.
+func (m *Mesh) Took() time.Duration { return m.took }
+
+// Client is the mesh's person.
+func (m *Mesh) Client() *person.Client { return m.person }
+
+// Plan tells where everything is.
+func (m *Mesh) Plan() topology.Plan { return m.plan }
+
+// Registry holds the metrics of all services.
+func (m *Mesh) Registry() *obs.Registry { return m.registry }
+
+// Agents are the node agents.
+func (m *Mesh) Agents() []*agents.Agent { return m.agents }
+
+// Run runs the mesh until ctx ends, then ends everything that it started.
+func (m *Mesh) Run(ctx context.Context) error {
+	began := make(chan struct{})
+	tasks := []app.Task{
+		{Name: "stores", Phase: app.PhasePools, Run: m.stores.Keep},
+		{Name: "certificates", Run: m.renew},
+		{Name: "ops", Phase: app.PhasePools, Run: m.ops.Run},
+		{Name: "start", Run: func(ctx context.Context) error {
+			if err := m.start(ctx, began); err != nil && ctx.Err() == nil {
+				return err
+			}
+			<-ctx.Done()
+			return nil
+		}},
+	}
+	for _, s := range m.services {
+		// Those that call stop before those that are called, so that nobody complains of the other's end.
+		phase := app.PhaseLoops
+		if s.name == material.Recovery || s.name == material.Lifecycle {
+			phase = app.PhaseLeases
+		}
+		tasks = append(tasks, app.Task{Name: s.name, Phase: phase, Run: s.Run})
+	}
+	for _, a := range m.agents {
+		tasks = append(tasks, app.Task{Name: "agent " + a.Name(), Phase: app.PhaseDrain, Run: func(ctx context.Context) error {
+			select {
+			case <-began:
+				return a.Run(ctx)
+			case <-ctx.Done():
+				return nil
+			}
+		}})
+	}
+	if m.boxes != nil {
+		tasks = append(tasks, app.Task{Name: "boxes", Phase: app.PhaseDrain, Stop: m.boxes.PowerOffBoxes})
+	}
+	runErr := app.Group{Logger: m.deps.Logger, Grace: 9 * time.Second}.Run(ctx, tasks...)
+	return errors.Join(runErr, m.end(context.WithoutCancel(ctx)))
+}
+
+// end leaves nothing behind: what was launched while everything stopped is stopped too.
+func (m *Mesh) end(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	var errs []error
+	if m.boxes != nil {
+		errs = append(errs, m.boxes.PowerOffBoxes(ctx))
+	}
+	_, err := agents.End(ctx, m.dir, 500*time.Millisecond)
+	m.ops, m.services = nil, nil // they have been run, so they closed themselves
+	return errors.Join(append(errs, err, m.release(ctx))...)
+}
+
+func (m *Mesh) renew(ctx context.Context) error {
+	return app.Every(ctx, m.deps.Logger, "certificates", time.Hour, func(context.Context) error {
+		_, err := m.material.Renew()
+		return err
+	})
+}

@@ -1,0 +1,261 @@
+package dev_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/meshtest"
+	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/mesh/reap"
+)
+
+// text is written by the mesh and read by the test.
+type text struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (w *text) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.Write(p)
+}
+
+func (w *text) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
+}
+
+// started is a mesh that runs.
+type started struct {
+	*dev.Mesh
+
+	out, err *text
+	stop     func() error
+}
+
+func config(t *testing.T) dev.Config {
+	t.Helper()
+	const anyPort = "127.0.0.1:0"
+	return dev.Config{
+		Nodes: 1, AgentBinary: filepath.Join(meshtest.Programs(t), agents.Program), NoDemo: true,
+		ConsoleAddr: anyPort, NodeAddr: anyPort, EnrollAddr: anyPort, MetricsAddr: anyPort,
+	}
+}
+
+// start runs a mesh until the test stops it, and returns when it is ready.
+func start(t *testing.T, cfg dev.Config) started {
+	t.Helper()
+	ctx, cancel := context.WithCancel(testkit.Context(t))
+	s := started{out: &text{}, err: &text{}}
+	m, err := dev.New(ctx, dev.Deps{Logger: testkit.Logger(t), Out: s.out, Err: s.err, Version: "test"}, cfg)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	s.Mesh = m
+	ended := make(chan error, 1)
+	go func() { ended <- m.Run(ctx) }()
+	s.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	t.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	select {
+	case <-m.Ready():
+	case err := <-ended:
+		t.Fatalf("the mesh ended: %v", err)
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the mesh is not ready after two minutes")
+	}
+	return s
+}
+
+func (s started) node(t *testing.T, name string) *readmodelv1.Node {
+	t.Helper()
+	resp, err := s.Client().Query.GetNode(t.Context(), &readmodelv1.GetNodeRequest{Node: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.GetNode()
+}
+
+// await waits for the state of a workspace.
+func (s started) await(t *testing.T, workspace string, want commonv1.WorkspaceState) *readmodelv1.Workspace {
+	t.Helper()
+	var ws *readmodelv1.Workspace
+	testkit.Eventually(t, time.Minute, func() error {
+		resp, err := s.Client().Query.GetWorkspace(t.Context(), &readmodelv1.GetWorkspaceRequest{Workspace: workspace})
+		if err != nil {
+			return err
+		}
+		if ws = resp.GetWorkspace(); ws.GetState() != want {
+			return errors.New(workspace + " is " + names.Of(ws.GetState()) + " " + ws.GetLastError())
+		}
+		return nil
+	})
+	return ws
+}
+
+// handshakes reads from the metrics how many TLS handshakes each service's internal port has finished.
+func handshakes(t *testing.T, s started) map[string]float64 {
+	t.Helper()
+	families, err := s.Registry().Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != "gpuaas_tls_handshakes_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["port"] == "internal" {
+				out[labels["service"]] += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return out
+}
+
+func TestOneProcessHoldsAWholeMesh(t *testing.T) {
+	testkit.IO(t)
+	cfg := config(t)
+	cfg.Ephemeral, cfg.NoDemo = true, false
+	s := start(t, cfg)
+	if took := s.Took(); took <= 0 {
+		t.Errorf("took %s", took)
+	}
+	node := s.node(t, "n1")
+	if !node.GetConnected() || node.GetIdentity().GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		t.Errorf("node %v", node)
+	}
+	ws := s.await(t, "acme/demo", commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+	if len(ws.GetEndpoints()) == 0 {
+		t.Error("the demo answers nowhere")
+	}
+	// Each of the others has shaken hands with both services that are called, as it would from a process of its own.
+	counts := handshakes(t, s)
+	for _, service := range []string{"recovery", "lifecycle"} {
+		if counts[service] < 3 {
+			t.Errorf("%s has finished %v handshakes, want one with each of its three callers", service, counts[service])
+		}
+	}
+	for _, want := range []string{"fsync=on", "1 of 1 agents connected", "console: not built"} {
+		if !strings.Contains(s.out.String(), want) {
+			t.Errorf("output lacks %q: %s", want, s.out.String())
+		}
+	}
+	if !strings.Contains(s.err.String(), "ready in ") {
+		t.Errorf("no ready line: %q", s.err.String())
+	}
+	dir := s.Dir()
+	began := time.Now()
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("stopping took %s", took)
+	}
+	if procs, err := reap.Under(dir, agents.Program); err != nil || len(procs) > 0 {
+		t.Errorf("left running: %v, %v", procs, err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left behind: %s (%v)", dir, err)
+	}
+}
+
+func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
+	testkit.IO(t)
+	cfg := config(t)
+	cfg.DataDir, cfg.NoDemo = filepath.Join(meshtest.Dir(t), "data"), false
+	first := start(t, cfg)
+	before := first.node(t, "n1")
+	ws := first.await(t, "acme/demo", commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+
+	if _, err := dev.New(t.Context(), dev.Deps{Logger: testkit.Logger(t), Out: &text{}, Err: &text{}}, cfg); !errors.Is(err, dev.ErrInUse) ||
+		!strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
+		t.Errorf("a second mesh on the directory: %v", err)
+	}
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, cfg)
+	after := second.node(t, "n1")
+	if after.GetNodeId() != before.GetNodeId() || after.GetIdentity().GetNodeInstanceId() != before.GetIdentity().GetNodeInstanceId() {
+		t.Errorf("the node was %v and is %v", before.GetIdentity(), after.GetIdentity())
+	}
+	again := second.await(t, "acme/demo", commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+	if again.GetWorkspaceId() != ws.GetWorkspaceId() || again.GetEpoch() != ws.GetEpoch() {
+		t.Errorf("the workspace was %s in epoch %d and is %s in epoch %d", ws.GetWorkspaceId(), ws.GetEpoch(), again.GetWorkspaceId(), again.GetEpoch())
+	}
+	// Its box was powered on again, and finds the mesh although that stands on other ports now.
+	box := again.GetNodeName()
+	testkit.Eventually(t, 30*time.Second, func() error {
+		if !second.node(t, box).GetConnected() {
+			return errors.New("the box is not connected")
+		}
+		return nil
+	})
+}
+
+func TestWhatCannotStartSaysWhy(t *testing.T) {
+	testkit.IO(t)
+	deps := dev.Deps{Logger: testkit.Logger(t), Out: &text{}, Err: &text{}}
+	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+
+	cfg := config(t)
+	cfg.DataDir = filepath.Join(meshtest.Dir(t), "data")
+	cfg.ConsoleAddr, cfg.MetricsAddr = taken.Addr().String(), taken.Addr().String()
+	_, err = dev.New(t.Context(), deps, cfg)
+	var inUse *ports.InUseError
+	if !errors.As(err, &inUse) || inUse.Flag != "--console-addr" || inUse.PID != os.Getpid() {
+		t.Errorf("a taken address: %v", err)
+	}
+	if !strings.Contains(err.Error(), "--metrics-addr") {
+		t.Errorf("only the first problem was told: %v", err)
+	}
+
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte("node.no_such_key: 1\nnode.stream_max_age_seconds: -5\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = dev.New(t.Context(), deps, dev.Config{PolicyFile: file, Nodes: -1, AgentBinary: "/nonexistent", NodeAddr: "nowhere"})
+	var wrong *dev.ConfigError
+	if !errors.As(err, &wrong) {
+		t.Fatalf("a bad configuration: %v", err)
+	}
+	for _, want := range []string{"node.no_such_key", "node.stream_max_age_seconds", "--nodes", "--agent-binary", "--node-addr"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not told: %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package dev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/mesh/material"
+	"github.com/gpuaas/mesh/mesh/topology"
+	"github.com/gpuaas/mesh/services/lifecycle"
+	"github.com/gpuaas/mesh/services/nodeapi"
+	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/recovery"
+)
+
+// running is a service with its name.
+type running struct {
+	topology.Running
+
+	name  string
+	close func() // gives back what the constructor took, if Run is never called
+}
+
+// buildServices builds all services by their own constructors. They know nothing of each other but addresses.
+func (m *Mesh) buildServices(ctx context.Context) error {
+	if err := m.makePlan(ctx); err != nil {
+		return err
+	}
+	var err error
+	if m.registry, err = obs.NewRegistry(); err != nil {
+		return err
+	}
+	const anyPort = "127.0.0.1:0"
+	r, err := recovery.New(ctx, recovery.Deps{Logger: m.deps.Logger, Registry: m.registry}, m.plan.Recovery(anyPort))
+	if err != nil {
+		return err
+	}
+	m.services = append(m.services, running{Running: r, name: material.Recovery, close: r.Close})
+	if m.boxes, err = lifecycle.New(ctx, lifecycle.Deps{Logger: m.deps.Logger, Registry: m.registry}, m.plan.Lifecycle(anyPort)); err != nil {
+		return err
+	}
+	m.services = append(m.services, running{Running: m.boxes, name: material.Lifecycle})
+	n, err := nodeapi.New(ctx, nodeapi.Deps{Logger: m.deps.Logger, Registry: m.registry}, m.plan.NodeAPI(m.cfg.NodeAddr, anyPort))
+	if err != nil {
+		return err
+	}
+	m.services = append(m.services, running{Running: n, name: material.NodeAPI})
+	v, err := readmodel.New(ctx, readmodel.Deps{Logger: m.deps.Logger, Registry: m.registry}, m.plan.Readmodel(anyPort, m.cfg.hosts()))
+	if err != nil {
+		return err
+	}
+	m.services = append(m.services, running{Running: v, name: material.Readmodel})
+	return m.buildOps(ctx)
+}
+
+// buildOps makes the one port where the metrics of all services are, and whether each is ready.
+func (m *Mesh) buildOps(ctx context.Context) error {
+	health := obs.NewHealth()
+	for _, s := range m.services {
+		health.Ready(s.name, func(ctx context.Context) error { return askReady(ctx, s.OpsAddr()) })
+	}
+	var err error
+	m.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: m.deps.Logger, Registry: m.registry, Health: health}, m.cfg.MetricsAddr)
+	return err
+}
+
+// askReady asks a service the way an orchestrator does.
+func askReady(ctx context.Context, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("not ready: %s", resp.Status)
+	}
+	return nil
+}
+
+// awaitServices waits until every service says that it is ready.
+func (m *Mesh) awaitServices(ctx context.Context) error {
+	const limit = time.Minute
+	deadline := time.Now().Add(limit)
+	for _, s := range m.services {
+		for {
+			err := askReady(ctx, s.OpsAddr())
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s is not ready after %s: %w", s.name, limit, err)
+			}
+			if !app.Sleep(ctx, 25*time.Millisecond) {
+				return errors.Join(context.Cause(ctx), err)
+			}
+		}
+	}
+	return nil
+}

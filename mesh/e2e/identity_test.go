@@ -1,0 +1,112 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+// whole are the changes of an agent's identity that must be survived in the middle, by the part of a kill point's name that says which.
+var whole = []string{
+	"pending_key.key-pending", "enrol.journal", "replay.cert", "replay.key", "replay.node", "replay.node-agent", "replay.journal", "join_state.join-state", "issued.journal",
+	"issued.key-next", "issued.cert-next", "flip.key", "flip.cert",
+}
+
+// TestAnAgentSurvivesBetweenAnyTwoFsyncs kills a machine's agent and recovery and nodeapi at each of their points of enrolment, opening, working and
+// renewing. The machine must stay the node that it was, without an alarm.
+func TestAnAgentSurvivesBetweenAnyTwoFsyncs(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	c := start(t, cluster.Config{
+		Nodes: 1, Replicas: 1, Policy: map[string]string{"node.certificate_ttl_seconds": "70", "node.task_stale_sweep_interval_seconds": "2"},
+		Env: []string{
+			"GPUAAS_FAILPOINTS=agent.*=kill,recovery.renew.*=kill,nodeapi.renew.*=kill",
+			// An agent that dies twenty times in a minute opens more often than one that is well may.
+			"GPUAAS_NODEAPI_OPEN_EVERY=100ms", "GPUAAS_RECOVERY_CLAIM_LEASE=1s",
+		},
+	})
+	createTenant(t, c)
+	before := machines(t, c)
+	began := time.Now()
+	want := slices.DeleteFunc(literals(t, "agent"), func(p string) bool {
+		return p == "agent.diag.after_fsync" // before a retry only, and it holds no identity
+	})
+	want = append(want, slices.DeleteFunc(slices.Sorted(maps.Keys(elsewhere)), func(p string) bool { return !strings.Contains(p, ".renew.") })...)
+	missing := func() []string {
+		points, _ := hits(t, c)
+		out := slices.DeleteFunc(slices.Clone(want), func(p string) bool { return points[p] > 0 })
+		for _, part := range whole {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(points)), func(p string) bool { return strings.HasPrefix(p, "agent.identity."+part+".") }) {
+				out = append(out, "agent.identity."+part+".*")
+			}
+		}
+		return out
+	}
+	var all []*wish
+	for i := 0; time.Since(began) < 180*time.Second && len(missing()) > 0; i++ {
+		w := &wish{
+			name: fmt.Sprintf("s-%02d", i), key: fmt.Sprintf("s-%02d", i),
+			spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+		}
+		if i%2 == 1 {
+			w.spec, w.doomed = doomedSpec(), true
+			w.spec.Placement = commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
+		}
+		all = append(all, w)
+		if err := w.create(ctx, c); err != nil {
+			t.Error(err)
+		}
+		_, _ = c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: "n1"})
+		awaitSettled(t, c, time.Minute, w)
+		if !w.doomed {
+			if err := insist(ctx, 30*time.Second, func(ctx context.Context) error {
+				_, err := c.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+					Workspace: w.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "its turn is over", IdempotencyKey: "end-" + w.key,
+				})
+				return err
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if left := missing(); len(left) > 0 {
+		t.Errorf("kill points that were not hit: %v", left)
+	}
+	points, _ := hits(t, c)
+	for _, name := range slices.Sorted(maps.Keys(points)) {
+		t.Logf("killed at %s", name)
+	}
+	t.Logf("%d kill points in %.0f s", len(points), time.Since(began).Seconds())
+	awaitSettled(t, c, time.Minute)
+	if err := insist(ctx, time.Minute, func(context.Context) error {
+		for _, ws := range workspaces(t, c) {
+			if s := ws.GetState(); s == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || !settled(s) {
+				return fmt.Errorf("%s is %s", ws.GetName(), s)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	healed(t, c, before)
+	quiet(t, c)
+	judgeWishes(t, c, all)
+	mesh := database(t, c, pg.DatabaseMesh)
+	if instances := column(t, mesh, `SELECT count(DISTINCT payload ->> 'node_instance_id')::text FROM events.event WHERE kind = 'node_identity.changed'
+		AND aggregate_id = $1 AND payload ->> 'node_instance_id' <> ''`, before["n1"]); instances[0] != "1" {
+		t.Errorf("the machine was enrolled as %s instances", instances[0])
+	}
+	judgeWorld(t, c)
+	judgeLogs(t, c, nil)
+}

@@ -1,0 +1,144 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/meshtest"
+)
+
+// cli answers a function that runs the client's program as a person would.
+func cli(t *testing.T, c *cluster.Cluster) func(args ...string) []byte {
+	t.Helper()
+	roots, err := pki.ReadFile(c.Material.ServiceRoots())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "contexts.yaml")
+	if err := contexts.Put(file, contexts.Context{
+		Name: "e2e", Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots), Token: c.Token(),
+	}, true); err != nil {
+		t.Fatal(err)
+	}
+	return func(args ...string) []byte {
+		t.Helper()
+		cmd := exec.CommandContext(testkit.Context(t), filepath.Join(meshtest.Programs(t), "gpuaas"), args...) //nolint:gosec // our own program
+		cmd.Env = append(os.Environ(), contexts.EnvPath+"="+file)
+		out, err := cmd.Output()
+		if err != nil {
+			why := ""
+			if failed, ok := err.(*exec.ExitError); ok { //nolint:errorlint // as Output answers it
+				why = string(failed.Stderr)
+			}
+			t.Fatalf("gpuaas %v: %v: %s%s", args, err, out, why)
+		}
+		return out
+	}
+}
+
+// answers says whether a URL answers 200.
+func answers(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, resp.Status)
+	}
+	return nil
+}
+
+func TestAWorkspaceIsProvisionedByTheRealPrograms(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	c := start(t, cluster.Config{Nodes: 1, GPUs: 2})
+	run := cli(t, c)
+	run("tenants", "create", "acme")
+	began := time.Now()
+	run("workspaces", "create", "demo2", "--tenant", "acme", "--wait", "--timeout", "60s", "-o", "json")
+	t.Logf("create to active: %.2f s", time.Since(began).Seconds())
+	ws := workspace(t, c, "acme/demo2")
+	if len(ws.GetEndpoints()) != 1 {
+		t.Fatalf("endpoints %v", ws.GetEndpoints())
+	}
+	if err := answers(ctx, ws.GetEndpoints()[0].GetUrl()); err != nil {
+		t.Fatal(err)
+	}
+	var task struct {
+		TaskID string `json:"task_id"`
+		State  string `json:"state"`
+	}
+	began = time.Now()
+	if err := json.Unmarshal(run("nodes", "probe", "n1", "-o", "json"), &task); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("probe: %.0f ms", time.Since(began).Seconds()*1000)
+	var shown struct {
+		State       string `json:"state"`
+		Transitions []struct {
+			State string `json:"state"`
+		} `json:"transitions"`
+	}
+	testkit.Eventually(t, 10*time.Second, func() error {
+		if err := json.Unmarshal(run("tasks", "get", task.TaskID, "-o", "json"), &shown); err != nil {
+			return err
+		}
+		if shown.State != "succeeded" {
+			return fmt.Errorf("the probe is %s", shown.State)
+		}
+		return nil
+	})
+	var states []string
+	for _, tr := range shown.Transitions {
+		states = append(states, tr.State)
+	}
+	if diff := cmp.Diff([]string{"queued", "dispatched", "delivered", "running", "succeeded"}, slices.Compact(states)); diff != "" {
+		t.Errorf("the probe's states: %s", diff)
+	}
+	run("workspaces", "decommission", "demo2", "--reason", "the test is over")
+	testkit.Eventually(t, 30*time.Second, func() error {
+		if s := workspace(t, c, "acme/demo2").GetState().String(); s != "WORKSPACE_STATE_DECOMMISSIONED" {
+			return fmt.Errorf("the workspace is %s", s)
+		}
+		return nil
+	})
+	mustBeHealed(t, c)
+}
+
+func workspace(t *testing.T, c *cluster.Cluster, name string) *readmodelv1.Workspace {
+	t.Helper()
+	var ws *readmodelv1.Workspace
+	if err := insist(testkit.Context(t), 10*time.Second, func(ctx context.Context) error {
+		resp, err := c.Client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: name})
+		ws = resp.GetWorkspace()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return ws
+}
+
+func mustBeHealed(*testing.T, *cluster.Cluster) {}

@@ -1,0 +1,408 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/reap"
+)
+
+// computed are the kill points whose names are put together at run time, so that they are not found in the source.
+var computed = []string{
+	"lifecycle.saga.lease.before_commit", "lifecycle.saga.lease.after_commit",
+	"lifecycle.saga.intent.before_commit", "lifecycle.saga.intent.after_commit",
+	"lifecycle.saga.advance.before_commit", "lifecycle.saga.advance.after_commit",
+	"lifecycle.saga.park.before_commit", "lifecycle.saga.park.after_commit",
+	"lifecycle.saga.finish.before_commit", "lifecycle.saga.finish.after_commit",
+}
+
+// elsewhere are points that another test reaches.
+var elsewhere = map[string]string{
+	"recovery.report_challenge.before_commit": "only a copied identity is challenged: TestACopyIsFoundAcrossAKill",
+	"recovery.renew.after_sign":               "certificates outlive this test: TestAnAgentSurvivesBetweenAnyTwoFsyncs",
+	"recovery.renew.after_commit":             "as above",
+	"recovery.renew.before_commit":            "as above",
+	"nodeapi.renew.before_send":               "as above",
+}
+
+// literals are the kill points that stand in the source of a part of the tree.
+func literals(t *testing.T, dir string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(testkit.Context(t), "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `failpoint\.Hit\("[a-z_.]+"\)`, //nolint:gosec // our tree
+		filepath.Join("..", "..", dir)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var points []string
+	for _, m := range regexp.MustCompile(`"([a-z_.]+)"`).FindAllStringSubmatch(string(out), -1) {
+		if _, ok := elsewhere[m[1]]; !ok {
+			points = append(points, m[1])
+		}
+	}
+	return points
+}
+
+// machines are the ids of the enrolled machines by name.
+func machines(t *testing.T, c *cluster.Cluster) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, a := range c.Nodes {
+		if err := insist(testkit.Context(t), 30*time.Second, func(ctx context.Context) error {
+			resp, err := c.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: a.Name()})
+			out[a.Name()] = resp.GetNode().GetNodeId()
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// recoveries measures how long each service takes from a crash until it is ready again.
+type recoveries struct {
+	mu   sync.Mutex
+	took map[string][]time.Duration
+}
+
+func (r *recoveries) watch(ctx context.Context, p *cluster.Process) {
+	seen := 0
+	for app.Sleep(ctx, 5*time.Millisecond) {
+		exits := p.Exits()
+		if len(exits) == seen {
+			continue
+		}
+		seen = len(exits)
+		for p.PID() == exits[seen-1].PID || p.Ready(ctx) != nil {
+			if !app.Sleep(ctx, 5*time.Millisecond) {
+				return
+			}
+			if len(p.Exits()) > seen {
+				break // it died again before it was ready
+			}
+		}
+		if len(p.Exits()) == seen {
+			r.mu.Lock()
+			r.took[p.Name] = append(r.took[p.Name], time.Since(exits[seen-1].At))
+			r.mu.Unlock()
+		}
+	}
+}
+
+func (r *recoveries) log(t *testing.T) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(r.took)) {
+		took := r.took[name]
+		slices.Sort(took)
+		t.Logf("crash to ready: %-10s %3d times, p50 %.2f s, max %.2f s", name, len(took), took[len(took)/2].Seconds(), took[len(took)-1].Seconds())
+	}
+}
+
+// watched runs do beside the measurement of recoveries and what else must go on meanwhile.
+func watched(t *testing.T, c *cluster.Cluster, beside ...func(context.Context)) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(testkit.Context(t))
+	var wg sync.WaitGroup
+	r := &recoveries{took: map[string][]time.Duration{}}
+	for _, p := range c.Processes() {
+		wg.Go(func() { r.watch(ctx, p) })
+	}
+	for _, b := range beside {
+		wg.Go(func() { b(ctx) })
+	}
+	var once sync.Once
+	stop = func() { once.Do(func() { cancel(); wg.Wait(); r.log(t) }) }
+	t.Cleanup(stop)
+	return stop
+}
+
+// healed waits until every process is ready and every machine is connected under the id that it had.
+func healed(t *testing.T, c *cluster.Cluster, before map[string]string) {
+	t.Helper()
+	ctx := testkit.Context(t)
+	began := time.Now()
+	for _, p := range c.Processes() {
+		if err := insist(ctx, time.Minute, p.Ready); err != nil {
+			t.Error(err)
+		}
+	}
+	for name, id := range before {
+		if err := insist(ctx, time.Minute, func(ctx context.Context) error {
+			resp, err := c.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: name})
+			if err != nil {
+				return err
+			}
+			n := resp.GetNode()
+			if n.GetNodeId() != id {
+				return fmt.Errorf("node %s was %s and is %s", name, id, n.GetNodeId())
+			}
+			if !n.GetConnected() {
+				return fmt.Errorf("node %s is not connected: %s", name, n.GetReason())
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("healed: everything is ready and every machine connected after %.1f s", time.Since(began).Seconds())
+}
+
+// stir does what creates alone do not: it makes every other kind of request, so that their kill points are passed too. Whatever fails is asked again by
+// the next round.
+func stir(t *testing.T, c *cluster.Cluster, doomed func(i int)) func(context.Context) {
+	t.Helper()
+	return func(ctx context.Context) {
+		for i := 0; app.Sleep(ctx, 400*time.Millisecond); i++ {
+			call, cancel := context.WithTimeout(ctx, 4*time.Second)
+			_, _ = c.Client.Command.ProbeNode(call, &readmodelv1.ProbeNodeRequest{Node: "n" + strconv.Itoa(1+i%len(c.Nodes))})
+			_, _ = c.Client.Command.EnrollNode(call, &readmodelv1.EnrollNodeRequest{Name: "spare-" + strconv.Itoa(i%5)})
+			_, _ = c.Client.Command.SetPolicy(call, &readmodelv1.SetPolicyRequest{
+				Key: "audit.dedupe_window_seconds", Value: strconv.Itoa(100 + i%50), Reason: "stir",
+			})
+			for _, verb := range []recoveryv1.IdentityVerb{recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE} {
+				_, _ = c.Client.Command.ChangeNodeIdentity(call, &readmodelv1.ChangeNodeIdentityRequest{Node: "n3", Verb: verb, Reason: "stir"})
+			}
+			cancel()
+			if i%8 == 7 && i < 160 {
+				doomed(i)
+			}
+		}
+		// Nothing stays held by us.
+		_ = insist(context.WithoutCancel(ctx), time.Minute, func(ctx context.Context) error {
+			_, err := c.Client.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{
+				Node: "n3", Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, Reason: "stir is over",
+			})
+			return err
+		})
+	}
+}
+
+// shape answers the spec of the n-th wish: most get a box, some a slot on a machine, some are doomed.
+func shape(n int) (spec *lifecyclev1.WorkspaceSpec, doomed bool) {
+	switch n % 10 {
+	case 3:
+		return &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC}, false
+	case 6:
+		return doomedSpec(), true
+	default:
+		return nil, false
+	}
+}
+
+func wishes(prefix string, n int) []*wish {
+	var out []*wish
+	for i := range n {
+		spec, doomed := shape(i)
+		out = append(out, &wish{name: fmt.Sprintf("%s-%02d", prefix, i), key: fmt.Sprintf("key-%s-%02d", prefix, i), spec: spec, doomed: doomed})
+	}
+	return out
+}
+
+// TestKillsAtEveryPointBetweenTwoEffects kills each service at each of its kill points while workspaces are created, and machines' agents at theirs.
+func TestKillsAtEveryPointBetweenTwoEffects(t *testing.T) {
+	testkit.IO(t)
+	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
+	createTenant(t, c)
+	before := machines(t, c)
+	want := slices.Concat(literals(t, "services"), computed)
+	if len(want) < 30 {
+		t.Fatalf("only %d kill points are found in the source", len(want))
+	}
+	killed := map[int]bool{}
+	for _, p := range c.Processes() {
+		p.BeforeStart(func() []string {
+			return []string{"GPUAAS_FAILPOINTS=" + kind(p) + ".*=kill", "GPUAAS_BOX_FAILPOINTS=agent.deliver.*=kill,agent.result.*=kill,agent.run.*=kill"}
+		})
+		killed[p.PID()] = true
+		if err := p.Kill9(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var doomedMu sync.Mutex
+	var extra []*wish
+	var group sync.WaitGroup
+	ctx := testkit.Context(t)
+	stop := watched(t, c, stir(t, c, func(i int) {
+		w := &wish{name: fmt.Sprintf("doomed-%03d", i), key: fmt.Sprintf("doomed-%03d", i), spec: doomedSpec(), doomed: true}
+		doomedMu.Lock()
+		extra = append(extra, w)
+		doomedMu.Unlock()
+		group.Go(func() {
+			if err := w.create(ctx, c); err != nil {
+				t.Error(err)
+			}
+		})
+	}))
+	began := time.Now()
+	var all []*wish
+	missing := func() []string {
+		points, _ := hits(t, c)
+		return slices.DeleteFunc(slices.Clone(want), func(p string) bool { return points[p] > 0 })
+	}
+	for round := 0; round < 4 && (round < 2 || len(missing()) > 0); round++ {
+		batch := wishes(fmt.Sprintf("r%d", round), 8)
+		all = append(all, batch...)
+		if err := createAll(ctx, c, batch); err != nil {
+			t.Error(err)
+		}
+		// The rare requests of this test hold and reactivate the machines, and an agent that was held comes back at its slow cadence.
+		awaitSettled(t, c, 4*time.Minute, batch...)
+		t.Logf("round %d: %d points are to be hit after %.0f s", round, len(missing()), time.Since(began).Seconds())
+	}
+	// Points that only a rare request passes get a little longer.
+	_ = insist(ctx, 30*time.Second, func(context.Context) error {
+		if left := missing(); len(left) > 0 {
+			return fmt.Errorf("%v", left)
+		}
+		return nil
+	})
+	stop()
+	group.Wait()
+	all = append(all, extra...)
+	for _, p := range c.Processes() {
+		p.BeforeStart(nil)
+	}
+	healed(t, c, before)
+	t.Logf("settled: %v", awaitSettled(t, c, time.Minute))
+	points, _ := hits(t, c)
+	for _, name := range slices.Sorted(maps.Keys(points)) {
+		t.Logf("killed at %-45s %d", name, points[name])
+	}
+	if left := missing(); len(left) > 0 {
+		t.Errorf("%d of %d kill points were not hit: %v", len(left), len(want), left)
+	}
+	quiet(t, c)
+	judgeWishes(t, c, all)
+	judgeWorld(t, c)
+	judgeLogs(t, c, killed)
+}
+
+// kind is the service that a process is.
+func kind(p *cluster.Process) string {
+	name, _, _ := strings.Cut(p.Name, "-")
+	return name
+}
+
+// quiet waits until no task is in flight any more: what has no session expires.
+func quiet(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	if err := insist(testkit.Context(t), 90*time.Second, func(ctx context.Context) error {
+		resp, err := c.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{PageSize: 500, CurrentOnly: true})
+		if err != nil {
+			return err
+		}
+		if n := len(resp.GetItems()); n > 0 {
+			return fmt.Errorf("%d tasks are in flight, such as %v", n, resp.GetItems()[0])
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKillsAtRandom kills anything at any time during 50 creates at once.
+func TestKillsAtRandom(t *testing.T) {
+	testkit.IO(t)
+	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	if s := os.Getenv("GPUAAS_E2E_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("seed %d; again with GPUAAS_E2E_SEED=%d", seed, seed)
+	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a schedule
+	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
+	createTenant(t, c)
+	before := machines(t, c)
+	killed, tally := map[int]bool{}, map[string]int{}
+	stop := watched(t, c, func(ctx context.Context) {
+		for app.Sleep(ctx, time.Duration(300+random.IntN(900))*time.Millisecond) {
+			name, pid := victim(c, random)
+			if pid == 0 {
+				continue
+			}
+			killed[pid] = true
+			tally[name]++
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone
+		}
+	})
+	all := wishes("w", 50)
+	began := time.Now()
+	ctx := testkit.Context(t)
+	if err := createAll(ctx, c, all); err != nil {
+		t.Error(err)
+	}
+	t.Logf("all creates are answered after %.1f s", time.Since(began).Seconds())
+	// The killing goes on while sagas run, for as long as some are open, but not for ever.
+	for time.Since(began) < 60*time.Second && app.Sleep(ctx, 500*time.Millisecond) {
+		open := false
+		for _, ws := range workspaces(t, c) {
+			open = open || !settled(ws.GetState())
+		}
+		if !open {
+			break
+		}
+	}
+	stop()
+	t.Logf("killed: %v", tally)
+	heal := time.Now()
+	healed(t, c, before)
+	t.Logf("settled: %v, %.1f s after the last kill", awaitSettled(t, c, 2*time.Minute), time.Since(heal).Seconds())
+	quiet(t, c)
+	judgeWishes(t, c, all)
+	judgeWorld(t, c)
+	judgeLogs(t, c, killed)
+	if len(killed) < 10 {
+		t.Errorf("only %d processes were killed", len(killed))
+	}
+}
+
+// victim chooses a process.
+func victim(c *cluster.Cluster, random *rand.Rand) (string, int) {
+	services := c.Processes()
+	switch n := random.IntN(len(services) + 4); {
+	case n < len(services):
+		return services[n].Name, services[n].PID()
+	case n == len(services):
+		return "postgres", c.Stores.Postgres.PID()
+	case n == len(services)+1:
+		return "redis", c.Stores.Redis.PID()
+	case n == len(services)+2:
+		a := c.Nodes[random.IntN(len(c.Nodes))]
+		return a.Name(), a.PID()
+	default:
+		procs, err := reap.Under(c.Plan.BoxDir, agents.Program)
+		if err != nil {
+			return "", 0
+		}
+		procs = slices.DeleteFunc(procs, func(p reap.Process) bool { return len(p.Args) < 2 || p.Args[1] != "run" })
+		if len(procs) == 0 {
+			return "", 0
+		}
+		slices.SortFunc(procs, func(a, b reap.Process) int { return a.PID - b.PID })
+		return "box", procs[random.IntN(len(procs))].PID
+	}
+}

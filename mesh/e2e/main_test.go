@@ -1,0 +1,124 @@
+// Package e2e_test holds the promises of a whole mesh, run by its real programs as separate processes, against faults that are real: kill -9, SIGSTOP, a
+// lock store that loses everything.
+//
+// What happened is judged from outside: the launch ledger of the placement driver, processes, sockets, the list of the workload database, and the API
+// that people use. Rows of the mesh are read to be compared with these, never to replace them.
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/meshtest"
+)
+
+// envReaper makes this test binary a reaper of the named directory.
+const envReaper = "GPUAAS_E2E_REAP"
+
+// TestMain doubles as the reaper: a process that waits for the end of the tests, however sudden, and then ends what their meshes had launched.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(envReaper); dir != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		app.Sleep(ctx, 300*time.Millisecond) // the kernel ends the services, which would launch boxes again
+		if err := end(ctx, dir); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	testkit.Main(m)
+}
+
+// reapLater ends what is left below dir when this process has ended, by a process of its own.
+func reapLater(t *testing.T, dir string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
+	cmd.Env = append(os.Environ(), envReaper+"="+dir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("reaper: %v", err)
+		}
+	})
+}
+
+// end ends the boxes, agents and workloads below a mesh's directory.
+func end(ctx context.Context, dir string) error {
+	_, err := agents.End(ctx, dir, 500*time.Millisecond)
+	return err
+}
+
+// start brings up a mesh that ends with the test.
+func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
+	t.Helper()
+	ctx := testkit.Context(t)
+	cfg.Dir, cfg.Programs = meshtest.Dir(t), meshtest.Programs(t)
+	reapLater(t, cfg.Dir)
+	cfg.Env = append(cfg.Env, "GPUAAS_FAILPOINT_REPORT="+filepath.Join(cfg.Dir, hitsFile), "GPUAAS_LIFECYCLE_SAGA_LEASE=3s")
+	if cfg.Replicas == 0 {
+		cfg.Replicas = 2
+	}
+	began := time.Now()
+	c, err := cluster.New(ctx, testkit.Logger(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Keep(kept) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("keep: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("a mesh of separate processes stands after %.1f s in %s", time.Since(began).Seconds(), cfg.Dir)
+	return c
+}
+
+// insist asks again until do succeeds or limit has passed; then the last error stands.
+func insist(ctx context.Context, limit time.Duration, do func(ctx context.Context) error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := do(ctx)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %s: %w", limit, err)
+		}
+		if !app.Sleep(ctx, 50*time.Millisecond) {
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// hitsFile is where processes note the kill points that they die at.
+const hitsFile = "hits"

@@ -1,0 +1,423 @@
+package e2e_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/reap"
+)
+
+// database connects as the administrator, who sees everything.
+func database(t *testing.T, c *cluster.Cluster, name string) *pgx.Conn {
+	t.Helper()
+	u, err := url.Parse(c.Stores.Postgres.AdminURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Path = "/" + name
+	conn, err := pgx.Connect(testkit.Context(t), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	return conn
+}
+
+// column reads one column of text.
+func column(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := conn.Query(testkit.Context(t), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// launch is one line of the placement driver's ledger.
+type launch struct {
+	Op          string    `json:"op"`
+	At          time.Time `json:"at"`
+	WorkspaceID string    `json:"workspace_id"`
+	Epoch       int64     `json:"epoch"`
+}
+
+// readLedger reads the ledger as a stranger would.
+func readLedger(t *testing.T, c *cluster.Cluster) []launch {
+	t.Helper()
+	f, err := os.Open(filepath.Join(c.Plan.BoxDir, "launches.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var out []launch
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		var l launch
+		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
+			t.Fatalf("ledger: %v: %s", err, lines.Text())
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// judgeLedger holds: one launch for each workspace and epoch, and never two epochs of a workspace at once. It answers how many were launched and which
+// boxes live.
+func judgeLedger(t *testing.T, c *cluster.Cluster) (launched int, live map[string]int64) {
+	t.Helper()
+	count, live := map[string]int{}, map[string]int64{}
+	for _, l := range readLedger(t, c) {
+		box := l.WorkspaceID + ":" + strconv.FormatInt(l.Epoch, 10)
+		switch l.Op {
+		case "intent", "launched":
+			if l.Op == "launched" {
+				count[box]++
+			}
+			if other, ok := live[l.WorkspaceID]; ok && other != l.Epoch {
+				t.Errorf("workspace %s: epoch %d begins while epoch %d lives", l.WorkspaceID, l.Epoch, other)
+			}
+			live[l.WorkspaceID] = l.Epoch
+		case "ended":
+			if live[l.WorkspaceID] == l.Epoch {
+				delete(live, l.WorkspaceID)
+			}
+		}
+	}
+	for box, n := range count {
+		if n != 1 {
+			t.Errorf("box %s was launched %d times", box, n)
+		}
+		launched += n
+	}
+	return launched, live
+}
+
+// below lists the processes of a directory: agents, and workloads that serve the demo.
+func below(t *testing.T, dir string) (agent, demo, all []reap.Process) {
+	t.Helper()
+	procs, err := reap.Under(dir, agents.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs {
+		switch {
+		case len(p.Args) > 1 && p.Args[1] == "run":
+			agent = append(agent, p)
+		case len(p.Args) > 1 && p.Args[1] == "demo-workload":
+			demo = append(demo, p)
+		}
+	}
+	return agent, demo, procs
+}
+
+func workspaces(t *testing.T, c *cluster.Cluster) []*readmodelv1.Workspace {
+	t.Helper()
+	var out []*readmodelv1.Workspace
+	if err := insist(testkit.Context(t), 20*time.Second, func(ctx context.Context) error {
+		out = nil
+		for token := ""; ; {
+			resp, err := c.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
+			if err != nil {
+				return err
+			}
+			out = append(out, resp.GetItems()...)
+			if token = resp.GetNextPageToken(); token == "" {
+				return nil
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// settled says whether nothing more will happen to a workspace by itself.
+func settled(s commonv1.WorkspaceState) bool {
+	switch s {
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitSettled waits until every workspace is, or those of some wishes alone, and answers how many of each state there are.
+func awaitSettled(t *testing.T, c *cluster.Cluster, limit time.Duration, only ...*wish) map[string]int {
+	t.Helper()
+	meant := func(name string) bool {
+		return len(only) == 0 || slices.ContainsFunc(only, func(w *wish) bool { return w.name == name })
+	}
+	var states map[string]int
+	if err := insist(testkit.Context(t), limit, func(context.Context) error {
+		states = map[string]int{}
+		var open []string
+		for _, ws := range workspaces(t, c) {
+			states[names.Of(ws.GetState())]++
+			if !settled(ws.GetState()) && meant(ws.GetName()) {
+				open = append(open, fmt.Sprintf("%s %s %s: %s (%s)", ws.GetName(), ws.GetWorkspaceId(), names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetWhyWaiting()))
+			}
+		}
+		if len(open) > 0 {
+			return fmt.Errorf("%d workspaces are open: %s", len(open), strings.Join(open[:min(len(open), 8)], "; "))
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("workspaces do not settle: %v", err)
+	}
+	return states
+}
+
+// judgeWorld holds the promises about a mesh that is at rest, from outside.
+func judgeWorld(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	ctx := testkit.Context(t)
+	mesh, tenants := database(t, c, pg.DatabaseMesh), database(t, c, pg.DatabaseWorkloads)
+	list := workspaces(t, c)
+	launched, live := judgeLedger(t, c)
+	schemas := column(t, tenants, `SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 't\_%' ORDER BY 1`)
+	roles := column(t, tenants, `SELECT rolname::text FROM pg_roles WHERE rolname LIKE 't\_%' ORDER BY 1`)
+	active := 0
+	for _, ws := range list {
+		boxes := 0
+		if epoch, ok := live[ws.GetWorkspaceId()]; ok {
+			boxes = 1
+			if epoch != ws.GetEpoch() {
+				t.Errorf("workspace %s has epoch %d, its box has epoch %d", ws.GetName(), ws.GetEpoch(), epoch)
+			}
+		}
+		agent, demo, all := below(t, filepath.Join(c.Plan.BoxDir, "boxes", ws.GetWorkspaceId()+"-"+strconv.FormatInt(ws.GetEpoch(), 10)))
+		process := ws.GetSpec().GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
+		switch ws.GetState() {
+		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
+			active++
+			if process && (boxes != 1 || len(agent) != 1 || len(demo) != 1) {
+				t.Errorf("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), boxes, len(agent), len(demo))
+			}
+			if len(ws.GetEndpoints()) != 1 {
+				t.Errorf("workspace %s is active with the endpoints %v", ws.GetName(), ws.GetEndpoints())
+				continue
+			}
+			if err := insist(ctx, 20*time.Second, func(ctx context.Context) error { return answers(ctx, ws.GetEndpoints()[0].GetUrl()) }); err != nil {
+				t.Errorf("workspace %s is active and does not answer: %v", ws.GetName(), err)
+			}
+		case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
+			if boxes != 0 || len(all) != 0 {
+				t.Errorf("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()), boxes, len(all), all)
+			}
+		default:
+			t.Errorf("workspace %s is %s", ws.GetName(), names.Of(ws.GetState()))
+		}
+	}
+	if len(schemas) != active || len(roles) != active {
+		t.Errorf("%d workspaces are active; the workload database has %d schemas and %d roles", active, len(schemas), len(roles))
+	}
+	_, demo, _ := below(t, c.Plan.BoxDir)
+	_, demoOnMachines, _ := below(t, filepath.Join(filepath.Dir(c.Plan.BoxDir), "agents"))
+	if n := len(demo) + len(demoOnMachines); n != active {
+		t.Errorf("%d workloads run for %d active workspaces", n, active)
+	}
+	none := func(what, sql string) {
+		if got := column(t, mesh, sql); len(got) > 0 {
+			t.Errorf("%s: %d, such as %v", what, len(got), got[:min(len(got), 5)])
+		}
+	}
+	none("live claims of workspaces that are not active", `SELECT w.name || ' ' || c.kind FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id
+		WHERE c.released_at IS NULL AND w.state <> 'active'`)
+	none("orphaned claims", `SELECT kind || ' ' || deterministic_name FROM lifecycle.resource_claim WHERE orphaned_at IS NOT NULL`)
+	none("live allocations of workspaces that are not active", `SELECT w.name || ' ' || a.state FROM lifecycle.allocation a JOIN lifecycle.workspace w ON w.id = a.workspace_id
+		WHERE a.state <> 'released' AND w.state <> 'active'`)
+	none("live instances of workspaces that are not active", `SELECT w.name || ' ' || i.state FROM lifecycle.instance i JOIN lifecycle.workspace w ON w.id = i.workspace_id
+		WHERE i.state <> 'ended' AND w.state <> 'active'`)
+	none("live identities of boxes that ended", `SELECT r.name || ' ' || r.state FROM recovery.identity r JOIN recovery.instance i ON i.node_id = r.node_id
+		WHERE i.retired_at IS NOT NULL AND r.state <> 'retired'`)
+	none("live runs", `SELECT id || ' ' || state || ' ' || why_waiting FROM lifecycle.saga_run WHERE state NOT IN ('succeeded', 'failed')`)
+	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step WHERE state IN ('running', 'waiting')`)
+	none("tasks in flight", `SELECT task_id || ' ' || type || ' ' || state FROM lifecycle.task WHERE state IN ('queued', 'dispatched', 'delivered', 'running')`)
+	none("tasks with not exactly one end", `SELECT t.task_id || ' ' || t.state FROM lifecycle.task t WHERE 1 <> (
+		SELECT count(*) FROM events.event e, jsonb_array_elements(e.payload -> 'transitions') x WHERE e.kind = 'task.changed' AND e.aggregate_id = t.task_id::text
+		AND lower(replace(x ->> 'state', 'TASK_STATE_', '')) IN ('succeeded', 'failed', 'expired', 'cancelled', 'superseded', 'outcome_unknown'))`)
+	none("epochs that fell", `SELECT aggregate_id FROM (SELECT aggregate_id, (payload ->> 'epoch')::bigint AS epoch,
+		lag((payload ->> 'epoch')::bigint) OVER (PARTITION BY aggregate_id ORDER BY aggregate_version) AS before FROM events.event WHERE kind = 'workspace.changed') x
+		WHERE epoch < before`)
+	none("alarms", `SELECT name || ' ' || state || ' ' || alarm FROM recovery.identity WHERE alarm <> ''`)
+	none("identities shut", `SELECT name || ' ' || state FROM recovery.identity WHERE state IN ('held', 'quarantined', 'fenced')`)
+	none("enrolments in flight", `SELECT node_id::text FROM recovery.enrollment WHERE state = 'claimed'`)
+	none("events without a number", `SELECT kind FROM events.event WHERE pos IS NULL`)
+	judgeProjections(t, c, mesh)
+	t.Logf("at rest: %d workspaces, %d active; %d boxes launched, %d live; %d tasks", len(list), active, launched, len(live),
+		len(column(t, mesh, `SELECT task_id::text FROM lifecycle.task`)))
+}
+
+// judgeProjections compares what people are told with what the owners know.
+func judgeProjections(t *testing.T, c *cluster.Cluster, mesh *pgx.Conn) {
+	t.Helper()
+	compare := func(what, sql string, told func(ctx context.Context) ([]string, error)) {
+		t.Helper()
+		if err := insist(testkit.Context(t), 30*time.Second, func(ctx context.Context) error {
+			got, err := told(ctx)
+			if err != nil {
+				return err
+			}
+			slices.Sort(got)
+			want := column(t, mesh, sql)
+			slices.Sort(want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				return fmt.Errorf("-truth +told: %s", diff)
+			}
+			return nil
+		}); err != nil {
+			t.Errorf("%s are not as they are told: %v", what, err)
+		}
+	}
+	compare("workspaces", `SELECT concat_ws(' ', id, name, state, epoch, version) FROM lifecycle.workspace`, func(context.Context) ([]string, error) {
+		var out []string
+		for _, ws := range workspaces(t, c) {
+			out = append(out, fmt.Sprint(ws.GetWorkspaceId(), " ", ws.GetName(), " ", names.Of(ws.GetState()), " ", ws.GetEpoch(), " ", ws.GetVersion()))
+		}
+		return out, nil
+	})
+	compare("tasks", `SELECT concat_ws(' ', task_id, type, state, attempt) FROM lifecycle.task`, func(ctx context.Context) ([]string, error) {
+		var out []string
+		for token := ""; ; {
+			resp, err := c.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{PageSize: 500, PageToken: token})
+			if err != nil {
+				return nil, err
+			}
+			for _, task := range resp.GetItems() {
+				out = append(out, fmt.Sprint(task.GetTaskId(), " ", names.Of(task.GetType()), " ", names.Of(task.GetState()), " ", task.GetAttempt()))
+			}
+			if token = resp.GetNextPageToken(); token == "" {
+				return out, nil
+			}
+		}
+	})
+	compare("instances", `SELECT concat_ws(' ', instance_id, state, epoch, version) FROM lifecycle.instance`, func(ctx context.Context) ([]string, error) {
+		var out []string
+		for token := ""; ; {
+			resp, err := c.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 500, PageToken: token})
+			if err != nil {
+				return nil, err
+			}
+			for _, i := range resp.GetItems() {
+				out = append(out, fmt.Sprint(i.GetInstanceId(), " ", names.Of(i.GetState()), " ", i.GetEpoch(), " ", i.GetVersion()))
+			}
+			if token = resp.GetNextPageToken(); token == "" {
+				return out, nil
+			}
+		}
+	})
+	compare("claims", `SELECT concat_ws(' ', id, kind, released_at IS NOT NULL) FROM lifecycle.resource_claim`, func(ctx context.Context) ([]string, error) {
+		var out []string
+		for token := ""; ; {
+			resp, err := c.Client.Query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{PageSize: 500, PageToken: token, IncludeReleased: true})
+			if err != nil {
+				return nil, err
+			}
+			for _, claim := range resp.GetItems() {
+				out = append(out, fmt.Sprint(claim.GetClaimId(), " ", claim.GetKind(), " ", map[bool]string{true: "t", false: "f"}[claim.GetReleasedAt() != nil]))
+			}
+			if token = resp.GetNextPageToken(); token == "" {
+				return out, nil
+			}
+		}
+	})
+	compare("nodes", `SELECT concat_ws(' ', node_id, name, state) FROM recovery.identity`, func(ctx context.Context) ([]string, error) {
+		var out []string
+		for token := ""; ; {
+			resp, err := c.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token, IncludeRetired: true})
+			if err != nil {
+				return nil, err
+			}
+			for _, n := range resp.GetItems() {
+				out = append(out, n.GetNodeId()+" "+n.GetName()+" "+names.Of(n.GetIdentity().GetState()))
+			}
+			if token = resp.GetNextPageToken(); token == "" {
+				return out, nil
+			}
+		}
+	})
+	resp, err := c.Client.Query.GetStatus(testkit.Context(t), &readmodelv1.GetStatusRequest{})
+	if err != nil {
+		t.Error(err)
+	}
+	if resp.GetParkedEvents() != 0 {
+		t.Errorf("%d events are parked", resp.GetParkedEvents())
+	}
+}
+
+// hits are the kill points that processes died at, with their pids.
+func hits(t *testing.T, c *cluster.Cluster) (points map[string]int, pids map[int]bool) {
+	t.Helper()
+	points, pids = map[string]int{}, map[int]bool{}
+	data, err := os.ReadFile(filepath.Join(filepath.Dir(c.Plan.BoxDir), hitsFile))
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		name, pid, ok := strings.Cut(strings.TrimSpace(line), " ")
+		n, err := strconv.Atoi(pid)
+		if !ok || err != nil {
+			continue
+		}
+		points[name]++
+		pids[n] = true
+	}
+	return points, pids
+}
+
+// judgeLogs holds that no program ended by a fault of its own: every end was a kill of ours, and nobody panicked.
+func judgeLogs(t *testing.T, c *cluster.Cluster, killed map[int]bool) {
+	t.Helper()
+	_, pids := hits(t, c)
+	for _, p := range c.Processes() {
+		for _, exit := range p.Exits() {
+			if exit.Cause != "signal: killed" || (!killed[exit.PID] && !pids[exit.PID]) {
+				t.Errorf("%s (pid %d) ended by itself: %s; its log is %s", p.Name, exit.PID, exit.Cause, p.LogPath())
+			}
+		}
+	}
+	err := filepath.WalkDir(filepath.Dir(c.Plan.BoxDir), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".log") || strings.HasSuffix(path, "postgres.log") {
+			return nil //nolint:nilerr // directories of boxes come and go
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil //nolint:nilerr // as above
+		}
+		for _, bad := range []string{"panic: ", "fatal error: ", "WARNING: DATA RACE", "\"task panicked\""} {
+			if i := bytes.Index(data, []byte(bad)); i >= 0 {
+				t.Errorf("%s: %s", path, data[i:min(len(data), i+400)])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,275 @@
+package material
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+)
+
+const (
+	// DefaultTTL is the life of a service's certificate.
+	DefaultTTL = 90 * 24 * time.Hour
+	// renewShare of its life is what a certificate must have left.
+	renewShare = 3
+)
+
+// Config says what to make.
+type Config struct {
+	Dir         string
+	TrustDomain string
+	Hosts       []string      // DNS names and addresses that the services are reached by, beside localhost and the loopback addresses
+	TTL         time.Duration // of services' certificates; default DefaultTTL
+	Now         func() time.Time
+}
+
+// Material is what was made.
+type Material struct {
+	Layout
+
+	cfg      Config
+	services *ca.ServiceCA
+	// Passwords of the database roles.
+	Passwords map[string]string
+}
+
+// Make makes whatever is missing.
+func Make(cfg Config) (*Material, error) {
+	if cfg.TTL == 0 {
+		cfg.TTL = DefaultTTL
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if !filepath.IsAbs(cfg.Dir) {
+		return nil, fmt.Errorf("make material: directory %q is not absolute", cfg.Dir)
+	}
+	m := &Material{Layout: Layout{Dir: cfg.Dir}, cfg: cfg, Passwords: map[string]string{}}
+	// A service's certificate is replaced in two files; one maker at a time keeps them a pair.
+	err := pki.WithLock(filepath.Join(cfg.Dir, ".lock"), func() error {
+		for _, step := range []func() error{m.authorities, m.renewLocked, m.keys, m.passwords} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make material: %w", err)
+	}
+	return m, nil
+}
+
+func (m *Material) authorities() error {
+	for _, dir := range []string{m.ServiceCADir(), m.NodeCADir(), m.JoinStateKeyDir(), m.TaskKeyDir(), m.AssertionKeyDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make directory: %w", err)
+		}
+	}
+	var err error
+	if m.services, err = ca.OpenServiceCA(m.ServiceCADir(), m.cfg.TrustDomain, m.cfg.Hosts...); err != nil {
+		return err
+	}
+	nodes, err := ca.Open(ca.Config{Dir: m.NodeCADir(), TrustDomain: m.cfg.TrustDomain})
+	if err != nil {
+		return err
+	}
+	return nodes.Close()
+}
+
+// Renew replaces the certificates of services that are near their end, and answers whether it replaced any. The services find them by themselves.
+func (m *Material) Renew() (bool, error) {
+	renewed := false
+	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
+		for _, service := range Services() {
+			if m.good(service) {
+				continue
+			}
+			renewed = true
+			if err := m.issue(service); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return renewed, fmt.Errorf("renew certificates of services: %w", err)
+	}
+	return renewed, nil
+}
+
+func (m *Material) renewLocked() error {
+	for _, service := range Services() {
+		if m.good(service) {
+			continue
+		}
+		if err := m.issue(service); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Material) issue(service string) error {
+	if err := m.services.IssueToDir(service, filepath.Dir(m.Identity(service)), m.cfg.TTL); err != nil {
+		return fmt.Errorf("issue certificate of %s: %w", service, err)
+	}
+	return nil
+}
+
+// good says whether a service's certificate is of this issuer, names it and every host, and has time left.
+func (m *Material) good(service string) bool {
+	data, err := pki.ReadFile(m.Identity(service))
+	if err != nil {
+		return false
+	}
+	chain, err := pki.DecodeCertificates(data)
+	if err != nil {
+		return false
+	}
+	trust, err := pki.LoadBundle(m.Trust(service))
+	if err != nil || len(trust.Roots()) == 0 || !trust.Roots()[0].Equal(m.services.Roots()[0]) {
+		return false
+	}
+	leaf := chain[0]
+	if leaf.CheckSignatureFrom(m.services.Roots()[0]) != nil {
+		return false
+	}
+	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != pki.ServiceID(m.cfg.TrustDomain, service).String() {
+		return false
+	}
+	for _, host := range m.cfg.Hosts {
+		if leaf.VerifyHostname(host) != nil {
+			return false
+		}
+	}
+	return leaf.NotAfter.Sub(m.cfg.Now()) > leaf.NotAfter.Sub(leaf.NotBefore)/renewShare
+}
+
+func (m *Material) keys() error {
+	join, err := joinstate.LoadOrCreateKeys(m.JoinStateKeyDir())
+	if err != nil {
+		return err
+	}
+	joinSet, err := join.Public()
+	if err != nil {
+		return err
+	}
+	task, err := envelope.LoadOrCreateKey(m.TaskKey())
+	if err != nil {
+		return err
+	}
+	taskSet, err := pki.NewKeySet(task.Public())
+	if err != nil {
+		return err
+	}
+	assertion, err := pki.LoadOrCreateSigningKey(m.AssertionKey())
+	if err != nil {
+		return err
+	}
+	public, ok := assertion.Public().(ed25519.PublicKey)
+	if !ok {
+		return errors.New("the assertion key is not Ed25519")
+	}
+	assertionSet, err := pki.NewKeySet(public)
+	if err != nil {
+		return err
+	}
+	for path, set := range map[string]*pki.KeySet{m.JoinStatePubkeys(): joinSet, m.TaskPubkeys(): taskSet, m.AssertionPubkeys(): assertionSet} {
+		if err := Keep(path, set.String()+"\n"); err != nil {
+			return err
+		}
+	}
+	// Whatever is derived from it must come out the same for as long as the mesh lives.
+	_, err = Secret(m.LifecycleSecret(), func() string { return rand.Text() + rand.Text() })
+	return err
+}
+
+func (m *Material) passwords() error {
+	for _, role := range append(pg.Roles(), pg.RoleOwner) {
+		password, err := Secret(m.PasswordFile(role), rand.Text)
+		if err != nil {
+			return err
+		}
+		m.Passwords[role] = password
+	}
+	return nil
+}
+
+// Secret reads the secret of a file, or makes it; fresh draws one of printable characters.
+func Secret(path string, fresh func() string) (string, error) {
+	found, err := pki.Exists(path)
+	if err != nil {
+		return "", err
+	}
+	if !found {
+		if err := Keep(path, fresh()+"\n"); err != nil {
+			return "", err
+		}
+	}
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	text := strings.TrimSpace(string(data))
+	if text == "" {
+		return "", fmt.Errorf("%s is empty: remove it, and it is made anew", path)
+	}
+	return text, nil
+}
+
+// Database is how the databases are reached.
+type Database struct {
+	// URL is any connection string to the server whose user, password and database are replaced; Tenants is the same for those who connect from
+	// workloads, which share no file system with the server. Empty means URL.
+	URL, Tenants       string
+	Database, Workload string // names; empty means the defaults
+}
+
+// Connect writes the file of every role's connection string.
+func (m *Material) Connect(db Database) error {
+	if db.Database == "" {
+		db.Database = pg.DatabaseMesh
+	}
+	if db.Workload == "" {
+		db.Workload = pg.DatabaseWorkloads
+	}
+	if db.Tenants == "" {
+		db.Tenants = db.URL
+	}
+	for _, role := range append(pg.Roles(), pg.RoleOwner) {
+		base, name := db.URL, db.Database
+		if role == pg.RoleWorkloadAdmin {
+			base, name = db.Tenants, db.Workload
+		}
+		full, err := pg.WithUser(base, role, m.Passwords[role], name)
+		if err != nil {
+			return fmt.Errorf("connect %s: %w", role, err)
+		}
+		if err := Keep(m.URLFile(role), full+"\n"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Keep writes a file durably unless it already says just that.
+func Keep(path, content string) error {
+	if have, err := pki.ReadFile(path); err == nil && string(have) == content {
+		return nil
+	}
+	if err := pki.WriteFile(path, []byte(content)); err != nil {
+		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+// Package meshtest gives tests of whole meshes what they need of their surroundings: a directory that other users may traverse, and the programs.
+//
+// What it builds is removed by a later run. It never appears in a binary that ships.
+package meshtest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Dir is a directory of the test's own under the system's temporary directory. Unlike that of testing.T, users to which servers and workloads drop may
+// traverse it.
+func Dir(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("", "gpuaas-mesh-*") //nolint:usetesting // see above
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			tb.Logf("kept for inspection: %s", dir)
+			return
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Errorf("remove directory: %v", err)
+		}
+	})
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // traversable on purpose
+		tb.Fatal(err)
+	}
+	return dir
+}
+
+// build builds the programs once for each test process.
+var build = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // what is shared is the build
+	_, file, _, _ := runtime.Caller(0)
+	module := filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	sweep()
+	dir, err := os.MkdirTemp("", programsPattern)
+	if err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // workloads run the agent's binary as another user
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/gpuaas", "./cmd/gpuaas-node-agent") //nolint:noctx // ends with the test process
+	cmd.Dir = module
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build programs: %w: %s", err, out)
+	}
+	return dir, nil
+})
+
+const (
+	programsPattern = "gpuaas-programs-*"
+	// programsLife is longer than any run of the tests.
+	programsLife = 2 * time.Hour
+)
+
+// sweep removes the programs of earlier runs: nobody can tell at the end of a test process that its last test has passed.
+func sweep() {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), programsPattern))
+	if err != nil {
+		return
+	}
+	for _, dir := range dirs {
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > programsLife {
+			_ = os.RemoveAll(dir) // another may be at it
+		}
+	}
+}
+
+// Programs is the directory of the two programs, built from this tree; GPUAAS_TEST_BIN names one with programs that are built already.
+func Programs(tb testing.TB) string {
+	tb.Helper()
+	if dir := os.Getenv("GPUAAS_TEST_BIN"); dir != "" {
+		return dir
+	}
+	dir, err := build()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return dir
+}

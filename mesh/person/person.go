@@ -1,0 +1,130 @@
+// Package person talks to a mesh as a person would: over the API for people, by bearer token, trusting only the issuer of services.
+//
+// It makes sessions of its own where it stands beside the database, as dev and clusters do before any identity provider is configured. It knows no other
+// way into the mesh.
+package person
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel"
+)
+
+// Service is the name of the service that people talk to.
+const Service = "readmodel"
+
+// Session is a person's session.
+type Session struct {
+	Subject string
+	Roles   []string
+	Life    time.Duration
+}
+
+// Admit answers the bearer token of a file if it still is a session of that person with at least half of its life left, else makes a session and puts
+// its token there. databaseURL logs in as readmodel.
+func Admit(ctx context.Context, databaseURL, file string, s Session) (string, error) {
+	db, err := pg.Open(ctx, pg.Config{URL: databaseURL, ApplicationName: "gpuaas-admit", MaxConns: 1})
+	if err != nil {
+		return "", fmt.Errorf("admit person: %w", err)
+	}
+	defer db.Close()
+	if token, err := config.SecretFile(file).Read(); err == nil {
+		sum := sha256.Sum256([]byte(token.Reveal()))
+		var good bool
+		err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM readmodel.person_session
+			WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND revoked_at IS NULL AND expires_at > mesh.clock() + $4::interval)`,
+			sum[:], s.Subject, s.Roles, s.Life/2).Scan(&good)
+		if err != nil {
+			return "", fmt.Errorf("admit person: %w", err)
+		}
+		if good {
+			return token.Reveal(), nil
+		}
+	}
+	token, err := readmodel.IssuePersonSession(ctx, db, s.Subject, "", s.Roles, s.Life)
+	if err != nil {
+		return "", fmt.Errorf("admit person: %w", err)
+	}
+	if err := pki.WriteFile(file, []byte(token+"\n")); err != nil {
+		return "", fmt.Errorf("admit person: %w", err)
+	}
+	return token, nil
+}
+
+// Config says where the mesh is and who asks.
+type Config struct {
+	Server      string // host:port
+	TrustDomain string
+	Roots       *pki.Bundle
+	Token       string
+	Timeout     time.Duration // of one call; default 15 s
+}
+
+// Client is a person's connection.
+type Client struct {
+	Query   readmodelv1connect.QueryServiceClient
+	Command readmodelv1connect.CommandServiceClient
+
+	http *http.Client
+}
+
+// Dial prepares a client; nothing is sent.
+func Dial(cfg Config) (*Client, error) {
+	if cfg.Token == "" {
+		return nil, errors.New("dial mesh: no token")
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 15 * time.Second
+	}
+	hc, err := rpc.HTTPClient(pki.ClientConfig{Roots: cfg.Roots, Server: pki.ServiceID(cfg.TrustDomain, Service)}, rpc.HTTPConfig{})
+	if err != nil {
+		return nil, fmt.Errorf("dial mesh: %w", err)
+	}
+	options := append(rpc.ClientOptions(rpc.ClientConfig{Timeout: cfg.Timeout, MaxReadBytes: 16 << 20}), connect.WithInterceptors(bearer(cfg.Token)))
+	base := "https://" + cfg.Server
+	return &Client{
+		Query:   readmodelv1connect.NewQueryServiceClient(hc, base, options...),
+		Command: readmodelv1connect.NewCommandServiceClient(hc, base, options...),
+		http:    hc,
+	}, nil
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// bearer shows the token with every call.
+type bearer string
+
+// WrapUnary implements connect.Interceptor.
+func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		req.Header().Set("Authorization", "Bearer "+string(b))
+		return next(ctx, req)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		conn.RequestHeader().Set("Authorization", "Bearer "+string(b))
+		return conn
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor; it has no part on the server's side.
+func (b bearer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}

@@ -1,0 +1,139 @@
+// Package ports picks the addresses of a mesh on one machine and says who holds one that is taken.
+//
+// It believes only a bind: an address is free if it could be listened on a moment ago. It owns nothing.
+package ports
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// InUseError says that the address of a flag is taken.
+type InUseError struct {
+	Flag, Addr string
+	PID        int    // of the holder; zero if it is not known
+	Command    string // of the holder
+}
+
+func (e *InUseError) Error() string {
+	holder := "another process"
+	if e.PID != 0 {
+		holder = fmt.Sprintf("%s (pid %d)", e.Command, e.PID)
+	}
+	return fmt.Sprintf("%s is in use by %s: choose another with %s, or end it", e.Addr, holder, e.Flag)
+}
+
+// Check answers an *InUseError if the address cannot be listened on because somebody else does. A port of zero is always free.
+func Check(ctx context.Context, flag, addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("%s %q is not host:port", flag, addr)
+	}
+	if number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil || number < 0 {
+		return fmt.Errorf("%s %q: not a port", flag, addr)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err == nil {
+		if err := l.Close(); err != nil {
+			return fmt.Errorf("%s %s: %w", flag, addr, err)
+		}
+		return nil
+	}
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%s %s: %w", flag, net.JoinHostPort(host, port), err)
+	}
+	inUse := &InUseError{Flag: flag, Addr: addr}
+	inUse.PID, inUse.Command = holder(port)
+	return inUse
+}
+
+// Free answers n loopback addresses that are free at this moment.
+func Free(ctx context.Context, n int) ([]string, error) {
+	// All are held until all are known, so that none is answered twice.
+	var held []net.Listener
+	defer func() {
+		for _, l := range held {
+			_ = l.Close()
+		}
+	}()
+	var out []string
+	for range n {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("pick a port: %w", err)
+		}
+		held = append(held, l)
+		out = append(out, l.Addr().String())
+	}
+	return out, nil
+}
+
+// holder looks up in /proc who listens on a port. Elsewhere, and for processes of others, it knows nobody.
+func holder(port string) (int, string) {
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return 0, ""
+	}
+	inodes := map[string]bool{}
+	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		listeners(table, number, inodes)
+	}
+	if len(inodes) == 0 {
+		return 0, ""
+	}
+	fds, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		return 0, ""
+	}
+	for _, fd := range fds {
+		target, err := os.Readlink(fd)
+		if err != nil || !inodes[strings.TrimSuffix(strings.TrimPrefix(target, "socket:["), "]")] {
+			continue
+		}
+		dir := filepath.Dir(filepath.Dir(fd))
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil {
+			continue
+		}
+		return pid, command(dir)
+	}
+	return 0, ""
+}
+
+func command(dir string) string {
+	line, err := os.ReadFile(filepath.Join(dir, "cmdline")) //nolint:gosec // of /proc
+	if err != nil || len(line) == 0 {
+		return "a process"
+	}
+	args := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
+	args[0] = filepath.Base(args[0])
+	return strings.Join(args[:min(len(args), 2)], " ")
+}
+
+// listeners adds the inodes of the sockets that listen on a port, by a table of /proc/net.
+func listeners(table string, port uint64, inodes map[string]bool) {
+	f, err := os.Open(table) //nolint:gosec // of /proc
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	const listen = "0A"
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 10 || fields[3] != listen {
+			continue
+		}
+		_, hex, _ := strings.Cut(fields[1], ":")
+		if n, err := strconv.ParseUint(hex, 16, 16); err == nil && n == port {
+			inodes[fields[9]] = true
+		}
+	}
+}

@@ -1,0 +1,172 @@
+// Package stores brings up the Postgres and the Redis of a mesh on one machine, or takes those that it is given, and prepares them.
+//
+// It owns child processes and nothing in the databases: roles and schema are package pg's. It believes only what the server says about itself. Guarantees:
+// fsync is on wherever the server is ours, and what it is elsewhere is told; a store of ours that dies is brought back on the same address.
+package stores
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/app"
+	redisserver "github.com/gpuaas/mesh/internal/lock/embedded"
+	"github.com/gpuaas/mesh/internal/pg"
+	pgserver "github.com/gpuaas/mesh/internal/pg/embedded"
+	"github.com/gpuaas/mesh/mesh/material"
+)
+
+// Config says which stores.
+type Config struct {
+	Dir         string // of our Postgres
+	CacheDir    string // searched for Postgres' binaries after the system's
+	DatabaseURL string // of a server that somebody else runs, as an administrator; empty: our own
+	RedisURL    string // of one that somebody else runs; empty: our own; "-": none
+}
+
+// Stores are the two that run.
+type Stores struct {
+	cfg      Config
+	logger   *slog.Logger
+	material *material.Material
+	Postgres *pgserver.Server    // nil if it is somebody else's
+	Redis    *redisserver.Server // nil if it is somebody else's, or none
+	Facts    Facts
+}
+
+// Facts are what is told to a person.
+type Facts struct {
+	PostgresVersion string
+	Fsync           string
+	Migrated        int // files applied now
+}
+
+// Start brings the stores up, makes roles and schema, and writes the files of connection strings.
+func Start(ctx context.Context, logger *slog.Logger, m *material.Material, cfg Config) (*Stores, error) {
+	s := &Stores{cfg: cfg, logger: logger, material: m}
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(err, s.Stop(context.WithoutCancel(ctx)))
+	}
+	return s, nil
+}
+
+func (s *Stores) start(ctx context.Context) error {
+	admin := s.cfg.DatabaseURL
+	db := material.Database{URL: admin}
+	if admin == "" {
+		var err error
+		s.Postgres, err = pgserver.Start(ctx, pgserver.Config{Dir: s.cfg.Dir, CacheDir: s.cfg.CacheDir, Logger: s.logger})
+		if err != nil {
+			return err
+		}
+		admin = s.Postgres.AdminURL()
+		db = material.Database{URL: s.Postgres.SocketURL("postgres", "", ""), Tenants: s.Postgres.URL("postgres", "", "")}
+	}
+	if s.cfg.RedisURL == "" {
+		var err error
+		if s.Redis, err = redisserver.Start(ctx, redisserver.Config{Logger: s.logger}); err != nil {
+			return err
+		}
+		s.cfg.RedisURL = s.Redis.URL()
+	}
+	if s.cfg.RedisURL != "-" {
+		if err := material.Keep(s.material.RedisURLFile(), s.cfg.RedisURL+"\n"); err != nil {
+			return err
+		}
+	}
+	if err := s.material.Connect(db); err != nil {
+		return err
+	}
+	if err := s.look(ctx, admin); err != nil {
+		return err
+	}
+	if err := pg.Provision(ctx, admin, pg.Provisioning{Passwords: s.material.Passwords, Exclusive: s.Postgres != nil}); err != nil {
+		return err
+	}
+	owner, err := pg.WithUser(admin, pg.RoleOwner, s.material.Passwords[pg.RoleOwner], pg.DatabaseMesh)
+	if err != nil {
+		return err
+	}
+	applied, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Logger: s.logger})
+	if err != nil {
+		return err
+	}
+	s.Facts.Migrated = len(applied.Versions)
+	return nil
+}
+
+func (s *Stores) look(ctx context.Context, admin string) error {
+	conn, err := pgx.Connect(ctx, admin)
+	if err != nil {
+		return fmt.Errorf("connect to the database: %w", err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if err := conn.QueryRow(ctx, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('fsync')`).
+		Scan(&s.Facts.PostgresVersion, &s.Facts.Fsync); err != nil {
+		return fmt.Errorf("ask the database about itself: %w", err)
+	}
+	return nil
+}
+
+// RedisKind says what answers as the lock store.
+func (s *Stores) RedisKind() string {
+	switch {
+	case s.cfg.RedisURL == "-":
+		return "none"
+	case s.Redis == nil:
+		return "given"
+	case s.Redis.Real():
+		return "redis-server"
+	default:
+		return "in-process imitation"
+	}
+}
+
+// Keep brings our stores back when they die, until ctx ends.
+func (s *Stores) Keep(ctx context.Context) error {
+	tasks := []app.Task{{Name: "wait", Run: func(ctx context.Context) error { <-ctx.Done(); return nil }}}
+	if s.Postgres != nil {
+		tasks = append(tasks, app.Task{Name: "postgres", Run: func(ctx context.Context) error {
+			return s.revive(ctx, "postgres", s.Postgres.Done, s.Postgres.Restart)
+		}})
+	}
+	if s.Redis != nil {
+		tasks = append(tasks, app.Task{Name: "redis", Run: func(ctx context.Context) error {
+			return s.revive(ctx, "redis", s.Redis.Done, s.Redis.Restart)
+		}})
+	}
+	return app.Run(ctx, s.logger, tasks...)
+}
+
+func (s *Stores) revive(ctx context.Context, name string, done func() <-chan struct{}, restart func(context.Context) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-done():
+		}
+		s.logger.WarnContext(ctx, "store died and is started again", slog.String("store", name))
+		if err := restart(ctx); err != nil && ctx.Err() == nil {
+			s.logger.ErrorContext(ctx, "store does not start", slog.String("store", name), slog.Any("error", err))
+		}
+		if !app.Sleep(ctx, 500*time.Millisecond) {
+			return nil
+		}
+	}
+}
+
+// Stop ends what is ours.
+func (s *Stores) Stop(ctx context.Context) error {
+	var err error
+	if s.Redis != nil {
+		err = s.Redis.Stop(ctx)
+	}
+	if s.Postgres != nil {
+		err = errors.Join(err, s.Postgres.Stop(ctx))
+	}
+	return err
+}

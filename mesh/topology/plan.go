@@ -1,0 +1,124 @@
+package topology
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/mesh/material"
+	"github.com/gpuaas/mesh/services/lifecycle"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
+	"github.com/gpuaas/mesh/services/nodeapi"
+	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/recovery"
+)
+
+// Addresses are where the services listen and find each other, as host:port.
+type Addresses struct {
+	Recovery, Lifecycle string // internal ports
+	Console             string // for people
+	Enroll              string // for machines without an identity
+	Agents              string // for machines with one, as they are told; replicas of nodeapi may stand behind it
+}
+
+// Plan is one mesh on one machine.
+type Plan struct {
+	Material    *material.Material
+	TrustDomain string
+	Addresses   Addresses
+	AgentBinary string
+	BoxDir      string // where the process driver keeps its boxes
+	Redis       bool   // whether there is a lock store
+	Placement   string // of workspaces that do not say
+	Profile     string // the name by which agents are told of all this
+	Log         obs.LogConfig
+	Drain       time.Duration // over which agents are asked to go elsewhere, and then how long they get
+}
+
+// shared is what a service has in common with the others.
+func (p Plan) shared(name, listen, ops string) service.Config {
+	c := service.Default()
+	c.Service, c.Log, c.TrustDomain = name, p.Log, p.TrustDomain
+	c.DatabaseURLFile = config.SecretFile(p.Material.URLFile(name))
+	c.SequencerURLFile = config.SecretFile(p.Material.URLFile(pg.RoleSequencer))
+	c.TLS = service.TLS{CertFile: p.Material.Identity(name), KeyFile: p.Material.Identity(name), CAFile: p.Material.Trust(name)}
+	c.Listen, c.OpsListen = listen, ops
+	return c
+}
+
+// NodeAPI configures a replica that listens for agents at the given address.
+func (p Plan) NodeAPI(agents, ops string) nodeapi.Config {
+	c := nodeapi.Default()
+	c.Config = p.shared(material.NodeAPI, c.Listen, ops)
+	c.AgentListen, c.NodeCAFile = agents, p.Material.NodeRoots()
+	c.Peers = nodeapi.Peers{Recovery: p.Addresses.Recovery, Lifecycle: p.Addresses.Lifecycle}
+	if p.Drain > 0 {
+		c.DrainSpread, c.DrainTimeout = p.Drain/4, p.Drain
+	}
+	return c
+}
+
+// Recovery configures recovery.
+func (p Plan) Recovery(ops string) recovery.Config {
+	c := recovery.Default()
+	c.Config = p.shared(material.Recovery, p.Addresses.Recovery, ops)
+	c.EnrollListen, c.CADir, c.JoinStateKeys = p.Addresses.Enroll, p.Material.NodeCADir(), p.Material.JoinStateKeyDir()
+	c.Profile = recovery.Profile{
+		Name: p.Profile, APIURL: p.Addresses.Agents, RecoveryURL: "https://" + p.Addresses.Enroll, CAFile: p.Material.ServiceRoots(),
+	}
+	c.TaskSigningPubkeysFile, c.AssertionPubkeysFile = p.Material.TaskPubkeys(), p.Material.AssertionPubkeys()
+	c.Peers = recovery.Peers{Lifecycle: p.Addresses.Lifecycle}
+	return c
+}
+
+// Lifecycle configures lifecycle.
+func (p Plan) Lifecycle(ops string) lifecycle.Config {
+	c := lifecycle.Default()
+	c.Config = p.shared(material.Lifecycle, p.Addresses.Lifecycle, ops)
+	c.TaskSigningKeyFile, c.JoinStatePubkeysFile, c.AssertionPubkeysFile = p.Material.TaskKey(), p.Material.JoinStatePubkeys(), p.Material.AssertionPubkeys()
+	c.SecretFile = config.SecretFile(p.Material.LifecycleSecret())
+	c.WorkloadDatabaseURL = config.SecretFile(p.Material.URLFile(pg.RoleWorkloadAdmin))
+	if p.Redis {
+		c.RedisURLFile = config.SecretFile(p.Material.RedisURLFile())
+	}
+	if p.Placement != "" {
+		c.DefaultPlacement = p.Placement
+	}
+	c.Placement.Process = p.Boxes()
+	c.Peers = lifecycle.Peers{Recovery: p.Addresses.Recovery}
+	return c
+}
+
+// Readmodel configures readmodel; hosts are what people may call it by.
+func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
+	c := readmodel.Default()
+	c.Config = p.shared(material.Readmodel, c.Listen, ops)
+	c.PeopleListen, c.PeopleHosts, c.AssertionKeyFile = p.Addresses.Console, hosts, p.Material.AssertionKey()
+	c.Peers = readmodel.Peers{Recovery: p.Addresses.Recovery, Lifecycle: p.Addresses.Lifecycle}
+	return c
+}
+
+// Boxes configures the driver that launches boxes as processes.
+func (p Plan) Boxes() process.Config {
+	c := lifecycle.Default().Placement.Process
+	c.Dir, c.AgentBinary, c.CAFile = p.BoxDir, p.AgentBinary, p.Material.ServiceRoots()
+	c.APIURL, c.EnrollURL = p.Addresses.Agents, "https://"+p.Addresses.Enroll
+	return c
+}
+
+// Write renders a configuration to the file of a process and answers its path.
+func Write[C any](m *material.Material, name string, cfg C) (string, error) {
+	data, err := config.Marshal(cfg)
+	if err != nil {
+		return "", fmt.Errorf("render configuration of %s: %w", name, err)
+	}
+	path := m.ConfigFile(name)
+	if err := material.Keep(path, string(data)); err != nil {
+		return "", fmt.Errorf("render configuration of %s: %w", filepath.Base(path), err)
+	}
+	return path, nil
+}
