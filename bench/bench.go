@@ -1,0 +1,112 @@
+// Package bench holds what all benches share: the form of a result, and the environment it was measured in.
+//
+// A result is an absolute value beside a raw baseline measured in the same run on the same machine; only their ratio is required to hold.
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Result is what a bench measured.
+type Result struct {
+	Name     string  `json:"name"`
+	Value    float64 `json:"value"`
+	Unit     string  `json:"unit"`
+	Baseline float64 `json:"baseline"` // in Unit or in what Details says
+	Ratio    float64 `json:"ratio"`    // of Value to Baseline
+	Required float64 `json:"required"` // bound on Ratio
+	Passed   bool    `json:"passed"`
+	// Details are further figures and the environment.
+	Details map[string]any `json:"details,omitempty"`
+}
+
+// WriteJSON prints the result as one indented JSON object.
+func (r Result) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	if err := e.Encode(r); err != nil {
+		return fmt.Errorf("print result: %w", err)
+	}
+	return nil
+}
+
+// WriteText prints the result for people, details in the order of their names.
+func (r Result) WriteText(w io.Writer) error {
+	verdict := "passed"
+	if !r.Passed {
+		verdict = "FAILED"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %.4g %s, baseline %.4g, ratio %.4f (required %.4g): %s\n", r.Name, r.Value, r.Unit, r.Baseline, r.Ratio, r.Required, verdict)
+	keys := make([]string, 0, len(r.Details))
+	for k := range r.Details {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		fmt.Fprintf(&b, "  %-28s %v\n", k, r.Details[k])
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return fmt.Errorf("print result: %w", err)
+	}
+	return nil
+}
+
+// Environment names the machine, and the database's version and durability settings if db is not nil. A database without fsync is refused:
+// durability is not simulated.
+func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) {
+	env := map[string]any{
+		"env_cpus": runtime.NumCPU(), "env_cpu": cpuModel(), "env_go": runtime.Version(), "env_os": runtime.GOOS + "/" + runtime.GOARCH,
+		"env_measured_at": time.Now().UTC().Format(time.RFC3339),
+	}
+	if db == nil {
+		return env, nil
+	}
+	for key, setting := range map[string]string{
+		"env_postgres": "server_version", "env_fsync": "fsync", "env_synchronous_commit": "synchronous_commit", "env_shared_buffers": "shared_buffers",
+		"env_full_page_writes": "full_page_writes",
+	} {
+		var v string
+		if err := db.QueryRow(ctx, "SELECT current_setting($1)", setting).Scan(&v); err != nil {
+			return nil, fmt.Errorf("read setting %s: %w", setting, err)
+		}
+		env[key] = v
+	}
+	if env["env_fsync"] != "on" || env["env_synchronous_commit"] == "off" {
+		return nil, fmt.Errorf("the database does not write durably: fsync %v, synchronous_commit %v", env["env_fsync"], env["env_synchronous_commit"])
+	}
+	return env, nil
+}
+
+func cpuModel() string {
+	raw, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "unknown"
+	}
+	for line := range strings.Lines(string(raw)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown"
+}
+
+// Percentile answers the p-th percentile (0 to 1) of durations in milliseconds; it sorts them in place. None is zero.
+func Percentile(durations []time.Duration, p float64) float64 {
+	if len(durations) == 0 {
+		return 0
+	}
+	slices.Sort(durations)
+	i := min(int(p*float64(len(durations))), len(durations)-1)
+	return float64(durations[i].Microseconds()) / 1000
+}

@@ -1,0 +1,75 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/embedded"
+)
+
+// Database is a Postgres of a bench's own, migrated, and durable like any other.
+type Database struct {
+	server    *embedded.Server
+	dir       string
+	passwords map[string]string
+}
+
+// StartDatabase makes a cluster in a fresh temporary directory and migrates it. Close ends it.
+func StartDatabase(ctx context.Context, logger *slog.Logger) (*Database, error) {
+	dir, err := os.MkdirTemp("", "gpuaas-bench-*")
+	if err != nil {
+		return nil, fmt.Errorf("make directory: %w", err)
+	}
+	d := &Database{dir: dir, passwords: map[string]string{}}
+	if err := d.start(ctx, logger); err != nil {
+		return nil, errors.Join(err, d.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
+	}
+	return d, nil
+}
+
+func (d *Database) start(ctx context.Context, logger *slog.Logger) error {
+	if err := os.Chmod(d.dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it
+		return fmt.Errorf("open directory: %w", err)
+	}
+	var err error
+	// What a mesh runs with, but no checkpoint in the middle of a measurement.
+	d.server, err = embedded.Start(ctx, embedded.Config{
+		Dir: filepath.Join(d.dir, "pg"), Logger: logger, Settings: map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB"},
+	})
+	if err != nil {
+		return fmt.Errorf("start postgres: %w", err)
+	}
+	for _, role := range append(pg.Roles(), pg.RoleOwner) {
+		d.passwords[role] = rand.Text()
+	}
+	if err := pg.Provision(ctx, d.server.AdminURL(), pg.Provisioning{Passwords: d.passwords}); err != nil {
+		return fmt.Errorf("provision: %w", err)
+	}
+	if _, err := pg.Migrate(ctx, d.URL(pg.RoleOwner), pg.MigrateOptions{}); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}
+
+// URL is the connection string of a role.
+func (d *Database) URL(role string) string {
+	return d.server.URL(pg.DatabaseMesh, role, d.passwords[role])
+}
+
+// Close stops the server and removes its directory.
+func (d *Database) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) //nolint:forbidigo // the bench's context may have ended
+	defer cancel()
+	var err error
+	if d.server != nil {
+		err = d.server.Stop(ctx)
+	}
+	return errors.Join(err, os.RemoveAll(d.dir))
+}

@@ -1,0 +1,13 @@
+package process
+
+import "runtime"
+
+func read() (Memory, error) {
+	rss, err := RSS()
+	if err != nil {
+		return Memory{}, err
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return Memory{RSS: rss, Heap: int64(m.HeapInuse), Stacks: int64(m.StackInuse), Goroutines: runtime.NumGoroutine()}, nil //nolint:gosec // sizes of one process
+}

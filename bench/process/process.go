@@ -1,0 +1,182 @@
+// Package process owns the child processes of a bench: what is measured, and what loads it, each in a process of its own.
+//
+// A child is the same binary with a hidden command. It is asked by lines of JSON on its stdin and answers each with one on its stdout.
+package process
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+type request struct {
+	Verb string          `json:"verb"`
+	Args json.RawMessage `json:"args,omitempty"`
+}
+
+type answer struct {
+	Result json.RawMessage `json:"result,omitempty"`
+	Error  string          `json:"error,omitempty"`
+}
+
+// Child is a running child process. It is used by one goroutine.
+type Child struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// Command makes the command of a child of a kind.
+type Command func(kind string) *exec.Cmd
+
+// Start starts a child. It dies with this process.
+func Start(command Command, kind string) (*Child, error) {
+	cmd := command(kind)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("open stdin of %s: %w", kind, err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("open stdout of %s: %w", kind, err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", kind, err)
+	}
+	return &Child{cmd: cmd, in: in, out: bufio.NewReaderSize(out, 1<<20)}, nil
+}
+
+// Ask asks the child and waits for its answer, for at most the given time. result may be nil.
+func (c *Child) Ask(ctx context.Context, within time.Duration, verb string, args, result any) error {
+	raw, err := json.Marshal(args)
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", verb, err)
+	}
+	line, err := json.Marshal(request{Verb: verb, Args: raw})
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", verb, err)
+	}
+	if _, err := c.in.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("ask %s: %w", verb, err)
+	}
+	// A child that does not answer is killed, which ends the read.
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = c.cmd.Process.Kill() })
+	defer stop()
+	text, err := c.out.ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("ask %s: %w", verb, errors.Join(err, ctx.Err()))
+	}
+	var a answer
+	if err := json.Unmarshal(text, &a); err != nil {
+		return fmt.Errorf("read answer to %s: %w", verb, err)
+	}
+	if a.Error != "" {
+		return fmt.Errorf("%s: %s", verb, a.Error)
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(a.Result, result); err != nil {
+		return fmt.Errorf("read answer to %s: %w", verb, err)
+	}
+	return nil
+}
+
+// Stop ends the child: by the end of its stdin, or after a while by force.
+func (c *Child) Stop() {
+	_ = c.in.Close()
+	timer := time.AfterFunc(10*time.Second, func() { _ = c.cmd.Process.Kill() })
+	defer timer.Stop()
+	_ = c.cmd.Wait()
+}
+
+// Verbs are what a child can do.
+type Verbs map[string]func(ctx context.Context, args json.RawMessage) (any, error)
+
+// Serve answers on out what comes on in, until in ends.
+func Serve(ctx context.Context, in io.Reader, out io.Writer, verbs Verbs) error {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(make([]byte, 1<<20), 64<<20)
+	for lines.Scan() {
+		var req request
+		if err := json.Unmarshal(lines.Bytes(), &req); err != nil {
+			return fmt.Errorf("read request: %w", err)
+		}
+		text, err := json.Marshal(handle(ctx, verbs, req))
+		if err != nil {
+			return fmt.Errorf("write answer: %w", err)
+		}
+		if _, err := out.Write(append(text, '\n')); err != nil {
+			return fmt.Errorf("write answer: %w", err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read requests: %w", err)
+	}
+	return nil
+}
+
+func handle(ctx context.Context, verbs Verbs, req request) answer {
+	verb := verbs[req.Verb]
+	if verb == nil {
+		return answer{Error: "no such verb: " + req.Verb}
+	}
+	result, err := verb(ctx, req.Args)
+	if err != nil {
+		return answer{Error: err.Error()}
+	}
+	raw, err := json.Marshal(result)
+	if err != nil {
+		return answer{Error: err.Error()}
+	}
+	return answer{Result: raw}
+}
+
+// Memory is what a process holds.
+type Memory struct {
+	RSS        int64 `json:"rss"`
+	Heap       int64 `json:"heap"` // in use
+	Stacks     int64 `json:"stacks"`
+	Goroutines int   `json:"goroutines"`
+}
+
+// Measure answers what this process holds after two collections that gave back what they could.
+func Measure() (Memory, error) {
+	debug.FreeOSMemory()
+	debug.FreeOSMemory()
+	return read()
+}
+
+// RSS reads the resident size of this process from the kernel.
+func RSS() (int64, error) {
+	raw, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, fmt.Errorf("read own status: %w", err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		rest, ok := strings.CutPrefix(line, "VmRSS:")
+		if !ok {
+			continue
+		}
+		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read own status: %w", err)
+		}
+		return kib << 10, nil
+	}
+	return 0, errors.New("read own status: no VmRSS")
+}

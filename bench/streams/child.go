@@ -1,0 +1,133 @@
+package streams
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/mesh/bench/process"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/nodeapi"
+	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
+)
+
+// Kinds of children.
+const (
+	childNodeAPI = "streams-nodeapi"
+	childBare    = "streams-bare"
+	childAgents  = "streams-agents"
+)
+
+// serverConfig is what a server child is told.
+type serverConfig struct {
+	Files               nodeapitest.Files
+	Database, Sequencer string // files with the URLs
+	Recovery, Lifecycle string
+}
+
+// agentsConfig is what the load is told.
+type agentsConfig struct {
+	Addr     string
+	N        int
+	Sessions bool
+	Every    time.Duration
+}
+
+// Child serves a child process of this bench, until in ends; false if the kind is not one of its own.
+func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger *slog.Logger) (bool, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	switch kind {
+	case childNodeAPI:
+		return true, serveNodeAPI(ctx, cancel, in, out, logger)
+	case childBare:
+		return true, process.Serve(ctx, in, out, process.Verbs{
+			"start": func(_ context.Context, raw json.RawMessage) (any, error) {
+				var cfg serverConfig
+				if err := json.Unmarshal(raw, &cfg); err != nil {
+					return nil, fmt.Errorf("read config: %w", err)
+				}
+				return startBare(ctx, cfg.Files)
+			},
+			"measure": measure,
+		})
+	case childAgents:
+		return true, serveAgents(ctx, in, out)
+	default:
+		return false, nil
+	}
+}
+
+func measure(context.Context, json.RawMessage) (any, error) {
+	return process.Measure()
+}
+
+// serveNodeAPI runs a replica that holds nothing else.
+func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, out io.Writer, logger *slog.Logger) error {
+	done := make(chan error, 1)
+	started := false
+	err := process.Serve(ctx, in, out, process.Verbs{
+		"start": func(_ context.Context, raw json.RawMessage) (any, error) {
+			var told serverConfig
+			if err := json.Unmarshal(raw, &told); err != nil {
+				return nil, fmt.Errorf("read config: %w", err)
+			}
+			cfg := nodeapi.Default()
+			cfg.TrustDomain = nodeapitest.TrustDomain
+			cfg.DatabaseURLFile, cfg.SequencerURLFile = config.SecretFile(told.Database), config.SecretFile(told.Sequencer)
+			cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = told.Files.Cert, told.Files.Key, told.Files.ServiceCA, told.Files.NodeCA
+			cfg.Peers.Recovery, cfg.Peers.Lifecycle = told.Recovery, told.Lifecycle
+			cfg.DrainTimeout = time.Second
+			registry, err := obs.NewRegistry()
+			if err != nil {
+				return nil, fmt.Errorf("make registry: %w", err)
+			}
+			s, err := nodeapi.New(ctx, nodeapi.Deps{Logger: logger, Registry: registry}, cfg)
+			if err != nil {
+				return nil, fmt.Errorf("build nodeapi: %w", err)
+			}
+			started = true
+			go func() { done <- s.Run(ctx) }() // awaited below
+			return s.AgentAddr(), nil
+		},
+		"measure": measure,
+	})
+	cancel()
+	if started {
+		err = errors.Join(err, <-done)
+	}
+	return err
+}
+
+func serveAgents(ctx context.Context, in io.Reader, out io.Writer) error {
+	var f *fleet
+	err := process.Serve(ctx, in, out, process.Verbs{
+		"trust": func(_ context.Context, raw json.RawMessage) (any, error) {
+			var told trust
+			if err := json.Unmarshal(raw, &told); err != nil {
+				return nil, fmt.Errorf("read trust: %w", err)
+			}
+			var err error
+			f, err = newFleet(told)
+			return nil, err
+		},
+		"connect": func(ctx context.Context, raw json.RawMessage) (any, error) {
+			var cfg agentsConfig
+			if err := json.Unmarshal(raw, &cfg); err != nil {
+				return nil, fmt.Errorf("read config: %w", err)
+			}
+			return nil, f.connect(ctx, cfg.Addr, cfg.N, cfg.Sessions, cfg.Every)
+		},
+		"status": func(context.Context, json.RawMessage) (any, error) { return f.status() },
+		"leave":  func(context.Context, json.RawMessage) (any, error) { return nil, f.leave() },
+	})
+	if f != nil {
+		err = errors.Join(err, f.leave())
+	}
+	return err
+}

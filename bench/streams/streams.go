@@ -1,0 +1,257 @@
+// Package streams measures what nodeapi holds in memory for each connected, ready, heartbeating agent, against a bare grpc-go stream over mutual TLS.
+//
+// Server, baseline and agents are processes of their own; recovery and lifecycle are answered by this one, so that the server holds nothing but nodeapi.
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/process"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
+)
+
+// Required is the most that our memory may be of the baseline's; Aim is what the design is after.
+const (
+	Required = 1.25
+	Aim      = 1.0
+)
+
+// Options says what to measure with.
+type Options struct {
+	Agents   int             // default 5000
+	Database *bench.Database // where the replica writes its facts
+	Command  process.Command // makes a child of this binary
+	Logger   *slog.Logger
+	Every    time.Duration // between heartbeats; default 15 s
+	Settle   time.Duration // after the last agent's first acknowledged heartbeat; default 5 s
+}
+
+func (o Options) withDefaults() Options {
+	if o.Agents == 0 {
+		o.Agents = 5000
+	}
+	if o.Every == 0 {
+		o.Every = 15 * time.Second
+	}
+	if o.Settle == 0 {
+		o.Settle = 5 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// rig is what surrounds the servers under measurement.
+type rig struct {
+	opts   Options
+	dir    string
+	trust  trust
+	server serverConfig
+}
+
+// Run measures the baseline and then nodeapi.
+func Run(ctx context.Context, opts Options) (bench.Result, error) {
+	opts = opts.withDefaults()
+	if opts.Database == nil || opts.Command == nil {
+		return bench.Result{}, errors.New("bench streams: no database or no command")
+	}
+	owner, err := pg.Open(ctx, pg.Config{URL: opts.Database.URL(pg.RoleOwner), ApplicationName: "bench streams", MaxConns: 2})
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("open database: %w", err)
+	}
+	defer owner.Close()
+	details, err := bench.Environment(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+	}
+	dir, err := os.MkdirTemp("", "gpuaas-bench-streams-*")
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("make directory: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	r := &rig{opts: opts, dir: dir}
+	stop, err := r.surround(ctx)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	defer stop()
+	base, err := r.measure(ctx, childBare, false)
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("measure baseline: %w", err)
+	}
+	ours, err := r.measure(ctx, childNodeAPI, true)
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("measure nodeapi: %w", err)
+	}
+	ratio := ours.perAgent / base.perAgent
+	ours.describe("nodeapi", details)
+	base.describe("baseline", details)
+	details["agents"], details["heartbeat_interval"], details["aim"] = opts.Agents, opts.Every.String(), Aim
+	details["baseline"] = "bare grpc-go bidi stream, mutual TLS 1.3, no read buffer, 4 KiB shared write buffer, static windows"
+	details["measure"] = "RSS after two collections, minus the same at zero agents, by agents"
+	return bench.Result{
+		Name: "streams", Value: round(ours.perAgent), Unit: "bytes/agent", Baseline: round(base.perAgent), Ratio: ratio, Required: Required,
+		Passed: ratio <= Required, Details: details,
+	}, nil
+}
+
+// surround brings up recovery, lifecycle and everybody's certificates.
+func (r *rig) surround(ctx context.Context) (func(), error) {
+	nodes, err := nodeapitest.NewAuthority("nodes")
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	services, err := nodeapitest.NewAuthority("services")
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	if r.trust.Nodes, err = nodes.Encode(); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it spelled
+	}
+	if r.trust.Services, err = services.Encode(); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it spelled
+	}
+	if r.server.Files, err = nodeapitest.WriteFiles(r.dir, "nodeapi", nodes, services); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it wrote
+	}
+	for role, path := range map[string]*string{pg.RoleNodeAPI: &r.server.Database, pg.RoleSequencer: &r.server.Sequencer} {
+		*path = filepath.Join(r.dir, role)
+		if err := os.WriteFile(*path, []byte(r.opts.Database.URL(role)), 0o600); err != nil {
+			return nil, fmt.Errorf("write database url: %w", err)
+		}
+	}
+	plane, err := nodeapitest.NewPlane()
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	if r.server.Recovery, r.server.Lifecycle, err = plane.Listen(ctx, r.opts.Logger, services); err != nil {
+		cancel()
+		return nil, err //nolint:wrapcheck // it says what it opened
+	}
+	done := make(chan error, 1)
+	go func() { done <- plane.Run(ctx) }() // awaited by the answer
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.opts.Logger.Warn("bench plane failed", slog.Any("error", err))
+		}
+	}, nil
+}
+
+// footprint is what a server holds without and with agents.
+type footprint struct {
+	zero, full process.Memory
+	perAgent   float64
+	agents     int
+	connected  time.Duration
+}
+
+func (f footprint) describe(name string, details map[string]any) {
+	per := func(full, zero int64) float64 { return round(float64(full-zero) / float64(f.agents)) }
+	details[name+"_rss_zero_mib"], details[name+"_rss_full_mib"] = mib(f.zero.RSS), mib(f.full.RSS)
+	details[name+"_heap_per_agent"] = per(f.full.Heap, f.zero.Heap)
+	details[name+"_stacks_per_agent"] = per(f.full.Stacks, f.zero.Stacks)
+	details[name+"_goroutines_per_agent"] = per(int64(f.full.Goroutines), int64(f.zero.Goroutines))
+	details[name+"_connected_in_s"] = round(f.connected.Seconds())
+}
+
+// measure starts a server and its load, and asks the server what it holds.
+func (r *rig) measure(ctx context.Context, kind string, sessions bool) (footprint, error) {
+	f := footprint{agents: r.opts.Agents}
+	server, err := process.Start(r.opts.Command, kind)
+	if err != nil {
+		return f, err //nolint:wrapcheck // it says what it started
+	}
+	defer server.Stop()
+	load, err := process.Start(r.opts.Command, childAgents)
+	if err != nil {
+		return f, err //nolint:wrapcheck // it says what it started
+	}
+	defer load.Stop()
+	const soon = time.Minute
+	var addr string
+	if err := server.Ask(ctx, soon, "start", r.server, &addr); err != nil {
+		return f, err //nolint:wrapcheck // it says what it asked
+	}
+	if err := load.Ask(ctx, soon, "trust", r.trust, nil); err != nil {
+		return f, err //nolint:wrapcheck // it says what it asked
+	}
+	// A few agents come and go first: what is made once is not charged to those who are counted.
+	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: min(64, r.opts.Agents), Sessions: sessions, Every: 200 * time.Millisecond}); err != nil {
+		return f, err
+	}
+	if err := load.Ask(ctx, soon, "leave", nil, nil); err != nil {
+		return f, err //nolint:wrapcheck // it says what it asked
+	}
+	if err := pause(ctx, r.opts.Settle); err != nil {
+		return f, err
+	}
+	if err := server.Ask(ctx, soon, "measure", nil, &f.zero); err != nil {
+		return f, err //nolint:wrapcheck // it says what it asked
+	}
+	began := time.Now()
+	if err := r.bring(ctx, load, agentsConfig{Addr: addr, N: r.opts.Agents, Sessions: sessions, Every: r.opts.Every}); err != nil {
+		return f, err
+	}
+	f.connected = time.Since(began)
+	if err := pause(ctx, r.opts.Settle); err != nil {
+		return f, err
+	}
+	if err := server.Ask(ctx, soon, "measure", nil, &f.full); err != nil {
+		return f, err //nolint:wrapcheck // it says what it asked
+	}
+	var alive int64
+	if err := load.Ask(ctx, soon, "status", nil, &alive); err != nil {
+		return f, err //nolint:wrapcheck // it says what it asked
+	}
+	f.perAgent = float64(f.full.RSS-f.zero.RSS) / float64(r.opts.Agents)
+	return f, nil
+}
+
+// bring connects agents and waits until each has had a heartbeat acknowledged.
+func (r *rig) bring(ctx context.Context, load *process.Child, cfg agentsConfig) error {
+	if err := load.Ask(ctx, 10*time.Minute, "connect", cfg, nil); err != nil {
+		return err //nolint:wrapcheck // it says what it asked
+	}
+	deadline := time.Now().Add(2*time.Minute + 3*cfg.Every)
+	for {
+		var beaten int64
+		if err := load.Ask(ctx, time.Minute, "status", nil, &beaten); err != nil {
+			return err //nolint:wrapcheck // it says what it asked
+		}
+		if beaten >= int64(cfg.N) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("only %d of %d agents had a heartbeat acknowledged", beaten, cfg.N)
+		}
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("measure: %w", context.Cause(ctx))
+	}
+}
+
+func mib(n int64) float64 { return round(float64(n) / (1 << 20)) }
+
+func round(v float64) float64 { return float64(int64(v*10+0.5)) / 10 }

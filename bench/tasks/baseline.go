@@ -1,0 +1,66 @@
+package tasks
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// The baseline is what this Postgres can commit at all: one durable single-row INSERT a transaction in one round trip, by clients with a connection of
+// their own and the statement prepared.
+
+const baselineClients = 16
+
+func prepareBaseline(ctx context.Context, owner *pgxpool.Pool) error {
+	_, err := owner.Exec(ctx, `CREATE SCHEMA IF NOT EXISTS bench_tasks; DROP TABLE IF EXISTS bench_tasks.commits;
+		CREATE TABLE bench_tasks.commits (id bigint GENERATED ALWAYS AS IDENTITY (CACHE 100) PRIMARY KEY, n bigint NOT NULL)`)
+	if err != nil {
+		return fmt.Errorf("make baseline table: %w", err)
+	}
+	return nil
+}
+
+func dropBaseline(ctx context.Context, owner *pgxpool.Pool) error {
+	if _, err := owner.Exec(ctx, `DROP SCHEMA bench_tasks CASCADE`); err != nil {
+		return fmt.Errorf("drop baseline table: %w", err)
+	}
+	return nil
+}
+
+// commits counts single-row commits for the length of time and answers how many there were a second.
+func commits(ctx context.Context, owner *pgxpool.Pool, length time.Duration) (float64, error) {
+	var done atomic.Int64
+	var wg sync.WaitGroup
+	errs := make(chan error, baselineClients)
+	began := time.Now()
+	until := began.Add(length)
+	for range baselineClients {
+		wg.Go(func() {
+			conn, err := owner.Acquire(ctx)
+			if err != nil {
+				errs <- err
+				return
+			}
+			defer conn.Release()
+			for n := int64(0); time.Now().Before(until); n++ {
+				if _, err := conn.Exec(ctx, `INSERT INTO bench_tasks.commits (n) VALUES ($1)`, n); err != nil {
+					errs <- err
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(began)
+	select {
+	case err := <-errs:
+		return 0, fmt.Errorf("measure commits: %w", err)
+	default:
+		return float64(done.Load()) / took.Seconds(), nil
+	}
+}

@@ -1,0 +1,143 @@
+package tasks
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// patience is how long a task may take before the bench gives up.
+const patience = time.Minute
+
+// acknowledged ends the trip of a task. The word may come before the enqueue's own goroutine has noted its id.
+func (r *rig) acknowledged(id string, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if t := r.waiting[id]; t != nil {
+		delete(r.waiting, id)
+		t.ended <- at
+		r.done.Add(1)
+		return
+	}
+	if r.early == nil {
+		r.early = map[string]time.Time{}
+	}
+	r.early[id] = at
+}
+
+func (r *rig) expect(id string, began time.Time) *trip {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := &trip{began: began, ended: make(chan time.Time, 1)}
+	if at, ok := r.early[id]; ok {
+		delete(r.early, id)
+		t.ended <- at
+		r.done.Add(1)
+		return t
+	}
+	r.waiting[id] = t
+	return t
+}
+
+// one queues a task by a commit of its own and waits for its acknowledgement at the agent.
+func (r *rig) one(ctx context.Context, n node) (time.Duration, error) {
+	began := time.Now()
+	var row task.Row
+	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		row, err = task.Enqueue(ctx, tx, task.Spec{
+			Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: n.ID, IdempotencyKey: "bench/" + ids.New(), StartWithin: patience,
+			Payload: &nodev1.ProbeNoop{Nonce: "bench"}, CreatedBy: "bench",
+		})
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("queue task: %w", err)
+	}
+	r.wake.Notify()
+	r.tasks.Notify(n.ID)
+	t := r.expect(row.TaskID, began)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case at := <-t.ended:
+		return at.Sub(began), nil
+	case <-timer.C:
+		return 0, fmt.Errorf("task %s was not acknowledged within %s", row.TaskID, patience)
+	case <-ctx.Done():
+		return 0, fmt.Errorf("wait for task: %w", context.Cause(ctx))
+	}
+}
+
+// load keeps a number of tasks open on every node for the length of time, and answers how many round trips were made a second and what each took.
+func (r *rig) load(ctx context.Context, length time.Duration) (float64, []time.Duration, error) {
+	lanes := len(r.nodes) * r.opts.Outstanding
+	took := make([][]time.Duration, lanes)
+	errs := make(chan error, lanes)
+	began := time.Now()
+	until := began.Add(length)
+	var wg sync.WaitGroup
+	for i := range lanes {
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				d, err := r.one(ctx, r.nodes[i%len(r.nodes)])
+				if err != nil {
+					errs <- err
+					return
+				}
+				took[i] = append(took[i], d)
+			}
+		})
+	}
+	wg.Wait()
+	elapsed := time.Since(began)
+	select {
+	case err := <-errs:
+		return 0, nil, err
+	default:
+	}
+	var all []time.Duration
+	for _, t := range took {
+		all = append(all, t...)
+	}
+	return float64(len(all)) / elapsed.Seconds(), all, nil
+}
+
+// steady queues at a fixed rate, whatever comes of it, and answers what each round trip took.
+func (r *rig) steady(ctx context.Context, length time.Duration) ([]time.Duration, error) {
+	n := int(length.Seconds() * float64(r.opts.Rate))
+	took := make([]time.Duration, n)
+	errs := make(chan error, n)
+	var wg sync.WaitGroup
+	tick := time.NewTicker(time.Second / time.Duration(r.opts.Rate))
+	defer tick.Stop()
+	for i := range n {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("keep the rate: %w", context.Cause(ctx))
+		}
+		wg.Go(func() {
+			var err error
+			if took[i], err = r.one(ctx, r.nodes[i%len(r.nodes)]); err != nil {
+				errs <- err
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case err := <-errs:
+		return nil, err
+	default:
+		return took, nil
+	}
+}

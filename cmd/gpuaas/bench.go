@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/sagas"
+	"github.com/gpuaas/mesh/bench/streams"
+	"github.com/gpuaas/mesh/bench/tasks"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// benchOptions are the flags of the benches.
+type benchOptions struct {
+	program *client.Program
+	logger  *slog.Logger
+	agents  int
+	verbose bool
+}
+
+// bencher measures one thing on a database of its own.
+type bencher func(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error)
+
+func benchStreams(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return streams.Run(ctx, streams.Options{Agents: o.agents, Database: db, Command: benchChild, Logger: o.logger})
+}
+
+func benchTasks(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return tasks.Run(ctx, tasks.Options{Agents: o.agents, Database: db, Command: benchChild, Logger: o.logger})
+}
+
+func benchSagas(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return sagas.Run(ctx, sagas.Options{
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger,
+	})
+}
+
+// newBenchCommand measures this build on this machine.
+func newBenchCommand(program *client.Program) *cobra.Command {
+	o := benchOptions{program: program}
+	cmd := &cobra.Command{
+		Use: "bench", Short: "Measure this build against raw baselines on this machine", GroupID: groupMesh, Args: noArgs,
+		Long: "Each bench measures its raw baseline in the same run and prints both in absolutes, with the environment and the ratio.\n" +
+			"It makes a Postgres of its own, with fsync on. A ratio that misses what is required ends with exit code 7.",
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what the parts under measurement say")
+	add := func(use, short string, agents int, which ...bencher) {
+		sub := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error { return runBenches(cmd, o, which) }}
+		if agents > 0 {
+			sub.Flags().IntVar(&o.agents, "agents", agents, "how many agents")
+		}
+		sub.PreRun = func(cmd *cobra.Command, _ []string) {
+			if cmd.Flags().Lookup("agents") == nil {
+				o.agents = 0
+			}
+		}
+		cmd.AddCommand(sub)
+	}
+	add("streams", "Server memory of each connected, heartbeating agent", 5000, benchStreams)
+	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
+	add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
+	add("all", "All of them, one after the other", 0, benchSagas, benchTasks, benchStreams)
+	child := &cobra.Command{
+		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },
+	}
+	cmd.AddCommand(child)
+	return cmd
+}
+
+// benchChild is this binary again, as the server under measurement or as its load.
+func benchChild(kind string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	return exec.Command(self, "bench", "child", kind) //nolint:gosec,noctx // this very program; process ends it
+}
+
+func runBenchChild(cmd *cobra.Command, kind string) error {
+	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelError}))
+	for _, serve := range []func(context.Context) (bool, error){
+		func(ctx context.Context) (bool, error) {
+			return streams.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
+		},
+		func(ctx context.Context) (bool, error) {
+			return tasks.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
+		},
+	} {
+		if mine, err := serve(cmd.Context()); mine {
+			return err
+		}
+	}
+	return client.Usage(fmt.Errorf("no bench has a child of kind %q", kind))
+}
+
+func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
+	level := slog.LevelError
+	if o.verbose {
+		level = slog.LevelInfo
+	}
+	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	passed := true
+	for _, b := range which {
+		r, err := oneBench(cmd.Context(), o, b)
+		if err != nil {
+			return err
+		}
+		write := r.WriteText
+		if o.program.JSON() {
+			write = r.WriteJSON
+		}
+		if err := write(cmd.OutOrStdout()); err != nil {
+			return err
+		}
+		passed = passed && r.Passed
+	}
+	if !passed {
+		return client.OverBudget("a bench missed what is required of it", "measure on a machine that does nothing else")
+	}
+	return nil
+}
+
+// oneBench gives each bench a database of its own, so that none pays for the rows of another.
+func oneBench(ctx context.Context, o benchOptions, b bencher) (bench.Result, error) {
+	db, err := bench.StartDatabase(ctx, o.logger)
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("start the bench's database: %w", err)
+	}
+	r, err := b(ctx, o, db)
+	return r, errors.Join(err, db.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
+}

@@ -1,0 +1,623 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// send is what a watch writes its frames with.
+type send = func(*readmodelv1.WatchResponse) error
+
+func itemFrame(token string, item *readmodelv1.WatchItem) *readmodelv1.WatchResponse {
+	return &readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Item{Item: item}, ResumeToken: token}
+}
+
+func workspaceItem(w *readmodelv1.Workspace) *readmodelv1.WatchItem {
+	return &readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_WORKSPACES, Change: readmodelv1.Change_CHANGE_UPDATED, Id: w.GetWorkspaceId(), Object: &readmodelv1.WatchItem_Workspace{Workspace: w}}
+}
+
+func stepItem(name string, number int32, state commonv1.AttemptState) *readmodelv1.WatchItem {
+	step := &lifecyclev1.StepAttempt{RunId: runID, Step: number, Name: name, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: state, StartedAt: at(1)}
+	if state == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED {
+		step.FinishedAt = at(2)
+	}
+	return &readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_STEPS, Object: &readmodelv1.WatchItem_Step{Step: step}}
+}
+
+func bootstrapped() *readmodelv1.WatchResponse {
+	return &readmodelv1.WatchResponse{Frame: &readmodelv1.WatchResponse_Bootstrapped{Bootstrapped: &readmodelv1.Bootstrapped{Total: 1}}}
+}
+
+// hold keeps a stream open until the client ends it.
+func hold(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// TestRefusals: each kind of refusal has its exit code, and says what it is and what helps, in words and in JSON.
+func TestRefusals(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	tests := []struct {
+		name string
+		err  error
+		code int
+		want []string
+	}{
+		{"not found", fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such node"), 3, []string{"error: not_found: there is no such node", "correlation id: "}},
+		{"tenant", fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, ""), 3, []string{"tenant_unknown"}},
+		{"argument", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "bad name"), 2, []string{"invalid_argument: bad name"}},
+		{"login", fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, ""), 4, []string{"unauthenticated"}},
+		{"role", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""), 4, []string{"permission_denied"}},
+		{"held node", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, ""), 5, []string{"identity_held"}},
+		{"name taken", fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, ""), 5, []string{"workspace_name_taken"}},
+		{
+			"quota", fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "9 of 8 GPUs", fault.Remedy("ask for fewer"), fault.Unmet("8 GPUs are held")), 5,
+			[]string{"error: quota_exceeded: 9 of 8 GPUs", "unmet: 8 GPUs are held", "what helps: ask for fewer"},
+		},
+		{"in progress", fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "", fault.Conflicting(runID)), 5, []string{"in the way: " + runID}},
+		{"capacity", fault.New(commonv1.Reason_REASON_NO_CAPACITY, ""), 5, []string{"no_capacity"}},
+		{"conflict", fault.New(commonv1.Reason_REASON_CONFLICT, ""), 5, []string{"conflict"}},
+		{"overload", fault.New(commonv1.Reason_REASON_OVERLOADED, "", fault.RetryAfter(2e9)), 1, []string{"not before: 2s"}},
+		{"internal", errors.New("pq: secret table"), 1, []string{"error: internal"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			refuse(f, "GetNode", tt.err)
+			got := call(t, "nodes", "get", "n").wants(t, tt.code)
+			if got.out != "" {
+				t.Errorf("wrote to stdout: %q", got.out)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(got.err, want) {
+					t.Errorf("stderr does not hold %q: %s", want, got.err)
+				}
+			}
+			if strings.Contains(got.err, "secret") {
+				t.Errorf("a cause left the server: %s", got.err)
+			}
+			asJSON := call(t, "nodes", "get", "n", "-o", "json").wants(t, tt.code)
+			var object struct {
+				Error map[string]any `json:"error"`
+			}
+			decode(t, asJSON.err, &object)
+			for _, field := range []string{"code", "reason", "action", "message", "retry_after_seconds", "correlation_id", "unmet"} {
+				if object.Error[field] == nil {
+					t.Errorf("no %s in %s", field, asJSON.err)
+				}
+			}
+			if len(object.Error["correlation_id"].(string)) != 36 {
+				t.Errorf("correlation id: %v", object.Error["correlation_id"])
+			}
+		})
+	}
+}
+
+// TestUsage: a mistake of the command line is found before anything is asked, and exits 2.
+func TestUsage(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	for _, line := range []string{
+		"nodes", "nodes lst", "nodes list extra", "nodes get", "nodes list --bogus", "-o xml status", "nodes hold node-1", "nodes retire node-1 --reason ",
+		"workspaces create demo", "workspaces create --tenant acme", "workspaces create d --tenant acme --arg x", "workspaces create d --tenant acme --storage ten",
+		"workspaces create d --tenant acme --placement moon", "workspaces create d --tenant acme --command a --port x", "workspaces create d --tenant acme --spec /does/not/exist",
+		"workspaces wait d --for active", "workspaces wait d --for state=great", "workspaces wait d --for colour=red", "workspaces list --state great",
+		"workspaces decommission d", "workspaces recreate d", "workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
+		"status --time-format never", "--context nowhere status", "tenants create a --storage x", "policy set a", "explain", "nodes list --limit many",
+	} {
+		t.Run(line, func(t *testing.T) {
+			got := call(t, strings.Split(line, " ")...).wants(t, 2)
+			if got.out != "" || !strings.HasPrefix(got.err, "error: invalid_argument: ") {
+				t.Errorf("stdout %q, stderr %q", got.out, got.err)
+			}
+		})
+	}
+	if len(f.requests) != 0 {
+		t.Errorf("asked the server: %v", f.requests)
+	}
+	call(t, "explain", "reason", "bogus").wants(t, 3)
+	call(t, "config", "use-context", "bogus").wants(t, 3)
+	call(t, "allocations", "get", "bogus").wants(t, 3)
+	call(t, "tenants", "get", "bogus").wants(t, 3)
+}
+
+// TestServer: whom the client talks to, and to whom it shows its token.
+func TestServer(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	call(t, "status").wants(t, 0)
+
+	got := call(t, "status", "--server", "127.0.0.1:1").wants(t, 1)
+	if !strings.Contains(got.err, "127.0.0.1:1 cannot be reached") || !strings.Contains(got.err, "what helps:") {
+		t.Errorf("stderr: %s", got.err)
+	}
+	call(t, "status", "--server", "http://127.0.0.1:1").wants(t, 2)
+	// A server that is not this mesh's readmodel is none, whatever it answers.
+	if got := call(t, "status", "--trust-domain", "elsewhere.test").wants(t, 1); !strings.Contains(got.err, "cannot be reached") {
+		t.Errorf("stderr: %s", got.err)
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "token")
+	write(t, file, "gps_wrong\n", 0o600)
+	call(t, "status", "--token-file", file).wants(t, 4)
+	write(t, file, token+"\n", 0o600)
+	call(t, "status", "--token-file", file).wants(t, 0)
+	if err := os.Chmod(file, 0o644); err != nil { //nolint:gosec // the point of the test
+		t.Fatal(err)
+	}
+	if got := call(t, "status", "--token-file", file).wants(t, 2); !strings.Contains(got.err, "others than its owner") {
+		t.Errorf("stderr: %s", got.err)
+	}
+	if got := call(t, "status", "--ca-file", file).wants(t, 2); !strings.Contains(got.err, "--token-file") {
+		t.Errorf("the context's token would go to another authority's server: %s", got.err)
+	}
+
+	view := call(t, "config", "view", "-o", "json").wants(t, 0)
+	if strings.Contains(view.out, token) || !strings.Contains(view.out, `"current": "test"`) {
+		t.Errorf("view: %s", view.out)
+	}
+	if err := os.Chmod(f.path, 0o640); err != nil { //nolint:gosec // the point of the test
+		t.Fatal(err)
+	}
+	call(t, "status").wants(t, 2)
+	isolate(t, filepath.Join(dir, "none.yaml"))
+	if got := call(t, "status").wants(t, 2); !strings.Contains(got.err, "gpuaas dev") {
+		t.Errorf("stderr: %s", got.err)
+	}
+}
+
+func write(t *testing.T, path, content string, mode os.FileMode) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCreateWaits(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	provisioning := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: provisioning})
+	f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, out send) error {
+		run := &lifecyclev1.Run{RunId: runID, StepNames: []string{"reserve_slot", "launch_box"}}
+		for _, frame := range []*readmodelv1.WatchResponse{
+			itemFrame("", &readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_RUNS, Object: &readmodelv1.WatchItem_Run{Run: run}}),
+			itemFrame("", stepItem("reserve_slot", 0, commonv1.AttemptState_ATTEMPT_STATE_RUNNING)),
+			bootstrapped(),
+			itemFrame("", stepItem("reserve_slot", 0, commonv1.AttemptState_ATTEMPT_STATE_WAITING)),
+			itemFrame("", stepItem("reserve_slot", 0, commonv1.AttemptState_ATTEMPT_STATE_RUNNING)),
+			itemFrame("", stepItem("reserve_slot", 0, commonv1.AttemptState_ATTEMPT_STATE_WAITING)),
+			// They come in the wrong order, and are told in the right one.
+			itemFrame("a", stepItem("launch_box", 1, commonv1.AttemptState_ATTEMPT_STATE_RUNNING)),
+			itemFrame("b", stepItem("reserve_slot", 0, commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED)),
+			itemFrame("c", workspaceItem(workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE))),
+		} {
+			if err := out(frame); err != nil {
+				return err
+			}
+		}
+		return hold(ctx)
+	})
+	got := call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait", "-o", "json").wants(t, 0)
+	var object readback
+	decode(t, got.out, &object)
+	if object.State != "active" || len(object.Endpoints) != 1 || object.Endpoints[0].URL != "http://127.0.0.1:4000" {
+		t.Errorf("printed %+v", object)
+	}
+	want := "create " + runID + " (epoch 2199023255559)\n" +
+		"  step 1/2 reserve_slot: running\n  step 1/2 reserve_slot: waiting\n  step 1/2 reserve_slot: succeeded in 1s\n  step 2/2 launch_box: running\n"
+	if got.err != want {
+		t.Errorf("stderr (-want +got):\n%s", cmp.Diff(want, got.err))
+	}
+	for _, req := range sent[*readmodelv1.GetWorkspaceRequest](f) {
+		if req.GetMinPos() != "2:77" {
+			t.Errorf("read without the position of the command: %v", req)
+		}
+	}
+	if reqs := sent[*readmodelv1.WatchRequest](f); len(reqs) != 1 || reqs[0].GetMinPos() != "2:77" || reqs[0].GetWorkspace() != workspaceID {
+		t.Errorf("watched %v", reqs)
+	}
+}
+
+type readback struct {
+	State     string
+	Endpoints []struct{ URL string }
+}
+
+func TestCreateEndsFailed(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	failed := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)
+	failed.LastError, failed.LastErrorCode = "the box did not start", "launch_failed"
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: failed})
+	got := call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait", "-o", "json").wants(t, 5)
+	var object readback
+	decode(t, got.out, &object)
+	if object.State != "failed" || !strings.Contains(got.err, `"reason":"launch_failed"`) || !strings.Contains(got.err, "the box did not start") {
+		t.Errorf("stdout %s\nstderr %s", got.out, got.err)
+	}
+}
+
+// TestWaitSurvives: a wait outlives a watch that breaks, resumes it where it stopped, and asks in between.
+func TestWaitSurvives(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	state := commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING
+	answer(f, "GetWorkspace", func(*readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
+		return &readmodelv1.GetWorkspaceResponse{Workspace: workspace(state)}, nil
+	})
+	streams := 0
+	f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, out send) error {
+		streams++
+		switch streams {
+		case 1:
+			if err := out(itemFrame("token-1", workspaceItem(workspace(state)))); err != nil {
+				return err
+			}
+			return fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "")
+		case 2:
+			if req.GetResumeToken() != "token-1" {
+				t.Errorf("resumed with %q", req.GetResumeToken())
+			}
+			return fault.New(commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED, "")
+		default:
+			if req.GetResumeToken() != "" {
+				t.Errorf("a new snapshot was asked for with %q", req.GetResumeToken())
+			}
+			if err := out(itemFrame("t", workspaceItem(workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)))); err != nil {
+				return err
+			}
+			return hold(ctx)
+		}
+	})
+	got := call(t, "workspaces", "wait", "demo2", "--for", "state=active", "--timeout", "20s", "-o", "name").wants(t, 0)
+	if got.out != "acme/demo2\n" || streams != 3 {
+		t.Errorf("printed %q after %d streams", got.out, streams)
+	}
+
+	// Without any watch it polls.
+	f.watching(nil)
+	asked := 0
+	answer(f, "GetWorkspace", func(*readmodelv1.GetWorkspaceRequest) (*readmodelv1.GetWorkspaceResponse, error) {
+		asked++
+		if asked < 3 {
+			return &readmodelv1.GetWorkspaceResponse{Workspace: workspace(state)}, nil
+		}
+		return &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED)}, nil
+	})
+	call(t, "workspaces", "wait", "demo2", "--for", "state=active,failed", "--timeout", "20s").wants(t, 0)
+
+	// Too long a wait says how far it came.
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(state)})
+	got = call(t, "workspaces", "wait", "demo2", "--timeout", "50ms", "-o", "json").wants(t, 6)
+	if !strings.Contains(got.err, `"code":"deadline_exceeded"`) || !strings.Contains(got.err, "it is provisioning") || got.out != "" {
+		t.Errorf("stdout %q, stderr %s", got.out, got.err)
+	}
+
+	// What will never hold is not waited for, nor is what does not exist.
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)})
+	call(t, "workspaces", "wait", "demo2").wants(t, 5)
+	refuse(f, "GetWorkspace", fault.New(commonv1.Reason_REASON_NOT_FOUND, ""))
+	call(t, "workspaces", "wait", "demo2").wants(t, 3)
+}
+
+// TestProbe: each state is printed once, with its time; how the task ended is the exit code.
+func TestProbe(t *testing.T) {
+	f := mesh(t)
+	queued, delivered := commonv1.TaskState_TASK_STATE_QUEUED, commonv1.TaskState_TASK_STATE_DELIVERED
+	always(f, "ProbeNode", &readmodelv1.ProbeNodeResponse{Task: &lifecyclev1.Task{TaskId: taskID, NodeId: nodeID, State: queued}, Pos: "3"})
+	for _, tt := range []struct {
+		end  commonv1.TaskState
+		code int
+	}{{commonv1.TaskState_TASK_STATE_SUCCEEDED, 0}, {commonv1.TaskState_TASK_STATE_FAILED, 1}, {commonv1.TaskState_TASK_STATE_EXPIRED, 1}} {
+		always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(queued, queued)})
+		f.watching(func(ctx context.Context, req *readmodelv1.WatchRequest, out send) error {
+			if req.GetNode() != nodeID || req.GetMinPos() != "3" {
+				t.Errorf("watched %v", req)
+			}
+			for _, got := range []*readmodelv1.Task{task(queued, queued), task(delivered, queued, delivered), task(tt.end, queued, delivered, tt.end)} {
+				if err := out(itemFrame("t", &readmodelv1.WatchItem{Object: &readmodelv1.WatchItem_Task{Task: got}})); err != nil {
+					return err
+				}
+				if err := out(bootstrapped()); err != nil {
+					return err
+				}
+			}
+			return hold(ctx)
+		})
+		got := call(t, "nodes", "probe", "node-1").wants(t, tt.code)
+		lines := strings.Split(strings.TrimSpace(got.out), "\n")
+		if len(lines) != 3 || lines[0] != "03:04:00.500 +0s queued" || lines[1] != "03:04:01.500 +1s delivered (session epoch 3, attempt 1)" {
+			t.Errorf("printed %q", lines)
+		}
+		asJSON := call(t, "nodes", "probe", "node-1", "-o", "json", "--jq", ".task_id").wants(t, tt.code)
+		if asJSON.out != taskID+"\n" {
+			t.Errorf("printed %q", asJSON.out)
+		}
+	}
+	// A task that ended before the watch began is in no snapshot: it is asked for.
+	f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, out send) error {
+		if err := out(bootstrapped()); err != nil {
+			return err
+		}
+		return hold(ctx)
+	})
+	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(commonv1.TaskState_TASK_STATE_SUCCEEDED, queued, commonv1.TaskState_TASK_STATE_SUCCEEDED)})
+	call(t, "nodes", "probe", "node-1").wants(t, 0)
+	always(f, "GetTask", &readmodelv1.GetTaskResponse{Task: task(queued, queued)})
+	call(t, "nodes", "probe", "node-1", "--timeout", "50ms").wants(t, 6)
+}
+
+// TestWatchEnds: a watch prints what it is told until the person ends it, which is no error.
+func TestWatchEnds(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, out send) error {
+		item := &readmodelv1.WatchItem{Topic: readmodelv1.Topic_TOPIC_NODES, Change: readmodelv1.Change_CHANGE_SNAPSHOT, Id: nodeID, Object: &readmodelv1.WatchItem_Node{Node: node()}}
+		if err := out(itemFrame("a", item)); err != nil {
+			return err
+		}
+		if err := out(itemFrame("b", proto.CloneOf(item))); err != nil {
+			return err
+		}
+		cancel()
+		return hold(ctx)
+	})
+	got := callIn(ctx, nil, "nodes", "watch", "-o", "jsonl")
+	if got.code != 0 {
+		t.Fatalf("exit %d: %s", got.code, got.err)
+	}
+	for line := range strings.Lines(got.out) {
+		var object struct {
+			Change, Topic string
+			Node          struct{ Name string }
+		}
+		decode(t, line, &object)
+		if object.Change != "snapshot" || object.Topic != "nodes" || object.Node.Name != "node-1" {
+			t.Errorf("printed %s", line)
+		}
+	}
+}
+
+func TestEnroll(t *testing.T) {
+	f := mesh(t)
+	const secret = "gbt_0192_secret"
+	pem := "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
+	always(f, "EnrollNode", &readmodelv1.EnrollNodeResponse{NodeId: nodeID, Token: secret, ExpiresAt: at(9), Pos: "1", Profile: &commonv1.Profile{
+		Name: "default", ApiUrl: "10.0.0.1:7443", RecoveryUrl: "https://10.0.0.1:7444", TerminalUrl: "https://10.0.0.1:7445",
+		CaBundlePem: []byte(pem), RecoveryCaBundlePem: []byte(pem + pem),
+	}})
+	dir := filepath.Join(t.TempDir(), "bundle")
+	for _, form := range []string{"table", "json"} {
+		out := filepath.Join(dir, form)
+		got := call(t, "nodes", "enroll", "--name", "rack1", "--out", out, "--gpus", "2", "-o", form).wants(t, 0)
+		if strings.Contains(got.out+got.err, secret) {
+			t.Errorf("the token was shown: %s %s", got.out, got.err)
+		}
+		if !strings.Contains(got.err, "gpuaas-node-agent enroll --bundle "+out+" --gpus 2") {
+			t.Errorf("stderr: %s", got.err)
+		}
+		if again := call(t, "nodes", "enroll", "--name", "rack1", "--out", out).wants(t, 2); !strings.Contains(again.err, "never overwritten") {
+			t.Errorf("stderr: %s", again.err)
+		}
+	}
+	if n := len(sent[*readmodelv1.EnrollNodeRequest](f)); n != 2 {
+		t.Errorf("%d tokens were issued, two of them used", n)
+	}
+	out := filepath.Join(dir, "table")
+	data, err := os.ReadFile(filepath.Join(out, "node-agent.env"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, err := identity.ParseEnv(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		identity.EnvAPIURL: "10.0.0.1:7443", identity.EnvRecoveryURL: "https://10.0.0.1:7444", identity.EnvTerminalURL: "https://10.0.0.1:7445",
+		identity.EnvToken: secret, identity.EnvRecoveryBundle: "recovery-ca-bundle.crt", identity.EnvNodeName: "rack1",
+	} {
+		if env.Get(name) != want {
+			t.Errorf("%s is %q, want %q", name, env.Get(name), want)
+		}
+	}
+	if len(env.Unknown()) > 0 {
+		t.Errorf("the agent does not read %v", env.Unknown())
+	}
+	for file, want := range map[string]string{"ca-bundle.crt": pem, "recovery-ca-bundle.crt": pem + pem} {
+		if got, err := os.ReadFile(filepath.Join(out, file)); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", file, got, err)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(out, "node-agent.env")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if got := call(t, "nodes", "enroll", "--name", "rack1", "-o", "json", "--jq", ".token").wants(t, 0); got.out != secret+"\n" {
+		t.Errorf("as data: %q", got.out)
+	}
+}
+
+// TestReadsAfterCommands: what is printed after a command is not older than it; a view that is behind is no failure of the command.
+func TestReadsAfterCommands(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	always(f, "ChangeNodeIdentity", &readmodelv1.ChangeNodeIdentityResponse{
+		Node: &recoveryv1.NodeIdentity{NodeId: nodeID, Name: "node-1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD}, Pos: "5",
+	})
+	always(f, "SetCordon", &readmodelv1.SetCordonResponse{Gate: &lifecyclev1.NodeGate{NodeId: nodeID, Name: "node-1", Cordoned: true}, Pos: "5"})
+	always(f, "ChangeTask", &readmodelv1.ChangeTaskResponse{Task: &lifecyclev1.Task{TaskId: taskID, State: commonv1.TaskState_TASK_STATE_CANCELLED}, Pos: "5"})
+	lines := [][]string{
+		{"nodes", "hold", "node-1", "--reason", "r"},
+		{"nodes", "quarantine", "node-1", "--reason", "r"},
+		{"nodes", "fence", "node-1", "--reason", "r"},
+		{"nodes", "reactivate", "node-1", "--reason", "r"},
+		{"nodes", "retire", "node-1", "--reason", "r"},
+		{"nodes", "cordon", "node-1", "--reason", "r"},
+		{"nodes", "uncordon", "node-1", "--reason", "r"},
+		{"tasks", "cancel", taskID, "--reason", "r"},
+		{"tasks", "requeue", taskID, "--reason", "r"},
+		{"tasks", "close", taskID, "--reason", "r"},
+	}
+	for _, line := range lines {
+		call(t, line...).wants(t, 0)
+	}
+	reads := 0
+	for _, req := range sent[*readmodelv1.GetNodeRequest](f) {
+		reads++
+		if req.GetMinPos() != "5" {
+			t.Errorf("read %v", req)
+		}
+	}
+	for _, req := range sent[*readmodelv1.GetTaskRequest](f) {
+		reads++
+		if req.GetMinPos() != "5" {
+			t.Errorf("read %v", req)
+		}
+	}
+	if reads != len(lines) {
+		t.Errorf("%d reads after %d commands", reads, len(lines))
+	}
+	verbs := []string{}
+	for _, req := range sent[*readmodelv1.ChangeNodeIdentityRequest](f) {
+		verbs = append(verbs, req.GetVerb().String())
+	}
+	if want := "IDENTITY_VERB_HOLD IDENTITY_VERB_QUARANTINE IDENTITY_VERB_FENCE IDENTITY_VERB_REACTIVATE IDENTITY_VERB_RETIRE"; strings.Join(verbs, " ") != want {
+		t.Errorf("verbs %v", verbs)
+	}
+	refuse(f, "GetNode", fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, ""))
+	got := call(t, "nodes", "hold", "node-1", "--reason", "r", "-o", "json", "--jq", ".identity.state").wants(t, 0)
+	if got.out != "held\n" || !strings.Contains(got.err, "position_not_reached") {
+		t.Errorf("stdout %q, stderr %q", got.out, got.err)
+	}
+}
+
+func TestOperate(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	for verb, kind := range map[string]commonv1.OperationKind{
+		"cancel": commonv1.OperationKind_OPERATION_KIND_CANCEL, "reset": commonv1.OperationKind_OPERATION_KIND_RESET, "retry": commonv1.OperationKind_OPERATION_KIND_RETRY,
+		"retry-undo": commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "skip-undo": commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO,
+		"recreate": commonv1.OperationKind_OPERATION_KIND_RECREATE, "decommission": commonv1.OperationKind_OPERATION_KIND_DECOMMISSION,
+	} {
+		call(t, "workspaces", verb, "acme/demo2", "--reason", "r", "--override", "--idempotency-key", "k").wants(t, 0)
+		call(t, "workspaces", verb, "acme/demo2", "--dry-run").wants(t, 0)
+		reqs := sent[*readmodelv1.OperateWorkspaceRequest](f)
+		want := &readmodelv1.OperateWorkspaceRequest{Workspace: "acme/demo2", Kind: kind, Reason: "r", Override: true, IdempotencyKey: "k"}
+		if diff := cmp.Diff(want, reqs[len(reqs)-2], protocmp.Transform()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", verb, diff)
+		}
+		if last := reqs[len(reqs)-1]; !last.GetDryRun() {
+			t.Errorf("%s: %v", verb, last)
+		}
+	}
+}
+
+// TestSpecs: what flags and files become.
+func TestSpecs(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	process := commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	write(t, file, "gpus: 1\nstorage: 10Gi\nworkloads:\n- name: web\n  command: [python3]\n  ports: [{name: http, port: 80}]\n", 0o600)
+	tests := []struct {
+		name  string
+		args  []string
+		stdin string
+		want  *lifecyclev1.WorkspaceSpec
+	}{
+		{"nothing", nil, "", &lifecyclev1.WorkspaceSpec{}},
+		{
+			"flags", strings.Fields("--command python3 --command -m --arg http.server --port 8080 --port admin=0 --env A=b=c --ready-path / --gpus 2 --storage 1.5Gi --placement process"), "",
+			&lifecyclev1.WorkspaceSpec{Gpus: 2, StorageBytes: 3 << 29, Placement: process, Workloads: []*nodev1.Workload{{
+				Name: "main", Command: []string{"python3", "-m"}, Args: []string{"http.server"}, Env: map[string]string{"A": "b=c"},
+				Ports: []*nodev1.Port{{Name: "http", Port: 8080}, {Name: "admin"}}, Readiness: &nodev1.Readiness{HttpPath: "/"},
+			}}},
+		},
+		{"file", []string{"--spec", file, "--gpus", "0", "--placement", "process"}, "", &lifecyclev1.WorkspaceSpec{StorageBytes: 10 << 30, Placement: process, Workloads: []*nodev1.Workload{{
+			Name: "web", Command: []string{"python3"}, Ports: []*nodev1.Port{{Name: "http", Port: 80}},
+		}}}},
+		{"standard input", []string{"--spec", "-"}, `{"plan": "local", "placement": "process", "storage_bytes": 5}`, &lifecyclev1.WorkspaceSpec{Plan: "local", Placement: process, StorageBytes: 5}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := callIn(t.Context(), []byte(tt.stdin), append([]string{"workspaces", "create", "d", "--tenant", "acme", "--idempotency-key", "k"}, tt.args...)...)
+			got.wants(t, 0)
+			reqs := sent[*readmodelv1.CreateWorkspaceRequest](f)
+			want := &readmodelv1.CreateWorkspaceRequest{Tenant: "acme", Name: "d", IdempotencyKey: "k", Spec: tt.want}
+			if diff := cmp.Diff(want, reqs[len(reqs)-1], protocmp.Transform()); diff != "" {
+				t.Errorf("request (-want +got):\n%s", diff)
+			}
+		})
+	}
+	for _, bad := range []string{"gpu: 1", "gpus: one", "- a", "storage: 1Gi\nstorage_bytes: 1", "placement: moon", "storage: much", "gpus: 1\ngpus: 2"} {
+		if got := callIn(t.Context(), []byte(bad), "workspaces", "create", "d", "--tenant", "acme", "--spec", "-"); got.code != 2 {
+			t.Errorf("%q: exit %d: %s", bad, got.code, got.err)
+		}
+	}
+	call(t, "workspaces", "create", "d", "--tenant", "acme", "--spec", file, "--image", "x").wants(t, 2)
+}
+
+// TestNamesResolve: a filter takes a workspace's name where the API takes an id.
+func TestNamesResolve(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	for _, noun := range []string{"instances", "claims", "allocations", "tasks"} {
+		call(t, noun, "list", "--workspace", "acme/demo2").wants(t, 0)
+	}
+	if got := sent[*readmodelv1.ListTasksRequest](f)[0].GetWorkspaceId() + sent[*readmodelv1.ListClaimsRequest](f)[0].GetWorkspaceId(); got != workspaceID+workspaceID {
+		t.Errorf("asked for %q", got)
+	}
+	if n := len(sent[*readmodelv1.GetWorkspaceRequest](f)); n != 4 {
+		t.Errorf("%d names were resolved", n)
+	}
+}
+
+// TestCompletion: the shell is offered what the mesh has, where it fits, and nothing when the mesh does not answer.
+func TestCompletion(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	for line, want := range map[string]string{
+		"nodes get |n":                          "node-1",
+		"nodes get node-1 |":                    "",
+		"workspaces get |":                      "acme/demo2",
+		"workspaces create demo --tenant |":     "acme",
+		"workspaces create demo --placement |p": "process",
+		"tasks list --workspace |":              "acme/demo2",
+		"tasks list --node |":                   "node-1",
+		"config use-context |":                  "test",
+		"nodes list --output |":                 "jsonl",
+		"explain reason |quota":                 "quota_exceeded",
+	} {
+		done, begun, _ := strings.Cut(line, "|")
+		got := call(t, append(append([]string{"__complete"}, strings.Fields(done)...), begun)...)
+		offered := strings.Split(got.out, "\n")
+		if want == "" && offered[0] != ":4" || want != "" && !slices.Contains(offered, want) {
+			t.Errorf("%q is offered %q", line, got.out)
+		}
+	}
+	refuse(f, "ListNodes", fault.New(commonv1.Reason_REASON_UNAVAILABLE, ""))
+	if got := call(t, "__complete", "nodes", "get", ""); !strings.HasPrefix(got.out, ":4") {
+		t.Errorf("offered %q", got.out)
+	}
+}
+
+var _ readmodelv1connect.QueryServiceHandler = (*fake)(nil)

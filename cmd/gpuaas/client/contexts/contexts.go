@@ -1,0 +1,186 @@
+package contexts
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// EnvPath names the variable that replaces the path of the file.
+const EnvPath = "GPUAAS_CONTEXTS"
+
+// DefaultTrustDomain is the trust domain of a context that names none.
+const DefaultTrustDomain = "mesh.local"
+
+// ErrUnknown says that the file has no context of that name.
+var ErrUnknown = errors.New("no such context")
+
+// ErrExposed says that others than the owner may read or write the file.
+var ErrExposed = errors.New("others than its owner may read or write it")
+
+// Context is one mesh and one person.
+type Context struct {
+	Name        string `json:"name"`
+	Server      string `json:"server"`                 // host:port or https://host:port of the API for people
+	TrustDomain string `json:"trust_domain,omitempty"` // of the server's identity; default `mesh.local`
+	CAPEM       string `json:"ca_pem,omitempty"`       // authority of services, PEM; or
+	CAFile      string `json:"ca_file,omitempty"`      // the file it stands in
+	Token       string `json:"token,omitempty"`        // bearer token; or
+	TokenFile   string `json:"token_file,omitempty"`   // the file it stands in
+}
+
+// File is the content of the contexts file.
+type File struct {
+	Current  string    `json:"current"`
+	Contexts []Context `json:"contexts"`
+}
+
+// DefaultPath is where the file stands: $GPUAAS_CONTEXTS, else gpuaas/contexts.yaml in the person's configuration directory.
+func DefaultPath() (string, error) {
+	if path := os.Getenv(EnvPath); path != "" {
+		return path, nil
+	}
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return "", fmt.Errorf("find configuration directory: %w", err)
+	}
+	return filepath.Join(dir, "gpuaas", "contexts.yaml"), nil
+}
+
+// Load reads the file. A file that is not there is an empty one. ErrExposed is wrapped when its mode lets others in.
+func Load(path string) (File, error) {
+	var f File
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return f, fmt.Errorf("look at contexts: %w", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return f, fmt.Errorf("%s has mode %#o: %w", path, info.Mode().Perm(), ErrExposed)
+	}
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return f, fmt.Errorf("read contexts: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(data, &f); err != nil {
+		return File{}, fmt.Errorf("read contexts: %s: %w", path, err)
+	}
+	if err := f.validate(); err != nil {
+		return File{}, fmt.Errorf("read contexts: %s: %w", path, err)
+	}
+	return f, nil
+}
+
+func (f File) validate() error {
+	var problems []error
+	seen := map[string]bool{}
+	for i, c := range f.Contexts {
+		switch {
+		case c.Name == "":
+			problems = append(problems, fmt.Errorf("context %d has no name", i+1))
+		case seen[c.Name]:
+			problems = append(problems, fmt.Errorf("context %q stands there twice", c.Name))
+		}
+		seen[c.Name] = true
+		if c.Server == "" {
+			problems = append(problems, fmt.Errorf("context %q has no server", c.Name))
+		}
+		if c.CAPEM != "" && c.CAFile != "" {
+			problems = append(problems, fmt.Errorf("context %q has both ca_pem and ca_file", c.Name))
+		}
+		if c.Token != "" && c.TokenFile != "" {
+			problems = append(problems, fmt.Errorf("context %q has both token and token_file", c.Name))
+		}
+	}
+	if f.Current != "" && !seen[f.Current] {
+		problems = append(problems, fmt.Errorf("current context %q is not among the contexts", f.Current))
+	}
+	return errors.Join(problems...)
+}
+
+// Get answers a context by name; the empty name is the current one. ErrUnknown is wrapped if there is none.
+func (f File) Get(name string) (Context, error) {
+	if name == "" {
+		name = f.Current
+	}
+	if name == "" {
+		return Context{}, fmt.Errorf("no current context: %w", ErrUnknown)
+	}
+	i := slices.IndexFunc(f.Contexts, func(c Context) bool { return c.Name == name })
+	if i < 0 {
+		return Context{}, fmt.Errorf("context %q: %w", name, ErrUnknown)
+	}
+	return f.Contexts[i], nil
+}
+
+// Put writes a context into the file, in place of the one of its name if there is one, and makes it current if asked.
+func Put(path string, c Context, current bool) error {
+	return change(path, func(f *File) error {
+		if i := slices.IndexFunc(f.Contexts, func(have Context) bool { return have.Name == c.Name }); i >= 0 {
+			f.Contexts[i] = c
+		} else {
+			f.Contexts = append(f.Contexts, c)
+		}
+		if current {
+			f.Current = c.Name
+		}
+		return nil
+	})
+}
+
+// Use makes a context the current one. ErrUnknown is wrapped if it is not there.
+func Use(path, name string) error {
+	return change(path, func(f *File) error {
+		if _, err := f.Get(name); err != nil {
+			return err
+		}
+		f.Current = name
+		return nil
+	})
+}
+
+// Remove takes a context out of the file. One that is not there is no error; if it was the current one there is none afterwards.
+func Remove(path, name string) error {
+	return change(path, func(f *File) error {
+		f.Contexts = slices.DeleteFunc(f.Contexts, func(c Context) bool { return c.Name == name })
+		if f.Current == name {
+			f.Current = ""
+		}
+		return nil
+	})
+}
+
+func change(path string, apply func(*File) error) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("make configuration directory: %w", err)
+	}
+	return pki.WithLock(path+".lock", func() error {
+		f, err := Load(path)
+		if err != nil {
+			return err
+		}
+		if err := apply(&f); err != nil {
+			return err
+		}
+		if err := f.validate(); err != nil {
+			return fmt.Errorf("change contexts: %w", err)
+		}
+		data, err := yaml.Marshal(f)
+		if err != nil {
+			return fmt.Errorf("write contexts: %w", err)
+		}
+		if err := pki.WriteFile(path, data); err != nil {
+			return fmt.Errorf("write contexts: %w", err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,225 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// specFlags are the flags that describe a workspace without a file.
+type specFlags struct {
+	file                      string
+	image, workload           string
+	command, args, ports, env []string
+	ready                     string
+	gpus                      int32
+	storage, placement        string
+	plan, region              string
+}
+
+func (f *specFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.file, "spec", "", "file with the spec, YAML or JSON (- reads standard input); the other flags change it")
+	flags.StringVar(&f.image, "image", "", "image of the workload, for container runtimes")
+	flags.StringVar(&f.workload, "workload", "main", "name of the workload")
+	flags.StringArrayVar(&f.command, "command", nil, "one word of the workload's command; repeat it for more")
+	flags.StringArrayVar(&f.args, "arg", nil, "one argument of the workload; repeat it for more")
+	flags.StringArrayVar(&f.ports, "port", nil, "[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
+	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment; repeat it for more")
+	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds")
+	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
+	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
+	flags.StringVar(&f.placement, "placement", "", "how the box comes to be: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
+	flags.StringVar(&f.plan, "plan", "", "plan (default: the mesh's)")
+	flags.StringVar(&f.region, "region", "", "region (default: the mesh's)")
+}
+
+// spec builds the wish. changed tells which flags were given.
+func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecyclev1.WorkspaceSpec, error) {
+	spec := &lifecyclev1.WorkspaceSpec{}
+	if f.file != "" {
+		data, err := readSpec(f.file, stdin)
+		if err != nil {
+			return nil, err
+		}
+		if spec, err = parseSpec(data); err != nil {
+			return nil, Usage(fmt.Errorf("--spec %s: %w", f.file, err))
+		}
+	}
+	var err error
+	if changed("gpus") {
+		spec.Gpus = f.gpus
+	}
+	if f.storage != "" {
+		if spec.StorageBytes, err = parseBytes(f.storage); err != nil {
+			return nil, Usage(fmt.Errorf("--storage: %w", err))
+		}
+	}
+	if f.placement != "" {
+		if spec.Placement, err = parseEnum[commonv1.PlacementDriver]("placement", f.placement); err != nil {
+			return nil, err
+		}
+	}
+	spec.Plan, spec.Region = or(f.plan, spec.GetPlan()), or(f.region, spec.GetRegion())
+	workload, err := f.parseWorkload()
+	switch {
+	case err != nil:
+		return nil, Usage(err)
+	case workload != nil && len(spec.GetWorkloads()) > 0:
+		return nil, Usage(errors.New("--spec has workloads already: --image, --command, --arg, --port, --env and --ready-path describe another"))
+	case workload != nil:
+		spec.Workloads = []*nodev1.Workload{workload}
+	}
+	return spec, nil
+}
+
+func (f *specFlags) parseWorkload() (*nodev1.Workload, error) {
+	if f.image == "" && len(f.command) == 0 {
+		if len(f.args)+len(f.ports)+len(f.env) > 0 || f.ready != "" {
+			return nil, errors.New("--arg, --port, --env and --ready-path belong to a workload: name --image or --command")
+		}
+		return nil, nil //nolint:nilnil // no workload is asked for: the built-in one
+	}
+	w := &nodev1.Workload{Name: f.workload, Image: f.image, Command: f.command, Args: f.args}
+	for i, text := range f.ports {
+		name, port, ok := strings.Cut(text, "=")
+		if !ok {
+			name, port = "http", text
+			if i > 0 {
+				name = "port-" + strconv.Itoa(i+1)
+			}
+		}
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("--port %q is not [NAME=]PORT", text)
+		}
+		w.Ports = append(w.Ports, &nodev1.Port{Name: name, Port: int32(n)}) //nolint:gosec // parsed as 16 bits
+	}
+	for _, text := range f.env {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return nil, errors.New("--env wants NAME=VALUE")
+		}
+		if w.Env == nil {
+			w.Env = map[string]string{}
+		}
+		w.Env[name] = value
+	}
+	if f.ready != "" {
+		if len(w.GetPorts()) == 0 {
+			return nil, errors.New("--ready-path asks the first port: name one with --port")
+		}
+		w.Readiness = &nodev1.Readiness{HttpPath: f.ready}
+	}
+	return w, nil
+}
+
+const maxSpec = 1 << 20
+
+func readSpec(path string, stdin io.Reader) ([]byte, error) {
+	if path != "-" {
+		data, err := pki.ReadFile(path)
+		if err != nil {
+			return nil, Usage(fmt.Errorf("--spec: %w", err))
+		}
+		return data, nil
+	}
+	data, err := io.ReadAll(io.LimitReader(stdin, maxSpec+1))
+	if err != nil {
+		return nil, fmt.Errorf("read spec: %w", err)
+	}
+	if len(data) > maxSpec {
+		return nil, Usage(fmt.Errorf("--spec: larger than %d bytes", maxSpec))
+	}
+	return data, nil
+}
+
+// parseSpec reads a spec as the API prints it, in YAML or JSON. `storage: 10Gi` may stand for storage_bytes.
+func parseSpec(data []byte) (*lifecyclev1.WorkspaceSpec, error) {
+	raw, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, fmt.Errorf("not YAML: %w", err)
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return nil, errors.New("not an object with the fields of a workspace's spec")
+	}
+	if given, ok := fields["storage"]; ok {
+		if _, both := fields["storage_bytes"]; both {
+			return nil, errors.New("storage and storage_bytes are one thing: give one of them")
+		}
+		n, err := parseBytes(strings.Trim(string(given), `"`))
+		if err != nil {
+			return nil, fmt.Errorf("storage: %w", err)
+		}
+		delete(fields, "storage")
+		fields["storage_bytes"] = json.RawMessage(number(n))
+		if raw, err = json.Marshal(fields); err != nil {
+			return nil, fmt.Errorf("storage: %w", err)
+		}
+	}
+	return names.Unmarshal[*lifecyclev1.WorkspaceSpec](raw)
+}
+
+func (p *Program) workspacesCreate() *cobra.Command {
+	var (
+		spec    specFlags
+		req     = &readmodelv1.CreateWorkspaceRequest{}
+		wait    bool
+		timeout time.Duration
+	)
+	cmd := &cobra.Command{
+		Use: "create NAME --tenant T", Short: "Provision a workspace, or join the provisioning of the same one",
+		Long: "Provision a workspace. Without a spec it runs the built-in demo workload.\n" +
+			"Asking again for the same name with the same spec joins the operation under way; with another spec it is refused.",
+		Example: "  gpuaas workspaces create demo2 --tenant acme --wait\n" +
+			"  gpuaas workspaces create web --tenant acme --command python3 --arg -m --arg http.server --arg 8080 --port 8080 --gpus 1 --storage 10Gi\n" +
+			"  gpuaas workspaces create train --tenant acme --spec workspace.yaml --placement static",
+		Args: args("NAME"),
+	}
+	cmd.RunE = p.run(func(ctx context.Context, s *session, args []string) error {
+		if req.GetTenant() == "" {
+			return Usage(errors.New("create wants --tenant T"))
+		}
+		var err error
+		if req.Spec, err = spec.spec(cmd.Flags().Changed, cmd.InOrStdin()); err != nil {
+			return err
+		}
+		req.Name = args[0]
+		answer, err := s.command.CreateWorkspace(ctx, req)
+		if err != nil {
+			return err
+		}
+		op := answer.GetOperation()
+		if wait && !op.GetDryRun() {
+			return s.awaitOperation(ctx, op, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
+		}
+		return one(s.printer, operationView, op)
+	})
+	flags := cmd.Flags()
+	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "the same key answers the same operation")
+	flags.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do, and what is unmet")
+	flags.BoolVar(&wait, "wait", false, "tell each step, wait until the workspace is active, and print it with its endpoints")
+	flags.DurationVar(&timeout, "timeout", 10*time.Minute, "give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
+	spec.add(flags)
+	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)
+	_ = cmd.RegisterFlagCompletionFunc("placement", cobra.FixedCompletions(names.Spellings[commonv1.PlacementDriver](), cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}

@@ -1,0 +1,147 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuaas/mesh/agent/identity"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Files of a bootstrap bundle, as the agent's `enroll --bundle` reads them.
+const (
+	bundleEnv        = "node-agent.env"
+	bundleCA         = "ca-bundle.crt"
+	bundleRecoveryCA = "recovery-ca-bundle.crt"
+)
+
+var enrollView = view[*readmodelv1.EnrollNodeResponse]{
+	name: (*readmodelv1.EnrollNodeResponse).GetNodeId,
+	columns: []column[*readmodelv1.EnrollNodeResponse]{
+		{"NODE ID", false, func(_ *printer, e *readmodelv1.EnrollNodeResponse) string { return e.GetNodeId() }},
+		{"EXPIRES", false, func(pr *printer, e *readmodelv1.EnrollNodeResponse) string { return pr.when(e.GetExpiresAt()) }},
+		{"PROFILE", false, func(_ *printer, e *readmodelv1.EnrollNodeResponse) string { return e.GetProfile().GetName() }},
+	},
+}
+
+func (p *Program) nodesEnroll() *cobra.Command {
+	var (
+		name, out, key string
+		validFor       time.Duration
+		gpus           int
+	)
+	cmd := &cobra.Command{
+		Use: "enroll --name N --out DIR", Short: "Issue a bootstrap bundle for a new machine",
+		Long: "Issue a bootstrap bundle for a new machine: a token that is good once, where to enrol, and what to trust.\n" +
+			"The token is written to DIR only; without --out it is printed as data, and only where -o json, jsonl or yaml asks for it.",
+		Example: "  gpuaas nodes enroll --name rack1-07 --out ./bundle\n  gpuaas-node-agent enroll --bundle ./bundle",
+		Args:    args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			if name == "" {
+				return Usage(errors.New("enroll wants --name N"))
+			}
+			if out == "" && !s.structured() {
+				return Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data with -o json"))
+			}
+			if out != "" {
+				// Before the token exists: one that cannot be written is lost.
+				if err := claimDirectory(out); err != nil {
+					return err
+				}
+			}
+			req := &readmodelv1.EnrollNodeRequest{Name: name, IdempotencyKey: key}
+			if validFor > 0 {
+				req.ValidFor = durationpb.New(validFor)
+			}
+			answer, err := s.command.EnrollNode(ctx, req)
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				return one(s.printer, enrollView, answer, member{"name", name})
+			}
+			if err := writeBundle(out, name, answer); err != nil {
+				return err
+			}
+			shown, _ := proto.Clone(answer).(*readmodelv1.EnrollNodeResponse)
+			shown.Token = ""
+			if err := one(s.printer, enrollView, shown, member{"name", name}, member{"out", out}); err != nil {
+				return err
+			}
+			next := "gpuaas-node-agent enroll --bundle " + out
+			if gpus > 0 {
+				next += fmt.Sprintf(" --gpus %d", gpus)
+			}
+			note(s.err, "the bundle is in %s; copy it to the machine and run there:\n  %s", out, next)
+			return nil
+		}),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&name, "name", "", "name of the machine (required)")
+	flags.StringVar(&out, "out", "", "directory to write the bundle to; it must not hold one already")
+	flags.DurationVar(&validFor, "valid-for", 0, "how long the token is good (default: the mesh's policy)")
+	flags.IntVar(&gpus, "gpus", 0, "simulated GPUs that the machine's agent is to declare")
+	flags.StringVar(&key, "idempotency-key", "", "the same key answers the same bundle")
+	return cmd
+}
+
+// claimDirectory makes the directory of a bundle, and refuses one that holds a file of a bundle.
+func claimDirectory(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of bundle: %w", err)
+	}
+	for _, file := range []string{bundleEnv, bundleCA, bundleRecoveryCA} {
+		switch _, err := os.Lstat(filepath.Join(dir, file)); {
+		case err == nil:
+			return Usage(fmt.Errorf("%s is there already: a bundle is never overwritten, since its token may be in use", filepath.Join(dir, file)))
+		case !errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("look at directory of bundle: %w", err)
+		}
+	}
+	return nil
+}
+
+// writeBundle writes what a machine enrols with. The environment comes last: with it the bundle is whole.
+func writeBundle(dir, name string, answer *readmodelv1.EnrollNodeResponse) error {
+	profile := answer.GetProfile()
+	env := identity.Env{}
+	for _, v := range [][2]string{
+		{identity.EnvAPIURL, profile.GetApiUrl()},
+		{identity.EnvRecoveryURL, profile.GetRecoveryUrl()},
+		{identity.EnvRecoveryBundle, bundleRecoveryCA},
+		{identity.EnvTerminalURL, profile.GetTerminalUrl()},
+		{identity.EnvNodeName, name},
+		{identity.EnvToken, answer.GetToken()},
+	} {
+		if !identity.Clean(v[1]) {
+			return fmt.Errorf("write bundle: the value of %s cannot stand in the file", v[0])
+		}
+		env = env.With(v[0], v[1])
+	}
+	if err := env.Validate(); err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	ca, recovery := profile.GetCaBundlePem(), profile.GetRecoveryCaBundlePem()
+	if len(recovery) == 0 {
+		recovery = ca
+	}
+	for _, file := range []struct {
+		name string
+		data []byte
+	}{{bundleCA, ca}, {bundleRecoveryCA, recovery}, {bundleEnv, env.Render()}} {
+		if err := pki.WriteFile(filepath.Join(dir, file.name), file.data); err != nil {
+			return fmt.Errorf("write bundle: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,237 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Exit codes. 7 is for drills and benches.
+const (
+	ExitOK         = 0
+	ExitError      = 1
+	ExitUsage      = 2
+	ExitNotFound   = 3
+	ExitNotAllowed = 4 // not authenticated, or not allowed
+	ExitRefused    = 5 // a precondition does not hold
+	ExitTimeout    = 6 // of a wait
+	ExitBudget     = 7
+)
+
+// usageError is a mistake in the command line or in the client's files.
+type usageError struct{ cause error }
+
+func (e *usageError) Error() string { return e.cause.Error() }
+func (e *usageError) Unwrap() error { return e.cause }
+
+// Usage marks an error as a mistake of whoever typed the command: exit code 2.
+func Usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &usageError{err}
+}
+
+// exitError carries the exit code of something that is no refusal: a workspace that ended failed, a wait that was too long.
+type exitError struct {
+	code    int
+	reason  commonv1.Reason
+	message string
+	remedy  string
+}
+
+func (e *exitError) Error() string { return e.message }
+
+// OverBudget is a drill or a bench that missed what is required of it: exit code 7.
+func OverBudget(message, remedy string) error {
+	return &exitError{code: ExitBudget, reason: commonv1.Reason_REASON_PRECONDITION_FAILED, message: message, remedy: remedy}
+}
+
+// tracedError names the correlation id under which the mesh knows the request.
+type tracedError struct {
+	cause         error
+	correlationID string
+}
+
+func (e *tracedError) Error() string { return e.cause.Error() }
+func (e *tracedError) Unwrap() error { return e.cause }
+
+// failure is an error as it is printed.
+type failure struct {
+	Code              string   `json:"code"`
+	Reason            string   `json:"reason"`
+	Action            string   `json:"action"`
+	Message           string   `json:"message"`
+	Remedy            string   `json:"remedy"`
+	RetryAfterSeconds float64  `json:"retry_after_seconds"`
+	CorrelationID     string   `json:"correlation_id"`
+	ConflictingID     string   `json:"conflicting_id"`
+	Unmet             []string `json:"unmet"`
+}
+
+// Exit answers the exit code of an error.
+func Exit(err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	if e, ok := errors.AsType[*exitError](err); ok {
+		return e.code
+	}
+	if _, ok := errors.AsType[*usageError](err); ok {
+		return ExitUsage
+	}
+	e, ok := fault.As(err)
+	if !ok {
+		if misused(err) {
+			return ExitUsage
+		}
+		return ExitError
+	}
+	switch code := codeOf(e); code { //nolint:exhaustive // everything else is an error of the mesh, not of the request
+	case connect.CodeInvalidArgument:
+		return ExitUsage
+	case connect.CodeNotFound:
+		return ExitNotFound
+	case connect.CodeUnauthenticated:
+		return ExitNotAllowed
+	case connect.CodePermissionDenied:
+		return permissionExit(e.Reason)
+	case connect.CodeFailedPrecondition, connect.CodeAlreadyExists, connect.CodeAborted:
+		return ExitRefused
+	case connect.CodeResourceExhausted:
+		if e.Reason == commonv1.Reason_REASON_NO_CAPACITY {
+			return ExitRefused
+		}
+	}
+	return ExitError
+}
+
+// permissionExit tells a person who may not from a node that is held: the latter is the state of what was asked about.
+func permissionExit(reason commonv1.Reason) int {
+	if strings.HasPrefix(names.Of(reason), "identity_") || strings.HasPrefix(names.Of(reason), "task_") {
+		return ExitRefused
+	}
+	return ExitNotAllowed
+}
+
+// codeOf is the code of a refusal: the table's, or the wire's where whoever refused is no service of ours.
+func codeOf(e *fault.Error) connect.Code {
+	if failed, ok := errors.AsType[*connect.Error](e); ok && e.CorrelationID == "" && connect.IsWireError(failed) {
+		switch failed.Code() { //nolint:exhaustive // only these say more than the reason
+		case connect.CodeUnauthenticated, connect.CodePermissionDenied:
+			return failed.Code()
+		}
+	}
+	return fault.RowOf(e.Reason).Code
+}
+
+// misused recognises what cobra itself says of a command line.
+func misused(err error) bool {
+	text := err.Error()
+	for _, prefix := range []string{"unknown command", "unknown flag", "unknown shorthand", "flag needs an argument", "invalid argument", "required flag", "accepts "} {
+		if strings.HasPrefix(text, prefix) {
+			return true
+		}
+	}
+	return strings.HasPrefix(text, "if any flags in the group") || strings.HasPrefix(text, "at least one of the flags in the group")
+}
+
+// describe makes the printed form of an error.
+func describe(err error) failure {
+	out := failure{Unmet: []string{}}
+	if traced, ok := errors.AsType[*tracedError](err); ok {
+		out.CorrelationID = traced.correlationID
+	}
+	if e, ok := errors.AsType[*exitError](err); ok {
+		out.Code, out.Reason, out.Action = fault.RowOf(e.reason).Code.String(), names.Of(e.reason), names.Of(fault.RowOf(e.reason).Action)
+		if e.code == ExitTimeout {
+			out.Code = connect.CodeDeadlineExceeded.String()
+		}
+		out.Message, out.Remedy = e.message, e.remedy
+		return out
+	}
+	_, refused := fault.As(err)
+	if _, ok := errors.AsType[*usageError](err); ok || (!refused && misused(err)) {
+		out.Code, out.Reason, out.Action = connect.CodeInvalidArgument.String(), names.Of(commonv1.Reason_REASON_INVALID_ARGUMENT), names.Of(commonv1.Action_ACTION_STOP)
+		out.Message = err.Error()
+		return out
+	}
+	e, ok := fault.As(err)
+	if !ok {
+		out.Code, out.Reason, out.Action = connect.CodeInternal.String(), names.Of(commonv1.Reason_REASON_INTERNAL), names.Of(commonv1.Action_ACTION_STOP)
+		out.Message = err.Error()
+		if errors.Is(err, context.Canceled) {
+			out.Code, out.Message = connect.CodeCanceled.String(), "interrupted"
+		}
+		return out
+	}
+	row := fault.RowOf(e.Reason)
+	out.Code, out.Reason, out.Action = codeOf(e).String(), names.Of(e.Reason), names.Of(fault.ActionOf(e))
+	out.Message, out.Remedy = e.Public, e.Remedy
+	if out.Message == "" {
+		out.Message = row.Public
+	}
+	if out.Remedy == "" {
+		out.Remedy = row.Remedy
+	}
+	out.RetryAfterSeconds, out.ConflictingID = e.RetryAfter.Seconds(), e.ConflictingID
+	out.Unmet = append(out.Unmet, e.Unmet...)
+	if e.CorrelationID != "" {
+		out.CorrelationID = e.CorrelationID
+	}
+	return out
+}
+
+// Report prints an error to w: as `{"error": {...}}` if asJSON, else in words with what would help.
+func Report(w io.Writer, err error, asJSON bool) {
+	if err == nil {
+		return
+	}
+	f := describe(err)
+	if asJSON {
+		raw, jerr := json.Marshal(map[string]failure{"error": f})
+		if jerr == nil {
+			note(w, "%s", raw)
+			return
+		}
+	}
+	note(w, "error: %s: %s", f.Reason, clean(f.Message))
+	for _, unmet := range f.Unmet {
+		note(w, "  unmet: %s", clean(unmet))
+	}
+	if f.ConflictingID != "" {
+		note(w, "  in the way: %s", clean(f.ConflictingID))
+	}
+	if f.Remedy != "" {
+		note(w, "  what helps: %s", clean(f.Remedy))
+	}
+	if f.RetryAfterSeconds > 0 {
+		note(w, "  not before: %gs", f.RetryAfterSeconds)
+	}
+	if _, refused := fault.As(err); f.CorrelationID != "" && (refused || Exit(err) != ExitUsage) { // a mistake found here was never sent
+		note(w, "  correlation id: %s", f.CorrelationID)
+	}
+}
+
+// explainFailure adds to a connection that failed which server was meant and what the operating system said: the client's own error, not a peer's.
+func (s *session) explainFailure(err error) error {
+	e, ok := fault.As(err)
+	if !ok || e.Reason != commonv1.Reason_REASON_UNAVAILABLE || e.CorrelationID != "" {
+		return err
+	}
+	failed, ok := errors.AsType[*connect.Error](e)
+	if !ok || connect.IsWireError(failed) {
+		return err
+	}
+	return fault.New(e.Reason, fmt.Sprintf("%s cannot be reached: %s", s.server, failed.Message()), fault.Cause(err),
+		fault.Remedy("start the mesh (`gpuaas dev`), or name another server with --server or --context"))
+}

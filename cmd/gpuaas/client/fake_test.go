@@ -1,0 +1,278 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+const token = "gps_test"
+
+// fake is the mesh's API with answers of the test's choice, behind the same port, policies and validation as the real one.
+type fake struct {
+	readmodelv1connect.UnimplementedQueryServiceHandler
+	readmodelv1connect.UnimplementedCommandServiceHandler
+
+	path string // of the contexts file
+
+	mu       sync.Mutex
+	answers  map[string]func(any) (connect.AnyResponse, error)
+	watch    func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error
+	requests []proto.Message
+}
+
+// answer sets what a method answers, by its name.
+func answer[Q, A any](f *fake, method string, fn func(*Q) (*A, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answers[method] = func(req any) (connect.AnyResponse, error) {
+		a, err := fn(req.(*Q))
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(a), nil
+	}
+}
+
+// always sets one answer for a method.
+func always[A any](f *fake, method string, a *A) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answers[method] = func(any) (connect.AnyResponse, error) { return connect.NewResponse(a), nil }
+}
+
+// refuse sets a method's refusal.
+func refuse(f *fake, method string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answers[method] = func(any) (connect.AnyResponse, error) { return nil, err }
+}
+
+// sent answers the requests of one type, in order.
+func sent[Q proto.Message](f *fake) []Q {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []Q
+	for _, req := range f.requests {
+		if q, ok := req.(Q); ok {
+			out = append(out, q)
+		}
+	}
+	return out
+}
+
+// WrapUnary answers in place of the handlers.
+func (f *fake) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		message, _ := req.Any().(proto.Message)
+		f.mu.Lock()
+		f.requests = append(f.requests, proto.Clone(message))
+		procedure := req.Spec().Procedure
+		fn := f.answers[procedure[strings.LastIndex(procedure, "/")+1:]]
+		f.mu.Unlock()
+		if fn == nil {
+			return next(ctx, req)
+		}
+		return fn(req.Any())
+	}
+}
+
+func (f *fake) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (f *fake) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+// Watch implements the one stream.
+func (f *fake) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream *connect.ServerStream[readmodelv1.WatchResponse]) error {
+	f.mu.Lock()
+	f.requests = append(f.requests, proto.Clone(req))
+	watch := f.watch
+	f.mu.Unlock()
+	if watch == nil {
+		return fault.New(commonv1.Reason_REASON_UNIMPLEMENTED, "")
+	}
+	return watch(ctx, req, stream.Send)
+}
+
+func (f *fake) watching(fn func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watch = fn
+}
+
+// mesh starts a fake, with a context for it that is current.
+func mesh(t *testing.T) *fake {
+	t.Helper()
+	authorities := rpctest.NewAuthorities(t)
+	tls := authorities.ServerTLS(t, "readmodel")
+	tls.Clients = nil
+	server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{
+		Logger: testkit.Logger(t),
+		Authenticate: func(_ context.Context, _ string, header http.Header) (rpc.Person, error) {
+			if header.Get("Authorization") != "Bearer "+token {
+				return rpc.Person{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
+			}
+			return rpc.Person{Subject: "op@example.test", Roles: []string{"operator"}}, nil
+		},
+	}, rpc.ServerConfig{Name: "console", Addr: "127.0.0.1:0", TLS: tls})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fake{answers: map[string]func(any) (connect.AnyResponse, error){}, path: filepath.Join(t.TempDir(), "contexts.yaml")}
+	options := append(server.HandlerOptions(), connect.WithInterceptors(f))
+	for _, mount := range []func() (string, http.Handler){
+		func() (string, http.Handler) { return readmodelv1connect.NewQueryServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewCommandServiceHandler(f, options...) },
+	} {
+		path, handler := mount()
+		if err := server.Mount(path, handler); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rpctest.Run(t, server)
+	if err := contexts.Put(f.path, contexts.Context{
+		Name: "test", Server: server.Addr().String(), TrustDomain: rpctest.TrustDomain, CAPEM: string(authorities.ServiceRoots.PEM()), Token: token,
+	}, true); err != nil {
+		t.Fatal(err)
+	}
+	isolate(t, f.path)
+	return f
+}
+
+// isolate keeps the environment of whoever runs the tests out of them.
+func isolate(t *testing.T, path string) {
+	t.Helper()
+	for _, name := range []string{"GPUAAS_SERVER", "GPUAAS_TOKEN_FILE", "GPUAAS_CA_FILE", "GPUAAS_CONTEXT", "GPUAAS_TENANT"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv(contexts.EnvPath, path)
+}
+
+// result is what a command line did.
+type result struct {
+	out, err string
+	code     int
+}
+
+// call runs a command line in this process.
+func call(t *testing.T, args ...string) result {
+	t.Helper()
+	return callIn(t.Context(), nil, args...)
+}
+
+func callIn(ctx context.Context, stdin []byte, args ...string) result {
+	var out, errOut bytes.Buffer
+	program := client.New()
+	root := &cobra.Command{Use: "gpuaas"}
+	program.Attach(root)
+	root.SetArgs(args)
+	root.SetIn(bytes.NewReader(stdin))
+	root.SetOut(&out)
+	root.SetErr(&errOut)
+	err := root.ExecuteContext(ctx)
+	client.Report(&errOut, err, program.JSON())
+	return result{out.String(), errOut.String(), client.Exit(err)}
+}
+
+func (r result) wants(t *testing.T, code int) result {
+	t.Helper()
+	if r.code != code {
+		t.Fatalf("exit %d, want %d\nstdout: %s\nstderr: %s", r.code, code, r.out, r.err)
+	}
+	return r
+}
+
+// golden compares with a file of testdata; GPUAAS_UPDATE_GOLDEN=1 writes it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv("GPUAAS_UPDATE_GOLDEN") != "" {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs: got\n%s\nwant\n%s", path, got, want)
+	}
+}
+
+// goldenJSON wants every field of the file in got, with its value: more may stand beside them, since messages grow.
+func goldenJSON(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv("GPUAAS_UPDATE_GOLDEN") != "" {
+		write(t, path, got, 0o600)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want, have any
+	decode(t, string(text), &want)
+	decode(t, got, &have)
+	if diff := cmp.Diff(want, narrow(want, have)); diff != "" {
+		t.Errorf("%s differs (-want +got):\n%s", path, diff)
+	}
+}
+
+// narrow takes out of have the fields that want does not have.
+func narrow(want, have any) any {
+	switch w := want.(type) {
+	case map[string]any:
+		h, ok := have.(map[string]any)
+		if !ok {
+			return have
+		}
+		out := map[string]any{}
+		for field, value := range w {
+			if got, ok := h[field]; ok {
+				out[field] = narrow(value, got)
+			}
+		}
+		return out
+	case []any:
+		h, ok := have.([]any)
+		if !ok || len(h) != len(w) {
+			return have
+		}
+		out := make([]any, len(w))
+		for i := range w {
+			out[i] = narrow(w[i], h[i])
+		}
+		return out
+	}
+	return have
+}
+
+func at(second int) *timestamppb.Timestamp {
+	return timestamppb.New(time.Date(2026, 1, 2, 3, 4, second, 500_000_000, time.UTC))
+}

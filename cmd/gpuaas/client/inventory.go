@@ -1,0 +1,287 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+)
+
+// paging are the flags of every list.
+type paging struct {
+	limit int
+	token string
+}
+
+func (g *paging) flags(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&g.limit, "limit", 0, "at most this many items (default all)")
+	cmd.Flags().StringVar(&g.token, "page-token", "", "go on after an earlier list with --limit: its next_page_token")
+}
+
+var tenantView = view[*lifecyclev1.Tenant]{
+	name: (*lifecyclev1.Tenant).GetName,
+	columns: []column[*lifecyclev1.Tenant]{
+		{"NAME", false, func(_ *printer, t *lifecyclev1.Tenant) string { return t.GetName() }},
+		{"WORKSPACES", false, func(_ *printer, t *lifecyclev1.Tenant) string { return number(t.GetQuota().GetWorkspaces()) }},
+		{"GPUS", false, func(_ *printer, t *lifecyclev1.Tenant) string { return number(t.GetQuota().GetGpus()) }},
+		{"STORAGE", false, func(_ *printer, t *lifecyclev1.Tenant) string { return bytesText(t.GetQuota().GetStorageBytes()) }},
+		{"CREATED", false, func(pr *printer, t *lifecyclev1.Tenant) string { return pr.when(t.GetCreatedAt()) }},
+		{"ID", true, func(_ *printer, t *lifecyclev1.Tenant) string { return t.GetTenantId() }},
+	},
+}
+
+func (p *Program) tenantsCommand() *cobra.Command {
+	var quota struct {
+		workspaces, gpus int32
+		storage          string
+	}
+	create := &cobra.Command{
+		Use: "create NAME", Short: "Make a tenant with its quota; one that is there already is answered as it is",
+		Example: "  gpuaas tenants create acme --workspaces 10 --gpus 8 --storage 1Ti",
+		Args:    args("NAME"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			bytes, err := parseBytes(quota.storage)
+			if err != nil {
+				return Usage(fmt.Errorf("--storage: %w", err))
+			}
+			answer, err := s.command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{
+				Name: args[0], Quota: &lifecyclev1.Quota{Workspaces: quota.workspaces, Gpus: quota.gpus, StorageBytes: bytes},
+			})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, tenantView, answer.GetTenant(), member{"existed", answer.GetExisted()}, member{"pos", answer.GetPos()})
+		}),
+	}
+	create.Flags().Int32Var(&quota.workspaces, "workspaces", 100, "workspaces that it may have at once")
+	create.Flags().Int32Var(&quota.gpus, "gpus", 64, "GPUs that it may hold at once")
+	create.Flags().StringVar(&quota.storage, "storage", "1Ti", "storage that it may hold at once")
+
+	var page paging
+	ls := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List tenants with their quotas", Example: "  gpuaas tenants list", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			items, next, err := s.tenants(ctx, page)
+			if err != nil {
+				return err
+			}
+			return list(s.printer, tenantView, items, next)
+		}),
+	}
+	page.flags(ls)
+	get := &cobra.Command{
+		Use: "get TENANT", Short: "Show one tenant", Example: "  gpuaas tenants get acme", Args: args("TENANT"),
+		ValidArgsFunction: onlyFirst(p.completeTenants),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			items, _, err := s.tenants(ctx, paging{})
+			if err != nil {
+				return err
+			}
+			for _, t := range items {
+				if t.GetName() == args[0] || t.GetTenantId() == args[0] {
+					return one(s.printer, tenantView, t)
+				}
+			}
+			return fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", args[0]))
+		}),
+	}
+	return group("tenants", "Tenants and their quotas", []string{"tenant"}, create, ls, get)
+}
+
+func (s *session) tenants(ctx context.Context, page paging) ([]*lifecyclev1.Tenant, string, error) {
+	return pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
+		answer, err := s.query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: size, PageToken: token})
+		return answer.GetItems(), answer.GetNextPageToken(), err
+	})
+}
+
+var instanceView = view[*lifecyclev1.Instance]{
+	name: (*lifecyclev1.Instance).GetInstanceId,
+	columns: []column[*lifecyclev1.Instance]{
+		{"INSTANCE", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetInstanceId() }},
+		{"WORKSPACE", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetWorkspaceName() }},
+		{"EPOCH", false, func(_ *printer, i *lifecyclev1.Instance) string { return number(i.GetEpoch()) }},
+		{"STATE", false, func(_ *printer, i *lifecyclev1.Instance) string { return word(i.GetState()) }},
+		{"PLACEMENT", false, func(_ *printer, i *lifecyclev1.Instance) string { return word(i.GetPlacement()) }},
+		{"PROVIDER ID", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetProviderId() }},
+		{"STARTED", false, func(pr *printer, i *lifecyclev1.Instance) string { return pr.when(i.GetStartedAt()) }},
+		{"ENDED", false, func(pr *printer, i *lifecyclev1.Instance) string { return pr.when(i.GetEndedAt()) }},
+		{"NODE", true, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetNodeId() }},
+		{"WHY ENDED", true, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetEndReason() }},
+	},
+}
+
+func (p *Program) instancesCommand() *cobra.Command {
+	var (
+		page      paging
+		workspace string
+		live      bool
+	)
+	ls := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List live and ended instances with their workspace, epoch and provider id",
+		Example: "  gpuaas instances list --workspace acme/demo2 --live", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			id, err := s.workspaceID(ctx, workspace)
+			if err != nil {
+				return err
+			}
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Instance, string, error) {
+				answer, err := s.query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: size, PageToken: token, WorkspaceId: id, LiveOnly: live})
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, instanceView, items, next)
+		}),
+	}
+	page.flags(ls)
+	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	ls.Flags().BoolVar(&live, "live", false, "only those that have not ended")
+	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
+	return group("instances", "Launched boxes of workspaces", []string{"instance"}, ls)
+}
+
+var claimView = view[*lifecyclev1.Claim]{
+	name: (*lifecyclev1.Claim).GetClaimId,
+	columns: []column[*lifecyclev1.Claim]{
+		{"CLAIM", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetClaimId() }},
+		{"KIND", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetKind() }},
+		{"NAME", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetName() }},
+		{"SCOPE", false, func(_ *printer, c *lifecyclev1.Claim) string { return word(c.GetScope()) }},
+		{"STATE", false, func(_ *printer, c *lifecyclev1.Claim) string { return claimState(c) }},
+		{"WORKSPACE", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetWorkspaceId() }},
+		{"EPOCH", true, func(_ *printer, c *lifecyclev1.Claim) string { return number(c.GetEpoch()) }},
+		{"NODE", true, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetNodeId() }},
+		{"EXTERNAL", true, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetExternalRef() }},
+		{"ORPHANED BY", true, func(_ *printer, c *lifecyclev1.Claim) string {
+			return strings.TrimSpace(c.GetOrphanedBy() + " " + c.GetOrphanReason())
+		}},
+	},
+}
+
+// claimState says in one word how far a claim came.
+func claimState(c *lifecyclev1.Claim) string {
+	switch {
+	case c.GetReleasedAt() != nil:
+		return "released"
+	case c.GetOrphanedAt() != nil:
+		return "orphaned"
+	case c.GetConfirmedAt() != nil:
+		return "confirmed"
+	}
+	return "intended"
+}
+
+func (p *Program) claimsCommand() *cobra.Command {
+	var (
+		page          paging
+		workspace     string
+		orphaned, all bool
+	)
+	ls := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the resources that runs made or meant to make", Example: "  gpuaas claims list --orphaned", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			id, err := s.workspaceID(ctx, workspace)
+			if err != nil {
+				return err
+			}
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Claim, string, error) {
+				answer, err := s.query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{
+					PageSize: size, PageToken: token, WorkspaceId: id, OrphanedOnly: orphaned, IncludeReleased: all,
+				})
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, claimView, items, next)
+		}),
+	}
+	page.flags(ls)
+	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	ls.Flags().BoolVar(&orphaned, "orphaned", false, "only those that were given up without being confirmed gone")
+	ls.Flags().BoolVar(&all, "all", false, "released ones too")
+	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
+	return group("claims", "Resource claims", []string{"claim"}, ls)
+}
+
+var allocationView = view[*lifecyclev1.Allocation]{
+	name: (*lifecyclev1.Allocation).GetAllocationId,
+	columns: []column[*lifecyclev1.Allocation]{
+		{"ALLOCATION", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetAllocationId() }},
+		{"WORKSPACE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetWorkspaceId() }},
+		{"EPOCH", false, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetEpoch()) }},
+		{"STATE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetState()) }},
+		{"OCCUPANCY", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetOccupancy() }},
+		{"PLACEMENT", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetPlacement()) }},
+		{"NODE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetNodeId() }},
+		{"GPUS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return strings.Join(a.GetGpuDeviceIds(), ",") }},
+		{"LAST ERROR", true, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetLastError() }},
+	},
+}
+
+func (p *Program) allocationsCommand() *cobra.Command {
+	var (
+		page      paging
+		workspace string
+	)
+	fetch := func(ctx context.Context, s *session, page paging, workspaceID string) ([]*lifecyclev1.Allocation, string, error) {
+		return pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
+			answer, err := s.query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: workspaceID})
+			return answer.GetItems(), answer.GetNextPageToken(), err
+		})
+	}
+	ls := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the holds on slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			id, err := s.workspaceID(ctx, workspace)
+			if err != nil {
+				return err
+			}
+			items, next, err := fetch(ctx, s, page, id)
+			if err != nil {
+				return err
+			}
+			return list(s.printer, allocationView, items, next)
+		}),
+	}
+	page.flags(ls)
+	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
+	get := &cobra.Command{
+		Use: "get ALLOC", Short: "Show one allocation", Example: "  gpuaas allocations get 0192f0c1-0000-7000-8000-000000000001", Args: args("ALLOC"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			items, _, err := fetch(ctx, s, paging{}, "")
+			if err != nil {
+				return err
+			}
+			for _, a := range items {
+				if a.GetAllocationId() == args[0] {
+					return one(s.printer, allocationView, a)
+				}
+			}
+			return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no allocation %q", args[0]))
+		}),
+	}
+	return group("allocations", "Holds on slots and their GPUs", []string{"allocation", "alloc"}, ls, get)
+}
+
+// workspaceID resolves a reference to a workspace where the API wants an id; the empty one stays empty.
+func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
+	if ref == "" || ids.Valid(ref) {
+		return ref, nil
+	}
+	answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
+	if err != nil {
+		return "", err
+	}
+	return answer.GetWorkspace().GetWorkspaceId(), nil
+}

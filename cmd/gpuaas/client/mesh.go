@@ -1,0 +1,236 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+func (p *Program) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show how the parts of the mesh are", Example: "  gpuaas status\n  gpuaas status -o json --jq '.components[] | select(.ok | not).name'", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.query.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
+			if err != nil {
+				return err
+			}
+			if s.structured() {
+				return object(s.printer, answer)
+			}
+			if s.format == formatName {
+				for _, c := range answer.GetComponents() {
+					if err := s.line(clean(c.GetName())); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			if err := table(s.printer, componentColumns, answer.GetComponents()); err != nil {
+				return err
+			}
+			return s.pairs([][2]string{
+				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
+				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
+				{"LIVE RUNS", number(answer.GetLiveRuns())},
+				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(), answer.GetParkedEvents())},
+				{"ERA", number(answer.GetEra())},
+				{"VERSION", answer.GetVersion()},
+			})
+		}),
+	}
+}
+
+var componentColumns = []column[*readmodelv1.ComponentStatus]{
+	{"PART", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetName() }},
+	{"STATE", false, func(_ *printer, c *readmodelv1.ComponentStatus) string {
+		if c.GetOk() {
+			return "ok"
+		}
+		return "down"
+	}},
+	{"DETAIL", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetDetail() }},
+	{"OBSERVED", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetObservedAt()) }},
+}
+
+var policyView = view[*recoveryv1.PolicyKey]{
+	name: (*recoveryv1.PolicyKey).GetKey,
+	columns: []column[*recoveryv1.PolicyKey]{
+		{"KEY", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetKey() }},
+		{"VALUE", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetValue() }},
+		{"DEFAULT", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetDefaultValue() }},
+		{"FROM", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetMinimum() }},
+		{"TO", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetMaximum() }},
+		{"CHANGED BY", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return onlyIf(k.GetOverridden(), k.GetUpdatedBy()) }},
+		{"MEANING", true, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetMeaning() }},
+	},
+	more: []column[*recoveryv1.PolicyKey]{
+		{"CHANGED", false, func(pr *printer, k *recoveryv1.PolicyKey) string { return pr.when(k.GetUpdatedAt()) }},
+		{"REASON", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetReason() }},
+	},
+}
+
+func (p *Program) policyCommand() *cobra.Command {
+	get := &cobra.Command{
+		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds", Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_interval", Args: cobra.MaximumNArgs(1),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			key := ""
+			if len(args) == 1 {
+				key = args[0]
+			}
+			answer, err := s.query.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{Key: key})
+			if err != nil {
+				return err
+			}
+			if key == "" {
+				return list(s.printer, policyView, answer.GetItems(), "")
+			}
+			i := slices.IndexFunc(answer.GetItems(), func(k *recoveryv1.PolicyKey) bool { return k.GetKey() == key })
+			if i < 0 {
+				return fault.New(commonv1.Reason_REASON_POLICY_KEY_UNKNOWN, fmt.Sprintf("there is no policy key %q", key))
+			}
+			return one(s.printer, policyView, answer.GetItems()[i])
+		}),
+	}
+	req := &readmodelv1.SetPolicyRequest{}
+	set := &cobra.Command{
+		Use: "set KEY VALUE", Short: "Change a policy key within its bounds",
+		Example: "  gpuaas policy set node.heartbeat_interval 10s --reason 'slow links'", Args: args("KEY", "VALUE"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			req.Key, req.Value = args[0], args[1]
+			answer, err := s.command.SetPolicy(ctx, req)
+			if err != nil {
+				return err
+			}
+			return one(s.printer, policyView, answer.GetKey(), member{"pos", answer.GetPos()})
+		}),
+	}
+	reasonFlag(set, &req.Reason, false)
+	set.Flags().BoolVar(&req.AcknowledgeWeakening, "acknowledge-weakening", false, "accept that the new value weakens a promise; wants --reason")
+	return group("policy", "Policy keys: cadences, budgets and limits as data", nil, get, set)
+}
+
+var reasonView = view[*readmodelv1.ReasonText]{
+	name: (*readmodelv1.ReasonText).GetCode,
+	columns: []column[*readmodelv1.ReasonText]{
+		{"CODE", false, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetCode() }},
+		{"MEANING", false, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetMeaning() }},
+		{"IMPACT", true, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetImpact() }},
+		{"OWNER", true, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetOwner() }},
+		{"NEXT ACTION", false, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetNextAction() }},
+	},
+}
+
+func (p *Program) explainCommand() *cobra.Command {
+	reason := &cobra.Command{
+		Use: "reason [CODE]", Short: "Say what a reason means, whom it affects, whose it is and what to do; without a code, all of them",
+		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
+		ValidArgs: names.Spellings[commonv1.Reason](),
+		RunE: p.local(func(_ context.Context, pr *printer, args []string) error {
+			// The catalogue is part of every build, so that a refusal can be explained while the mesh cannot be reached.
+			if len(args) == 0 {
+				items := make([]*readmodelv1.ReasonText, 0, len(fault.Catalogue()))
+				for _, e := range fault.Catalogue() {
+					items = append(items, reasonText(e))
+				}
+				return list(pr, reasonView, items, "")
+			}
+			reason, err := names.Parse[commonv1.Reason](strings.ToLower(args[0]))
+			if err != nil || reason == commonv1.Reason_REASON_UNSPECIFIED {
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", args[0]), fault.Remedy("list all with `gpuaas explain reason`"))
+			}
+			return one(pr, reasonView, reasonText(fault.Explain(reason)))
+		}),
+	}
+	return group("explain", "Meaning of what the mesh says", nil, reason)
+}
+
+func reasonText(e fault.Explanation) *readmodelv1.ReasonText {
+	return &readmodelv1.ReasonText{Code: e.Code, Meaning: e.Meaning, Impact: e.Impact, Owner: e.Owner, NextAction: e.NextAction, Action: e.Action}
+}
+
+// shownContext is a context without its secrets.
+type shownContext struct {
+	Current     bool   `json:"current"`
+	Name        string `json:"name"`
+	Server      string `json:"server"`
+	TrustDomain string `json:"trust_domain"`
+	CA          string `json:"ca"`
+	Token       string `json:"token"`
+}
+
+func (p *Program) configCommand() *cobra.Command {
+	show := &cobra.Command{
+		Use: "view", Short: "Show the contexts without their secrets", Example: "  gpuaas config view -o json", Args: args(),
+		RunE: p.local(func(_ context.Context, pr *printer, _ []string) error {
+			path, err := contexts.DefaultPath()
+			if err != nil {
+				return Usage(err)
+			}
+			file, err := contexts.Load(path)
+			if err != nil {
+				return Usage(err)
+			}
+			items := make([]shownContext, 0, len(file.Contexts))
+			for _, c := range file.Contexts {
+				items = append(items, shownContext{
+					Current: c.Name == file.Current, Name: c.Name, Server: c.Server, TrustDomain: or(c.TrustDomain, contexts.DefaultTrustDomain),
+					CA: or(c.CAFile, onlyIf(c.CAPEM != "", "in the context")), Token: or(c.TokenFile, onlyIf(c.Token != "", "[hidden]")),
+				})
+			}
+			switch {
+			case pr.format == formatName:
+				for _, c := range items {
+					if err := pr.line(clean(c.Name)); err != nil {
+						return err
+					}
+				}
+				return nil
+			case pr.structured():
+				return pr.document(members(member{"items", items}, member{"next_page_token", ""}, member{"current", file.Current}, member{"path", path}))
+			}
+			return table(pr, contextColumns, items)
+		}),
+	}
+	use := &cobra.Command{
+		Use: "use-context NAME", Short: "Choose the mesh that commands talk to", Example: "  gpuaas config use-context dev", Args: args("NAME"),
+		ValidArgsFunction: onlyFirst(p.completeContexts),
+		RunE: p.local(func(_ context.Context, pr *printer, args []string) error {
+			path, err := contexts.DefaultPath()
+			if err != nil {
+				return Usage(err)
+			}
+			file, err := contexts.Load(path)
+			if err != nil {
+				return Usage(err)
+			}
+			if _, err := file.Get(args[0]); err != nil {
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no context %q", args[0]), fault.Remedy("list them with `gpuaas config view`"))
+			}
+			if err := contexts.Use(path, args[0]); err != nil {
+				return err
+			}
+			note(pr.err, "commands go to %s now", args[0])
+			return nil
+		}),
+	}
+	return group("config", "Contexts: which mesh to talk to, and as whom", nil, show, use)
+}
+
+var contextColumns = []column[shownContext]{
+	{"CURRENT", false, func(_ *printer, c shownContext) string { return onlyIf(c.Current, "*") }},
+	{"NAME", false, func(_ *printer, c shownContext) string { return c.Name }},
+	{"SERVER", false, func(_ *printer, c shownContext) string { return c.Server }},
+	{"TRUST DOMAIN", false, func(_ *printer, c shownContext) string { return c.TrustDomain }},
+	{"AUTHORITY", true, func(_ *printer, c shownContext) string { return c.CA }},
+	{"TOKEN", true, func(_ *printer, c shownContext) string { return c.Token }},
+}

@@ -1,0 +1,269 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+var nodeView = view[*readmodelv1.Node]{
+	name: (*readmodelv1.Node).GetName,
+	columns: []column[*readmodelv1.Node]{
+		{"NAME", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetName() }},
+		{"CONNECTED", false, func(_ *printer, n *readmodelv1.Node) string { return yesNo(n.GetConnected()) }},
+		{"STATE", false, func(_ *printer, n *readmodelv1.Node) string { return word(n.GetUserState()) }},
+		{"IDENTITY", false, func(_ *printer, n *readmodelv1.Node) string { return word(n.GetIdentity().GetState()) }},
+		{"WORK", false, nodeWork},
+		{"SLOTS", false, func(_ *printer, n *readmodelv1.Node) string {
+			return used(n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
+		}},
+		{"GPUS", false, func(_ *printer, n *readmodelv1.Node) string {
+			return used(n.GetGate().GetGpusUsed(), n.GetGate().GetGpus())
+		}},
+		{"HEARTBEAT", false, func(pr *printer, n *readmodelv1.Node) string { return pr.when(n.GetLastHeartbeatAt()) }},
+		{"REASON", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetReason() }},
+		{"ID", true, func(_ *printer, n *readmodelv1.Node) string { return n.GetNodeId() }},
+		{"AGENT", true, func(_ *printer, n *readmodelv1.Node) string { return n.GetSession().GetAgentVersion() }},
+		{"REPLICA", true, func(_ *printer, n *readmodelv1.Node) string { return n.GetReplicaId() }},
+	},
+	more: []column[*readmodelv1.Node]{
+		{"NEXT ACTION", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetNextAction() }},
+		{"SINCE", false, func(pr *printer, n *readmodelv1.Node) string { return pr.when(n.GetSince()) }},
+		{"identity: state", false, func(pr *printer, n *readmodelv1.Node) string { return identityText(pr, n.GetIdentity()) }},
+		{"identity: certificate", false, func(pr *printer, n *readmodelv1.Node) string {
+			id := n.GetIdentity()
+			return onlyIf(id.GetCurrentSerial() != "", "serial "+id.GetCurrentSerial()+", expires "+pr.when(id.GetCertificateNotAfter()))
+		}},
+		{"identity: alarm", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetIdentity().GetAlarm() }},
+		{"session: state", false, func(pr *printer, n *readmodelv1.Node) string {
+			session := n.GetSession()
+			return onlyIf(session != nil, strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", word(session.GetState()), session.GetGeneration(), onlyIf(session.GetLate(), "late"))))
+		}},
+		{"session: peer", false, func(pr *printer, n *readmodelv1.Node) string {
+			session := n.GetSession()
+			return onlyIf(session.GetRemoteAddress() != "", session.GetRemoteAddress()+", opened "+pr.when(session.GetOpenedAt()))
+		}},
+		{"session: closed", false, func(pr *printer, n *readmodelv1.Node) string {
+			session := n.GetSession()
+			return onlyIf(session.GetClosedAt() != nil, strings.TrimSpace(pr.when(session.GetClosedAt())+" "+word(session.GetCloseReason())+" "+session.GetCloseDetail()))
+		}},
+		{"gate: cordon", false, func(_ *printer, n *readmodelv1.Node) string {
+			gate := n.GetGate()
+			return onlyIf(gate.GetCordoned(), gate.GetCordonReason()+" (by "+gate.GetCordonedBy()+")")
+		}},
+		{"gate: epochs", false, func(_ *printer, n *readmodelv1.Node) string {
+			gate := n.GetGate()
+			return onlyIf(gate != nil, fmt.Sprintf("fence %d, session %d", gate.GetFenceEpoch(), gate.GetSessionEpoch()))
+		}},
+		{"gate: workspace", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetGate().GetWorkspaceId() }},
+		{"host", false, hostText},
+		{"host: diagnostics", false, func(pr *printer, n *readmodelv1.Node) string {
+			lines := make([]string, 0, len(n.GetSession().GetDiagnostics()))
+			for _, d := range n.GetSession().GetDiagnostics() {
+				lines = append(lines, fmt.Sprintf("%s x%d %s %s", word(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()), d.GetDetail()))
+			}
+			return strings.Join(lines, "\n")
+		}},
+	},
+}
+
+// nodeWork says whether the node may be given work.
+func nodeWork(_ *printer, n *readmodelv1.Node) string {
+	switch gate := n.GetGate(); {
+	case gate == nil:
+		return ""
+	case gate.GetCordoned():
+		return "cordoned"
+	case gate.GetAdmitted():
+		return "admitted"
+	}
+	return "shut"
+}
+
+func used(n, of int32) string {
+	if of == 0 && n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d/%d", n, of)
+}
+
+func identityText(pr *printer, id *recoveryv1.NodeIdentity) string {
+	if id == nil {
+		return ""
+	}
+	text := word(id.GetState()) + onlyIf(id.GetFencing(), ", fence not yet acknowledged")
+	if id.GetStateReason() != "" {
+		text += ": " + id.GetStateReason()
+	}
+	if id.GetStateBy() != "" {
+		text += " (by " + id.GetStateBy() + " " + pr.when(id.GetStateAt()) + ")"
+	}
+	return text
+}
+
+func hostText(_ *printer, n *readmodelv1.Node) string {
+	host := n.GetSession().GetHost()
+	if host == nil {
+		host = n.GetGate().GetHost()
+	}
+	if host == nil {
+		return ""
+	}
+	simulated := 0
+	for _, g := range host.GetGpus() {
+		if g.GetSimulated() {
+			simulated++
+		}
+	}
+	text := fmt.Sprintf("%s, %s %s, %d CPUs, %s memory, %d GPUs", host.GetHostname(), host.GetOs(), host.GetKernel(), host.GetCpus(), bytesText(host.GetMemoryBytes()), len(host.GetGpus()))
+	return text + onlyIf(simulated > 0, fmt.Sprintf(" (%d simulated)", simulated))
+}
+
+func (p *Program) nodesCommand() *cobra.Command {
+	return group("nodes", "The fleet: machines and boxes", []string{"node"},
+		p.nodesList(), p.nodesGet(), p.nodesWatch(), p.nodesEnroll(),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, "Close the node's session and give it no work until it is reactivated"),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE, "Lock an identity out; only the security role lets it in again"),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, "Let a held, quarantined or fenced node in again"),
+		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE, "End an identity for good"),
+		p.nodesCordon(true), p.nodesCordon(false), p.nodesProbe(),
+	)
+}
+
+func (p *Program) nodesList() *cobra.Command {
+	var page paging
+	req := &readmodelv1.ListNodesRequest{}
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the fleet", Example: "  gpuaas nodes list --connected\n  gpuaas nodes list -o json --jq '.items[].name'", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Node, string, error) {
+				req.PageSize, req.PageToken = size, token
+				answer, err := s.query.ListNodes(ctx, req)
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, nodeView, items, next)
+		}),
+	}
+	page.flags(cmd)
+	cmd.Flags().BoolVar(&req.ConnectedOnly, "connected", false, "only connected nodes")
+	cmd.Flags().BoolVar(&req.IncludeRetired, "retired", false, "retired nodes too")
+	cmd.Flags().StringVar(&req.Name, "name", "", "only the nodes of this name")
+	return cmd
+}
+
+func (p *Program) nodesGet() *cobra.Command {
+	return &cobra.Command{
+		Use: "get NODE", Aliases: []string{"describe"}, Short: "Show one node: identity, session and gate apart", Example: "  gpuaas nodes get node-1", Args: args("NODE"),
+		ValidArgsFunction: onlyFirst(p.completeNodes),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: args[0]})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, nodeView, answer.GetNode())
+		}),
+	}
+}
+
+func (p *Program) nodesWatch() *cobra.Command {
+	return &cobra.Command{
+		Use: "watch [NODE]", Short: "Print every change of a node, or of the fleet, until Ctrl-C", Example: "  gpuaas nodes watch node-1\n  gpuaas nodes watch -o jsonl", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: onlyFirst(p.completeNodes),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			req := &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_NODES}}
+			if len(args) == 1 {
+				answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: args[0]})
+				if err != nil {
+					return err
+				}
+				req.Node = answer.GetNode().GetNodeId()
+			}
+			return s.printChanges(ctx, req, func(item *readmodelv1.WatchItem) (string, []string) {
+				n := item.GetNode()
+				return or(n.GetName(), item.GetId()), []string{"connected=" + yesNo(n.GetConnected()), word(n.GetUserState()), word(n.GetIdentity().GetState()), n.GetReason()}
+			})
+		}),
+	}
+}
+
+func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cobra.Command {
+	var reason string
+	name := names.Of(verb)
+	cmd := &cobra.Command{
+		Use: name + " NODE", Short: short, Example: "  gpuaas nodes " + name + " node-1 --reason 'why, for the record'", Args: args("NODE"),
+		ValidArgsFunction: onlyFirst(p.completeNodes),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: args[0], Verb: verb, Reason: reason})
+			if err != nil {
+				return err
+			}
+			id := answer.GetNode()
+			return s.nodeAfter(ctx, answer.GetPos(), &readmodelv1.Node{NodeId: id.GetNodeId(), Name: id.GetName(), Identity: id})
+		}),
+	}
+	reasonFlag(cmd, &reason, true)
+	return cmd
+}
+
+func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
+	var reason string
+	name, short := "cordon", "Place nothing new on a node; what runs there stays"
+	if !cordoned {
+		name, short = "uncordon", "Place workspaces on a node again"
+	}
+	cmd := &cobra.Command{
+		Use: name + " NODE", Short: short, Example: "  gpuaas nodes " + name + " node-1 --reason 'disk swap'", Args: args("NODE"),
+		ValidArgsFunction: onlyFirst(p.completeNodes),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: args[0], Cordoned: cordoned, Reason: reason})
+			if err != nil {
+				return err
+			}
+			gate := answer.GetGate()
+			return s.nodeAfter(ctx, answer.GetPos(), &readmodelv1.Node{NodeId: gate.GetNodeId(), Name: gate.GetName(), Gate: gate})
+		}),
+	}
+	reasonFlag(cmd, &reason, true)
+	return cmd
+}
+
+// nodeAfter prints a node as it is after a command. The command has been done whatever the read says: if the projection does not come to it in
+// time, what the owner answered is printed.
+func (s *session) nodeAfter(ctx context.Context, pos string, answered *readmodelv1.Node) error {
+	answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: answered.GetNodeId(), MinPos: pos})
+	if err != nil {
+		note(s.err, "done; the view of it is behind (%s), so only the owner's answer is shown", names.Of(fault.ReasonOf(err)))
+		return one(s.printer, nodeView, answered)
+	}
+	return one(s.printer, nodeView, answer.GetNode())
+}
+
+// reasonFlag adds --reason, which some commands cannot do without.
+func reasonFlag(cmd *cobra.Command, reason *string, needed bool) {
+	text := "why, in words, for the record"
+	if needed {
+		text += " (required)"
+	}
+	cmd.Flags().StringVar(reason, "reason", "", text)
+	if !needed {
+		return
+	}
+	next := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if strings.TrimSpace(*reason) == "" {
+			return Usage(fmt.Errorf("%s wants --reason TEXT: it goes into the record", cmd.CommandPath()))
+		}
+		return next(cmd, args)
+	}
+}

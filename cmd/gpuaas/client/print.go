@@ -1,0 +1,306 @@
+package client
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/cli/go-gh/v2/pkg/jq"
+	"github.com/cli/go-gh/v2/pkg/tableprinter"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"sigs.k8s.io/yaml"
+
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Forms of the output.
+const (
+	formatTable = "table"
+	formatWide  = "wide"
+	formatJSON  = "json"
+	formatJSONL = "jsonl"
+	formatYAML  = "yaml"
+	formatName  = "name"
+)
+
+var formats = []string{formatTable, formatWide, formatJSON, formatJSONL, formatYAML, formatName}
+
+func known(format string) bool { return slices.Contains(formats, format) }
+
+// Forms of times in tables.
+const (
+	timeAuto     = "auto"
+	timeRelative = "relative"
+	timeISO      = "iso"
+)
+
+// printer writes data to out in the form that was asked for, and notes for people to err.
+type printer struct {
+	format   string
+	jq       string
+	out      io.Writer
+	err      io.Writer
+	tty      bool // out is a terminal
+	color    bool
+	relative bool // times in tables
+	width    int
+	now      func() time.Time
+}
+
+// column is one column of a table of T.
+type column[T any] struct {
+	title string
+	wide  bool // only in `-o wide` and in details
+	value func(pr *printer, item T) string
+}
+
+// view says how a T is shown to people.
+type view[T proto.Message] struct {
+	name    func(T) string
+	columns []column[T]
+	// more are the lines that only the details of one item have.
+	more []column[T]
+}
+
+// member is a field that stands beside those of the API's message.
+type member struct {
+	name  string
+	value any
+}
+
+// list prints items.
+func list[T proto.Message](pr *printer, v view[T], items []T, token string, beside ...member) error {
+	switch pr.format {
+	case formatName:
+		for _, item := range items {
+			if err := pr.line(clean(v.name(item))); err != nil {
+				return err
+			}
+		}
+		return nil
+	case formatJSONL:
+		for _, item := range items {
+			if err := object(pr, item); err != nil {
+				return err
+			}
+		}
+		return nil
+	case formatJSON, formatYAML:
+		raw := make([]json.RawMessage, len(items))
+		for i, item := range items {
+			one, err := names.MarshalJSON(item)
+			if err != nil {
+				return fmt.Errorf("print answer: %w", err)
+			}
+			raw[i] = one
+		}
+		return pr.document(members(append([]member{{"items", raw}, {"next_page_token", token}}, beside...)...))
+	}
+	return table(pr, v.columns, items)
+}
+
+// one prints a single item.
+func one[T proto.Message](pr *printer, v view[T], item T, beside ...member) error {
+	switch pr.format {
+	case formatName:
+		return pr.line(clean(v.name(item)))
+	case formatJSON, formatJSONL, formatYAML:
+		return object(pr, item, beside...)
+	}
+	rows := make([][2]string, 0, len(v.columns)+len(v.more))
+	for _, c := range append(slices.Clone(v.columns), v.more...) {
+		value := c.value(pr, item)
+		if value == "" && !slices.ContainsFunc(v.columns, func(known column[T]) bool { return known.title == c.title }) {
+			continue
+		}
+		rows = append(rows, [2]string{c.title, value})
+	}
+	for _, m := range beside {
+		rows = append(rows, [2]string{strings.ReplaceAll(strings.ToUpper(m.name), "_", " "), fmt.Sprint(m.value)})
+	}
+	return pr.pairs(rows)
+}
+
+// object prints one message as data.
+func object(pr *printer, item proto.Message, beside ...member) error {
+	raw, err := names.MarshalJSON(item)
+	if err != nil {
+		return fmt.Errorf("print answer: %w", err)
+	}
+	if len(beside) > 0 {
+		extra := members(beside...)
+		raw = append(append(raw[:len(raw)-1:len(raw)-1], ','), extra[1:]...)
+	}
+	return pr.document(raw)
+}
+
+// members makes a JSON object whose fields keep their order.
+func members(fields ...member) []byte {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, f := range fields {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		value, err := json.Marshal(f.value)
+		if err != nil {
+			value = []byte("null")
+		}
+		name, _ := json.Marshal(f.name)
+		b.Write(name)
+		b.WriteByte(':')
+		b.Write(value)
+	}
+	b.WriteByte('}')
+	return b.Bytes()
+}
+
+// document prints JSON data in the form that was asked for, through the filter if there is one.
+func (pr *printer) document(raw []byte) error {
+	switch {
+	case pr.jq != "":
+		indent := ""
+		if pr.format == formatJSON && pr.tty {
+			indent = "  "
+		}
+		if err := jq.EvaluateFormatted(bytes.NewReader(raw), pr.out, pr.jq, indent, false); err != nil {
+			return Usage(fmt.Errorf("--jq: %w", err))
+		}
+		return nil
+	case pr.format == formatYAML:
+		text, err := yaml.JSONToYAML(raw)
+		if err != nil {
+			return fmt.Errorf("print answer: %w", err)
+		}
+		return pr.write(string(text))
+	case pr.format == formatJSONL:
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, raw); err != nil {
+			return fmt.Errorf("print answer: %w", err)
+		}
+		return pr.line(compact.String())
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, raw, "", "  "); err != nil {
+		return fmt.Errorf("print answer: %w", err)
+	}
+	return pr.line(indented.String())
+}
+
+// table prints rows: aligned under a header on a terminal, separated by tabs elsewhere.
+func table[T any](pr *printer, columns []column[T], items []T) error {
+	if len(items) == 0 {
+		if pr.tty {
+			note(pr.err, "none")
+		}
+		return nil
+	}
+	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && pr.format != formatWide })
+	printer := tableprinter.New(pr.out, pr.tty, pr.width)
+	titles := make([]string, len(shown))
+	for i, c := range shown {
+		titles[i] = c.title
+	}
+	printer.AddHeader(titles)
+	for _, item := range items {
+		for _, c := range shown {
+			printer.AddField(clean(c.value(pr, item)), tableprinter.WithColor(pr.paint))
+		}
+		printer.EndRow()
+	}
+	if err := printer.Render(); err != nil {
+		return fmt.Errorf("print table: %w", err)
+	}
+	return nil
+}
+
+// pairs prints one item as lines of name and value.
+func (pr *printer) pairs(rows [][2]string) error {
+	printer := tableprinter.New(pr.out, pr.tty, pr.width)
+	for _, row := range rows {
+		for part := range strings.SplitSeq(row[1], "\n") {
+			printer.AddField(row[0])
+			printer.AddField(clean(part), tableprinter.WithTruncate(nil), tableprinter.WithColor(pr.paint))
+			printer.EndRow()
+		}
+	}
+	if err := printer.Render(); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
+}
+
+func (pr *printer) line(text string) error { return pr.write(text + "\n") }
+
+func (pr *printer) write(text string) error {
+	if _, err := io.WriteString(pr.out, text); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
+}
+
+// structured says that the output is data for programs.
+func (pr *printer) structured() bool {
+	return pr.format == formatJSON || pr.format == formatJSONL || pr.format == formatYAML
+}
+
+// clean makes a text safe for one field of a line: what a node or a tenant wrote may hold escape sequences for the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' || r == unicode.ReplacementChar {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// colours of the words that say how something is.
+var colours = map[string]string{
+	"active": "32", "normal": "32", "succeeded": "32", "admitted": "32", "live": "32", "yes": "32", "ok": "32",
+	"provisioning": "33", "running": "33", "waiting": "33", "recovering": "33", "temporary": "33", "queued": "33", "held": "33", "recreating": "33",
+	"failed": "31", "stuck": "31", "lost": "31", "fenced": "31", "quarantined": "31", "no": "31", "down": "31", "outcome_unknown": "31",
+	"operator_action_required": "31", "security_action_required": "31", "release_failed": "31", "abandoned": "31",
+}
+
+func (pr *printer) paint(text string) string {
+	code, ok := colours[strings.TrimSpace(text)]
+	if !pr.color || !ok {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// when prints a time: how long ago, or as RFC 3339.
+func (pr *printer) when(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	at := t.AsTime()
+	if !pr.relative {
+		return at.UTC().Format("2006-01-02T15:04:05.000Z")
+	}
+	d := pr.now().Sub(at)
+	if d < 0 {
+		return "in " + roughly(-d)
+	}
+	return roughly(d) + " ago"
+}
+
+// roughly prints a duration in its two largest units at most.
+func roughly(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}

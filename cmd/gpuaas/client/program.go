@@ -1,0 +1,218 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// Variables of the environment, each of which a flag overrides.
+const (
+	envServer    = "GPUAAS_SERVER"
+	envTokenFile = "GPUAAS_TOKEN_FILE" //nolint:gosec // the name of a variable
+	envCAFile    = "GPUAAS_CA_FILE"
+	envContext   = "GPUAAS_CONTEXT"
+)
+
+// Program is the client's share of a command line: the flags that all commands have, and the streams they write to.
+type Program struct {
+	output      string
+	jq          string
+	timeFormat  string
+	server      string
+	context     string
+	tokenFile   string
+	caFile      string
+	trustDomain string
+	timeout     time.Duration
+
+	now func() time.Time
+}
+
+// New makes a program.
+func New() *Program { return &Program{now: time.Now} }
+
+// groupID is the heading of the client's commands in the help.
+const groupID = "client"
+
+// Attach adds the global flags and all commands to a root. A command that the root has already (`config`) gets the client's subcommands.
+func (p *Program) Attach(root *cobra.Command) {
+	p.Flags(root)
+	root.AddGroup(&cobra.Group{ID: groupID, Title: "Ask a running mesh"})
+	for _, cmd := range p.Commands() {
+		if have := child(root, cmd.Name()); have != nil {
+			have.AddCommand(cmd.Commands()...)
+			continue
+		}
+		cmd.GroupID = groupID
+		root.AddCommand(cmd)
+	}
+	root.AddCommand(manCommand())
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+}
+
+func child(parent *cobra.Command, name string) *cobra.Command {
+	for _, cmd := range parent.Commands() {
+		if cmd.Name() == name {
+			return cmd
+		}
+	}
+	return nil
+}
+
+// Flags adds the global flags to a root.
+func (p *Program) Flags(root *cobra.Command) {
+	flags := root.PersistentFlags()
+	flags.StringVarP(&p.output, "output", "o", formatTable, "form of the output: "+strings.Join(formats, ", "))
+	flags.StringVar(&p.jq, "jq", "", "filter the JSON output by a jq expression")
+	flags.StringVar(&p.timeFormat, "time-format", timeAuto, "times in tables: auto (relative on a terminal), relative or iso")
+	flags.StringVar(&p.server, "server", "", "host:port of the mesh's API ($"+envServer+"; default: the context's)")
+	flags.StringVar(&p.context, "context", "", "context to use ($"+envContext+"; default: the current one)")
+	flags.StringVar(&p.tokenFile, "token-file", "", "file with the bearer token ($"+envTokenFile+"; default: the context's)")
+	flags.StringVar(&p.caFile, "ca-file", "", "authority by which the server is verified, PEM ($"+envCAFile+"; default: the context's)")
+	flags.StringVar(&p.trustDomain, "trust-domain", "", "trust domain of the server (default: the context's)")
+	flags.DurationVar(&p.timeout, "request-timeout", 15*time.Second, "longest a single request may take")
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("context", p.completeContexts)
+}
+
+// Commands answers all commands of the client.
+func (p *Program) Commands() []*cobra.Command {
+	return []*cobra.Command{
+		p.statusCommand(), p.tenantsCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
+		p.allocationsCommand(), p.tasksCommand(), p.policyCommand(), p.explainCommand(), p.configCommand(),
+	}
+}
+
+// JSON says whether output and errors are to be JSON, for commands beside the client's.
+func (p *Program) JSON() bool { return p.output == formatJSON || p.output == formatJSONL || p.jq != "" }
+
+// Output is the form that was asked for.
+func (p *Program) Output() string { return p.output }
+
+// handler is what a command does once it is connected.
+type handler func(ctx context.Context, s *session, args []string) error
+
+// run makes a handler into what cobra runs: it opens the session and ends with a signal.
+func (p *Program) run(fn handler) func(*cobra.Command, []string) error {
+	return p.local(func(ctx context.Context, pr *printer, args []string) error {
+		s, err := p.connect(pr)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		correlation := ids.New()
+		if err := fn(obs.With(ctx, obs.Correlation{CorrelationID: correlation}), s, args); err != nil {
+			return &tracedError{cause: s.explainFailure(err), correlationID: correlation}
+		}
+		return nil
+	})
+}
+
+// local is run without a connection.
+func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		pr, err := p.printer(cmd)
+		if err != nil {
+			return err
+		}
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		return fn(ctx, pr, args)
+	}
+}
+
+// printer checks the flags of the output.
+func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
+	out := cmd.OutOrStdout()
+	pr := &printer{format: p.output, jq: p.jq, out: out, err: cmd.ErrOrStderr(), now: p.now, width: 120}
+	if !known(p.output) {
+		return nil, Usage(fmt.Errorf("--output %q is none of %s", p.output, strings.Join(formats, ", ")))
+	}
+	if p.jq != "" {
+		switch {
+		case !cmd.Flags().Changed("output"):
+			pr.format = formatJSON
+		case p.output != formatJSON && p.output != formatJSONL:
+			return nil, Usage(errors.New("--jq filters JSON: it goes with -o json or -o jsonl"))
+		}
+	}
+	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) { //nolint:gosec // a descriptor fits an int
+		pr.tty = true
+		pr.color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { //nolint:gosec // as above
+			pr.width = width
+		}
+	}
+	switch p.timeFormat {
+	case timeAuto:
+		pr.relative = pr.tty
+	case timeRelative:
+		pr.relative = true
+	case timeISO:
+	default:
+		return nil, Usage(fmt.Errorf("--time-format %q is none of %s, %s, %s", p.timeFormat, timeAuto, timeRelative, timeISO))
+	}
+	return pr, nil
+}
+
+// group makes a command that only has subcommands.
+func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Aliases: aliases,
+		Example: "  gpuaas " + use + " " + subs[0].Name() + " --help",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return Usage(fmt.Errorf("unknown command %q of %q", args[0], cmd.CommandPath()))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names := make([]string, 0, len(cmd.Commands()))
+			for _, sub := range cmd.Commands() {
+				if sub.IsAvailableCommand() {
+					names = append(names, sub.Name())
+				}
+			}
+			return Usage(fmt.Errorf("%s wants one of: %s", cmd.CommandPath(), strings.Join(names, ", ")))
+		},
+	}
+	cmd.AddCommand(subs...)
+	return cmd
+}
+
+// args demands exactly these arguments, by name.
+func args(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, given []string) error {
+		if len(given) < len(names) {
+			return Usage(fmt.Errorf("%s wants %s", cmd.CommandPath(), strings.Join(names[len(given):], " and ")))
+		}
+		if len(given) > len(names) {
+			return Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), given[len(names)]))
+		}
+		for i, value := range given {
+			if strings.TrimSpace(value) == "" {
+				return Usage(fmt.Errorf("%s: %s is empty", cmd.CommandPath(), names[i]))
+			}
+		}
+		return nil
+	}
+}
+
+// note tells a person something beside the data.
+func note(w io.Writer, format string, values ...any) {
+	_, _ = fmt.Fprintf(w, format+"\n", values...)
+}

@@ -1,0 +1,221 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+var taskView = view[*readmodelv1.Task]{
+	name: (*readmodelv1.Task).GetTaskId,
+	columns: []column[*readmodelv1.Task]{
+		{"TASK", false, func(_ *printer, t *readmodelv1.Task) string { return t.GetTaskId() }},
+		{"TYPE", false, func(_ *printer, t *readmodelv1.Task) string { return word(t.GetType()) }},
+		{"NODE", false, func(_ *printer, t *readmodelv1.Task) string { return or(t.GetNodeName(), t.GetNodeId()) }},
+		{"STATE", false, func(_ *printer, t *readmodelv1.Task) string { return word(t.GetState()) }},
+		{"ATTEMPT", false, func(_ *printer, t *readmodelv1.Task) string { return number(t.GetAttempt()) }},
+		{"CREATED", false, func(pr *printer, t *readmodelv1.Task) string { return pr.when(t.GetCreatedAt()) }},
+		{"REASON", false, func(_ *printer, t *readmodelv1.Task) string { return word(t.GetReason()) }},
+		{"WORKSPACE", true, func(_ *printer, t *readmodelv1.Task) string { return t.GetWorkspaceId() }},
+		{"EPOCH", true, func(_ *printer, t *readmodelv1.Task) string { return positive(t.GetEpoch()) }},
+		{"ERROR", true, func(_ *printer, t *readmodelv1.Task) string { return t.GetError() }},
+	},
+	more: []column[*readmodelv1.Task]{
+		{"RUN", false, func(_ *printer, t *readmodelv1.Task) string { return t.GetRunId() }},
+		{"START BEFORE", false, func(pr *printer, t *readmodelv1.Task) string { return pr.when(t.GetExpiresAt()) }},
+		{"LATE EVIDENCE", false, func(_ *printer, t *readmodelv1.Task) string { return positive(t.GetLateEvidence()) }},
+		{"CORRELATION", false, func(_ *printer, t *readmodelv1.Task) string { return t.GetCorrelationId() }},
+		{"TRANSITIONS", false, func(_ *printer, t *readmodelv1.Task) string {
+			lines := make([]string, 0, len(t.GetTransitions()))
+			for i, tr := range t.GetTransitions() {
+				lines = append(lines, transitionText(t.GetTransitions(), i, tr))
+			}
+			return strings.Join(lines, "\n")
+		}},
+	},
+}
+
+// transitionText is one change of a task: its time, and how long after the first it came.
+func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.TaskTransition) string {
+	since := tr.GetAt().AsTime().Sub(all[0].GetAt().AsTime())
+	text := fmt.Sprintf("%s +%s %s", tr.GetAt().AsTime().UTC().Format("15:04:05.000"), since.Round(time.Millisecond), word(tr.GetState()))
+	if tr.GetSessionEpoch() != 0 {
+		text += fmt.Sprintf(" (session epoch %d, attempt %d)", tr.GetSessionEpoch(), tr.GetAttempt())
+	}
+	return strings.TrimSpace(text + " " + tr.GetDetail())
+}
+
+func (p *Program) tasksCommand() *cobra.Command {
+	return group("tasks", "What agents were asked to do", []string{"task"},
+		p.tasksList(), p.tasksGet(), p.tasksChange("cancel", "Ask for a task's end; one that never reached its agent ends at once"),
+		p.tasksChange("requeue", "Queue a task that ended without an effect once more"),
+		p.tasksChange("close", "Close a task whose outcome is unknown and stays so"))
+}
+
+func (p *Program) tasksList() *cobra.Command {
+	var (
+		page             paging
+		workspace, state string
+	)
+	req := &readmodelv1.ListTasksRequest{}
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List tasks", Example: "  gpuaas tasks list --node node-1 --current", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			var err error
+			if req.State, err = parseEnum[commonv1.TaskState]("state", state); err != nil {
+				return err
+			}
+			if req.WorkspaceId, err = s.workspaceID(ctx, workspace); err != nil {
+				return err
+			}
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Task, string, error) {
+				req.PageSize, req.PageToken = size, token
+				answer, err := s.query.ListTasks(ctx, req)
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, taskView, items, next)
+		}),
+	}
+	page.flags(cmd)
+	cmd.Flags().StringVar(&req.Node, "node", "", "only those of this node")
+	cmd.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	cmd.Flags().StringVar(&state, "state", "", "only those in this state: "+strings.Join(names.Spellings[commonv1.TaskState](), ", "))
+	cmd.Flags().BoolVar(&req.CurrentOnly, "current", false, "only those that have not ended")
+	_ = cmd.RegisterFlagCompletionFunc("node", p.completeNodes)
+	_ = cmd.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
+	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(names.Spellings[commonv1.TaskState](), cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (p *Program) tasksGet() *cobra.Command {
+	return &cobra.Command{
+		Use: "get TASK", Aliases: []string{"describe"}, Short: "Show one task with every transition", Example: "  gpuaas tasks get 0192f0c1-0000-7000-8000-000000000001", Args: args("TASK"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: args[0]})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, taskView, answer.GetTask())
+		}),
+	}
+}
+
+func (p *Program) tasksChange(verb, short string) *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use: verb + " TASK", Short: short, Example: "  gpuaas tasks " + verb + " 0192f0c1-0000-7000-8000-000000000001 --reason 'why, for the record'", Args: args("TASK"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.command.ChangeTask(ctx, &readmodelv1.ChangeTaskRequest{TaskId: args[0], Verb: verb, Reason: reason})
+			if err != nil {
+				return err
+			}
+			got, err := s.query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: answer.GetTask().GetTaskId(), MinPos: answer.GetPos()})
+			if err != nil {
+				note(s.err, "done; the view of it is behind (%s), so only the owner's answer is shown", names.Of(fault.ReasonOf(err)))
+				return one(s.printer, taskView, taskOf(answer.GetTask()))
+			}
+			return one(s.printer, taskView, got.GetTask())
+		}),
+	}
+	reasonFlag(cmd, &reason, true)
+	return cmd
+}
+
+// taskOf shows an owner's answer in the form of the projections.
+func taskOf(t *lifecyclev1.Task) *readmodelv1.Task {
+	return &readmodelv1.Task{
+		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(), WorkspaceId: t.GetWorkspaceId(),
+		RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(), Error: t.GetError(), CreatedAt: t.GetCreatedAt(),
+		ExpiresAt: t.GetExpiresAt(), CorrelationId: t.GetCorrelationId(), LateEvidence: t.GetLateEvidence(), Current: !ended(t.GetState()),
+	}
+}
+
+// ended says whether a task's state is final.
+func ended(state commonv1.TaskState) bool { return state >= commonv1.TaskState_TASK_STATE_SUCCEEDED }
+
+func (p *Program) nodesProbe() *cobra.Command {
+	var (
+		timeout time.Duration
+		key     string
+	)
+	cmd := &cobra.Command{
+		Use: "probe NODE", Short: "Send a typed no-op through the node's stream and print each state with its time",
+		Example: "  gpuaas nodes probe node-1 --timeout 10s", Args: args("NODE"),
+		ValidArgsFunction: onlyFirst(p.completeNodes),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: args[0], IdempotencyKey: key})
+			if err != nil {
+				return err
+			}
+			return s.followTask(ctx, answer.GetTask(), answer.GetPos(), timeout)
+		}),
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "give up waiting after this long (exit 6); the task goes on; 0 waits without end")
+	cmd.Flags().StringVar(&key, "idempotency-key", "", "the same key answers the same task")
+	return cmd
+}
+
+// followTask prints the transitions of a task as they come, and the task when it has ended.
+func (s *session) followTask(ctx context.Context, task *lifecyclev1.Task, pos string, timeout time.Duration) error {
+	ctx, cancel := within(ctx, timeout)
+	defer cancel()
+	last, shown := taskOf(task), 0
+	each := func(item *readmodelv1.WatchItem) (bool, error) {
+		t := item.GetTask()
+		if t.GetTaskId() != task.GetTaskId() {
+			return false, nil
+		}
+		last = t
+		for ; shown < len(t.GetTransitions()); shown++ {
+			if s.structured() || s.format == formatName {
+				continue
+			}
+			if err := s.line(clean(transitionText(t.GetTransitions(), shown, t.GetTransitions()[shown]))); err != nil {
+				return false, err
+			}
+		}
+		return ended(t.GetState()), nil
+	}
+	poll := func(ctx context.Context) ([]*readmodelv1.WatchItem, error) {
+		got, err := s.query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: task.GetTaskId(), MinPos: pos})
+		return []*readmodelv1.WatchItem{{Object: &readmodelv1.WatchItem_Task{Task: got.GetTask()}}}, err
+	}
+	err := s.follow(ctx, &readmodelv1.WatchRequest{
+		Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}, Node: task.GetNodeId(), MinPos: pos,
+	}, poll, each)
+	if s.structured() || s.format == formatName {
+		if perr := one(s.printer, taskView, last); perr != nil {
+			return perr
+		}
+	}
+	switch {
+	case errors.Is(err, errWaited):
+		return &exitError{
+			code: ExitTimeout, reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+			message: fmt.Sprintf("task %s is %s after %s", task.GetTaskId(), word(last.GetState()), timeout),
+			remedy:  "look at it later: gpuaas tasks get " + task.GetTaskId(),
+		}
+	case err != nil:
+		return err
+	case last.GetState() != commonv1.TaskState_TASK_STATE_SUCCEEDED:
+		reason := last.GetReason()
+		if reason == commonv1.Reason_REASON_UNSPECIFIED {
+			reason = commonv1.Reason_REASON_INTERNAL
+		}
+		return &exitError{code: ExitError, reason: reason, message: fmt.Sprintf("task %s ended %s: %s", task.GetTaskId(), word(last.GetState()), last.GetError())}
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// session is a connection with the mesh, and where its answers go.
+type session struct {
+	*printer
+	query   readmodelv1connect.QueryServiceClient
+	command readmodelv1connect.CommandServiceClient
+	server  string
+	client  *person.Client
+}
+
+func (s *session) close() { s.client.Close() }
+
+// target is where to connect and as whom.
+type target struct {
+	server      string
+	trustDomain string
+	ca          []byte
+	token       string
+}
+
+// connect finds the server and prepares to talk to it; nothing is sent yet.
+func (p *Program) connect(pr *printer) (*session, error) {
+	t, err := p.target()
+	if err != nil {
+		return nil, Usage(err)
+	}
+	host, err := hostPort(t.server)
+	if err != nil {
+		return nil, Usage(fmt.Errorf("server %q: %w", t.server, err))
+	}
+	roots, err := pki.DecodeCertificates(t.ca)
+	if err != nil {
+		return nil, Usage(fmt.Errorf("authority of %s: %w", t.server, err))
+	}
+	bundle, err := pki.NewBundle(roots...)
+	if err != nil {
+		return nil, Usage(fmt.Errorf("authority of %s: %w", t.server, err))
+	}
+	client, err := person.Dial(person.Config{Server: host, TrustDomain: t.trustDomain, Roots: bundle, Token: t.token, Timeout: p.timeout})
+	if err != nil {
+		return nil, fmt.Errorf("prepare connection: %w", err)
+	}
+	return &session{printer: pr, query: client.Query, command: client.Command, server: t.server, client: client}, nil
+}
+
+// target merges flags, environment and context: flags over environment over the file.
+func (p *Program) target() (target, error) {
+	server, tokenFile, caFile := or(p.server, os.Getenv(envServer)), or(p.tokenFile, os.Getenv(envTokenFile)), or(p.caFile, os.Getenv(envCAFile))
+	name := or(p.context, os.Getenv(envContext))
+	c, err := loadContext(name)
+	if err != nil {
+		// Whoever names everything needs no context, but one that is asked for by name must be there.
+		if name != "" || server == "" || caFile == "" || tokenFile == "" {
+			return target{}, err
+		}
+		c = contexts.Context{}
+	}
+	if caFile != "" && tokenFile == "" && (c.CAPEM != "" || c.CAFile != "") {
+		return target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; name --token-file too", c.Name)
+	}
+	t := target{server: or(server, c.Server), trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token}
+	switch {
+	case caFile != "":
+		t.ca, err = pki.ReadFile(caFile)
+	case c.CAPEM != "":
+		t.ca = []byte(c.CAPEM)
+	case c.CAFile != "":
+		t.ca, err = pki.ReadFile(c.CAFile)
+	default:
+		err = errors.New("no authority to verify the server by: name one with --ca-file")
+	}
+	if err != nil {
+		return target{}, err
+	}
+	if file := or(tokenFile, c.TokenFile); file != "" && (tokenFile != "" || c.Token == "") {
+		if t.token, err = readToken(file); err != nil {
+			return target{}, err
+		}
+	}
+	if t.token == "" {
+		return target{}, errors.New("no token to show the server: name the file it stands in with --token-file")
+	}
+	return t, nil
+}
+
+func loadContext(name string) (contexts.Context, error) {
+	path, err := contexts.DefaultPath()
+	if err != nil {
+		return contexts.Context{}, err
+	}
+	file, err := contexts.Load(path)
+	if err != nil {
+		return contexts.Context{}, err
+	}
+	c, err := file.Get(name)
+	if errors.Is(err, contexts.ErrUnknown) && name == "" {
+		return contexts.Context{}, errors.New("no server: start one with `gpuaas dev`, choose a context with `gpuaas config use-context NAME`, or name --server, --ca-file and --token-file")
+	}
+	return c, err
+}
+
+// readToken reads a token that nobody else may read.
+func readToken(path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", fmt.Errorf("read token: %w", err)
+	}
+	if info.Mode().IsRegular() && info.Mode().Perm()&fs.FileMode(0o077) != 0 {
+		return "", fmt.Errorf("read token: %s has mode %#o: %w", path, info.Mode().Perm(), contexts.ErrExposed)
+	}
+	data, err := os.ReadFile(path) //nolint:gosec // the caller's own file
+	if err != nil {
+		return "", fmt.Errorf("read token: %w", err)
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" {
+		return "", fmt.Errorf("read token: %s is empty", path)
+	}
+	return token, nil
+}
+
+// hostPort reads host:port or https://host[:port].
+func hostPort(server string) (string, error) {
+	if !strings.Contains(server, "://") {
+		server = "https://" + server
+	}
+	u, err := url.Parse(server)
+	switch {
+	case err != nil:
+		return "", errors.New("not host:port")
+	case u.Scheme != "https":
+		return "", fmt.Errorf("scheme %q: only https is spoken", u.Scheme)
+	case u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || (u.Path != "" && u.Path != "/"):
+		return "", errors.New("not host:port")
+	}
+	if u.Port() == "" {
+		return net.JoinHostPort(u.Hostname(), "443"), nil
+	}
+	return u.Host, nil
+}
+
+func or(value, other string) string {
+	if value != "" {
+		return value
+	}
+	return other
+}
+
+// pages fetches a list whole, or `limit` items of it, from a token on.
+func pages[T any](limit int, token string, fetch func(size int32, token string) ([]T, string, error)) ([]T, string, error) {
+	const full = 200
+	items := []T{}
+	for {
+		size := full
+		if limit > 0 {
+			size = min(full, limit-len(items))
+		}
+		page, next, err := fetch(int32(size), token) //nolint:gosec // at most 200
+		if err != nil {
+			return nil, "", err
+		}
+		items = append(items, page...)
+		if next == "" || (limit > 0 && len(items) >= limit) {
+			return items, next, nil
+		}
+		if next == token {
+			return nil, "", fmt.Errorf("list: the server answered the same page twice: %w", io.ErrUnexpectedEOF)
+		}
+		token = next
+	}
+}

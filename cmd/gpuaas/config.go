@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/mesh/topology"
+)
+
+// newConfigCommand holds what concerns files; the client adds its contexts to it.
+func newConfigCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "config", Short: "Configuration files of services, and the contexts of this client",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return client.Usage(fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath()))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newConfigCheckCommand())
+	return cmd
+}
+
+func newConfigCheckCommand() *cobra.Command {
+	var service string
+	names := make([]string, 0, len(topology.Kinds()))
+	for _, k := range topology.Kinds() {
+		names = append(names, k.Name)
+	}
+	cmd := &cobra.Command{
+		Use: "check FILE", Short: "Tell everything that is wrong with a service's configuration file",
+		Long: "check reads a configuration file as the service would and tells all problems at once, each with its line.\n" +
+			"Whose file it is says its key `service`, or --service. Nothing is contacted.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return client.Usage(fmt.Errorf("%s wants one FILE", cmd.CommandPath()))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			kind, err := kindOf(service, args[0], names)
+			if err != nil {
+				return client.Usage(err)
+			}
+			found := kind.Check(args[0])
+			if len(found) == 0 {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: a good configuration of %s\n", args[0], kind.Name)
+				return err
+			}
+			for _, p := range found {
+				fmt.Fprintln(cmd.OutOrStdout(), p.Error())
+			}
+			return client.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], count(len(found), "problem"), kind.Name))
+		},
+	}
+	cmd.Flags().StringVar(&service, "service", "", "whose configuration it is: "+strings.Join(names, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("service", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func kindOf(service, file string, names []string) (topology.Kind, error) {
+	if service == "" {
+		return topology.Detect(file)
+	}
+	kind, ok := topology.Lookup(service)
+	if !ok {
+		return topology.Kind{}, errors.New("--service is one of " + strings.Join(names, ", "))
+	}
+	return kind, nil
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// migrateConfig is the file of `gpuaas migrate`.
+type migrateConfig struct {
+	// AdminURLFile names a superuser's connection string, or one of a role with CREATEDB and CREATEROLE. It makes databases and roles.
+	AdminURLFile config.SecretFile `koanf:"admin_url_file"`
+	// RolePasswordsFile is a YAML map of role to password.
+	RolePasswordsFile config.SecretFile `koanf:"role_passwords_file"`
+	Database          string            `koanf:"database"`
+	WorkloadDatabase  string            `koanf:"workload_database"`
+	Exclusive         bool              `koanf:"exclusive"`
+}
+
+// Validate reports everything that is missing.
+func (c migrateConfig) Validate() error {
+	var errs []error
+	if c.AdminURLFile == "" {
+		errs = append(errs, errors.New("admin_url_file is needed"))
+	}
+	if c.RolePasswordsFile == "" {
+		errs = append(errs, errors.New("role_passwords_file is needed"))
+	}
+	return errors.Join(errs...)
+}
+
+func newMigrateCommand() *cobra.Command {
+	var file, ownerURL string
+	cmd := &cobra.Command{
+		Use: "migrate", Short: "Make databases, roles and schema, and tell what is missing", GroupID: groupServices,
+		Long: "migrate up makes the databases and one role for each service, then brings the schema up to this version; it may be run again at any time.\n" +
+			"With --database-url-file it only brings the schema up, as the owner of the schema.\n" +
+			"migrate status tells which migrations the database has.",
+		Args: func(cmd *cobra.Command, _ []string) error {
+			return client.Usage(fmt.Errorf("%s wants up or status", cmd.CommandPath()))
+		},
+		RunE: func(*cobra.Command, []string) error { return nil },
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&file, "config", "", "configuration file, YAML: admin_url_file, role_passwords_file, database, workload_database, exclusive")
+	flags.StringVar(&ownerURL, "database-url-file", "", "file with the connection string of the schema's owner")
+	cmd.MarkFlagsMutuallyExclusive("config", "database-url-file")
+	cmd.AddCommand(
+		&cobra.Command{Use: "up", Short: "Make or bring up to date", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			return migrateUp(cmd, file, ownerURL)
+		}},
+		&cobra.Command{Use: "status", Short: "Tell which migrations the database has", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+			return migrateStatus(cmd, file, ownerURL)
+		}},
+	)
+	return cmd
+}
+
+// migration is where to migrate, and what to make before.
+type migration struct {
+	url       string
+	admin     string
+	provision *pg.Provisioning
+}
+
+func readMigration(file, urlFile string) (migration, error) {
+	if urlFile != "" {
+		owner, err := config.SecretFile(urlFile).Read()
+		return migration{url: owner.Reveal()}, client.Usage(err)
+	}
+	if file == "" {
+		return migration{}, client.Usage(errors.New("name the database with --config or --database-url-file"))
+	}
+	cfg, err := config.Load(migrateConfig{}, config.LoadOptions{File: file, EnvPrefix: "GPUAAS_MIGRATE_"})
+	if err != nil {
+		return migration{}, client.Usage(problems(err))
+	}
+	admin, err := cfg.AdminURLFile.Read()
+	if err != nil {
+		return migration{}, client.Usage(err)
+	}
+	secret, err := cfg.RolePasswordsFile.Read()
+	if err != nil {
+		return migration{}, client.Usage(err)
+	}
+	passwords := map[string]string{}
+	if err := yaml.Unmarshal([]byte(secret.Reveal()), &passwords); err != nil {
+		return migration{}, client.Usage(errors.New("role_passwords_file: it is no map of role to password"))
+	}
+	database := cfg.Database
+	if database == "" {
+		database = pg.DatabaseMesh
+	}
+	m := migration{admin: admin.Reveal(), provision: &pg.Provisioning{
+		Database: cfg.Database, WorkloadDatabase: cfg.WorkloadDatabase, Passwords: passwords, Exclusive: cfg.Exclusive,
+	}}
+	// The administrator takes the owner's role, unless the owner may log in by itself.
+	m.url, err = withDatabase(m.admin, passwords[pg.RoleOwner], database)
+	return m, err
+}
+
+func withDatabase(admin, ownerPassword, database string) (string, error) {
+	if ownerPassword != "" {
+		return pg.WithUser(admin, pg.RoleOwner, ownerPassword, database)
+	}
+	u, err := url.Parse(admin)
+	if err != nil {
+		return "", errors.New("admin_url_file: not a connection string")
+	}
+	u.Path = "/" + database
+	return u.String(), nil
+}
+
+func migrateUp(cmd *cobra.Command, file, urlFile string) error {
+	m, err := readMigration(file, urlFile)
+	if err != nil {
+		return err
+	}
+	logger, err := obs.NewLogger(cmd.ErrOrStderr(), obs.LogConfig{})
+	if err != nil {
+		return err
+	}
+	if m.provision != nil {
+		if err := pg.Provision(cmd.Context(), m.admin, *m.provision); err != nil {
+			return err
+		}
+	}
+	applied, err := pg.Migrate(cmd.Context(), m.url, pg.MigrateOptions{Logger: logger})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "up to date: %d migrations applied now\n", len(applied.Versions)+applied.River)
+	return err
+}
+
+func migrateStatus(cmd *cobra.Command, file, urlFile string) error {
+	m, err := readMigration(file, urlFile)
+	if err != nil {
+		return err
+	}
+	return writeStatus(cmd.Context(), cmd, m.url)
+}
+
+func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error {
+	status, err := pg.Status(ctx, ownerURL)
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "VERSION\tFILE\tAPPLIED")
+	missing := 0
+	for _, s := range status {
+		applied := "no"
+		if s.Applied {
+			applied = s.AppliedAt.UTC().Format("2006-01-02T15:04:05Z")
+		} else {
+			missing++
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\n", s.Version, s.File, applied)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if missing > 0 {
+		return fmt.Errorf("%d migrations are missing: run `gpuaas migrate up`", missing)
+	}
+	return nil
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// Groups of commands in the help.
+const (
+	groupMesh     = "mesh"
+	groupServices = "services"
+)
+
+// newRoot assembles all commands.
+func newRoot(program *client.Program) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "gpuaas",
+		Short: "A control plane for a fleet of GPU machines and the workspaces on them",
+		Long: "gpuaas is the control plane of a GPUaaS mesh, its tools and its client in one binary.\n" +
+			"Start a whole mesh on this machine with `gpuaas dev`; talk to it from another shell.",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return client.Usage(fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath()))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.AddGroup(&cobra.Group{ID: groupMesh, Title: "A mesh on this machine"}, &cobra.Group{ID: groupServices, Title: "Services and their database"})
+	root.AddCommand(newDevCommand(), newClusterCommand(), newBenchCommand(program))
+	root.AddCommand(newServiceCommands()...)
+	root.AddCommand(newMigrateCommand(), newComposeCommand(), newConfigCommand(), newVersionCommand(program))
+	program.Attach(root)
+	return root
+}
+
+func newVersionCommand(program *client.Program) *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version and the revision of this build", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			version, revision := obs.Build()
+			if program.JSON() {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "{\"version\":%q,\"revision\":%q}\n", version, revision)
+				return err
+			}
+			line := "gpuaas " + version
+			if revision != "unknown" {
+				line += " (" + revision + ")"
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), line)
+			return err
+		},
+	}
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return client.Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0]))
+	}
+	return nil
+}
+
+func isTerminal(file *os.File) bool { return term.IsTerminal(int(file.Fd())) }
