@@ -1,0 +1,114 @@
+# GPUaaS Mesh. `make` alone lists the targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -X github.com/gpuaas/mesh/internal/obs.stamped=$(VERSION)
+
+# Before what needs Postgres or Redis: what stands in a cache is found too.
+ENV := source scripts/env.sh;
+
+# A tool is rebuilt only when its module files change: the stamp carries their
+# hash. Each tool stands in a module of its own, so that its graph never moves
+# the product's versions.
+stamp = bin/.$(1)-$(shell cat internal/tools/$(1)/go.mod internal/tools/$(1)/go.sum | sha256sum | cut -c1-16)
+BUF    := $(call stamp,buf)
+SQLC   := $(call stamp,sqlc)
+LINTER := $(call stamp,golangci-lint)
+
+# Its cache holds paths, so two clones must not share one.
+export GOLANGCI_LINT_CACHE := $(CURDIR)/bin/.lint-cache
+
+# $(1) name, $(2) package
+define build_tool
+	@echo "building bin/$(1) (once for each version)"
+	@mkdir -p bin
+	@$(GO) build -C internal/tools/$(1) -trimpath -o ../../../bin/$(1) $(2)
+	@rm -f bin/.$(1)-* && touch $@
+endef
+
+##@ Run
+
+.PHONY: dev
+dev: build postgres ## Bring up the whole mesh on this machine (flags: ARGS="--nodes 5")
+	@$(ENV) exec bin/gpuaas dev $(ARGS)
+
+.PHONY: build
+build: ## Build bin/gpuaas and bin/gpuaas-node-agent
+	@mkdir -p bin
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/gpuaas ./cmd/gpuaas-node-agent
+
+##@ Check
+
+.PHONY: test
+test: deps tools ## Everything the build machine runs: build, tests under the race detector, lint, generated code
+	@scripts/check.sh
+
+.PHONY: test-fast
+test-fast: ## The tests without I/O, in seconds (ARGS="./internal/fault/...")
+	@scripts/gotest.sh -short $(or $(ARGS),./...)
+
+.PHONY: lint
+lint: $(LINTER) $(BUF) ## Lint the Go code and the proto files
+	bin/golangci-lint run $(or $(ARGS),./...)
+	bin/buf lint
+
+.PHONY: gen-check
+gen-check: $(BUF) $(SQLC) ## Fail if generated code is not what the sources generate, or a proto change breaks the wire
+	@scripts/gen-check.sh
+
+.PHONY: bench
+bench: build postgres ## Measure against the raw baselines (ARGS="streams --agents 5000")
+	@$(ENV) exec bin/gpuaas bench $(or $(ARGS),all)
+
+.PHONY: drill
+drill: build postgres ## Run the failure drills (ARGS="ca-restart-drift")
+	@$(ENV) exec bin/gpuaas drill run $(or $(ARGS),--all)
+
+##@ Change
+
+.PHONY: gen
+gen: $(BUF) $(SQLC) ## Regenerate the code of proto/ and of the SQL queries
+	@scripts/gen.sh
+
+.PHONY: fmt
+fmt: $(LINTER) ## Format the Go code (ARGS="./services/nodeapi/...")
+	bin/golangci-lint fmt $(or $(ARGS),./...)
+
+##@ Prepare
+
+.PHONY: deps
+deps: ## Install what the tests need and this machine lacks (as root by apt-get, else into a cache)
+	@scripts/deps.sh
+
+.PHONY: postgres
+postgres: ## Put Postgres into the cache if this machine has none
+	@scripts/postgres.sh
+
+.PHONY: tools
+tools: $(BUF) $(SQLC) $(LINTER) ## Build the pinned tools into bin/
+
+$(BUF):
+	$(call build_tool,buf,github.com/bufbuild/buf/cmd/buf)
+
+# sqlc links Postgres' own parser, hence cgo.
+$(SQLC): export CGO_ENABLED = 1
+$(SQLC):
+	$(call build_tool,sqlc,github.com/sqlc-dev/sqlc/cmd/sqlc)
+
+$(LINTER):
+	$(call build_tool,golangci-lint,github.com/golangci/golangci-lint/v2/cmd/golangci-lint)
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin coverage.out
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## "; print "Usage: make <target> [ARGS=...]" } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
