@@ -228,15 +228,30 @@ func (p *Process) Ready(ctx context.Context) error {
 	return nil
 }
 
-// AwaitReady waits until the process is ready, or fails with the last answer when ctx ends.
+// AwaitReady waits until the process is ready. When ctx ends or readyWithin has passed it fails with the last answer and the end of the process's log.
 func (p *Process) AwaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("%s is not ready after %s", p.Name, readyWithin))
+	defer cancel()
 	for {
 		err := p.Ready(ctx)
 		if err == nil {
 			return nil
 		}
 		if !app.Sleep(ctx, 25*time.Millisecond) {
-			return errors.Join(context.Cause(ctx), err, fmt.Errorf("its log is %s", p.log))
+			return errors.Join(context.Cause(ctx), err, fmt.Errorf("its log, %s, ends with:\n%s", p.log, tail(p.log)))
 		}
 	}
+}
+
+// readyWithin is many times what a service needs on a busy machine.
+const readyWithin = 2 * time.Minute
+
+// tail is the end of a log, for people.
+func tail(file string) string {
+	const most = 2048
+	text, err := os.ReadFile(file) //nolint:gosec // a log that we have opened
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-most):])
 }

@@ -16,7 +16,7 @@ import (
 	"slices"
 
 	"github.com/gpuaas/mesh/internal/policy"
-	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/internal/ports"
 )
 
 // The addresses that a mesh of one's own stands on unless told otherwise.

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/material"
 	"github.com/gpuaas/mesh/mesh/person"
-	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/stores"
 	"github.com/gpuaas/mesh/mesh/topology"
 	"github.com/gpuaas/mesh/services/lifecycle"

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/meshtest"
-	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ports"
 )
 
 const (
@@ -110,7 +112,7 @@ func validVariable(k string) bool {
 
 // build makes the spec of a deploy: uid, working directory, ports, environment, control groups. What it makes on the host is found there again by
 // the next deploy of the same name.
-func (r *Runtime) build(w *workload, req Request, digest string) (spec, error) {
+func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest string) (spec, error) {
 	wl := req.Deploy.GetWorkload()
 	s := spec{
 		WorkspaceID: req.WorkspaceID, Name: wl.GetName(), Epoch: req.Epoch, OpSeq: req.OpSeq, Digest: digest,
@@ -137,7 +139,7 @@ func (r *Runtime) build(w *workload, req Request, digest string) (spec, error) {
 	if err := r.substituteDemo(&s); err != nil {
 		return spec{}, err
 	}
-	if s.Ports, err = r.bindPorts(w.key, wl.GetPorts(), w.spec.Ports); err != nil {
+	if s.Ports, err = r.bindPorts(ctx, w.key, wl.GetPorts(), w.spec.Ports); err != nil {
 		return spec{}, err
 	}
 	s.Env = environment(wl, req, s)
@@ -205,7 +207,7 @@ func (r *Runtime) makeScratch(k key, owner int) (string, error) {
 }
 
 // bindPorts keeps the ports that were picked before, and picks free ones for those without a number.
-func (r *Runtime) bindPorts(k key, asked []*nodev1.Port, before []port) ([]port, error) {
+func (r *Runtime) bindPorts(ctx context.Context, k key, asked []*nodev1.Port, before []port) ([]port, error) {
 	out := make([]port, 0, len(asked))
 	for _, a := range asked {
 		p := port{Name: a.GetName(), Port: a.GetPort()}
@@ -218,7 +220,7 @@ func (r *Runtime) bindPorts(k key, asked []*nodev1.Port, before []port) ([]port,
 			}
 		}
 		if p.Port == 0 {
-			picked, err := r.pickPort(k)
+			picked, err := r.pickPort(ctx, k)
 			if err != nil {
 				return nil, err
 			}
@@ -229,29 +231,17 @@ func (r *Runtime) bindPorts(k key, asked []*nodev1.Port, before []port) ([]port,
 	return out, nil
 }
 
-// pickPort asks the kernel for a free port and keeps it from other workloads of this agent, which may not have bound theirs yet.
-func (r *Runtime) pickPort(k key) (int32, error) {
-	for range 64 {
-		l, err := net.Listen("tcp", ":0") //nolint:gosec,noctx // closed at once; the workload binds it
-		if err != nil {
-			return 0, fmt.Errorf("pick port: %w", err)
-		}
-		addr, ok := l.Addr().(*net.TCPAddr)
-		if err := l.Close(); err != nil || !ok {
-			return 0, fmt.Errorf("pick port: %w", err)
-		}
-		n := int32(addr.Port) //nolint:gosec // below 65536
-		r.mu.Lock()
-		_, taken := r.claimed[n]
-		if !taken {
-			r.claimed[n] = k
-		}
-		r.mu.Unlock()
-		if !taken {
-			return n, nil
-		}
+// pickPort picks a free port and keeps it from other workloads of this agent, which may not have bound theirs yet.
+func (r *Runtime) pickPort(ctx context.Context, k key) (int32, error) {
+	picked, err := ports.Pick(ctx, "")
+	if err != nil {
+		return 0, err
 	}
-	return 0, errors.New("pick port: the host has no free one")
+	n := int32(picked) //nolint:gosec // below 65536
+	r.mu.Lock()
+	r.claimed[n] = k
+	r.mu.Unlock()
+	return n, nil
 }
 
 func portFree(n int32) bool {

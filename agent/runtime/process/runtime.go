@@ -20,6 +20,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ports"
 )
 
 // DefaultGrace is the time between TERM and KILL.
@@ -229,7 +230,7 @@ func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStat
 			return nil, err
 		}
 	}
-	next, err := r.build(w, req, digest)
+	next, err := r.build(ctx, w, req, digest)
 	if err != nil {
 		return nil, err
 	}
@@ -333,6 +334,7 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 	for p, k := range r.claimed {
 		if k == w.key {
 			delete(r.claimed, p)
+			ports.Release(int(p))
 		}
 	}
 	r.mu.Unlock()

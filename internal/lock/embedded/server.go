@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/internal/ports"
 )
 
 // Config says where the server listens. Only Logger is required.
@@ -88,7 +89,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 	defer cancel()
 	for {
 		if s.port == 0 {
-			port, err := freePort(ctx)
+			port, err := ports.Pick(ctx, "127.0.0.1")
 			if err != nil {
 				return err
 			}
@@ -122,20 +123,6 @@ func (s *Server) launch(ctx context.Context) (backend, error) {
 		return startImitation(s.addr(), s.cfg.Password)
 	}
 	return s.startProcess(ctx)
-}
-
-func freePort(ctx context.Context) (int, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("pick a port: %w", err)
-	}
-	defer func() { _ = l.Close() }()
-	addr, ok := l.Addr().(*net.TCPAddr)
-	if !ok {
-		return 0, fmt.Errorf("pick a port: unexpected address %s", l.Addr())
-	}
-	return addr.Port, nil
 }
 
 // process is a real redis-server.

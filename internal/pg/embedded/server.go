@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/internal/ports"
 )
 
 // Superuser is the one role that exists after initdb.
@@ -222,7 +223,7 @@ func (s *Server) startLocked(ctx context.Context) error {
 	}
 	for attempt := 1; ; attempt++ {
 		if s.port == 0 {
-			port, err := freePort(ctx)
+			port, err := ports.Pick(ctx, "127.0.0.1")
 			if err != nil {
 				return err
 			}
@@ -255,20 +256,6 @@ func (s *Server) startLocked(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-func freePort(ctx context.Context) (int, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("pick a port: %w", err)
-	}
-	defer func() { _ = l.Close() }()
-	addr, ok := l.Addr().(*net.TCPAddr)
-	if !ok {
-		return 0, fmt.Errorf("pick a port: unexpected address %s", l.Addr())
-	}
-	return addr.Port, nil
 }
 
 func (s *Server) settings() map[string]string {

@@ -2,13 +2,14 @@ package ports_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/gpuaas/mesh/internal/testkit"
-	"github.com/gpuaas/mesh/mesh/ports"
+	"github.com/gpuaas/mesh/internal/ports"
 )
 
 func TestCheckNamesFlagAndHolder(t *testing.T) {
@@ -61,5 +62,40 @@ func TestFreeAnswersEachOnce(t *testing.T) {
 		if err := ports.Check(ctx, "", addr); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func TestFreeStaysClearOfOutgoingConnections(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var from, to int
+	if _, err := fmt.Sscan(string(text), &from, &to); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		port, err := ports.Pick(ctx, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if port >= from && port <= to {
+			t.Errorf("port %d is one that the kernel gives to outgoing connections, %d-%d", port, from, to)
+		}
+		// The reservation is machine-wide: its socket is taken, and free again after the release.
+		name := fmt.Sprintf("@gpuaas-port-%d", port)
+		if l, err := (&net.ListenConfig{}).Listen(ctx, "unix", name); err == nil {
+			t.Errorf("port %d is not reserved", port)
+			_ = l.Close()
+		}
+		ports.Release(port)
+		l, err := (&net.ListenConfig{}).Listen(ctx, "unix", name)
+		if err != nil {
+			t.Errorf("port %d stays reserved: %v", port, err)
+			continue
+		}
+		_ = l.Close()
 	}
 }

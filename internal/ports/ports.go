@@ -1,6 +1,7 @@
 // Package ports picks the addresses of a mesh on one machine and says who holds one that is taken.
 //
-// It believes only a bind: an address is free if it could be listened on a moment ago. It owns nothing.
+// It believes only a bind: an address is free if it could be listened on a moment ago. It owns the reservations of the ports that it has picked, which end
+// with the process. Guarantees: a picked port is not the local end of somebody's outgoing connection when its server starts later, or starts again.
 package ports
 
 import (
@@ -53,27 +54,6 @@ func Check(ctx context.Context, flag, addr string) error {
 	inUse := &InUseError{Flag: flag, Addr: addr}
 	inUse.PID, inUse.Command = holder(port)
 	return inUse
-}
-
-// Free answers n loopback addresses that are free at this moment.
-func Free(ctx context.Context, n int) ([]string, error) {
-	// All are held until all are known, so that none is answered twice.
-	var held []net.Listener
-	defer func() {
-		for _, l := range held {
-			_ = l.Close()
-		}
-	}()
-	var out []string
-	for range n {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("pick a port: %w", err)
-		}
-		held = append(held, l)
-		out = append(out, l.Addr().String())
-	}
-	return out, nil
 }
 
 // holder looks up in /proc who listens on a port. Elsewhere, and for processes of others, it knows nobody.

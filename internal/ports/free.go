@@ -1,0 +1,99 @@
+package ports
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+)
+
+// The kernel gives outgoing connections a local port of its ephemeral range, and a server whose port is one of them cannot start until that connection has
+// ended. Ports are therefore picked below that range.
+const (
+	lowest          = 20000
+	ephemeralFile   = "/proc/sys/net/ipv4/ip_local_port_range"
+	ephemeralUsual  = 32768 // of Linux, where the file does not tell
+	attemptsPerPort = 256
+)
+
+// reservations are held until they are released or the process ends: the port of a server that is down must stay its own.
+var reservations struct { //nolint:gochecknoglobals // the ports of a machine are one set
+	sync.Mutex
+	held map[int]net.Listener
+}
+
+// Free answers n loopback addresses, host:port, that nobody listens on. No other call answers one of them, in any process on this machine, while this
+// process lives.
+func Free(ctx context.Context, n int) ([]string, error) {
+	var out []string
+	for range n {
+		port, err := Pick(ctx, "127.0.0.1")
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	}
+	return out, nil
+}
+
+// Pick answers a port that nobody listens on at the host, the empty one being all addresses. It is reserved as Free's are.
+func Pick(ctx context.Context, host string) (int, error) {
+	highest := ephemeralFrom()
+	var last error
+	for range attemptsPerPort {
+		port := lowest + rand.IntN(highest-lowest) //nolint:gosec // not a secret
+		reservation, err := reserve(ctx, port)
+		if err != nil {
+			last = err
+			continue
+		}
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err != nil {
+			last = errors.Join(err, reservation.Close())
+			continue
+		}
+		if err := l.Close(); err != nil {
+			return 0, fmt.Errorf("pick a port: %w", err)
+		}
+		reservations.Lock()
+		defer reservations.Unlock()
+		if reservations.held == nil {
+			reservations.held = map[int]net.Listener{}
+		}
+		reservations.held[port] = reservation
+		return port, nil
+	}
+	return 0, fmt.Errorf("pick a port: none of %d between %d and %d is free: %w", attemptsPerPort, lowest, highest, last)
+}
+
+// Release gives a picked port back. One that is not reserved is left alone.
+func Release(port int) {
+	reservations.Lock()
+	defer reservations.Unlock()
+	if l, ok := reservations.held[port]; ok {
+		delete(reservations.held, port)
+		_ = l.Close()
+	}
+}
+
+// reserve takes the abstract socket that stands for a port. The kernel gives it to one process, and frees it when that ends, however it ends.
+func reserve(ctx context.Context, port int) (net.Listener, error) {
+	return (&net.ListenConfig{}).Listen(ctx, "unix", fmt.Sprintf("@gpuaas-port-%d", port))
+}
+
+// ephemeralFrom is the first port that outgoing connections may get.
+func ephemeralFrom() int {
+	text, err := os.ReadFile(ephemeralFile)
+	if err != nil {
+		return ephemeralUsual
+	}
+	var from, to int
+	if _, err := fmt.Sscan(string(text), &from, &to); err != nil || from < lowest+1000 {
+		return ephemeralUsual
+	}
+	return from
+}
