@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/internal/ports"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 func TestCheckNamesFlagAndHolder(t *testing.T) {

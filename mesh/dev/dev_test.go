@@ -16,11 +16,11 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
 	"github.com/gpuaas/mesh/mesh/meshtest"
-	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
