@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Correlation holds the ids that tie together what belongs together; empty ones are unknown.
@@ -41,7 +42,7 @@ type Event struct {
 	Correlation
 }
 
-// Append inserts evs in the transaction of the state change, in one statement, and returns the id of the last one: the
+// Append inserts evs in the transaction of the state change, in one statement (which pg.Queue sends with the next one or the commit), and returns the id of the last one: the
 // position token that a command answers. It belongs after the update of the aggregate's row. The source is the role
 // that tx is logged in as. After the commit, notify the sequencer's Wake.
 func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
@@ -71,7 +72,7 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 			correlation[c][i] = id
 		}
 	}
-	_, err := tx.Exec(ctx, `
+	err := pg.Queue(ctx, tx, `
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id,
 			workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)
 		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.payload::jsonb,

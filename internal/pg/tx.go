@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Beginner starts transactions: a pool, a connection, or a transaction (then a savepoint).
@@ -52,7 +53,7 @@ func InTx(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 }
 
 func once(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	tx, err := db.Begin(ctx)
+	tx, err := start(ctx, db)
 	if err != nil {
 		return fmt.Errorf("begin transaction: %w", err)
 	}
@@ -83,6 +84,14 @@ func once(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	}
 	return fmt.Errorf("commit transaction: %w", err)
+}
+
+// start begins on a pool without a round trip of its own; see Queue.
+func start(ctx context.Context, db Beginner) (pgx.Tx, error) {
+	if pool, ok := db.(*pgxpool.Pool); ok {
+		return begin(ctx, pool)
+	}
+	return db.Begin(ctx) //nolint:wrapcheck // the caller says what it did
 }
 
 func rollback(ctx context.Context, tx pgx.Tx) {

@@ -1,0 +1,356 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Queue adds a statement whose result nobody needs to a transaction of InTx: it goes to the server with the next statement, or with the commit, in the same
+// round trip and in its place in the order. Its failure is the failure of what it went with. On any other transaction it is executed at once.
+func Queue(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	if p, ok := tx.(*pipelined); ok && p.conn != nil {
+		p.pending = append(p.pending, statement{sql, args})
+		return nil
+	}
+	_, err := tx.Exec(ctx, sql, args...)
+	return err //nolint:wrapcheck // the caller says what it did
+}
+
+// statement waits for company.
+type statement struct {
+	sql  string
+	args []any
+}
+
+// pipelined is a transaction that spends round trips only where somebody waits for an answer: BEGIN goes with the first statement, what is queued with the
+// next one, and COMMIT with what is queued last. One that has executed nothing has never begun.
+type pipelined struct {
+	conn    *pgxpool.Conn // nil once the transaction has ended
+	pending []statement
+	begun   bool // BEGIN was sent
+}
+
+func begin(ctx context.Context, pool *pgxpool.Pool) (*pipelined, error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it did
+	}
+	return &pipelined{conn: conn, pending: []statement{{sql: "begin"}}}, nil
+}
+
+// flush sends what is pending together with what add queues, and leaves the answers from add's first one on to the caller.
+func (p *pipelined) flush(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchResults, error) {
+	if p.conn == nil {
+		return nil, pgx.ErrTxClosed
+	}
+	pending := p.pending
+	p.pending, p.begun = nil, true
+	b := &pgx.Batch{}
+	for _, s := range pending {
+		b.Queue(s.sql, s.args...)
+	}
+	add(b)
+	answers := p.conn.SendBatch(ctx, b)
+	for range pending {
+		if _, err := answers.Exec(); err != nil {
+			return nil, errors.Join(err, closing(answers, err))
+		}
+	}
+	return answers, nil
+}
+
+// closing closes the answers and keeps what that says beyond the error that is known.
+func closing(answers pgx.BatchResults, known error) error {
+	err := answers.Close()
+	if err == nil || errors.Is(known, err) || err.Error() == known.Error() {
+		return nil
+	}
+	return err //nolint:wrapcheck // joined by the caller
+}
+
+// Exec implements pgx.Tx.
+func (p *pipelined) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if p.conn == nil {
+		return pgconn.CommandTag{}, pgx.ErrTxClosed
+	}
+	if len(args) == 0 && strings.Contains(sql, ";") { // several statements, which no pipeline takes as one
+		if err := p.settle(ctx); err != nil {
+			return pgconn.CommandTag{}, err
+		}
+	}
+	if len(p.pending) == 0 {
+		return p.conn.Exec(ctx, sql, args...) //nolint:wrapcheck // as any transaction
+	}
+	answers, err := p.flush(ctx, func(b *pgx.Batch) { b.Queue(sql, args...) })
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	tag, err := answers.Exec()
+	if closed := answers.Close(); err == nil {
+		err = closed
+	}
+	return tag, err //nolint:wrapcheck // as any transaction
+}
+
+// Query implements pgx.Tx.
+func (p *pipelined) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if p.conn == nil {
+		return failedRows{err: pgx.ErrTxClosed}, pgx.ErrTxClosed
+	}
+	if len(p.pending) == 0 {
+		return p.conn.Query(ctx, sql, args...) //nolint:wrapcheck // as any transaction
+	}
+	answers, err := p.flush(ctx, func(b *pgx.Batch) { b.Queue(sql, args...) })
+	if err != nil {
+		return failedRows{err: err}, err
+	}
+	rows, err := answers.Query()
+	if err != nil {
+		err = errors.Join(err, closing(answers, err))
+		return failedRows{err: err}, err
+	}
+	return &answeredRows{Rows: rows, answers: answers}, nil
+}
+
+// QueryRow implements pgx.Tx.
+func (p *pipelined) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, err := p.Query(ctx, sql, args...)
+	return oneRow{rows: rows, err: err}
+}
+
+// SendBatch implements pgx.Tx.
+func (p *pipelined) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	answers, err := p.flush(ctx, func(with *pgx.Batch) { with.QueuedQueries = append(with.QueuedQueries, b.QueuedQueries...) })
+	if err != nil {
+		return failedBatch{err: err}
+	}
+	return answers
+}
+
+// Begin starts a savepoint. What is pending belongs before it.
+func (p *pipelined) Begin(ctx context.Context) (pgx.Tx, error) {
+	const name = "pipelined"
+	if _, err := p.Exec(ctx, "savepoint "+name); err != nil {
+		return nil, err
+	}
+	return &savepoint{pipelined: p, name: name}, nil
+}
+
+// Commit implements pgx.Tx.
+func (p *pipelined) Commit(ctx context.Context) error {
+	if p.conn == nil {
+		return pgx.ErrTxClosed
+	}
+	if !p.begun && len(p.pending) == 1 { // BEGIN alone
+		p.release()
+		return nil
+	}
+	tag, err := p.Exec(ctx, "commit")
+	if err != nil {
+		// A refused statement leaves the transaction open, as a refused commit does not.
+		if !p.conn.Conn().IsClosed() && p.conn.Conn().PgConn().TxStatus() != 'I' {
+			_ = p.Rollback(ctx) //nolint:errcheck // the refusal is what counts; a connection that is not clean is closed
+			return err
+		}
+		p.release()
+		return err
+	}
+	p.release()
+	if tag.String() == "ROLLBACK" {
+		return pgx.ErrTxCommitRollback
+	}
+	return nil
+}
+
+// Rollback implements pgx.Tx.
+func (p *pipelined) Rollback(ctx context.Context) error {
+	if p.conn == nil {
+		return pgx.ErrTxClosed
+	}
+	defer p.release()
+	if !p.begun || p.conn.Conn().IsClosed() {
+		return nil
+	}
+	if _, err := p.conn.Exec(ctx, "rollback"); err != nil {
+		_ = p.conn.Conn().Close(ctx) //nolint:errcheck // it is closed to be rid of it
+		return fmt.Errorf("roll back: %w", err)
+	}
+	return nil
+}
+
+func (p *pipelined) release() {
+	p.conn.Release()
+	p.conn, p.pending = nil, nil
+}
+
+// Conn implements pgx.Tx. What is pending is not known to who uses the connection itself.
+func (p *pipelined) Conn() *pgx.Conn {
+	if p.conn == nil {
+		return nil
+	}
+	return p.conn.Conn()
+}
+
+// settle sends what is pending, for those that use the connection itself.
+func (p *pipelined) settle(ctx context.Context) error {
+	if p.conn == nil {
+		return pgx.ErrTxClosed
+	}
+	if len(p.pending) == 0 {
+		return nil
+	}
+	answers, err := p.flush(ctx, func(*pgx.Batch) {})
+	if err != nil {
+		return err
+	}
+	return answers.Close() //nolint:wrapcheck // as any transaction
+}
+
+// CopyFrom implements pgx.Tx.
+func (p *pipelined) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, from pgx.CopyFromSource) (int64, error) {
+	if err := p.settle(ctx); err != nil {
+		return 0, err
+	}
+	return p.conn.CopyFrom(ctx, table, columns, from) //nolint:wrapcheck // as any transaction
+}
+
+// LargeObjects implements pgx.Tx. There are none here.
+func (p *pipelined) LargeObjects() pgx.LargeObjects { return pgx.LargeObjects{} }
+
+// Prepare implements pgx.Tx.
+func (p *pipelined) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := p.settle(ctx); err != nil {
+		return nil, err
+	}
+	return p.conn.Conn().Prepare(ctx, name, sql) //nolint:wrapcheck // as any transaction
+}
+
+// savepoint is a part of a transaction that may be undone alone. Savepoints of one name nest: the innermost is meant.
+type savepoint struct {
+	*pipelined
+	name  string
+	ended bool
+}
+
+// Commit implements pgx.Tx.
+func (s *savepoint) Commit(ctx context.Context) error { return s.end(ctx, "release savepoint "+s.name) }
+
+// Rollback implements pgx.Tx. What is pending belongs to the savepoint: it is dropped.
+func (s *savepoint) Rollback(ctx context.Context) error {
+	if s.ended || s.pipelined.conn == nil {
+		return pgx.ErrTxClosed
+	}
+	s.pending = nil
+	if err := s.end(ctx, "rollback to savepoint "+s.name); err != nil {
+		return err
+	}
+	_, err := s.Exec(ctx, "release savepoint "+s.name)
+	return err
+}
+
+func (s *savepoint) end(ctx context.Context, sql string) error {
+	if s.ended {
+		return pgx.ErrTxClosed
+	}
+	s.ended = true
+	_, err := s.Exec(ctx, sql)
+	return err
+}
+
+// answeredRows ends the pipeline with the rows.
+type answeredRows struct {
+	pgx.Rows
+	answers pgx.BatchResults
+	err     error
+	closed  bool
+}
+
+func (r *answeredRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+func (r *answeredRows) Close() {
+	r.Rows.Close()
+	if !r.closed {
+		r.closed = true
+		r.err = r.answers.Close()
+	}
+}
+
+func (r *answeredRows) Err() error {
+	if err := r.Rows.Err(); err != nil {
+		return err //nolint:wrapcheck // as any rows
+	}
+	return r.err
+}
+
+// oneRow scans the first row, as pgx's own does.
+type oneRow struct {
+	rows pgx.Rows
+	err  error
+}
+
+// Scan implements pgx.Row.
+func (r oneRow) Scan(dest ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err //nolint:wrapcheck // as any row
+		}
+		return pgx.ErrNoRows
+	}
+	if err := r.rows.Scan(dest...); err != nil {
+		return err //nolint:wrapcheck // as any row
+	}
+	r.rows.Close()
+	return r.rows.Err() //nolint:wrapcheck // as any row
+}
+
+// failedRows are the rows of a query that was not made.
+type failedRows struct {
+	pgx.Rows
+	err error
+}
+
+// Close implements pgx.Rows.
+func (failedRows) Close() {}
+
+// Err implements pgx.Rows.
+func (r failedRows) Err() error { return r.err }
+
+// Next implements pgx.Rows.
+func (failedRows) Next() bool { return false }
+
+// Scan implements pgx.Rows.
+func (r failedRows) Scan(...any) error { return r.err }
+
+// failedBatch is the answer to a batch that was not sent.
+type failedBatch struct {
+	pgx.BatchResults
+	err error
+}
+
+// Exec implements pgx.BatchResults.
+func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, b.err }
+
+// Query implements pgx.BatchResults.
+func (b failedBatch) Query() (pgx.Rows, error) { return failedRows{err: b.err}, b.err }
+
+// QueryRow implements pgx.BatchResults.
+func (b failedBatch) QueryRow() pgx.Row { return oneRow{err: b.err} }
+
+// Close implements pgx.BatchResults.
+func (b failedBatch) Close() error { return b.err }
