@@ -31,6 +31,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 	"github.com/gpuaas/mesh/services/nodeapi"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
@@ -68,6 +69,9 @@ func (noBox) RegisterFailures(context.Context, pgx.Tx, string, int64, int32, str
 	return nil
 }
 
+// conns is the size of lifecycle's pool: as many as the baseline has clients.
+const conns = baselineClients
+
 // start brings everything up; what it answers ends it, and is never nil.
 func (r *rig) start(ctx context.Context) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -90,8 +94,10 @@ func (r *rig) start(ctx context.Context) (func(), error) {
 			}
 		})
 	}
-	open := func(role string, conns int32) (*pgxpool.Pool, error) {
-		p, err := pg.Open(ctx, pg.Config{URL: r.opts.Database.URL(role), ApplicationName: "bench " + role, MaxConns: conns, MinConns: conns})
+	open := func(role string, conns int32, settings map[string]string) (*pgxpool.Pool, error) {
+		p, err := pg.Open(ctx, pg.Config{
+			URL: r.opts.Database.URL(role), ApplicationName: "bench " + role, MaxConns: conns, MinConns: conns, Settings: settings,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("open database: %w", err)
 		}
@@ -99,10 +105,10 @@ func (r *rig) start(ctx context.Context) (func(), error) {
 		return p, nil
 	}
 	var err error
-	if r.pool, err = open(pg.RoleLifecycle, 24); err != nil {
+	if r.pool, err = open(pg.RoleLifecycle, conns, saga.PoolSettings()); err != nil {
 		return stop, err
 	}
-	sequencerPool, err := open(pg.RoleSequencer, 2)
+	sequencerPool, err := open(pg.RoleSequencer, 2, nil)
 	if err != nil {
 		return stop, err
 	}

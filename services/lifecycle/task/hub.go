@@ -17,6 +17,8 @@ import (
 const (
 	// sweepEvery is how often the whole list is told again: what a lost hint costs.
 	sweepEvery = time.Second
+	// sweepSpacing is the least time between two lists: how long work that another replica queued may wait for its hint.
+	sweepSpacing = 100 * time.Millisecond
 	// sweepMost bounds one such list.
 	sweepMost = 5000
 	// hintsPending bounds what waits for one slow watcher; past it the sweep tells it.
@@ -89,7 +91,7 @@ func (h *Hub) Run(ctx context.Context) error {
 		whole = false
 		// A storm of events must not become a storm of scans: they have a tenth of the time at most.
 		select {
-		case <-time.After(min(max(20*time.Millisecond, 10*time.Since(began)), sweepEvery)):
+		case <-time.After(min(max(sweepSpacing, 10*time.Since(began)), sweepEvery)):
 		case <-ctx.Done():
 			return nil
 		}

@@ -126,13 +126,13 @@ func pick(ctx context.Context, tx pgx.Tx, nodes, sessions []string, epochs []int
 		), fresh AS (
 			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
-				WHERE t.node_id = a.node_id AND t.state = 'queued' AND t.cancel_requested_at IS NULL AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
+				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), again AS (
 			SELECT q.task_id, false AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
-				WHERE t.node_id = a.node_id AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL AND t.session_epoch = a.generation
+				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL AND t.session_epoch = a.generation
 				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock()
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
@@ -184,11 +184,9 @@ func (p prefixed) Scan(dest ...any) error {
 func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, error) {
 	rows, err := q.Query(ctx, `
 		SELECT node_id::text FROM (
-			SELECT DISTINCT node_id FROM lifecycle.task WHERE state = 'queued' AND not_before <= mesh.clock() AND expires_at > mesh.clock()
-			UNION
-			SELECT DISTINCT node_id FROM lifecycle.task
-			WHERE state IN ('dispatched', 'delivered', 'running') AND state = 'dispatched' AND expires_at > mesh.clock()
-			  AND offered_at < mesh.clock() - interval '`+offerAgainAfter+`'
+			SELECT DISTINCT t.node_id FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
+			WHERE t.open AND t.expires_at > now.at AND (t.state = 'queued' AND t.not_before <= now.at OR
+				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`')
 		) n
 		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open) LIMIT $1`, limit)
 	if err != nil {
@@ -205,7 +203,7 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 func unansweredCancels(ctx context.Context, q pg.Querier, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
 	rows, err := q.Query(ctx, `
 		SELECT node_id::text, task_id::text, attempt, epoch, cancel_reason FROM lifecycle.task
-		WHERE cancel_requested_at IS NOT NULL AND state IN ('dispatched', 'delivered', 'running') LIMIT $1`, limit)
+		WHERE cancel_requested_at IS NOT NULL AND open AND state <> 'queued' LIMIT $1`, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list cancels: %w", err)
 	}

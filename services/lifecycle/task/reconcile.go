@@ -31,7 +31,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT `+columns+` FROM lifecycle.task t
-		WHERE t.node_id = $1 AND (t.state IN ('dispatched', 'delivered', 'running') OR t.task_id = ANY($2::uuid[]))
+		WHERE t.node_id = $1 AND (t.open AND t.state <> 'queued' OR t.task_id = ANY($2::uuid[]))
 		ORDER BY t.task_id FOR UPDATE`, g.NodeID, asked)
 	if err != nil {
 		return gate.Reconciled{}, fmt.Errorf("read tasks in flight: %w", err)

@@ -47,7 +47,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 		rows, err := tx.Query(ctx, `
 			WITH stale AS (
 				SELECT t.task_id FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
-				WHERE t.expires_at <= mesh.clock() AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
+				WHERE t.expires_at <= mesh.clock() AND t.open
 				  AND (t.state = 'queued' OR g.node_id IS NULL OR NOT `+gate.ConnectedSQL+`
 				       OR t.state = 'dispatched' AND t.expires_at <= mesh.clock() - interval '`+undeliveredFor+`')
 				ORDER BY t.task_id LIMIT $1 FOR UPDATE OF t SKIP LOCKED
