@@ -48,14 +48,15 @@ type Config struct {
 	DefaultQuota         workspace.Quota           `koanf:"default_quota"`
 	Placement            Placement                 `koanf:"placement"`
 	Peers                Peers                     `koanf:"peers"`
-	Workers              int                       `koanf:"workers"`    // sagas driven at once
-	SagaLease            time.Duration             `koanf:"saga_lease"` // how long a run stays with a replica that fell silent
+	Workers              int                       `koanf:"workers"`      // sagas driven at once
+	SagaLease            time.Duration             `koanf:"saga_lease"`   // how long a run stays with a replica that fell silent
+	OrphanSweep          time.Duration             `koanf:"orphan_sweep"` // how often boxes are looked for that are nobody's
 }
 
 // Default answers the defaults.
 func Default() Config {
 	return Config{
-		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease,
+		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
 		Plans: map[string]workspace.Plan{
 			"local": {MaxGPUs: 8, MaxStorageBytes: 100 << 30, MaxWorkloads: 8},
 			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
@@ -91,6 +92,9 @@ func (c Config) Validate() error {
 	}
 	if c.SagaLease < time.Second {
 		errs = append(errs, errors.New("saga_lease is shorter than a second"))
+	}
+	if c.OrphanSweep < time.Second {
+		errs = append(errs, errors.New("orphan_sweep is shorter than a second"))
 	}
 	if c.Workers < 1 {
 		errs = append(errs, errors.New("workers is below 1"))

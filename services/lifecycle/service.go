@@ -18,6 +18,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/joinstate"
@@ -171,6 +172,21 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, Join: m.join, Tasks: tasks, Box: workspace.Boxes{Core: s.core}, Committed: s.committed,
 		Slots: s.cfg.Placement.Static.SlotsPerNode,
 	})
+	reaper, err := workspace.NewReaper(workspace.ReaperDeps{
+		Logger: b.Logger, DB: b.DB, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
+		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger},
+		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+			_, err := reaper.Sweep(ctx)
+			return err //nolint:wrapcheck // it says what it did
+		}})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	workspaces := workspace.NewServer(workspace.Deps{
 		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, DefaultQuota: s.cfg.DefaultQuota,
 	})
@@ -192,6 +208,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
 		app.Task{Name: "wake-elsewhere", Run: s.wakeElsewhere},
+		app.Task{Name: "background", Run: sweeps.Run},
 	)
 	if s.boxes != nil {
 		b.Add(app.Task{Name: "boxes", Run: s.boxes.Keep})

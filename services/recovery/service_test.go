@@ -419,7 +419,7 @@ func TestSweepRuns(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, func() error {
 		var done, failed int
 		err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT count(*) FILTER (WHERE state = 'completed'), count(*) FILTER (WHERE errors IS NOT NULL)
-			FROM recovery.river_job WHERE kind = 'recovery_sweep'`).Scan(&done, &failed)
+			FROM recovery.river_job WHERE args->>'job' = 'enrolments'`).Scan(&done, &failed)
 		if err != nil || done == 0 || failed > 0 {
 			return fmt.Errorf("%d sweeps done, %d failed: %w", done, failed, err)
 		}

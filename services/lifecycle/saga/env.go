@@ -224,6 +224,28 @@ func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...
 	return claims, nil
 }
 
+// ReleaseOrphans writes down that what a workspace gave up of one epoch is confirmed gone, of the given kinds.
+func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, kinds ...string) error {
+	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET released_at = mesh.clock(), version = c.version + 1
+		WHERE c.workspace_id = $1 AND c.epoch = $2 AND c.kind = ANY ($3) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL
+		RETURNING `+claimColumns, workspaceID, epoch, kinds)
+	if err != nil {
+		return fmt.Errorf("release orphan claims: %w", err)
+	}
+	released, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
+		var c Claim
+		return c, row.Scan(c.targets()...)
+	})
+	if err != nil {
+		return fmt.Errorf("release orphan claims: %w", err)
+	}
+	var j journal
+	for i := range released {
+		j.claim(&released[i])
+	}
+	return j.flush(ctx, tx)
+}
+
 func (e *Env) place() Place {
 	return Place{RunID: e.RunID, Step: e.Step, Direction: names.Of(e.Direction)}
 }

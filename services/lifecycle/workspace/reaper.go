@@ -1,0 +1,261 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// ReaperDeps is what a reaper works with.
+type ReaperDeps struct {
+	Logger     *slog.Logger
+	DB         *pgxpool.Pool
+	Drivers    map[commonv1.PlacementDriver]placement.Driver
+	Identities Identities
+	Metrics    prometheus.Registerer
+	// Committed is called after each commit that wrote events.
+	Committed func()
+}
+
+// Reaper compares the drivers' own lists with what lifecycle knows, and ends boxes that are nobody's. What it may end is judged by Judge alone.
+type Reaper struct {
+	deps  ReaperDeps
+	ended *prometheus.CounterVec
+	left  *prometheus.CounterVec
+}
+
+// Reaped counts what one sweep did.
+type Reaped struct {
+	Ended   int // orphans that are confirmed ended, and recorded so
+	Left    int // orphans that could not be ended; the next sweep tries again
+	Unknown int // boxes that this database cannot account for; a sweep never ends them
+}
+
+// NewReaper makes a reaper.
+func NewReaper(deps ReaperDeps) (*Reaper, error) {
+	r := &Reaper{
+		deps: deps,
+		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "orphan_boxes_ended_total", Help: "Boxes that no instance and no run owned, ended by the sweep, by placement.",
+		}, []string{"placement"}),
+		left: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "orphan_boxes_left_total", Help: "Boxes that a sweep found without an owner and left standing, by placement and by why: not_ended could not be " +
+				"ended and is tried again, unknown is not of this database and is an operator's.",
+		}, []string{"placement", "why"}),
+	}
+	if err := errors.Join(deps.Metrics.Register(r.ended), deps.Metrics.Register(r.left)); err != nil {
+		return nil, fmt.Errorf("register metrics of orphans: %w", err)
+	}
+	return r, nil
+}
+
+// Sweep looks once at every driver. A driver that does not answer is an error, and keeps the others from nothing.
+func (r *Reaper) Sweep(ctx context.Context) (Reaped, error) {
+	var total Reaped
+	var errs []error
+	for kind, driver := range r.deps.Drivers {
+		one, err := r.sweepDriver(ctx, kind, driver)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sweep %s boxes: %w", names.Of(kind), err))
+			continue
+		}
+		r.left.WithLabelValues(names.Of(kind), "not_ended").Add(float64(one.Left))
+		r.left.WithLabelValues(names.Of(kind), "unknown").Add(float64(one.Unknown))
+		total.Ended, total.Left, total.Unknown = total.Ended+one.Ended, total.Left+one.Left, total.Unknown+one.Unknown
+	}
+	return total, errors.Join(errs...)
+}
+
+func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) (Reaped, error) {
+	// The list first: whatever stands in it was committed here before it was launched, so what is read afterwards knows of it.
+	boxes, err := driver.List(ctx)
+	if err != nil {
+		return Reaped{}, fmt.Errorf("list boxes: %w", err)
+	}
+	owners, err := ownersOf(ctx, r.deps.DB, boxes)
+	if err != nil {
+		return Reaped{}, err
+	}
+	var out Reaped
+	for i, b := range boxes {
+		switch v, why := Judge(b, owners[i]); v {
+		case Owned, Gone:
+		case Unknown:
+			out.Unknown++
+			r.deps.Logger.WarnContext(ctx, "a box is not of this database and is left alone", append(r.attrs(kind, b), slog.String("why", why))...)
+		case Orphan:
+			switch ended, err := r.reap(ctx, kind, driver, b); {
+			case err != nil:
+				out.Left++
+				r.deps.Logger.WarnContext(ctx, "orphaned box not ended", append(r.attrs(kind, b), slog.String("why", why), obs.Err(err))...)
+			case ended:
+				out.Ended++
+				r.ended.WithLabelValues(names.Of(kind)).Inc()
+				r.deps.Logger.WarnContext(ctx, "orphaned box ended", append(r.attrs(kind, b), slog.String("why", why))...)
+			}
+		}
+	}
+	return out, nil
+}
+
+func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []any {
+	return []any{
+		slog.String(obs.KeyWorkspaceID, b.WorkspaceID), slog.Int64("epoch", b.Epoch), slog.String("provider_id", b.ProviderID),
+		slog.String("placement", names.Of(kind)), slog.Time("started_at", b.StartedAt),
+	}
+}
+
+// reap ends one orphan and records it. It judges once more with the workspace's row locked, so that an operation that begins meanwhile comes either
+// before, and owns the box, or after, and finds its epoch ending.
+func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver, b placement.Instance) (bool, error) {
+	why, err := r.condemn(ctx, b)
+	if err != nil || why == "" {
+		return false, err
+	}
+	if err := driver.End(ctx, b.WorkspaceID, b.Epoch); err != nil {
+		return false, fmt.Errorf("end box: %w", err)
+	}
+	if ownBox(kind) && ids.Valid(b.InstanceID) {
+		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, Reason: "its box was an orphan and has ended",
+		})
+		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			return false, fmt.Errorf("retire identity of box: %w", err)
+		}
+	}
+	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error { return record(ctx, tx, kind, b, why) })
+	if err != nil {
+		return false, fmt.Errorf("record end of box: %w", err)
+	}
+	r.deps.Committed()
+	return true, nil
+}
+
+// condemn says why the box may be ended, empty if it may not after all. A box that has a row is marked ending before anything happens to it.
+func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
+	reason := ""
+	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		reason = ""
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, b.WorkspaceID); err != nil {
+			return fmt.Errorf("lock workspace: %w", err)
+		}
+		owners, err := ownersOf(ctx, tx, []placement.Instance{b})
+		if err != nil {
+			return err
+		}
+		v, why := Judge(b, owners[0])
+		if v != Orphan {
+			return nil
+		}
+		reason = why
+		i, ok, err := instanceOf(ctx, tx, b.WorkspaceID, b.Epoch)
+		if err != nil || !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDING || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
+			return err
+		}
+		_, err = setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDING, "", "", "")
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("judge orphan: %w", err)
+	}
+	r.deps.Committed()
+	return reason, nil
+}
+
+// record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
+func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {
+	w, err := saga.GetWorkspace(ctx, tx, b.WorkspaceID)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	i, ok, err := instanceOf(ctx, tx, b.WorkspaceID, b.Epoch)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		err = insertEnded(ctx, tx, kind, b, w.TenantID, why)
+	case i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED:
+		// It was ended before by this row, and stood all the same: that is told once more, with the reason.
+		err = announceAgain(ctx, tx, i, why)
+	default:
+		_, err = setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, b.ProviderID, "", "orphan: "+why)
+	}
+	if err != nil {
+		return err
+	}
+	kinds := []string{kindSlot, kindInstance}
+	if ownBox(kind) {
+		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
+	}
+	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, kinds...); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	return freeCleaned(ctx, tx, b)
+}
+
+// freeCleaned gives back a hold whose release had been given up, once nothing of it may be there any more.
+func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
+	a, ok, err := liveAllocation(ctx, tx, b.WorkspaceID)
+	if err != nil || !ok || a.Epoch != b.Epoch || a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		return err
+	}
+	if left, err := orphansOf(ctx, tx, b.WorkspaceID); err != nil || left > 0 {
+		return err
+	}
+	_, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none")
+	return err
+}
+
+// insertEnded gives a box that was never recorded its line among the ended ones.
+func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID, why string) error {
+	id := b.InstanceID
+	if !ids.Valid(id) {
+		id = ids.New()
+	}
+	var started *time.Time
+	if !b.StartedAt.IsZero() {
+		started = &b.StartedAt
+	}
+	i, err := scanInstance(tx.QueryRow(ctx, `
+		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason)
+		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8) RETURNING `+instanceColumns,
+		id, b.WorkspaceID, tenantID, b.Epoch, names.Of(kind), b.ProviderID, started, "orphan: "+why))
+	if err != nil {
+		return fmt.Errorf("insert ended instance: %w", err)
+	}
+	return announce(ctx, tx, i)
+}
+
+func announceAgain(ctx context.Context, tx pgx.Tx, i instance, why string) error {
+	again, err := scanInstance(tx.QueryRow(ctx, `
+		UPDATE lifecycle.instance i SET end_reason = $2, ended_at = mesh.clock(), version = i.version + 1
+		WHERE i.instance_id = $1 AND i.state = 'ended' RETURNING `+instanceColumns, i.ID, "orphan: "+why))
+	if err != nil {
+		return fmt.Errorf("change ended instance: %w", err)
+	}
+	return announce(ctx, tx, again)
+}
+
+func announce(ctx context.Context, tx pgx.Tx, i instance) error {
+	if _, err := events.Append(ctx, tx, i.event()); err != nil {
+		return fmt.Errorf("report instance: %w", err)
+	}
+	return nil
+}
