@@ -42,7 +42,11 @@ type Metrics interface {
 const (
 	leaseNodes   = 64 // nodes in one lease
 	leasePerNode = 16 // tasks of one node in one lease
-	leaseLanes   = 4  // leases under way at once
+	leaseLanes   = 2  // leases under way at once
+
+	// spacing is the least time between the beginnings of two leases, or of two reports: what comes meanwhile goes along, so that a storm pays few
+	// transactions.
+	spacing = 2 * time.Millisecond
 )
 
 // Dispatcher leases work for the sessions that stand here and offers it.
@@ -140,6 +144,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	lanes := make(chan struct{}, leaseLanes)
+	var pace pacer
 	for {
 		select {
 		case <-d.wake:
@@ -155,11 +160,15 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			}
+			if !pace.wait(ctx) {
+				return nil
+			}
 			sessions := d.take()
 			if len(sessions) == 0 {
 				<-lanes
 				break
 			}
+			pace.begun()
 			wg.Go(func() {
 				defer func() { <-lanes }()
 				d.lease(ctx, sessions)
@@ -223,3 +232,22 @@ func (d *Dispatcher) lease(ctx context.Context, sessions []*roster.Session) {
 	}
 	d.Mark(res.GetMore()...)
 }
+
+// pacer keeps the beginnings of batches apart.
+type pacer struct{ last time.Time }
+
+// wait returns when the next may begin; false: ctx ended first.
+func (p *pacer) wait(ctx context.Context) bool {
+	pause := spacing - time.Since(p.last)
+	if pause <= 0 {
+		return true
+	}
+	select {
+	case <-time.After(pause):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (p *pacer) begun() { p.last = time.Now() }

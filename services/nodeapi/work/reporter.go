@@ -20,7 +20,7 @@ import (
 
 const (
 	reportNodes   = 64    // nodes in one report
-	reportLanes   = 4     // reports under way at once
+	reportLanes   = 2     // reports under way at once
 	maxPending    = 16384 // frames that may wait for a report; past it, reading stops and the agents' own flow control holds them
 	perNodeFrames = 1024  // frames of one kind of one node in one report
 
@@ -159,6 +159,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	lanes := make(chan struct{}, reportLanes)
+	var pace pacer
 	lazy := time.NewTimer(lazyWait)
 	defer lazy.Stop()
 	for {
@@ -178,6 +179,9 @@ func (r *Reporter) Run(ctx context.Context) error {
 			if r.view.WaitFresh(ctx) != nil {
 				return nil //nolint:nilerr // ctx ended
 			}
+			if !pace.wait(ctx) {
+				return nil
+			}
 			sessions, reports, wait := r.take(time.Now())
 			if len(reports) == 0 {
 				<-lanes
@@ -186,6 +190,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 				}
 				break
 			}
+			pace.begun()
 			wg.Go(func() {
 				defer func() { <-lanes }()
 				r.send(ctx, sessions, reports)
