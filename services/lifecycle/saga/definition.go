@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -73,10 +74,8 @@ type Step struct {
 	UndoRetry  RetryPolicy
 	// Retain ends the run as failed with all claims kept when this step fails for good: the next run adopts them.
 	Retain bool
-	// LikelyCause, Advice and Layer are shown with a stall or a failure that carries no better one.
-	LikelyCause string
-	Advice      string
-	Layer       commonv1.OwnerLayer
+	// Layer is shown with a failure that carries no better one.
+	Layer commonv1.OwnerLayer
 }
 
 // WorkspaceStates are the states that a run of a definition gives its workspace. Stuck and cancelling are the same for all.
@@ -235,6 +234,15 @@ func NewRegistry(definitions ...Definition) (*Registry, error) {
 func (r *Registry) Newest(name string) (*Definition, bool) {
 	d, ok := r.newest[name]
 	return d, ok
+}
+
+// All answers the newest version of every definition.
+func (r *Registry) All() []*Definition {
+	out := make([]*Definition, 0, len(r.newest))
+	for _, name := range slices.Sorted(maps.Keys(r.newest)) {
+		out = append(out, r.newest[name])
+	}
+	return out
 }
 
 // Get answers one version of a definition.

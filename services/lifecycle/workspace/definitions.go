@@ -79,36 +79,28 @@ func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	}), nil
 }
 
-// Registry answers the definitions that this build runs.
+// Registry answers the definitions that this build runs. What usually stands behind a step that hangs, and what to do, is in internal/runbook by the
+// step's name.
 func (s *Steps) Registry() (*saga.Registry, error) {
 	d := s.deps
 	stall := orDefault(d.StepStall, 5*time.Minute)
 	wait := orDefault(d.WaitReadyStall, 10*time.Minute)
-	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, cause, advice string, kinds ...string) saga.Step {
-		return saga.Step{
-			Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stall, Layer: layer, LikelyCause: cause, Advice: advice,
-		}
+	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
+		return saga.Step{Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stall, Layer: layer}
 	}
-	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
-		"the request does not fit the catalogue", "cancel, correct the request, create again")
+	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	validate.Retry = saga.RetryPolicy{Attempts: 1}
 	storage := step(StepStorage, saga.Create, s.allocate, s.release, s.observeStorage, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
-		"no machine has room, or the new box's agent does not connect", "look at capacity and at the box's register failures; wait five minutes, then cancel and retry",
 		kindSlot, kindIdentity, kindInstance, kindStorage)
 	storage.Retry = saga.RetryPolicy{Attempts: 5, First: time.Second, Max: 10 * time.Second}
 	storage.Budget = 15 * time.Minute
-	handle := step(StepHandle, saga.Create, s.makeHandle, s.dropHandle, s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
-		"the control plane's database does not answer", "this is the platform's own: escalate", kindHandle)
-	schema := step(StepSchema, saga.Create, s.applySchema, s.dropSchema, s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE,
-		"the workload database refused a statement", "read the step's error; a reset and a retry mend what was transient", kindSchema)
+	handle := step(StepHandle, saga.Create, s.makeHandle, s.dropHandle, s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle)
+	schema := step(StepSchema, saga.Create, s.applySchema, s.dropSchema, s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
 	schema.Retry = saga.RetryPolicy{Attempts: 8, First: 500 * time.Millisecond, Max: 10 * time.Second}
-	deploy := step(StepDeploy, saga.Create, s.deploy, s.remove, s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
-		"the agent could not start a workload", "cancel, reset, retry", kindWorkload)
-	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
-		"the workloads run and do not come up healthy", "wait up to ten minutes, then look at their logs")
+	deploy := step(StepDeploy, saga.Create, s.deploy, s.remove, s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
+	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME)
 	ready.StallAfter, ready.Budget = wait, 30*time.Minute
-	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
-		"the last write does not go through", "reset: what was made stays, and only the flip is tried again")
+	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	active.Retain = true
 	provision := saga.Definition{
 		Name: DefinitionProvision, Version: 1, Steps: []saga.Step{validate, storage, handle, schema, deploy, ready, active},
@@ -121,7 +113,6 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	down := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
 		return saga.Step{
 			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stall, Layer: layer,
-			LikelyCause: "what is to be removed cannot be reached", Advice: "retry once it can be reached, or skip the step and leave an orphan claim",
 			Retry: saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second},
 		}
 	}

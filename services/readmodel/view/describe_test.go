@@ -247,15 +247,7 @@ func TestCurrentTask(t *testing.T) {
 	}
 }
 
-func TestEveryStepHasAdviceAndEveryRowOfTheCatalogueIsWhole(t *testing.T) {
-	for _, step := range []string{
-		"Validate request", "Allocate storage", "Allocate workflow handle", "Apply per-tenant schema", "Deploy tenant workloads",
-		"Wait for workloads ready", "Mark active",
-	} {
-		if cause, advice := view.AdviceOf(step); cause == "" || advice == "" {
-			t.Errorf("%s has no advice", step)
-		}
-	}
+func TestEveryRowOfTheCatalogueIsWhole(t *testing.T) {
 	rows, err := view.Explain("")
 	if err != nil || len(rows) < 50 {
 		t.Fatalf("%d rows, %v", len(rows), err)

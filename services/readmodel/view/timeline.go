@@ -12,6 +12,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/runbook"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
@@ -93,7 +94,8 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)
 	}
 	if a.GetStalled() || failed(a.GetState()) {
-		i.LikelyCause, i.Advice = AdviceOf(a.GetName())
+		row, _ := runbook.Of(a.GetName())
+		i.LikelyCause, i.Advice = row.Cause, row.Advice
 	}
 	if project.OpenAttempt(a.GetState()) && i.GetWhyWaiting() == "" {
 		i.WhyWaiting = r.GetWhyWaiting()

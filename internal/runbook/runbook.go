@@ -1,0 +1,95 @@
+// Package runbook is what experience says about each step of a workspace's sagas, as data: the likely cause of a step that hangs or fails, and what to
+// do about it.
+//
+// It owns the words alone. It believes nothing about a run, and never decides anything: lifecycle names the steps, whoever shows one asks here.
+//
+// Guarantees: a row says both or is not there; a test of lifecycle's holds that every step of every definition has its row and that no row is of a
+// step that is not.
+package runbook
+
+import "slices"
+
+// Row is what the runbook says of one step.
+type Row struct {
+	Step   string // its name, as the timeline shows it
+	Cause  string // what usually stands behind it
+	Advice string // what a person does next
+}
+
+// Of answers the row of a step; the bool is false if there is none.
+func Of(step string) (Row, bool) {
+	i := slices.IndexFunc(rows, func(r Row) bool { return r.Step == step })
+	if i < 0 {
+		return Row{}, false
+	}
+	return rows[i], true
+}
+
+// Rows answers all of them, in the order in which the steps come.
+func Rows() []Row { return slices.Clone(rows) }
+
+// patience is the way on for every step of a teardown: it never goes back, so it is tried again or passed over.
+const patience = "once that is mended, `workspaces retry-undo`; if it never will be, `workspaces skip-undo` with a reason leaves an orphan claim and goes on"
+
+var rows = []Row{
+	{
+		Step:   "Validate request",
+		Cause:  "the request does not fit what the mesh offers: its plan, region, quota or schema. It fails at once and hardly ever hangs",
+		Advice: "cancel, correct the request, create it again",
+	},
+	{
+		Step:   "Allocate storage",
+		Cause:  "no slot, device or storage is free, the box does not start, or its agent cannot enrol",
+		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress cancel, reset and retry",
+	},
+	{
+		Step:   "Allocate workflow handle",
+		Cause:  "the control plane could not write the workspace's handle",
+		Advice: "this is ours: look at lifecycle and its database, and escalate",
+	},
+	{
+		Step:   "Apply per-tenant schema",
+		Cause:  "the workload database refused a statement of a migration, or does not answer",
+		Advice: "read the step's error; reset and retry mends what was passing",
+	},
+	{
+		Step:   "Deploy tenant workloads",
+		Cause:  "a workload's image, command or device is not to be had on the node, or the node does not answer",
+		Advice: "cancel, reset, retry; if it fails again, look at the task's error on the node",
+	},
+	{
+		Step:   "Wait for workloads ready",
+		Cause:  "the workloads run and do not become healthy",
+		Advice: "give it ten minutes; then read the workloads' output and readiness, and escalate",
+	},
+	{
+		Step:   "Mark active",
+		Cause:  "the last change of state was not committed; this is rare",
+		Advice: "reset and retry: everything that was made is kept and adopted, and only the flip is tried again",
+	},
+	{
+		Step:   "Remove tenant workloads",
+		Cause:  "the node does not answer, or a workload does not stop",
+		Advice: "look at the node's session and the task's error; " + patience,
+	},
+	{
+		Step:   "Drop per-tenant schema",
+		Cause:  "the workload database does not answer, or somebody still holds the schema",
+		Advice: "look at the workload database and its open sessions; " + patience,
+	},
+	{
+		Step:   "Release workflow handle",
+		Cause:  "the control plane could not remove the workspace's handle",
+		Advice: "this is ours: look at lifecycle and its database; " + patience,
+	},
+	{
+		Step:   "Release storage and box",
+		Cause:  "the placement does not confirm the end of the box, or the machine that holds the storage cannot be reached",
+		Advice: "look at the node and at the placement's own list; " + patience,
+	},
+	{
+		Step:   "Mark decommissioned",
+		Cause:  "the last change of state was not committed; this is rare",
+		Advice: "look at lifecycle's database; " + patience,
+	},
+}
