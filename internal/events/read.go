@@ -3,27 +3,25 @@ package events
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-const recordColumns = `pos, id::text, source, kind, aggregate_type, aggregate_id, aggregate_version, payload, created_at,
+const recordColumns = `seq, id::text, source, kind, aggregate_type, aggregate_id, aggregate_version, payload, created_at,
 	COALESCE(correlation_id, ''), COALESCE(tenant_id, ''), COALESCE(workspace_id, ''), COALESCE(workflow_id, ''),
 	COALESCE(allocation_id, ''), COALESCE(task_id, ''), COALESCE(node_id, ''), COALESCE(node_instance_id, '')`
 
-func scanRecord(row pgx.CollectableRow) (Record, error) {
-	var r Record
-	err := row.Scan(&r.Pos, &r.ID, &r.Source, &r.Kind, &r.AggregateType, &r.AggregateID, &r.AggregateVersion, &r.Payload, &r.CreatedAt,
-		&r.CorrelationID, &r.TenantID, &r.WorkspaceID, &r.WorkflowID, &r.AllocationID, &r.TaskID, &r.NodeID, &r.NodeInstanceID)
-	return r, err
-}
+// mostLooked bounds the positions that one statement of Read looks at where few events are of the wanted kinds.
+const mostLooked = 4000
 
 // Horizon is the highest position given so far, zero in an empty log.
 func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
 	var pos int64
-	if err := q.QueryRow(ctx, "SELECT COALESCE(max(pos), 0) FROM events.event").Scan(&pos); err != nil {
+	if err := q.QueryRow(ctx, "SELECT COALESCE(max(last_pos), 0) FROM events.numbered").Scan(&pos); err != nil {
 		return 0, fmt.Errorf("read event horizon: %w", err)
 	}
 	return pos, nil
@@ -32,38 +30,124 @@ func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
 // Read returns up to limit events after a position, in order, of the given kinds (all if none are given), and the
 // position to read on from, which passes over events of other kinds. At the end of the log it equals the horizon.
 func Read(ctx context.Context, q pg.Querier, after int64, kinds []string, limit int) ([]Record, int64, error) {
-	// The horizon comes first: everything up to it is visible to any later statement.
-	horizon, err := Horizon(ctx, q)
-	if err != nil || horizon <= after {
-		return nil, after, err
+	var records []Record
+	for look := limit; ; look = max(limit, min(4*look, mostLooked)) {
+		// The numbers come first: the events of all that one statement sees are visible to any later one.
+		part, err := numbersAfter(ctx, q, after, look)
+		if err != nil {
+			return nil, after, err
+		}
+		if len(part.seqs) == 0 {
+			return records, after, nil
+		}
+		found, err := fetch(ctx, q, part, kinds)
+		if err != nil {
+			return nil, after, err
+		}
+		if left := limit - len(records); len(found) >= left {
+			records = append(records, found[:left]...)
+			return records, records[limit-1].Pos, nil
+		}
+		records, after = append(records, found...), part.end
+		if part.end == part.horizon {
+			return records, after, nil
+		}
 	}
-	sql, args := "SELECT "+recordColumns+" FROM events.event WHERE pos > $1 AND pos <= $2", []any{after, horizon, limit}
-	if len(kinds) > 0 {
-		sql, args = sql+" AND kind = ANY($4)", append(args, kinds)
-	}
-	rows, err := q.Query(ctx, sql+" ORDER BY pos LIMIT $3", args...)
-	if err != nil {
-		return nil, after, fmt.Errorf("read events: %w", err)
-	}
-	records, err := pgx.CollectRows(rows, scanRecord)
-	if err != nil {
-		return nil, after, fmt.Errorf("read events: %w", err)
-	}
-	if len(records) == limit {
-		return records, records[limit-1].Pos, nil
-	}
-	return records, horizon, nil
 }
 
 // At reads the event at a position.
 func At(ctx context.Context, q pg.Querier, pos int64) (Record, error) {
-	rows, err := q.Query(ctx, "SELECT "+recordColumns+" FROM events.event WHERE pos = $1", pos)
+	part, err := numbersAfter(ctx, q, pos-1, 1)
 	if err != nil {
 		return Record{}, fmt.Errorf("read event at %d: %w", pos, err)
 	}
-	r, err := pgx.CollectExactlyOneRow(rows, scanRecord)
+	found, err := fetch(ctx, q, part, nil)
 	if err != nil {
 		return Record{}, fmt.Errorf("read event at %d: %w", pos, err)
 	}
-	return r, nil
+	if len(found) == 0 || found[0].Pos != pos {
+		return Record{}, fmt.Errorf("read event at %d: %w", pos, pgx.ErrNoRows)
+	}
+	return found[0], nil
+}
+
+// Between tells of a position that somebody brings whether this log ever gave it (zero, before all, counts as given),
+// and how many events there are above it up to another, counted to most+1.
+func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) { //nolint:nonamedreturns // says which is which
+	err = q.QueryRow(ctx, `
+		SELECT $1 = 0 OR COALESCE((SELECT n.first_pos <= $1 FROM events.numbered n WHERE n.last_pos >= $1 ORDER BY n.last_pos LIMIT 1), false),
+			LEAST($3, COALESCE((SELECT sum(LEAST(n.last_pos, $2) - GREATEST(n.first_pos - 1, $1)) FROM (
+				SELECT x.first_pos, x.last_pos FROM events.numbered x WHERE x.last_pos > $1 ORDER BY x.last_pos LIMIT $3) n
+				WHERE n.first_pos <= $2), 0))::bigint`, from, to, int64(most)+1).Scan(&known, &count)
+	if err != nil {
+		return false, 0, fmt.Errorf("count events between positions: %w", err)
+	}
+	return known, count, nil
+}
+
+// numbers are consecutive positions and whose they are.
+type numbers struct {
+	seqs         []int64
+	positions    map[int64]int64 // by seq
+	end, horizon int64           // the last of the positions, and of all there are
+}
+
+// numbersAfter reads the first positions after a position, at most so many. It costs what it returns: rows of
+// events.numbered are short, since neighbours in them share a range.
+func numbersAfter(ctx context.Context, q pg.Querier, after int64, most int) (numbers, error) {
+	part := numbers{end: after, horizon: after}
+	rows, err := q.Query(ctx, `
+		SELECT n.first_pos, n.seqs, (SELECT max(last_pos) FROM events.numbered)
+		FROM (SELECT x.first_pos, x.last_pos, x.seqs,
+				sum(x.last_pos - GREATEST(x.first_pos - 1, $1)) OVER (ORDER BY x.last_pos ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+			FROM (SELECT first_pos, last_pos, seqs FROM events.numbered WHERE last_pos > $1 ORDER BY last_pos LIMIT $2) x) n
+		WHERE COALESCE(n.before, 0) < $2
+		ORDER BY n.last_pos`, after, int64(most))
+	if err != nil {
+		return part, fmt.Errorf("read event numbers: %w", err)
+	}
+	part.positions = map[int64]int64{}
+	var pos int64
+	var seqs pgtype.Multirange[pgtype.Range[int64]]
+	_, err = pgx.ForEachRow(rows, []any{&pos, &seqs, &part.horizon}, func() error {
+		for _, r := range seqs {
+			skip := min(max(after+1-pos, 0), r.Upper-r.Lower)
+			pos += skip
+			for seq := r.Lower + skip; seq < r.Upper && len(part.seqs) < most; seq++ {
+				part.seqs = append(part.seqs, seq)
+				part.positions[seq], part.end = pos, pos
+				pos++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return part, fmt.Errorf("read event numbers: %w", err)
+	}
+	return part, nil
+}
+
+// fetch reads those of the events that are of the kinds, in the order of their positions.
+func fetch(ctx context.Context, q pg.Querier, part numbers, kinds []string) ([]Record, error) {
+	sql, args := "SELECT "+recordColumns+" FROM events.event WHERE seq = ANY($1)", []any{part.seqs}
+	if len(kinds) > 0 {
+		sql, args = sql+" AND kind = ANY($2)", append(args, kinds)
+	}
+	rows, err := q.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	records, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Record, error) {
+		var r Record
+		var seq int64
+		err := row.Scan(&seq, &r.ID, &r.Source, &r.Kind, &r.AggregateType, &r.AggregateID, &r.AggregateVersion, &r.Payload, &r.CreatedAt,
+			&r.CorrelationID, &r.TenantID, &r.WorkspaceID, &r.WorkflowID, &r.AllocationID, &r.TaskID, &r.NodeID, &r.NodeInstanceID)
+		r.Pos = part.positions[seq]
+		return r, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	slices.SortFunc(records, func(a, b Record) int { return int(a.Pos - b.Pos) })
+	return records, nil
 }

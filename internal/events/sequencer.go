@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,8 +17,12 @@ import (
 // Channel is the Postgres channel on which sequencers tell other processes that there are new numbers.
 const Channel = "mesh_events"
 
-// sequencerLock is the advisory lock under which numbers are given.
-const sequencerLock = 0x67707561_0003
+// The advisory locks of numbering: whoever numbers holds sequencerLock, as events.number() in the database sees to, and
+// one at most waits for it.
+const (
+	sequencerLock = 0x67707561_0003
+	nextLock      = 0x67707561_0004
+)
 
 // SequencerDeps is what a sequencer works with. Pool logs in as the role sequencer; the rest but Logger may be nil.
 type SequencerDeps struct {
@@ -74,9 +77,6 @@ type SequencerResult struct {
 type Sequencer struct {
 	deps SequencerDeps
 	cfg  SequencerConfig
-
-	mu    sync.Mutex
-	floor floor
 }
 
 // NewSequencer checks its dependencies; it does not touch the database.
@@ -102,7 +102,7 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	for {
 		wake := s.deps.Wake.C()
 		began := time.Now()
-		res, err := s.runOnce(ctx)
+		res, err := s.runOnce(ctx, turnUnlessCovered)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
@@ -133,69 +133,100 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	}
 }
 
-// runOnce numbers one batch in one transaction.
+// turn says how a round gets its turn.
+type turn string
+
+const (
+	// Whoever finds the lock taken waits for it; but one that finds another waiting already goes home: that one will
+	// look after it has the lock, so after now, and sees whatever this one came for. It gives up its place in the queue
+	// only with the lock in hand, so nobody goes home on account of one who has looked. The inner CASE keeps that order.
+	turnUnlessCovered turn = `CASE WHEN pg_try_advisory_xact_lock(%[1]d) THEN true
+		WHEN pg_try_advisory_lock(%[2]d) THEN CASE WHEN pg_advisory_xact_lock(%[1]d)::text = '' THEN pg_advisory_unlock(%[2]d) END
+		ELSE false END`
+	// turnAfterAll waits in any case.
+	turnAfterAll turn = `pg_advisory_xact_lock(%[1]d)::text = ''`
+)
+
+// lockSQL leaves what became of the turn to the next statement. Whatever the statistics say of events, the way to them
+// is their index; to plan that anew, here and in the trigger, would cost more than to do it. Both statements are without
+// parameters for the same reason.
+func lockSQL(t turn) string {
+	return fmt.Sprintf(`SELECT set_config('events.turn', (`+string(t)+`)::text, true), set_config('enable_seqscan', 'off', true),
+		set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`, sequencerLock, nextLock)
+}
+
+// numberSQL takes, in the order of seq, what is committed of the seqs that the newest row leaves open: those above its
+// highest, and holes of transactions that were running. Nothing that has its number is looked at.
+func numberSQL(most int) string {
+	return fmt.Sprintf(`
+	INSERT INTO events.numbered (seqs, oldest)
+	SELECT range_agg(int8range(t.seq, t.seq + 1)), pg_snapshot_xmin(pg_current_snapshot())
+	FROM (
+		SELECT e.seq
+		FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
+			CROSS JOIN LATERAL (
+				SELECT x.seq FROM events.event x WHERE x.seq >= lower(r) AND x.seq < COALESCE(upper(r), 9223372036854775807)
+				ORDER BY x.seq LIMIT %[1]d
+			) e
+		WHERE current_setting('events.turn') = 'true'
+		ORDER BY e.seq LIMIT %[1]d
+	) t
+	HAVING count(*) > 0
+	RETURNING first_pos, last_pos`, most)
+}
+
+// runOnce numbers one batch in one transaction, which is one round trip: idle, it ends without a write.
 //
 // The lock is taken by a statement of its own: the next one then reads a snapshot taken under it and sees what the
-// previous holder gave. The lock ends with the transaction, after its rows have become visible, so numbers appear in
+// previous holder gave. The lock ends with the transaction, after its row has become visible, so numbers appear in
 // order and a reader that has seen n will never find anything below n afterwards.
-func (s *Sequencer) runOnce(ctx context.Context) (SequencerResult, error) {
+func (s *Sequencer) runOnce(ctx context.Context, how turn) (SequencerResult, error) {
 	began := time.Now()
-	var res SequencerResult
-	var waiting bool
-	// Asked without the lock: an idle mesh polls and finds nothing. The order makes it a look at the end of an index; as
-	// a bare EXISTS it scans the whole table once statistics from a busy hour say that open rows are everywhere.
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	from := s.floor.at(began)
-	if err := s.deps.Pool.QueryRow(ctx, "SELECT (SELECT seq FROM events.event WHERE pos IS NULL AND seq > $1 ORDER BY seq LIMIT 1) IS NOT NULL", from).
-		Scan(&waiting); err != nil {
-		return res, fmt.Errorf("look for new events: %w", err)
-	}
-	if !waiting {
-		return res, nil
-	}
-	var mine, oldest uint64
-	var highest int64
-	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		// Whatever the statistics say of open rows, the way to them is their index.
-		var locked, set string
-		err := tx.QueryRow(ctx, `SELECT pg_advisory_xact_lock($1)::text, set_config('enable_seqscan', 'off', true), pg_current_xact_id()::text::bigint`,
-			int64(sequencerLock)).Scan(&locked, &set, &mine)
-		if err != nil {
-			return fmt.Errorf("take sequencer lock: %w", err)
-		}
-		return tx.QueryRow(ctx, `
-			WITH base AS (
-				SELECT GREATEST(COALESCE((SELECT max(pos) FROM events.event), 0) + 1, (SELECT era << 40 FROM mesh.era)) AS pos
-			), todo AS MATERIALIZED (
-				SELECT t.seq, row_number() OVER (ORDER BY t.seq) - 1 AS n
-				FROM (SELECT seq FROM events.event WHERE pos IS NULL AND seq > $2 ORDER BY seq LIMIT $1) t
-			), done AS (
-				UPDATE events.event e SET pos = base.pos + todo.n FROM todo, base WHERE e.seq = todo.seq AND e.pos IS NULL
-				RETURNING e.pos
-			)
-			SELECT count(*), COALESCE(max(pos), 0), COALESCE((SELECT max(seq) FROM todo), 0), pg_snapshot_xmin(pg_current_snapshot())::text::bigint
-			FROM done`, s.cfg.Batch, from).Scan(&res.Numbered, &res.Last, &highest, &oldest)
-	})
+	conn, err := s.deps.Pool.Acquire(ctx)
 	if err != nil {
 		return SequencerResult{}, fmt.Errorf("number events: %w", err)
 	}
-	s.floor.saw(mine, oldest, highest, res.Numbered == s.cfg.Batch)
+	res, err := numberBatch(ctx, conn.Conn(), how, s.cfg.Batch)
+	if err != nil {
+		// The place in the queue is the session's: it must not outlive a round that was cut off.
+		_ = conn.Hijack().Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is given up
+		return SequencerResult{}, fmt.Errorf("number events: %w", err)
+	}
+	conn.Release()
 	res.Took = time.Since(began)
 	return res, nil
+}
+
+func numberBatch(ctx context.Context, conn *pgx.Conn, how turn, most int) (SequencerResult, error) {
+	var res SequencerResult
+	// Without BEGIN a batch is a transaction that commits at its end.
+	var batch pgx.Batch
+	batch.Queue(lockSQL(how))
+	batch.Queue(numberSQL(most)).QueryRow(func(row pgx.Row) error {
+		var first int64
+		err := row.Scan(&first, &res.Last)
+		if pg.IsNoRows(err) {
+			return nil
+		}
+		res.Numbered = int(res.Last - first + 1)
+		return err
+	})
+	return res, conn.SendBatch(ctx, &batch).Close()
 }
 
 // Drain numbers until nothing is left, for tests and for tools that have no loop.
 func (s *Sequencer) Drain(ctx context.Context) error {
 	for {
-		res, err := s.runOnce(ctx)
+		res, err := s.runOnce(ctx, turnAfterAll)
 		if err != nil {
 			return err
 		}
-		if res.Numbered == 0 {
+		if res.Numbered > 0 {
+			s.deps.Numbered.Notify()
+		}
+		if res.Numbered < s.cfg.Batch {
 			return nil
 		}
-		s.deps.Numbered.Notify()
 	}
 }
 

@@ -63,8 +63,13 @@ func (c *Consumer) WaitFor(ctx context.Context, token string) error {
 // positions reads the event's position (zero if not numbered yet) and the cursor's (zero if there is none yet).
 func (c *Consumer) positions(ctx context.Context, token string) (int64, int64, error) {
 	var pos, cursor int64
-	err := c.deps.Pool.QueryRow(ctx, `SELECT COALESCE(pos, 0), COALESCE((SELECT pos FROM `+c.cursor+` WHERE name = $2), 0)
-		FROM events.event WHERE id = $1::uuid`, token, c.cfg.Name).Scan(&pos, &cursor)
+	// A number stands in the first row that reaches as high, or, if the event committed late, in one after it.
+	err := c.deps.Pool.QueryRow(ctx, `
+		SELECT COALESCE((
+				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
+				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1
+			), 0)::bigint, COALESCE((SELECT pos FROM `+c.cursor+` WHERE name = $2), 0)
+		FROM events.event e WHERE e.id = $1::uuid`, token, c.cfg.Name).Scan(&pos, &cursor)
 	if pg.IsNoRows(err) {
 		return 0, 0, ErrUnknownPosition
 	}
@@ -88,17 +93,30 @@ func (c *Consumer) Lag(ctx context.Context) (Lag, error) {
 	var oldest float64
 	err := c.deps.Pool.QueryRow(ctx, `
 		WITH cur AS (SELECT COALESCE((SELECT pos FROM `+c.cursor+` WHERE name = $1), 0) AS pos)
-		SELECT cur.pos, COALESCE((SELECT max(pos) FROM events.event), 0),
-			(SELECT count(*) FROM events.event e WHERE e.pos > cur.pos),
-			(SELECT count(*) FROM events.event e WHERE e.pos IS NULL),
-			COALESCE(EXTRACT(EPOCH FROM mesh.clock() - LEAST(
-				(SELECT e.created_at FROM events.event e WHERE e.pos > cur.pos ORDER BY e.pos LIMIT 1),
-				(SELECT min(e.created_at) FROM events.event e WHERE e.pos IS NULL))), 0)::float8,
+		SELECT cur.pos, COALESCE((SELECT max(last_pos) FROM events.numbered), 0),
+			COALESCE((SELECT sum(n.last_pos - GREATEST(n.first_pos - 1, cur.pos)) FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint,
+			unnumbered.n, COALESCE(EXTRACT(EPOCH FROM mesh.clock() - unnumbered.oldest), 0)::float8,
 			(SELECT count(*) FROM `+c.parked+` p WHERE p.consumer = $1)
-		FROM cur`, c.cfg.Name).Scan(&l.Cursor, &l.Horizon, &l.Events, &l.Unnumbered, &oldest, &l.Parked)
+		FROM cur, (
+			SELECT count(*) AS n, min(e.created_at) AS oldest
+			FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
+				JOIN events.event e ON e.seq >= lower(r) AND e.seq < COALESCE(upper(r), 9223372036854775807)
+		) unnumbered`, c.cfg.Name).Scan(&l.Cursor, &l.Horizon, &l.Events, &l.Unnumbered, &oldest, &l.Parked)
 	if err != nil {
 		return Lag{}, fmt.Errorf("measure lag of %s: %w", c.cfg.Name, err)
 	}
 	l.Oldest = time.Duration(oldest * float64(time.Second))
+	if l.Events == 0 {
+		return l, nil
+	}
+	first, err := numbersAfter(ctx, c.deps.Pool, l.Cursor, 1)
+	if err == nil {
+		err = c.deps.Pool.QueryRow(ctx, "SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event WHERE seq = ANY($1)",
+			first.seqs).Scan(&oldest)
+	}
+	if err != nil {
+		return Lag{}, fmt.Errorf("measure lag of %s: %w", c.cfg.Name, err)
+	}
+	l.Oldest = max(l.Oldest, time.Duration(oldest*float64(time.Second)))
 	return l, nil
 }

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,32 +22,37 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 	"github.com/gpuaas/mesh/mesh/reap"
 )
 
-// database connects as the administrator, who sees everything.
-func database(t *testing.T, c *cluster.Cluster, name string) *pgx.Conn {
+// databaseURL is for the administrator, who sees everything.
+func databaseURL(t test, c *cluster.Cluster, name string) string {
 	t.Helper()
 	u, err := url.Parse(c.Stores.Postgres.AdminURL())
 	if err != nil {
 		t.Fatal(err)
 	}
 	u.Path = "/" + name
-	conn, err := pgx.Connect(testkit.Context(t), u.String())
+	return u.String()
+}
+
+// database connects as the administrator.
+func database(t test, c *cluster.Cluster, name string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.ctx, databaseURL(t, c, name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.ctx)) })
 	return conn
 }
 
 // column reads one column of text.
-func column(t *testing.T, conn *pgx.Conn, sql string, args ...any) []string {
+func column(t test, conn *pgx.Conn, sql string, args ...any) []string {
 	t.Helper()
-	rows, err := conn.Query(testkit.Context(t), sql, args...)
+	rows, err := conn.Query(t.ctx, sql, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +72,7 @@ type launch struct {
 }
 
 // readLedger reads the ledger as a stranger would.
-func readLedger(t *testing.T, c *cluster.Cluster) []launch {
+func readLedger(t test, c *cluster.Cluster) []launch {
 	t.Helper()
 	f, err := os.Open(filepath.Join(c.Plan.BoxDir, "launches.jsonl"))
 	if err != nil {
@@ -89,7 +93,7 @@ func readLedger(t *testing.T, c *cluster.Cluster) []launch {
 
 // judgeLedger holds: one launch for each workspace and epoch, and never two epochs of a workspace at once. It answers how many were launched and which
 // boxes live.
-func judgeLedger(t *testing.T, c *cluster.Cluster) (launched int, live map[string]int64) {
+func judgeLedger(t test, c *cluster.Cluster) (launched int, live map[string]int64) {
 	t.Helper()
 	count, live := map[string]int{}, map[string]int64{}
 	for _, l := range readLedger(t, c) {
@@ -119,7 +123,7 @@ func judgeLedger(t *testing.T, c *cluster.Cluster) (launched int, live map[strin
 }
 
 // below lists the processes of a directory: agents, and workloads that serve the demo.
-func below(t *testing.T, dir string) (agent, demo, all []reap.Process) {
+func below(t test, dir string) (agent, demo, all []reap.Process) {
 	t.Helper()
 	procs, err := reap.Under(dir, agents.Program)
 	if err != nil {
@@ -136,10 +140,10 @@ func below(t *testing.T, dir string) (agent, demo, all []reap.Process) {
 	return agent, demo, procs
 }
 
-func workspaces(t *testing.T, c *cluster.Cluster) []*readmodelv1.Workspace {
+func workspaces(t test, c *cluster.Cluster) []*readmodelv1.Workspace {
 	t.Helper()
 	var out []*readmodelv1.Workspace
-	if err := insist(testkit.Context(t), 20*time.Second, func(ctx context.Context) error {
+	t.must("the list of workspaces", 20*time.Second, func(ctx context.Context) error {
 		out = nil
 		for token := ""; ; {
 			resp, err := c.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
@@ -151,9 +155,7 @@ func workspaces(t *testing.T, c *cluster.Cluster) []*readmodelv1.Workspace {
 				return nil
 			}
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return out
 }
 
@@ -168,13 +170,13 @@ func settled(s commonv1.WorkspaceState) bool {
 }
 
 // awaitSettled waits until every workspace is, or those of some wishes alone, and answers how many of each state there are.
-func awaitSettled(t *testing.T, c *cluster.Cluster, limit time.Duration, only ...*wish) map[string]int {
+func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*wish) map[string]int {
 	t.Helper()
 	meant := func(name string) bool {
 		return len(only) == 0 || slices.ContainsFunc(only, func(w *wish) bool { return w.name == name })
 	}
 	var states map[string]int
-	if err := insist(testkit.Context(t), limit, func(context.Context) error {
+	t.want("workspaces to settle", limit, func(context.Context) error {
 		states = map[string]int{}
 		var open []string
 		for _, ws := range workspaces(t, c) {
@@ -187,16 +189,14 @@ func awaitSettled(t *testing.T, c *cluster.Cluster, limit time.Duration, only ..
 			return fmt.Errorf("%d workspaces are open: %s", len(open), strings.Join(open[:min(len(open), 8)], "; "))
 		}
 		return nil
-	}); err != nil {
-		t.Errorf("workspaces do not settle: %v", err)
-	}
+	})
 	return states
 }
 
 // judgeWorld holds the promises about a mesh that is at rest, from outside.
-func judgeWorld(t *testing.T, c *cluster.Cluster) {
+func judgeWorld(t test, c *cluster.Cluster) {
 	t.Helper()
-	ctx := testkit.Context(t)
+	ctx := t.ctx
 	mesh, tenants := database(t, c, pg.DatabaseMesh), database(t, c, pg.DatabaseWorkloads)
 	list := workspaces(t, c)
 	launched, live := judgeLedger(t, c)
@@ -223,7 +223,7 @@ func judgeWorld(t *testing.T, c *cluster.Cluster) {
 				t.Errorf("workspace %s is active with the endpoints %v", ws.GetName(), ws.GetEndpoints())
 				continue
 			}
-			if err := insist(ctx, 20*time.Second, func(ctx context.Context) error { return answers(ctx, ws.GetEndpoints()[0].GetUrl()) }); err != nil {
+			if err := insist(ctx, "its endpoint", 20*time.Second, func(ctx context.Context) error { return answers(ctx, ws.GetEndpoints()[0].GetUrl()) }); err != nil {
 				t.Errorf("workspace %s is active and does not answer: %v", ws.GetName(), err)
 			}
 		case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
@@ -268,18 +268,19 @@ func judgeWorld(t *testing.T, c *cluster.Cluster) {
 	none("alarms", `SELECT name || ' ' || state || ' ' || alarm FROM recovery.identity WHERE alarm <> ''`)
 	none("identities shut", `SELECT name || ' ' || state FROM recovery.identity WHERE state IN ('held', 'quarantined', 'fenced')`)
 	none("enrolments in flight", `SELECT node_id::text FROM recovery.enrollment WHERE state = 'claimed'`)
-	none("events without a number", `SELECT kind FROM events.event WHERE pos IS NULL`)
+	none("events without a number", `SELECT e.kind FROM events.event e
+		WHERE NOT EXISTS (SELECT FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq)`)
 	judgeProjections(t, c, mesh)
 	t.Logf("at rest: %d workspaces, %d active; %d boxes launched, %d live; %d tasks", len(list), active, launched, len(live),
 		len(column(t, mesh, `SELECT task_id::text FROM lifecycle.task`)))
 }
 
 // judgeProjections compares what people are told with what the owners know.
-func judgeProjections(t *testing.T, c *cluster.Cluster, mesh *pgx.Conn) {
+func judgeProjections(t test, c *cluster.Cluster, mesh *pgx.Conn) {
 	t.Helper()
 	compare := func(what, sql string, told func(ctx context.Context) ([]string, error)) {
 		t.Helper()
-		if err := insist(testkit.Context(t), 30*time.Second, func(ctx context.Context) error {
+		t.want(what+" to be told as they are", 30*time.Second, func(ctx context.Context) error {
 			got, err := told(ctx)
 			if err != nil {
 				return err
@@ -291,9 +292,7 @@ func judgeProjections(t *testing.T, c *cluster.Cluster, mesh *pgx.Conn) {
 				return fmt.Errorf("-truth +told: %s", diff)
 			}
 			return nil
-		}); err != nil {
-			t.Errorf("%s are not as they are told: %v", what, err)
-		}
+		})
 	}
 	compare("workspaces", `SELECT concat_ws(' ', id, name, state, epoch, version) FROM lifecycle.workspace`, func(context.Context) ([]string, error) {
 		var out []string
@@ -362,7 +361,7 @@ func judgeProjections(t *testing.T, c *cluster.Cluster, mesh *pgx.Conn) {
 			}
 		}
 	})
-	resp, err := c.Client.Query.GetStatus(testkit.Context(t), &readmodelv1.GetStatusRequest{})
+	resp, err := c.Client.Query.GetStatus(t.ctx, &readmodelv1.GetStatusRequest{})
 	if err != nil {
 		t.Error(err)
 	}
@@ -372,7 +371,7 @@ func judgeProjections(t *testing.T, c *cluster.Cluster, mesh *pgx.Conn) {
 }
 
 // hits are the kill points that processes died at, with their pids.
-func hits(t *testing.T, c *cluster.Cluster) (points map[string]int, pids map[int]bool) {
+func hits(t test, c *cluster.Cluster) (points map[string]int, pids map[int]bool) {
 	t.Helper()
 	points, pids = map[string]int{}, map[int]bool{}
 	data, err := os.ReadFile(filepath.Join(filepath.Dir(c.Plan.BoxDir), hitsFile))
@@ -392,7 +391,7 @@ func hits(t *testing.T, c *cluster.Cluster) (points map[string]int, pids map[int
 }
 
 // judgeLogs holds that no program ended by a fault of its own: every end was a kill of ours, and nobody panicked.
-func judgeLogs(t *testing.T, c *cluster.Cluster, killed map[int]bool) {
+func judgeLogs(t test, c *cluster.Cluster, killed map[int]bool) {
 	t.Helper()
 	_, pids := hits(t, c)
 	for _, p := range c.Processes() {

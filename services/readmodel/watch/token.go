@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -41,10 +42,7 @@ func checkResume(ctx context.Context, q pg.Querier, from, to int64, most int) er
 	if from > to {
 		return errExpired("it is ahead of the projection")
 	}
-	var known bool
-	var behind int
-	err := q.QueryRow(ctx, `SELECT $1 = 0 OR EXISTS (SELECT FROM events.event e WHERE e.pos = $1),
-		(SELECT count(*) FROM (SELECT FROM events.event e WHERE e.pos > $1 AND e.pos <= $2 LIMIT $3) x)`, from, to, most+1).Scan(&known, &behind)
+	known, behind, err := events.Between(ctx, q, from, to, most)
 	switch {
 	case err != nil:
 		return fmt.Errorf("check resume token: %w", err)
