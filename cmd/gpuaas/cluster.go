@@ -35,13 +35,13 @@ func newClusterUpCommand() *cobra.Command {
 	var level, contextName string
 	cmd := &cobra.Command{
 		Use: "up", Short: "Start every service as a process of its own, and keep them running until Ctrl-C", Args: noArgs,
-		Long: "up runs the topology of a production mesh as separate processes: each service by its own command and configuration file, nodeapi in\n" +
-			"replicas behind a TCP balancer, agents, Postgres and Redis. Whatever ends by itself is started again, so kill what you like.\n" +
-			"The node authority is embedded in recovery here, and the balancer stands where an ingress would.",
+		Long: "up runs the topology of a production mesh as separate processes: each service by its own command and configuration file, in replicas\n" +
+			"behind TCP balancers, agents, Postgres and Redis. Whatever ends by itself is started again, so kill what you like.\n" +
+			"The node authority is embedded in recovery here, and the balancers stand where an ingress would.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return runCluster(cmd, cfg, level, contextName) },
 	}
 	f := cmd.Flags()
-	f.IntVar(&cfg.Replicas, "replicas", 2, "replicas of nodeapi")
+	f.IntVar(&cfg.Replicas, "replicas", 2, "replicas of each service")
 	f.IntVar(&cfg.Nodes, "nodes", 3, "how many node agents to run")
 	f.StringVar(&cfg.Dir, "data-dir", "", "directory of data, identities and logs (default: `cluster` beside that of dev)")
 	f.StringVar(&cfg.Console, "console-addr", "", "where people and their clients connect (default: a free port)")
@@ -127,7 +127,7 @@ func tellCluster(cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, con
 	fmt.Fprintf(out, "API:       https://%s   context: %s\n", c.Plan.Addresses.Console, contextName)
 	fmt.Fprintf(out, "Node API:  %s mTLS, %d replicas   Enrolment: https://%s\n", c.Plan.Addresses.Agents, len(c.NodeAPI), c.Plan.Addresses.Enroll)
 	for _, p := range c.Processes() {
-		fmt.Fprintf(out, "Process:   %-10s pid %-7d http://%s/readyz\n", p.Name, p.PID(), p.Ops)
+		fmt.Fprintf(out, "Process:   %-12s pid %-7d http://%s/readyz\n", p.Name, p.PID(), p.Ops)
 	}
 	for _, a := range c.Nodes {
 		fmt.Fprintf(out, "Agent:     %-10s pid %d\n", a.Name(), a.PID())

@@ -11,20 +11,21 @@ import (
 	"time"
 )
 
-// balancer stands before the replicas of nodeapi and passes bytes on. It opens no TLS: agents and replicas prove themselves to each other.
+// balancer stands before the replicas of a service and passes bytes on. It opens no TLS: clients and replicas prove themselves to each other.
 type balancer struct {
+	addr     string
 	listener net.Listener
 	backends []string
 	next     atomic.Uint64
 	conns    sync.WaitGroup
 }
 
-func newBalancer(ctx context.Context, addr string, backends []string) (*balancer, error) {
+func newBalancer(ctx context.Context, addr string, backends ...string) (*balancer, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen for agents: %w", err)
+		return nil, fmt.Errorf("listen before replicas: %w", err)
 	}
-	return &balancer{listener: l, backends: backends}, nil
+	return &balancer{addr: addr, listener: l, backends: backends}, nil
 }
 
 // run passes connections on until ctx ends, which cuts them all.
@@ -38,7 +39,7 @@ func (b *balancer) run(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("accept agent: %w", err)
+			return fmt.Errorf("accept at %s: %w", b.addr, err)
 		}
 		b.conns.Go(func() { b.pass(ctx, conn) })
 	}
@@ -59,17 +60,17 @@ func (b *balancer) dial(ctx context.Context) (net.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-func (b *balancer) pass(ctx context.Context, agent net.Conn) {
-	defer agent.Close()
+func (b *balancer) pass(ctx context.Context, client net.Conn) {
+	defer client.Close()
 	replica, err := b.dial(ctx)
 	if err != nil {
-		return // the agent sees a closed connection, as from any load balancer without a healthy backend
+		return // the client sees a closed connection, as from any load balancer without a healthy backend
 	}
 	defer replica.Close()
-	stop := context.AfterFunc(ctx, func() { _, _ = agent.Close(), replica.Close() })
+	stop := context.AfterFunc(ctx, func() { _, _ = client.Close(), replica.Close() })
 	defer stop()
 	var both sync.WaitGroup
-	for _, way := range [][2]net.Conn{{agent, replica}, {replica, agent}} {
+	for _, way := range [][2]net.Conn{{client, replica}, {replica, client}} {
 		both.Go(func() {
 			_, _ = io.Copy(way[0], way[1]) // either side may end at any time
 			// Half a connection is no use to a stream: when one side is gone, both are.

@@ -1,5 +1,5 @@
-// Package cluster is a mesh of separate processes on one machine: each service as `gpuaas <service> --config FILE`, nodeapi in several replicas behind a
-// TCP balancer, agents, Postgres and Redis, each of which can be killed and started by itself.
+// Package cluster is a mesh of separate processes on one machine: each service as `gpuaas <service> --config FILE` in several replicas, TCP balancers
+// before them, agents, Postgres and Redis, each of which can be killed and started by itself.
 //
 // It owns a directory and child processes. It believes a process to be ready when its own /readyz says so. It knows the services by their binaries and the
 // public API only. Guarantees: what it started ends with it; what ends by itself while Keep runs is started again.
@@ -12,6 +12,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/app"
@@ -40,7 +42,7 @@ const (
 type Config struct {
 	Dir      string // absolute; servers and workloads run as other users and must be able to traverse it
 	Programs string // directory of gpuaas and gpuaas-node-agent
-	Replicas int    // of nodeapi
+	Replicas int    // of each service
 	Nodes    int
 	GPUs     int      // simulated, on each node
 	Env      []string // of all processes and agents
@@ -60,12 +62,11 @@ type Cluster struct {
 	Stores   *stores.Stores
 	Client   *person.Client // an operator
 
-	Recovery, Lifecycle, Readmodel *Process
-	NodeAPI                        []*Process
-	Nodes                          []*agents.Agent
+	Recovery, Lifecycle, Readmodel, NodeAPI []*Process // the replicas
+	Nodes                                   []*agents.Agent
 
-	token    string
-	balancer *balancer
+	token     string
+	balancers []*balancer
 }
 
 // New makes the directory, starts the stores and renders the configurations. No service runs before Start.
@@ -160,44 +161,66 @@ func (c *Cluster) admit(ctx context.Context) error {
 // Token is the operator's bearer token.
 func (c *Cluster) Token() string { return c.token }
 
-// render writes the configuration of every process.
+// render writes the configuration of every process, and sets a balancer before the replicas at each address by which somebody knows them.
 func (c *Cluster) render(ctx context.Context) error {
-	free, err := ports.Free(ctx, 3+2*c.cfg.Replicas)
-	if err != nil {
-		return err
-	}
-	if c.Recovery, err = newProcess(c, material.Recovery, material.Recovery, free[0], c.Plan.Recovery(free[0])); err != nil {
-		return err
-	}
-	if c.Lifecycle, err = newProcess(c, material.Lifecycle, material.Lifecycle, free[1], c.Plan.Lifecycle(free[1])); err != nil {
-		return err
-	}
-	if c.Readmodel, err = newProcess(c, material.Readmodel, material.Readmodel, free[2], c.Plan.Readmodel(free[2], nil)); err != nil {
-		return err
-	}
-	var backends []string
 	for i := range c.cfg.Replicas {
-		ops, listen := free[3+2*i], free[4+2*i]
-		replica, err := newProcess(c, fmt.Sprintf("%s-%d", material.NodeAPI, i+1), material.NodeAPI, ops, c.Plan.NodeAPI(listen, ops))
-		if err != nil {
+		if err := c.renderReplica(ctx, i+1); err != nil {
 			return err
 		}
-		c.NodeAPI = append(c.NodeAPI, replica)
-		backends = append(backends, listen)
 	}
-	c.balancer, err = newBalancer(ctx, c.Plan.Addresses.Agents, backends)
-	return err
+	return nil
 }
 
-func newProcess[C any](c *Cluster, name, service, ops string, cfg C) (*Process, error) {
+func (c *Cluster) renderReplica(ctx context.Context, n int) error {
+	const services, listeners = 4, 5
+	free, err := ports.Free(ctx, services+listeners)
+	if err != nil {
+		return err
+	}
+	ops, listen := free[:services], free[services:]
+	recovery, lifecycle, readmodel := c.Plan.Recovery(ops[0]), c.Plan.Lifecycle(ops[1]), c.Plan.Readmodel(ops[2], nil)
+	recovery.Listen, recovery.EnrollListen, lifecycle.Listen, readmodel.PeopleListen = listen[0], listen[1], listen[2], listen[3]
+	for i, addr := range []string{c.Plan.Addresses.Recovery, c.Plan.Addresses.Enroll, c.Plan.Addresses.Lifecycle, c.Plan.Addresses.Console, c.Plan.Addresses.Agents} {
+		if err := c.balance(ctx, addr, listen[i]); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		add(c, &c.Recovery, material.Recovery, n, ops[0], recovery),
+		add(c, &c.Lifecycle, material.Lifecycle, n, ops[1], lifecycle),
+		add(c, &c.Readmodel, material.Readmodel, n, ops[2], readmodel),
+		add(c, &c.NodeAPI, material.NodeAPI, n, ops[3], c.Plan.NodeAPI(listen[4], ops[3])),
+	)
+}
+
+// balance lets connections to addr go to backend too.
+func (c *Cluster) balance(ctx context.Context, addr, backend string) error {
+	for _, b := range c.balancers {
+		if b.addr == addr {
+			b.backends = append(b.backends, backend)
+			return nil
+		}
+	}
+	b, err := newBalancer(ctx, addr, backend)
+	if err != nil {
+		return err
+	}
+	c.balancers = append(c.balancers, b)
+	return nil
+}
+
+// add makes the n-th replica of a service.
+func add[C any](c *Cluster, to *[]*Process, service string, n int, ops string, cfg C) error {
+	name := fmt.Sprintf("%s-%d", service, n)
 	file, err := topology.Write(c.Material, name, cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &Process{
-		Name: name, Ops: ops, service: service, binary: filepath.Join(c.cfg.Programs, "gpuaas"), config: file, log: filepath.Join(c.logDir(), name+".log"),
+	*to = append(*to, &Process{
+		Name: name, Service: service, Ops: ops, binary: filepath.Join(c.cfg.Programs, "gpuaas"), config: file, log: filepath.Join(c.logDir(), name+".log"),
 		env: c.cfg.Env, logger: c.logger, changed: make(chan struct{}, 1),
-	}, nil
+	})
+	return nil
 }
 
 func (c *Cluster) furnish(ctx context.Context) error {
@@ -223,15 +246,12 @@ func (c *Cluster) furnish(ctx context.Context) error {
 
 // Processes are those of the services, in the order in which they are started.
 func (c *Cluster) Processes() []*Process {
-	return append([]*Process{c.Recovery, c.Lifecycle, c.Readmodel}, c.NodeAPI...)
+	return slices.Concat(c.Recovery, c.Lifecycle, c.Readmodel, c.NodeAPI)
 }
 
 // Start starts all services and waits until they are ready, then enrols and starts the agents and waits until they are connected.
 func (c *Cluster) Start(ctx context.Context) error {
 	for _, p := range c.Processes() {
-		if p == nil {
-			continue
-		}
 		if err := p.Start(); err != nil {
 			return err
 		}
@@ -267,17 +287,17 @@ func (c *Cluster) AwaitNodes(ctx context.Context) error {
 		return err
 	}
 	if n < len(c.Nodes) {
-		return fmt.Errorf("%d of %d agents are connected after a minute; their logs are below %s", n, len(c.Nodes), c.agentsDir())
+		return fmt.Errorf("%d of %d agents are connected after a minute:\n%s", n, len(c.Nodes), c.Tails(15))
 	}
 	return nil
 }
 
-// Keep passes agents' connections on, and starts again whatever ends by itself: services, agents and stores. It runs until ctx ends, and must run from
+// Keep passes connections on to the replicas, and starts again whatever ends by itself: services, agents and stores. It runs until ctx ends, and must run from
 // before Start.
 func (c *Cluster) Keep(ctx context.Context) error {
-	tasks := []app.Task{
-		{Name: "balancer", Run: c.balancer.run},
-		{Name: "stores", Run: c.Stores.Keep},
+	tasks := []app.Task{{Name: "stores", Run: c.Stores.Keep}}
+	for _, b := range c.balancers {
+		tasks = append(tasks, app.Task{Name: "balancer " + b.addr, Run: b.run})
 	}
 	for _, p := range c.Processes() {
 		tasks = append(tasks, app.Task{Name: p.Name, Run: p.keep})
@@ -301,12 +321,14 @@ func (c *Cluster) Close(ctx context.Context) error {
 	for _, a := range c.Nodes {
 		errs = append(errs, a.Stop(ctx))
 	}
-	// The balancer has ended with Keep, so the replicas have no streams to drain.
-	for _, p := range append(append([]*Process{}, c.NodeAPI...), c.Readmodel, c.Lifecycle, c.Recovery) {
-		if p != nil {
-			errs = append(errs, p.Stop(ctx))
-		}
+	// The balancers have ended with Keep, so the replicas have no streams to drain and need not wait for each other.
+	var stopping sync.WaitGroup
+	stops := make([]error, len(c.Processes()))
+	for i, p := range c.Processes() {
+		stopping.Go(func() { stops[i] = p.Stop(ctx) })
 	}
+	stopping.Wait()
+	errs = append(errs, stops...)
 	if c.Plan.BoxDir != "" {
 		driver, err := c.Boxes()
 		if err == nil {
@@ -319,8 +341,8 @@ func (c *Cluster) Close(ctx context.Context) error {
 	if c.Client != nil {
 		c.Client.Close()
 	}
-	if c.balancer != nil {
-		_ = c.balancer.listener.Close() // Keep may have closed it
+	for _, b := range c.balancers {
+		_ = b.listener.Close() // Keep may have closed it
 	}
 	if c.Stores != nil {
 		errs = append(errs, c.Stores.Stop(ctx))

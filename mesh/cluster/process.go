@@ -8,39 +8,47 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/child"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
 // Process is one process of a service. It is started by Start and, while Keep runs, again whenever it ends by itself.
 type Process struct {
-	Name string // of the process: `recovery`, `nodeapi-2`
-	Ops  string // where its metrics and health are
+	Name    string // of the process: `recovery-1`, `nodeapi-2`
+	Service string // that it is a replica of
+	Ops     string // host:port of its metrics and health
 
-	binary, config, log, service string
-	env                          []string
-	logger                       *slog.Logger
+	binary, config, log string
+	env                 []string
+	logger              *slog.Logger
 
-	mu      sync.Mutex
-	process *child.Process
-	before  func() []string
-	exits   []Exit
-	wanted  bool
-	starts  int
-	changed chan struct{} // gets a value when there is another process to watch
+	mu       sync.Mutex
+	process  *child.Process
+	replicas map[int]string // ids of the incarnations by pid
+	before   func() []string
+	exits    []Exit
+	wanted   bool
+	starts   int
+	changed  chan struct{} // gets a value when there is another process to watch
 }
 
 // Exit is one end of a process.
 type Exit struct {
-	PID   int
-	At    time.Time
-	Cause string // as the system tells it: `signal: killed`, `exit status 1`
+	PID     int
+	Replica string // the id under which it held leases and sessions
+	At      time.Time
+	Cause   string // as the system tells it: `signal: killed`, `exit status 1`
 }
+
+// killed is the cause of an end that came from outside, or from a kill point.
+const killed = "signal: killed"
 
 // BeforeStart sets what every later start asks for additions to its environment. It replaces an earlier one; nil means none.
 func (p *Process) BeforeStart(ask func() []string) {
@@ -78,16 +86,24 @@ func (p *Process) startLocked(env []string) error {
 		return fmt.Errorf("open log of %s: %w", p.Name, err)
 	}
 	defer log.Close()
-	full := append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, p.env...)
+	// Every incarnation is another replica, as where pods are replaced: none finds the leases of the one before it under its own name.
+	replica := ids.New()
+	full := append([]string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "GPUAAS_" + strings.ToUpper(p.Service) + "_REPLICA_ID=" + replica,
+	}, p.env...)
 	if p.before != nil {
 		full = append(full, p.before()...)
 	}
 	p.process, err = child.Start(child.Spec{
-		Path: p.binary, Args: []string{p.service, "--config", p.config}, Env: append(full, env...), Dir: "/", Output: log, DeathSignal: syscall.SIGTERM,
+		Path: p.binary, Args: []string{p.Service, "--config", p.config}, Env: append(full, env...), Dir: "/", Output: log, DeathSignal: syscall.SIGTERM,
 	})
 	if err != nil {
 		return err
 	}
+	if p.replicas == nil {
+		p.replicas = map[int]string{}
+	}
+	p.replicas[p.process.PID()] = replica
 	p.starts++
 	select {
 	case p.changed <- struct{}{}:
@@ -139,6 +155,13 @@ func (p *Process) Kill9() error {
 	}
 	<-process.Done()
 	return nil
+}
+
+// LetDie lets the next end of the process be its last until Start is called.
+func (p *Process) LetDie() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = false
 }
 
 // Stop ends the process in order, and it stays ended.
@@ -206,7 +229,7 @@ func (p *Process) record(ended *child.Process) {
 	if n := len(p.exits); n > 0 && p.exits[n-1].PID == ended.PID() {
 		return
 	}
-	p.exits = append(p.exits, Exit{PID: ended.PID(), At: time.Now(), Cause: cause})
+	p.exits = append(p.exits, Exit{PID: ended.PID(), Replica: p.replicas[ended.PID()], At: time.Now(), Cause: cause})
 }
 
 // Ready asks the process whether it is ready.
@@ -228,7 +251,18 @@ func (p *Process) Ready(ctx context.Context) error {
 	return nil
 }
 
-// AwaitReady waits until the process is ready. When ctx ends or readyWithin has passed it fails with the last answer and the end of the process's log.
+// Broken says that the process ends by itself again and again, which no waiting mends.
+func (p *Process) Broken() error {
+	const often = 3
+	exits := slices.DeleteFunc(p.Exits(), func(e Exit) bool { return e.Cause == killed })
+	if len(exits) < often {
+		return nil
+	}
+	return fmt.Errorf("%s has ended by itself %d times, last: %s; its log, %s, ends with:\n%s", p.Name, len(exits), exits[len(exits)-1].Cause, p.log, Tail(p.log, 20))
+}
+
+// AwaitReady waits until the process is ready. It fails with the last answer and the end of the process's log when ctx ends, when readyWithin has passed, and
+// at once when the process cannot live.
 func (p *Process) AwaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("%s is not ready after %s", p.Name, readyWithin))
 	defer cancel()
@@ -237,21 +271,14 @@ func (p *Process) AwaitReady(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
+		if broken := p.Broken(); broken != nil {
+			return errors.Join(broken, err)
+		}
 		if !app.Sleep(ctx, 25*time.Millisecond) {
-			return errors.Join(context.Cause(ctx), err, fmt.Errorf("its log, %s, ends with:\n%s", p.log, tail(p.log)))
+			return errors.Join(context.Cause(ctx), err, fmt.Errorf("its log, %s, ends with:\n%s", p.log, Tail(p.log, 20)))
 		}
 	}
 }
 
 // readyWithin is many times what a service needs on a busy machine.
 const readyWithin = 2 * time.Minute
-
-// tail is the end of a log, for people.
-func tail(file string) string {
-	const most = 2048
-	text, err := os.ReadFile(file) //nolint:gosec // a log that we have opened
-	if err != nil {
-		return err.Error()
-	}
-	return string(text[max(0, len(text)-most):])
-}

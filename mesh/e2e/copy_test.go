@@ -10,15 +10,14 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // TestACopyIsFoundAcrossAKill starts a copy of a machine's identity beside the original. Both must be held, even if recovery dies as it is told.
-func TestACopyIsFoundAcrossAKill(t *testing.T) {
-	testkit.IO(t)
-	ctx := testkit.Context(t)
-	c := start(t, cluster.Config{Nodes: 1, Replicas: 1, Env: []string{"GPUAAS_FAILPOINTS=recovery.report_challenge.*=kill", "GPUAAS_NODEAPI_OPEN_EVERY=200ms"}})
+func TestACopyIsFoundAcrossAKill(tt *testing.T) {
+	t := within(tt, 2*time.Minute)
+	ctx := t.ctx
+	c := start(t, cluster.Config{Nodes: 1, Env: []string{"GPUAAS_FAILPOINTS=recovery.report_challenge.*=kill", "GPUAAS_NODEAPI_OPEN_EVERY=200ms"}})
 	before := machines(t, c)
 	root := filepath.Dir(c.Plan.BoxDir)
 	copied := filepath.Join(root, "agents", "copy")
@@ -44,15 +43,13 @@ func TestACopyIsFoundAcrossAKill(t *testing.T) {
 		_ = clone.Wait()
 	})
 	mesh := database(t, c, pg.DatabaseMesh)
-	if err := insist(ctx, time.Minute, func(context.Context) error {
+	t.want("both holders to be held", time.Minute, func(context.Context) error {
 		got := column(t, mesh, `SELECT state || ' ' || alarm FROM recovery.identity WHERE node_id = $1::uuid`, before["n1"])
 		if len(got) != 1 || got[0] != "held cloned_identity_detected" {
 			return fmt.Errorf("the node is %v", got)
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 	t.Logf("the copy is found after %.1f s", time.Since(began).Seconds())
 	if points, _ := hits(t, c); points["recovery.report_challenge.before_commit"] == 0 {
 		t.Error("recovery was not killed as it was told of the answer")

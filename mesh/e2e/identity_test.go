@@ -13,7 +13,6 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
@@ -25,9 +24,9 @@ var whole = []string{
 
 // TestAnAgentSurvivesBetweenAnyTwoFsyncs kills a machine's agent and recovery and nodeapi at each of their points of enrolment, opening, working and
 // renewing. The machine must stay the node that it was, without an alarm.
-func TestAnAgentSurvivesBetweenAnyTwoFsyncs(t *testing.T) {
-	testkit.IO(t)
-	ctx := testkit.Context(t)
+func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
+	t := within(tt, 4*time.Minute)
+	ctx := t.ctx
 	c := start(t, cluster.Config{
 		Nodes: 1, Replicas: 1, Policy: map[string]string{"node.certificate_ttl_seconds": "70", "node.task_stale_sweep_interval_seconds": "2"},
 		Env: []string{
@@ -70,14 +69,12 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(t *testing.T) {
 		_, _ = c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: "n1"})
 		awaitSettled(t, c, time.Minute, w)
 		if !w.doomed {
-			if err := insist(ctx, 30*time.Second, func(ctx context.Context) error {
+			t.want("the decommission of "+w.name, 30*time.Second, func(ctx context.Context) error {
 				_, err := c.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
 					Workspace: w.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "its turn is over", IdempotencyKey: "end-" + w.key,
 				})
 				return err
-			}); err != nil {
-				t.Error(err)
-			}
+			})
 		}
 	}
 	if left := missing(); len(left) > 0 {
@@ -89,16 +86,14 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(t *testing.T) {
 	}
 	t.Logf("%d kill points in %.0f s", len(points), time.Since(began).Seconds())
 	awaitSettled(t, c, time.Minute)
-	if err := insist(ctx, time.Minute, func(context.Context) error {
+	t.want("all workspaces to be gone", time.Minute, func(context.Context) error {
 		for _, ws := range workspaces(t, c) {
 			if s := ws.GetState(); s == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || !settled(s) {
 				return fmt.Errorf("%s is %s", ws.GetName(), s)
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 	healed(t, c, before)
 	quiet(t, c)
 	judgeWishes(t, c, all)

@@ -17,13 +17,12 @@ import (
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/cluster"
 	"github.com/gpuaas/mesh/mesh/meshtest"
 )
 
 // cli answers a function that runs the client's program as a person would.
-func cli(t *testing.T, c *cluster.Cluster) func(args ...string) []byte {
+func cli(t test, c *cluster.Cluster) func(args ...string) []byte {
 	t.Helper()
 	roots, err := pki.ReadFile(c.Material.ServiceRoots())
 	if err != nil {
@@ -37,7 +36,7 @@ func cli(t *testing.T, c *cluster.Cluster) func(args ...string) []byte {
 	}
 	return func(args ...string) []byte {
 		t.Helper()
-		cmd := exec.CommandContext(testkit.Context(t), filepath.Join(meshtest.Programs(t), "gpuaas"), args...) //nolint:gosec // our own program
+		cmd := exec.CommandContext(t.ctx, filepath.Join(meshtest.Programs(t), "gpuaas"), args...) //nolint:gosec // our own program
 		cmd.Env = append(os.Environ(), contexts.EnvPath+"="+file)
 		out, err := cmd.Output()
 		if err != nil {
@@ -71,9 +70,9 @@ func answers(ctx context.Context, url string) error {
 	return nil
 }
 
-func TestAWorkspaceIsProvisionedByTheRealPrograms(t *testing.T) {
-	testkit.IO(t)
-	ctx := testkit.Context(t)
+func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
+	t := within(tt, 2*time.Minute)
+	ctx := t.ctx
 	c := start(t, cluster.Config{Nodes: 1, GPUs: 2})
 	run := cli(t, c)
 	run("tenants", "create", "acme")
@@ -102,7 +101,7 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(t *testing.T) {
 			State string `json:"state"`
 		} `json:"transitions"`
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	t.must("the probe to succeed", 10*time.Second, func(context.Context) error {
 		if err := json.Unmarshal(run("tasks", "get", task.TaskID, "-o", "json"), &shown); err != nil {
 			return err
 		}
@@ -119,26 +118,23 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(t *testing.T) {
 		t.Errorf("the probe's states: %s", diff)
 	}
 	run("workspaces", "decommission", "demo2", "--reason", "the test is over")
-	testkit.Eventually(t, 30*time.Second, func() error {
+	t.must("the workspace to be decommissioned", 30*time.Second, func(context.Context) error {
 		if s := workspace(t, c, "acme/demo2").GetState().String(); s != "WORKSPACE_STATE_DECOMMISSIONED" {
 			return fmt.Errorf("the workspace is %s", s)
 		}
 		return nil
 	})
-	mustBeHealed(t, c)
+	judgeWorld(t, c)
+	judgeLogs(t, c, nil)
 }
 
-func workspace(t *testing.T, c *cluster.Cluster, name string) *readmodelv1.Workspace {
+func workspace(t test, c *cluster.Cluster, name string) *readmodelv1.Workspace {
 	t.Helper()
 	var ws *readmodelv1.Workspace
-	if err := insist(testkit.Context(t), 10*time.Second, func(ctx context.Context) error {
+	t.must("an answer about "+name, 10*time.Second, func(ctx context.Context) error {
 		resp, err := c.Client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: name})
 		ws = resp.GetWorkspace()
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return ws
 }
-
-func mustBeHealed(*testing.T, *cluster.Cluster) {}

@@ -14,14 +14,13 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // TestAHundredCreatesOfOneNameAreOneOperation holds single-flight, and that the lock store's loss costs latency only.
-func TestAHundredCreatesOfOneNameAreOneOperation(t *testing.T) {
-	testkit.IO(t)
-	ctx := testkit.Context(t)
+func TestAHundredCreatesOfOneNameAreOneOperation(tt *testing.T) {
+	t := within(tt, 3*time.Minute)
+	ctx := t.ctx
 	// The create is held open until all have asked.
 	c := start(t, cluster.Config{Env: []string{"GPUAAS_BOX_FAILPOINTS=agent.run.before_handler=sleep:1s"}})
 	createTenant(t, c)
@@ -46,7 +45,7 @@ func TestAHundredCreatesOfOneNameAreOneOperation(t *testing.T) {
 		},
 		{name: "killed", disturb: func() error { return syscall.Kill(c.Stores.Redis.PID(), syscall.SIGKILL) }},
 	} {
-		t.Run(tc.name, func(t *testing.T) { joinOne(t, c, "one-"+tc.name, tc.disturb, tc.mend) })
+		t.run(tc.name, func(t test) { joinOne(t, c, "one-"+tc.name, tc.disturb, tc.mend) })
 	}
 	awaitSettled(t, c, time.Minute)
 	if launched, _ := judgeLedger(t, c); launched != 4 {
@@ -56,10 +55,10 @@ func TestAHundredCreatesOfOneNameAreOneOperation(t *testing.T) {
 	judgeLogs(t, c, killed)
 }
 
-func joinOne(t *testing.T, c *cluster.Cluster, name string, disturb, mend func() error) {
+func joinOne(t test, c *cluster.Cluster, name string, disturb, mend func() error) {
 	t.Helper()
 	const callers = 100
-	ctx := testkit.Context(t)
+	ctx := t.ctx
 	type answer struct {
 		op  *lifecyclev1.Operation
 		err error
@@ -116,7 +115,7 @@ func joinOne(t *testing.T, c *cluster.Cluster, name string, disturb, mend func()
 	if !fault.Has(err, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) {
 		t.Errorf("another spec is answered %v", err)
 	}
-	if err := insist(ctx, 30*time.Second, func(ctx context.Context) error {
+	t.want(name+" to be active", 30*time.Second, func(ctx context.Context) error {
 		resp, err := c.Client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: tenant + "/" + name})
 		if err != nil {
 			return err
@@ -125,8 +124,6 @@ func joinOne(t *testing.T, c *cluster.Cluster, name string, disturb, mend func()
 			return fmt.Errorf("the workspace is %s", s)
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 	t.Logf("%d creates: %d operation, %d joined, all answered within %.2f s", callers, len(operations), joined, took.Seconds())
 }

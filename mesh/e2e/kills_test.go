@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,7 +21,6 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 	"github.com/gpuaas/mesh/mesh/reap"
@@ -47,9 +45,9 @@ var elsewhere = map[string]string{
 }
 
 // literals are the kill points that stand in the source of a part of the tree.
-func literals(t *testing.T, dir string) []string {
+func literals(t test, dir string) []string {
 	t.Helper()
-	out, err := exec.CommandContext(testkit.Context(t), "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `failpoint\.Hit\("[a-z_.]+"\)`, //nolint:gosec // our tree
+	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `failpoint\.Hit\("[a-z_.]+"\)`, //nolint:gosec // our tree
 		filepath.Join("..", "..", dir)).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -64,92 +62,28 @@ func literals(t *testing.T, dir string) []string {
 }
 
 // machines are the ids of the enrolled machines by name.
-func machines(t *testing.T, c *cluster.Cluster) map[string]string {
+func machines(t test, c *cluster.Cluster) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, a := range c.Nodes {
-		if err := insist(testkit.Context(t), 30*time.Second, func(ctx context.Context) error {
+		t.must("node "+a.Name(), 30*time.Second, func(ctx context.Context) error {
 			resp, err := c.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: a.Name()})
 			out[a.Name()] = resp.GetNode().GetNodeId()
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	return out
 }
 
-// recoveries measures how long each service takes from a crash until it is ready again.
-type recoveries struct {
-	mu   sync.Mutex
-	took map[string][]time.Duration
-}
-
-func (r *recoveries) watch(ctx context.Context, p *cluster.Process) {
-	seen := 0
-	for app.Sleep(ctx, 5*time.Millisecond) {
-		exits := p.Exits()
-		if len(exits) == seen {
-			continue
-		}
-		seen = len(exits)
-		for p.PID() == exits[seen-1].PID || p.Ready(ctx) != nil {
-			if !app.Sleep(ctx, 5*time.Millisecond) {
-				return
-			}
-			if len(p.Exits()) > seen {
-				break // it died again before it was ready
-			}
-		}
-		if len(p.Exits()) == seen {
-			r.mu.Lock()
-			r.took[p.Name] = append(r.took[p.Name], time.Since(exits[seen-1].At))
-			r.mu.Unlock()
-		}
-	}
-}
-
-func (r *recoveries) log(t *testing.T) {
-	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(r.took)) {
-		took := r.took[name]
-		slices.Sort(took)
-		t.Logf("crash to ready: %-10s %3d times, p50 %.2f s, max %.2f s", name, len(took), took[len(took)/2].Seconds(), took[len(took)-1].Seconds())
-	}
-}
-
-// watched runs do beside the measurement of recoveries and what else must go on meanwhile.
-func watched(t *testing.T, c *cluster.Cluster, beside ...func(context.Context)) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(testkit.Context(t))
-	var wg sync.WaitGroup
-	r := &recoveries{took: map[string][]time.Duration{}}
-	for _, p := range c.Processes() {
-		wg.Go(func() { r.watch(ctx, p) })
-	}
-	for _, b := range beside {
-		wg.Go(func() { b(ctx) })
-	}
-	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); wg.Wait(); r.log(t) }) }
-	t.Cleanup(stop)
-	return stop
-}
-
 // healed waits until every process is ready and every machine is connected under the id that it had.
-func healed(t *testing.T, c *cluster.Cluster, before map[string]string) {
+func healed(t test, c *cluster.Cluster, before map[string]string) {
 	t.Helper()
-	ctx := testkit.Context(t)
 	began := time.Now()
 	for _, p := range c.Processes() {
-		if err := insist(ctx, time.Minute, p.Ready); err != nil {
-			t.Error(err)
-		}
+		t.want(p.Name+" to be ready", time.Minute, p.Ready)
 	}
 	for name, id := range before {
-		if err := insist(ctx, time.Minute, func(ctx context.Context) error {
+		t.want(name+" to be connected", time.Minute, func(ctx context.Context) error {
 			resp, err := c.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: name})
 			if err != nil {
 				return err
@@ -162,16 +96,14 @@ func healed(t *testing.T, c *cluster.Cluster, before map[string]string) {
 				return fmt.Errorf("node %s is not connected: %s", name, n.GetReason())
 			}
 			return nil
-		}); err != nil {
-			t.Error(err)
-		}
+		})
 	}
 	t.Logf("healed: everything is ready and every machine connected after %.1f s", time.Since(began).Seconds())
 }
 
 // stir does what creates alone do not: it makes every other kind of request, so that their kill points are passed too. Whatever fails is asked again by
 // the next round.
-func stir(t *testing.T, c *cluster.Cluster, doomed func(i int)) func(context.Context) {
+func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) {
 	t.Helper()
 	return func(ctx context.Context) {
 		for i := 0; app.Sleep(ctx, 400*time.Millisecond); i++ {
@@ -190,7 +122,7 @@ func stir(t *testing.T, c *cluster.Cluster, doomed func(i int)) func(context.Con
 			}
 		}
 		// Nothing stays held by us.
-		_ = insist(context.WithoutCancel(ctx), time.Minute, func(ctx context.Context) error {
+		_ = insist(context.WithoutCancel(ctx), "the last reactivation", 20*time.Second, func(ctx context.Context) error {
 			_, err := c.Client.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{
 				Node: "n3", Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, Reason: "stir is over",
 			})
@@ -221,8 +153,8 @@ func wishes(prefix string, n int) []*wish {
 }
 
 // TestKillsAtEveryPointBetweenTwoEffects kills each service at each of its kill points while workspaces are created, and machines' agents at theirs.
-func TestKillsAtEveryPointBetweenTwoEffects(t *testing.T) {
-	testkit.IO(t)
+func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
+	t := within(tt, 5*time.Minute)
 	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
 	createTenant(t, c)
 	before := machines(t, c)
@@ -233,7 +165,7 @@ func TestKillsAtEveryPointBetweenTwoEffects(t *testing.T) {
 	killed := map[int]bool{}
 	for _, p := range c.Processes() {
 		p.BeforeStart(func() []string {
-			return []string{"GPUAAS_FAILPOINTS=" + kind(p) + ".*=kill", "GPUAAS_BOX_FAILPOINTS=agent.deliver.*=kill,agent.result.*=kill,agent.run.*=kill"}
+			return []string{"GPUAAS_FAILPOINTS=" + p.Service + ".*=kill", "GPUAAS_BOX_FAILPOINTS=agent.deliver.*=kill,agent.result.*=kill,agent.run.*=kill"}
 		})
 		killed[p.PID()] = true
 		if err := p.Kill9(); err != nil {
@@ -243,8 +175,8 @@ func TestKillsAtEveryPointBetweenTwoEffects(t *testing.T) {
 	var doomedMu sync.Mutex
 	var extra []*wish
 	var group sync.WaitGroup
-	ctx := testkit.Context(t)
-	stop := watched(t, c, stir(t, c, func(i int) {
+	ctx := t.ctx
+	measured, stop := watched(t, c, stir(t, c, func(i int) {
 		w := &wish{name: fmt.Sprintf("doomed-%03d", i), key: fmt.Sprintf("doomed-%03d", i), spec: doomedSpec(), doomed: true}
 		doomedMu.Lock()
 		extra = append(extra, w)
@@ -272,7 +204,7 @@ func TestKillsAtEveryPointBetweenTwoEffects(t *testing.T) {
 		t.Logf("round %d: %d points are to be hit after %.0f s", round, len(missing()), time.Since(began).Seconds())
 	}
 	// Points that only a rare request passes get a little longer.
-	_ = insist(ctx, 30*time.Second, func(context.Context) error {
+	_ = insist(ctx, "the points of rare requests", 30*time.Second, func(context.Context) error {
 		if left := missing(); len(left) > 0 {
 			return fmt.Errorf("%v", left)
 		}
@@ -294,21 +226,16 @@ func TestKillsAtEveryPointBetweenTwoEffects(t *testing.T) {
 		t.Errorf("%d of %d kill points were not hit: %v", len(left), len(want), left)
 	}
 	quiet(t, c)
+	measured.judge(t, 5)
 	judgeWishes(t, c, all)
 	judgeWorld(t, c)
 	judgeLogs(t, c, killed)
 }
 
-// kind is the service that a process is.
-func kind(p *cluster.Process) string {
-	name, _, _ := strings.Cut(p.Name, "-")
-	return name
-}
-
 // quiet waits until no task is in flight any more: what has no session expires.
-func quiet(t *testing.T, c *cluster.Cluster) {
+func quiet(t test, c *cluster.Cluster) {
 	t.Helper()
-	if err := insist(testkit.Context(t), 90*time.Second, func(ctx context.Context) error {
+	t.want("the last task to end", 90*time.Second, func(ctx context.Context) error {
 		resp, err := c.Client.Query.ListTasks(ctx, &readmodelv1.ListTasksRequest{PageSize: 500, CurrentOnly: true})
 		if err != nil {
 			return err
@@ -317,14 +244,12 @@ func quiet(t *testing.T, c *cluster.Cluster) {
 			return fmt.Errorf("%d tasks are in flight, such as %v", n, resp.GetItems()[0])
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 // TestKillsAtRandom kills anything at any time during 50 creates at once.
-func TestKillsAtRandom(t *testing.T) {
-	testkit.IO(t)
+func TestKillsAtRandom(tt *testing.T) {
+	t := within(tt, 4*time.Minute)
 	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
 	if s := os.Getenv("GPUAAS_E2E_SEED"); s != "" {
 		var err error
@@ -338,7 +263,7 @@ func TestKillsAtRandom(t *testing.T) {
 	createTenant(t, c)
 	before := machines(t, c)
 	killed, tally := map[int]bool{}, map[string]int{}
-	stop := watched(t, c, func(ctx context.Context) {
+	measured, stop := watched(t, c, func(ctx context.Context) {
 		for app.Sleep(ctx, time.Duration(300+random.IntN(900))*time.Millisecond) {
 			name, pid := victim(c, random)
 			if pid == 0 {
@@ -351,7 +276,7 @@ func TestKillsAtRandom(t *testing.T) {
 	})
 	all := wishes("w", 50)
 	began := time.Now()
-	ctx := testkit.Context(t)
+	ctx := t.ctx
 	if err := createAll(ctx, c, all); err != nil {
 		t.Error(err)
 	}
@@ -372,6 +297,7 @@ func TestKillsAtRandom(t *testing.T) {
 	healed(t, c, before)
 	t.Logf("settled: %v, %.1f s after the last kill", awaitSettled(t, c, 2*time.Minute), time.Since(heal).Seconds())
 	quiet(t, c)
+	measured.judge(t, 0)
 	judgeWishes(t, c, all)
 	judgeWorld(t, c)
 	judgeLogs(t, c, killed)

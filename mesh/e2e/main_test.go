@@ -8,7 +8,6 @@ package e2e_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -42,7 +41,7 @@ func TestMain(m *testing.M) {
 }
 
 // reapLater ends what is left below dir when this process has ended, by a process of its own.
-func reapLater(t *testing.T, dir string) {
+func reapLater(t test, dir string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
 	cmd.Env = append(os.Environ(), envReaper+"="+dir)
@@ -68,56 +67,54 @@ func end(ctx context.Context, dir string) error {
 }
 
 // start brings up a mesh that ends with the test.
-func start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
+func start(t test, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
-	ctx := testkit.Context(t)
 	cfg.Dir, cfg.Programs = meshtest.Dir(t), meshtest.Programs(t)
 	reapLater(t, cfg.Dir)
-	cfg.Env = append(cfg.Env, "GPUAAS_FAILPOINT_REPORT="+filepath.Join(cfg.Dir, hitsFile), "GPUAAS_LIFECYCLE_SAGA_LEASE=3s")
+	cfg.Env = append([]string{"GPUAAS_FAILPOINT_REPORT=" + filepath.Join(cfg.Dir, hitsFile), "GPUAAS_LIFECYCLE_SAGA_LEASE=3s"}, cfg.Env...)
 	if cfg.Replicas == 0 {
 		cfg.Replicas = 2
 	}
 	began := time.Now()
-	c, err := cluster.New(ctx, testkit.Logger(t), cfg)
+	c, err := cluster.New(t.ctx, testkit.Logger(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan error, 1)
+	outlast := context.WithoutCancel(t.ctx)
+	kept, cancel := context.WithCancel(outlast)
+	ended := make(chan error, 2)
 	go func() { ended <- c.Keep(kept) }()
+	go func() { ended <- watchOver(kept, t, c) }()
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the logs end with:\n%s", c.Tails(12))
+		}
 		cancel()
-		if err := <-ended; err != nil {
+		if err := errors.Join(<-ended, <-ended); err != nil {
 			t.Errorf("keep: %v", err)
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		ctx, cancel := context.WithTimeout(outlast, time.Minute)
 		defer cancel()
 		if err := c.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
-	if err := c.Start(ctx); err != nil {
+	if err := c.Start(t.ctx); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("a mesh of separate processes stands after %.1f s in %s", time.Since(began).Seconds(), cfg.Dir)
+	t.Logf("a mesh of %d processes and %d agents stands after %.1f s in %s", len(c.Processes()), len(c.Nodes), time.Since(began).Seconds(), cfg.Dir)
 	return c
 }
 
-// insist asks again until do succeeds or limit has passed; then the last error stands.
-func insist(ctx context.Context, limit time.Duration, do func(ctx context.Context) error) error {
-	deadline := time.Now().Add(limit)
-	for {
-		err := do(ctx)
-		if err == nil {
+// watchOver ends the test's context, and so all its waits, when a process cannot live.
+func watchOver(ctx context.Context, t test, c *cluster.Cluster) error {
+	for app.Sleep(ctx, 250*time.Millisecond) {
+		if err := c.Broken(); err != nil {
+			t.cancel(err)
 			return nil
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("not within %s: %w", limit, err)
-		}
-		if !app.Sleep(ctx, 50*time.Millisecond) {
-			return errors.Join(context.Cause(ctx), err)
-		}
 	}
+	return nil
 }
 
 // hitsFile is where processes note the kill points that they die at.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"testing"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -13,23 +12,20 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/cluster"
 )
 
 // tenant of all wishes.
 const tenant = "acme"
 
-func createTenant(t *testing.T, c *cluster.Cluster) {
+func createTenant(t test, c *cluster.Cluster) {
 	t.Helper()
-	if err := insist(testkit.Context(t), 30*time.Second, func(ctx context.Context) error {
+	t.must("the tenant", 30*time.Second, func(ctx context.Context) error {
 		_, err := c.Client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{
 			Name: tenant, Quota: &lifecyclev1.Quota{Workspaces: 1000, Gpus: 100, StorageBytes: 1 << 40},
 		})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // wish is one workspace that somebody wants, as the client knows it.
@@ -77,7 +73,7 @@ func (w *wish) create(ctx context.Context, c *cluster.Cluster) error {
 		return nil
 	}
 	for range 2 {
-		if err := insistUnlessFinal(ctx, 3*time.Minute, ask); err != nil {
+		if err := insistUnlessFinal(ctx, "an answer to the create of "+w.name, time.Minute, ask); err != nil {
 			return fmt.Errorf("create %s: %w", w.name, err)
 		}
 	}
@@ -87,9 +83,9 @@ func (w *wish) create(ctx context.Context, c *cluster.Cluster) error {
 // final is an error that asking again would not mend.
 type final struct{ error }
 
-func insistUnlessFinal(ctx context.Context, limit time.Duration, do func(context.Context) error) error {
+func insistUnlessFinal(ctx context.Context, what string, limit time.Duration, do func(context.Context) error) error {
 	var last error
-	err := insist(ctx, limit, func(ctx context.Context) error {
+	err := insist(ctx, what, limit, func(ctx context.Context) error {
 		last = do(ctx)
 		var f final
 		if errors.As(last, &f) || fault.Has(last, commonv1.Reason_REASON_INVALID_ARGUMENT) || fault.Has(last, commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN) {
@@ -112,7 +108,7 @@ func createAll(ctx context.Context, c *cluster.Cluster, wishes []*wish) error {
 }
 
 // judgeWishes holds that each wish has exactly one workspace, by the operation that it was answered, and that the doomed alone failed.
-func judgeWishes(t *testing.T, c *cluster.Cluster, wishes []*wish) {
+func judgeWishes(t test, c *cluster.Cluster, wishes []*wish) {
 	t.Helper()
 	byName := map[string][]*readmodelv1.Workspace{}
 	for _, ws := range workspaces(t, c) {

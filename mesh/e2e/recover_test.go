@@ -1,0 +1,271 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/material"
+)
+
+// resumedWithin is the budget from a driver's crash to the next transition of a run that it held, for 95 of 100.
+const resumedWithin = 20 * time.Second
+
+// recoveries measures how long each service takes from a crash until it is ready again, and how long the runs that a driver held stand still.
+type recoveries struct {
+	url string // of the database, as the administrator
+
+	mu      sync.Mutex
+	took    map[string][]time.Duration
+	held    []interruption
+	unknown []error // crashes of which nobody could tell what they interrupted
+}
+
+// interruption is one run that a driver held when it died.
+type interruption struct {
+	run   string
+	fence int64
+	at    time.Time
+}
+
+// watched runs do beside the measurement of recoveries and what else must go on meanwhile. The answer ends it, and may be called again.
+func watched(t test, c *cluster.Cluster, beside ...func(context.Context)) (r *recoveries, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.ctx)
+	var wg sync.WaitGroup
+	r = &recoveries{took: map[string][]time.Duration{}, url: databaseURL(t, c, pg.DatabaseMesh)}
+	for _, p := range c.Processes() {
+		seen := len(p.Exits())
+		wg.Go(func() { r.watchReady(ctx, p, seen) })
+		if p.Service == material.Lifecycle {
+			wg.Go(func() { r.watchRuns(ctx, p, seen) })
+		}
+	}
+	for _, b := range beside {
+		wg.Go(func() { b(ctx) })
+	}
+	stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	t.Cleanup(stop)
+	return r, stop
+}
+
+func (r *recoveries) watchReady(ctx context.Context, p *cluster.Process, seen int) {
+	for app.Sleep(ctx, 5*time.Millisecond) {
+		exits := p.Exits()
+		if len(exits) == seen {
+			continue
+		}
+		seen = len(exits)
+		for p.PID() == exits[seen-1].PID || p.Ready(ctx) != nil {
+			if !app.Sleep(ctx, 10*time.Millisecond) {
+				return
+			}
+			if len(p.Exits()) > seen {
+				break // it died again before it was ready
+			}
+		}
+		if len(p.Exits()) == seen {
+			r.mu.Lock()
+			r.took[p.Service] = append(r.took[p.Service], time.Since(exits[seen-1].At))
+			r.mu.Unlock()
+		}
+	}
+}
+
+// watchRuns asks after each end of a driver which runs it held. A lease outlives its holder, so the answer stands until another takes them over.
+func (r *recoveries) watchRuns(ctx context.Context, p *cluster.Process, seen int) {
+	for app.Sleep(ctx, 5*time.Millisecond) {
+		exits := p.Exits()
+		for _, exit := range exits[seen:] {
+			held, err := r.runsOf(ctx, exit)
+			r.mu.Lock()
+			r.held = append(r.held, held...)
+			if err != nil {
+				r.unknown = append(r.unknown, err)
+			}
+			r.mu.Unlock()
+		}
+		seen = len(exits)
+	}
+}
+
+// runsOf asks for no longer than a lease lasts, since Postgres may be down too.
+func (r *recoveries) runsOf(ctx context.Context, exit cluster.Exit) ([]interruption, error) {
+	var out []interruption
+	err := insist(ctx, "the runs of a dead driver", 2*time.Second, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, r.url)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close(ctx) }()
+		rows, err := conn.Query(ctx, `SELECT id::text, fence FROM lifecycle.saga_run WHERE owner = $1`, exit.Replica)
+		if err != nil {
+			return err
+		}
+		out, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (interruption, error) {
+			i := interruption{at: exit.At}
+			return i, row.Scan(&i.run, &i.fence)
+		})
+		return err
+	})
+	return out, err
+}
+
+// judge prints what was measured and holds the budget of resumption. It is called when everything is at rest.
+func (r *recoveries) judge(t test, least int) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	total := 0
+	for _, service := range slices.Sorted(maps.Keys(r.took)) {
+		total += len(r.took[service])
+		t.Logf("crash to ready: %-10s %3d times, %s", service, len(r.took[service]), spread(r.took[service]))
+	}
+	conn, err := pgx.Connect(t.ctx, r.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(t.ctx)) }()
+	var taken, moved []time.Duration
+	for _, i := range r.held {
+		// Taken over: the next attempt is open. Moved on: an attempt of a later fence has ended.
+		var open, done *time.Time
+		if err := conn.QueryRow(t.ctx, `SELECT min(started_at), min(finished_at) FROM lifecycle.saga_step
+			WHERE run_id = $1 AND fence > $2 AND started_at > $3 AND state <> 'lost'`, i.run, i.fence, i.at).Scan(&open, &done); err != nil {
+			t.Error(err)
+			continue
+		}
+		if open == nil {
+			if again := slices.ContainsFunc(r.held, func(o interruption) bool { return o.run == i.run && o.fence > i.fence }); !again {
+				t.Errorf("run %s was interrupted at %s and never went on", i.run, i.at.Format(time.TimeOnly))
+			}
+			continue
+		}
+		taken = append(taken, open.Sub(i.at))
+		if done != nil {
+			moved = append(moved, done.Sub(i.at))
+		}
+	}
+	t.Logf("runs interrupted: %d, and %d crashes of drivers of which nobody can tell", len(r.held), len(r.unknown))
+	if len(moved) > 0 {
+		t.Logf("crash to end of its next attempt: %s", spread(moved))
+	}
+	if len(taken) > 0 {
+		t.Logf("crash to next transition of the interrupted run: %s", spread(taken))
+		if p95 := quantile(taken, 95); p95 > resumedWithin {
+			t.Errorf("interrupted runs go on after %.1f s (p95), more than %s", p95.Seconds(), resumedWithin)
+		}
+	}
+	if len(taken) < least {
+		t.Errorf("%d interrupted runs were measured, fewer than %d", len(taken), least)
+	}
+}
+
+func spread(of []time.Duration) string {
+	return fmt.Sprintf("p50 %.2f s, p95 %.2f s, max %.2f s of %d", quantile(of, 50).Seconds(), quantile(of, 95).Seconds(), quantile(of, 100).Seconds(), len(of))
+}
+
+// quantile is the smallest value that percent of all do not exceed.
+func quantile(of []time.Duration, percent int) time.Duration {
+	sorted := slices.Sorted(slices.Values(of))
+	return sorted[max(0, (len(sorted)*percent+99)/100-1)]
+}
+
+// TestARunGoesOnByAnotherReplica kills a driver in the middle of a step and leaves it dead: the other one must carry on what it held, within the budget, with
+// the lease that is the default.
+func TestARunGoesOnByAnotherReplica(tt *testing.T) {
+	t := within(tt, 4*time.Minute)
+	c := start(t, cluster.Config{Nodes: 3, Env: []string{"GPUAAS_LIFECYCLE_SAGA_LEASE=15s"}})
+	createTenant(t, c)
+	r, stop := watched(t, c)
+	killed := map[int]bool{}
+	var all []*wish
+	for round, point := range []string{"intent.after_commit*=kill:2", "advance.before_commit*=kill:3"} {
+		arm(t, c, killed, "lifecycle.saga."+point)
+		var batch []*wish
+		for i := range 6 {
+			name := fmt.Sprintf("r%d-%d", round, i)
+			batch = append(batch, &wish{name: name, key: name, spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC}})
+		}
+		all = append(all, batch...)
+		if err := createAll(t.ctx, c, batch); err != nil {
+			t.Error(err)
+		}
+		dead := awaitDeath(t, c)
+		for _, p := range c.Lifecycle {
+			p.BeforeStart(nil)
+			if p != dead {
+				if err := p.Start(); err != nil { // it runs, and is started again from now on
+					t.Fatal(err)
+				}
+			}
+		}
+		awaitSettled(t, c, time.Minute, batch...)
+		if pid := dead.PID(); dead.Exits()[len(dead.Exits())-1].PID != pid {
+			t.Errorf("%s was to stay dead and runs as %d", dead.Name, pid)
+		}
+		if err := dead.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.must(dead.Name+" to be back", time.Minute, dead.Ready)
+	}
+	stop()
+	r.took = nil // who is left dead is not ready soon
+	r.judge(t, 3)
+	judgeWishes(t, c, all)
+	judgeWorld(t, c)
+	judgeLogs(t, c, killed)
+}
+
+// arm starts every driver anew with a kill point that the first to reach it dies of, and lets it stay dead.
+func arm(t test, c *cluster.Cluster, killed map[int]bool, point string) {
+	t.Helper()
+	for _, p := range c.Lifecycle {
+		p.BeforeStart(func() []string { return []string{"GPUAAS_FAILPOINTS=" + point} })
+		killed[p.PID()] = true
+		if err := p.Kill9(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range c.Lifecycle {
+		t.must(p.Name+" to be started anew", time.Minute, func(ctx context.Context) error {
+			if exits := p.Exits(); len(exits) == 0 || exits[len(exits)-1].PID == p.PID() {
+				return fmt.Errorf("%s is not started yet", p.Name)
+			}
+			return p.Ready(ctx)
+		})
+		p.LetDie()
+	}
+}
+
+// awaitDeath waits until a driver has died.
+func awaitDeath(t test, c *cluster.Cluster) *cluster.Process {
+	t.Helper()
+	var dead *cluster.Process
+	t.must("a driver to die at its kill point", 30*time.Second, func(context.Context) error {
+		var alive []string
+		for _, p := range c.Lifecycle {
+			if exits := p.Exits(); len(exits) > 0 && exits[len(exits)-1].PID == p.PID() {
+				dead = p
+				return nil
+			}
+			alive = append(alive, p.Name)
+		}
+		return fmt.Errorf("%s live", strings.Join(alive, " and "))
+	})
+	return dead
+}
