@@ -144,7 +144,7 @@ type Outcome struct {
 }
 
 // Deliver stores tasks and answers for each what the ledger holds, in their order. It returns after one commit for all of them, shared with
-// other callers'. A task of a higher epoch raises the workspace's epoch.
+// other callers'. A task of a higher epoch raises the workspace's epoch. An error does not say that nothing was stored: Get does.
 func (l *Ledger) Deliver(ctx context.Context, tasks ...Delivery) ([]Outcome, error) {
 	if len(tasks) == 0 {
 		return nil, nil
@@ -167,8 +167,10 @@ func (l *Ledger) Deliver(ctx context.Context, tasks ...Delivery) ([]Outcome, err
 		},
 		after: func() {
 			for i := range out {
-				if !out[i].Known {
-					l.open[out[i].Entry.Key] = out[i].Entry
+				e := out[i].Entry
+				// A commit that failed at its very end may be in the file all the same: then it is known, and nobody has listed it.
+				if _, listed := l.open[e.Key]; !out[i].Known || !listed && e.State < StateFinished {
+					l.open[e.Key] = e
 				}
 			}
 		},

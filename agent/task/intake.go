@@ -92,11 +92,13 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 		err = failpoint.Hit("agent.deliver.before_send")
 	}
 	if err != nil {
+		e.deps.Logger.ErrorContext(ctx, "offered tasks were not stored", slog.Int("tasks", len(deliveries)), slog.Any("error", err))
 		for _, c := range candidates {
 			e.unreserve(c)
+			// Nothing was acknowledged, so what is not in the ledger is offered again. What is there after all will not be: the next Hello names it.
+			e.adopt(ctx, c.job.key)
 		}
-		// Nothing was acknowledged, so everything is offered again.
-		e.deps.Logger.ErrorContext(ctx, "offered tasks were not stored", slog.Int("tasks", len(deliveries)), slog.Any("error", err))
+		e.dispatch(ctx)
 		return
 	}
 	refs := make([]*nodev1.TaskRef, len(candidates))
@@ -116,7 +118,7 @@ func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) 
 	case out.Known:
 		e.unreserve(c)
 		e.count(func(s *Stats) { s.Known++ })
-		e.repeat(out.Entry)
+		e.repeat(ctx, out.Entry)
 	case out.Superseded:
 		e.unreserve(c)
 		e.supersede(ctx, c.job)
@@ -142,7 +144,7 @@ func (e *Executor) settle(ctx context.Context, c candidate, out ledger.Outcome) 
 }
 
 // repeat tells again what is known of a task that was offered again.
-func (e *Executor) repeat(entry ledger.Entry) {
+func (e *Executor) repeat(ctx context.Context, entry ledger.Entry) {
 	switch entry.State {
 	case ledger.StateFinished, ledger.StateAcked:
 		e.mu.Lock()
@@ -155,11 +157,46 @@ func (e *Executor) repeat(entry ledger.Entry) {
 		e.mu.Lock()
 		j := e.jobs[entry.Key]
 		e.mu.Unlock()
-		if j != nil {
+		if j == nil {
+			e.adopt(ctx, entry.Key)
+			return
+		}
+		if !j.started.IsZero() {
 			e.send(func(s Sender) error { return s.Started(j.startedMessage()) })
 		}
 	case ledger.StateDelivered:
+		e.adopt(ctx, entry.Key)
 	}
+}
+
+// adopt queues a task that the ledger holds without a result and that nothing here works on: its delivery was committed, and the call that committed it
+// failed. It was never begun, even if it is marked as started: what had begun before a restart has had a job since Run resumed it, and keeps it until
+// its result is stored.
+func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
+	e.mu.Lock()
+	_, here := e.jobs[key]
+	e.mu.Unlock()
+	if here {
+		return
+	}
+	entry, found, err := e.deps.Ledger.Get(key) // after the look at the jobs: a result is stored before its job goes
+	if err != nil || !found || entry.State >= ledger.StateFinished {
+		return
+	}
+	j, err := e.revive(&entry)
+	e.send(func(s Sender) error { return s.Delivered([]*nodev1.TaskRef{j.task.Ref()}) })
+	if err != nil {
+		e.finish(ctx, j, e.resultOf(j, nil, err))
+		return
+	}
+	if e.early.has(key, time.Now()) {
+		j.dropped = droppedCancel
+	}
+	e.mu.Lock()
+	e.stats.Delivered++
+	e.jobs[key] = j
+	e.waiting[j.task.Kind] = append(e.waiting[j.task.Kind], j)
+	e.mu.Unlock()
 }
 
 // verify answers the offer's task, or refuses it. A task that the ledger knows is taken whatever the time: its stored result is the answer.
@@ -186,7 +223,8 @@ func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, b
 	if fault.Has(err, commonv1.Reason_REASON_TASK_OUTSIDE_WINDOW) {
 		if entry, known, lookErr := e.deps.Ledger.Get(key); lookErr == nil && known {
 			e.send(func(s Sender) error { return s.Delivered([]*nodev1.TaskRef{t.Ref()}) })
-			e.repeat(entry)
+			e.repeat(ctx, entry)
+			e.dispatch(ctx)
 			return Task{}, false
 		}
 	}

@@ -22,26 +22,16 @@ import (
 // resume takes up what the ledger holds without a result: started tasks are observed at once, delivered ones wait for the server's time.
 func (e *Executor) resume(ctx context.Context) {
 	for _, entry := range e.deps.Ledger.Unfinished() {
-		j := &job{key: entry.Key, task: Task{
-			Task:          envelope.Task{TaskID: entry.Key.TaskID, Attempt: entry.Key.Attempt, WorkspaceID: entry.WorkspaceID},
-			Kind:          entry.Type,
-			CorrelationID: entry.CorrelationID,
-			WorkflowID:    entry.WorkflowID,
-		}}
-		// The keys may have been rotated since: what is not trusted now is not begun, and what was begun cannot be judged.
-		signed, err := envelope.Verify(e.deps.Verifiers(), entry.Envelope, entry.Signature, entry.KeyID)
-		if err == nil && e.deps.Handlers[entry.Type] == nil {
-			err = fault.New(commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED, "")
-		}
+		j, err := e.revive(&entry)
 		started := entry.State == ledger.StateStarted
 		if err != nil {
+			// What was begun under a key that is not trusted now cannot be judged.
 			if started {
 				err = fmt.Errorf("%w: %w", ErrUnknown, err)
 			}
 			e.finish(ctx, j, e.resultOf(j, nil, err))
 			continue
 		}
-		j.task.Task = signed
 		e.mu.Lock()
 		if started {
 			j.started, j.observe = entry.StartedAt, true
@@ -60,6 +50,26 @@ func (e *Executor) resume(ctx context.Context) {
 		}
 	}
 	e.dispatch(ctx)
+}
+
+// revive makes the job of an entry, or says why it may not be begun: the keys may have been rotated since it was stored, or its type is not offered any
+// more.
+func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
+	j := &job{key: entry.Key, task: Task{
+		Task:          envelope.Task{TaskID: entry.Key.TaskID, Attempt: entry.Key.Attempt, WorkspaceID: entry.WorkspaceID},
+		Kind:          entry.Type,
+		CorrelationID: entry.CorrelationID,
+		WorkflowID:    entry.WorkflowID,
+	}}
+	signed, err := envelope.Verify(e.deps.Verifiers(), entry.Envelope, entry.Signature, entry.KeyID)
+	if err == nil && e.deps.Handlers[entry.Type] == nil {
+		err = fault.New(commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED, "")
+	}
+	if err != nil {
+		return j, err
+	}
+	j.task.Task = signed
+	return j, nil
 }
 
 // dispatch starts waiting tasks for which there is a place and whose workspace's turn it is, and ends those that were overtaken. It does nothing
