@@ -695,40 +695,46 @@ func (InstanceState) EnumDescriptor() ([]byte, []int) {
 type OperationKind int32
 
 const (
-	OperationKind_OPERATION_KIND_UNSPECIFIED  OperationKind = 0
-	OperationKind_OPERATION_KIND_CREATE       OperationKind = 1
-	OperationKind_OPERATION_KIND_RETRY        OperationKind = 2
-	OperationKind_OPERATION_KIND_RECREATE     OperationKind = 3
-	OperationKind_OPERATION_KIND_DECOMMISSION OperationKind = 4
-	OperationKind_OPERATION_KIND_CANCEL       OperationKind = 5
-	OperationKind_OPERATION_KIND_RESET        OperationKind = 6
-	OperationKind_OPERATION_KIND_RETRY_UNDO   OperationKind = 7
-	OperationKind_OPERATION_KIND_SKIP_UNDO    OperationKind = 8
+	OperationKind_OPERATION_KIND_UNSPECIFIED   OperationKind = 0
+	OperationKind_OPERATION_KIND_CREATE        OperationKind = 1
+	OperationKind_OPERATION_KIND_RETRY         OperationKind = 2
+	OperationKind_OPERATION_KIND_RECREATE      OperationKind = 3
+	OperationKind_OPERATION_KIND_DECOMMISSION  OperationKind = 4
+	OperationKind_OPERATION_KIND_CANCEL        OperationKind = 5
+	OperationKind_OPERATION_KIND_RESET         OperationKind = 6
+	OperationKind_OPERATION_KIND_RETRY_UNDO    OperationKind = 7
+	OperationKind_OPERATION_KIND_SKIP_UNDO     OperationKind = 8
+	OperationKind_OPERATION_KIND_RETRY_RELEASE OperationKind = 9  // tries to clean up a hold whose release has failed
+	OperationKind_OPERATION_KIND_FORCE_RELEASE OperationKind = 10 // frees a hold on a person's word; what could not be cleaned becomes orphan claims
 )
 
 // Enum value maps for OperationKind.
 var (
 	OperationKind_name = map[int32]string{
-		0: "OPERATION_KIND_UNSPECIFIED",
-		1: "OPERATION_KIND_CREATE",
-		2: "OPERATION_KIND_RETRY",
-		3: "OPERATION_KIND_RECREATE",
-		4: "OPERATION_KIND_DECOMMISSION",
-		5: "OPERATION_KIND_CANCEL",
-		6: "OPERATION_KIND_RESET",
-		7: "OPERATION_KIND_RETRY_UNDO",
-		8: "OPERATION_KIND_SKIP_UNDO",
+		0:  "OPERATION_KIND_UNSPECIFIED",
+		1:  "OPERATION_KIND_CREATE",
+		2:  "OPERATION_KIND_RETRY",
+		3:  "OPERATION_KIND_RECREATE",
+		4:  "OPERATION_KIND_DECOMMISSION",
+		5:  "OPERATION_KIND_CANCEL",
+		6:  "OPERATION_KIND_RESET",
+		7:  "OPERATION_KIND_RETRY_UNDO",
+		8:  "OPERATION_KIND_SKIP_UNDO",
+		9:  "OPERATION_KIND_RETRY_RELEASE",
+		10: "OPERATION_KIND_FORCE_RELEASE",
 	}
 	OperationKind_value = map[string]int32{
-		"OPERATION_KIND_UNSPECIFIED":  0,
-		"OPERATION_KIND_CREATE":       1,
-		"OPERATION_KIND_RETRY":        2,
-		"OPERATION_KIND_RECREATE":     3,
-		"OPERATION_KIND_DECOMMISSION": 4,
-		"OPERATION_KIND_CANCEL":       5,
-		"OPERATION_KIND_RESET":        6,
-		"OPERATION_KIND_RETRY_UNDO":   7,
-		"OPERATION_KIND_SKIP_UNDO":    8,
+		"OPERATION_KIND_UNSPECIFIED":   0,
+		"OPERATION_KIND_CREATE":        1,
+		"OPERATION_KIND_RETRY":         2,
+		"OPERATION_KIND_RECREATE":      3,
+		"OPERATION_KIND_DECOMMISSION":  4,
+		"OPERATION_KIND_CANCEL":        5,
+		"OPERATION_KIND_RESET":         6,
+		"OPERATION_KIND_RETRY_UNDO":    7,
+		"OPERATION_KIND_SKIP_UNDO":     8,
+		"OPERATION_KIND_RETRY_RELEASE": 9,
+		"OPERATION_KIND_FORCE_RELEASE": 10,
 	}
 )
 
@@ -757,6 +763,348 @@ func (x OperationKind) Number() protoreflect.EnumNumber {
 // Deprecated: Use OperationKind.Descriptor instead.
 func (OperationKind) EnumDescriptor() ([]byte, []int) {
 	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{11}
+}
+
+// FencedProof is why a person says that nothing of a release that cannot be confirmed still runs.
+type FencedProof int32
+
+const (
+	FencedProof_FENCED_PROOF_UNSPECIFIED      FencedProof = 0
+	FencedProof_FENCED_PROOF_POWERED_OFF      FencedProof = 1
+	FencedProof_FENCED_PROOF_NETWORK_ISOLATED FencedProof = 2
+	FencedProof_FENCED_PROOF_REIMAGED         FencedProof = 3
+	FencedProof_FENCED_PROOF_OPERATOR_ASSERTS FencedProof = 4
+)
+
+// Enum value maps for FencedProof.
+var (
+	FencedProof_name = map[int32]string{
+		0: "FENCED_PROOF_UNSPECIFIED",
+		1: "FENCED_PROOF_POWERED_OFF",
+		2: "FENCED_PROOF_NETWORK_ISOLATED",
+		3: "FENCED_PROOF_REIMAGED",
+		4: "FENCED_PROOF_OPERATOR_ASSERTS",
+	}
+	FencedProof_value = map[string]int32{
+		"FENCED_PROOF_UNSPECIFIED":      0,
+		"FENCED_PROOF_POWERED_OFF":      1,
+		"FENCED_PROOF_NETWORK_ISOLATED": 2,
+		"FENCED_PROOF_REIMAGED":         3,
+		"FENCED_PROOF_OPERATOR_ASSERTS": 4,
+	}
+)
+
+func (x FencedProof) Enum() *FencedProof {
+	p := new(FencedProof)
+	*p = x
+	return p
+}
+
+func (x FencedProof) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FencedProof) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[12].Descriptor()
+}
+
+func (FencedProof) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[12]
+}
+
+func (x FencedProof) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FencedProof.Descriptor instead.
+func (FencedProof) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{12}
+}
+
+// Severity of findings and incidents.
+type Severity int32
+
+const (
+	Severity_SEVERITY_UNSPECIFIED Severity = 0
+	Severity_SEVERITY_P0          Severity = 1
+	Severity_SEVERITY_P1          Severity = 2
+	Severity_SEVERITY_P2          Severity = 3
+)
+
+// Enum value maps for Severity.
+var (
+	Severity_name = map[int32]string{
+		0: "SEVERITY_UNSPECIFIED",
+		1: "SEVERITY_P0",
+		2: "SEVERITY_P1",
+		3: "SEVERITY_P2",
+	}
+	Severity_value = map[string]int32{
+		"SEVERITY_UNSPECIFIED": 0,
+		"SEVERITY_P0":          1,
+		"SEVERITY_P1":          2,
+		"SEVERITY_P2":          3,
+	}
+)
+
+func (x Severity) Enum() *Severity {
+	p := new(Severity)
+	*p = x
+	return p
+}
+
+func (x Severity) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Severity) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[13].Descriptor()
+}
+
+func (Severity) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[13]
+}
+
+func (x Severity) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Severity.Descriptor instead.
+func (Severity) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{13}
+}
+
+// FindingKind is an invariant that a sweep found broken, or a row that changed behind its owner's back.
+type FindingKind int32
+
+const (
+	FindingKind_FINDING_KIND_UNSPECIFIED                      FindingKind = 0
+	FindingKind_FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION FindingKind = 1
+	FindingKind_FINDING_KIND_ALLOCATION_WITHOUT_OCCUPANCY     FindingKind = 2
+	FindingKind_FINDING_KIND_INSTANCE_WITHOUT_ROW             FindingKind = 3 // the provider runs what no row names
+	FindingKind_FINDING_KIND_CLAIM_WITHOUT_RESOURCE           FindingKind = 4
+	FindingKind_FINDING_KIND_RESOURCE_WITHOUT_CLAIM           FindingKind = 5
+	FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS            FindingKind = 6 // of one tenant and name
+	FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE              FindingKind = 7
+)
+
+// Enum value maps for FindingKind.
+var (
+	FindingKind_name = map[int32]string{
+		0: "FINDING_KIND_UNSPECIFIED",
+		1: "FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION",
+		2: "FINDING_KIND_ALLOCATION_WITHOUT_OCCUPANCY",
+		3: "FINDING_KIND_INSTANCE_WITHOUT_ROW",
+		4: "FINDING_KIND_CLAIM_WITHOUT_RESOURCE",
+		5: "FINDING_KIND_RESOURCE_WITHOUT_CLAIM",
+		6: "FINDING_KIND_SUCCESSIVE_PROVISIONS",
+		7: "FINDING_KIND_ROW_CHANGED_OUTSIDE",
+	}
+	FindingKind_value = map[string]int32{
+		"FINDING_KIND_UNSPECIFIED":                      0,
+		"FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION": 1,
+		"FINDING_KIND_ALLOCATION_WITHOUT_OCCUPANCY":     2,
+		"FINDING_KIND_INSTANCE_WITHOUT_ROW":             3,
+		"FINDING_KIND_CLAIM_WITHOUT_RESOURCE":           4,
+		"FINDING_KIND_RESOURCE_WITHOUT_CLAIM":           5,
+		"FINDING_KIND_SUCCESSIVE_PROVISIONS":            6,
+		"FINDING_KIND_ROW_CHANGED_OUTSIDE":              7,
+	}
+)
+
+func (x FindingKind) Enum() *FindingKind {
+	p := new(FindingKind)
+	*p = x
+	return p
+}
+
+func (x FindingKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FindingKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[14].Descriptor()
+}
+
+func (FindingKind) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[14]
+}
+
+func (x FindingKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FindingKind.Descriptor instead.
+func (FindingKind) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{14}
+}
+
+// IncidentKind is what raised an incident of the control plane.
+type IncidentKind int32
+
+const (
+	IncidentKind_INCIDENT_KIND_UNSPECIFIED         IncidentKind = 0
+	IncidentKind_INCIDENT_KIND_STEP_CLASS          IncidentKind = 1 // the same step and error at several tenants
+	IncidentKind_INCIDENT_KIND_FLEET_BRAKE         IncidentKind = 2 // too much of the fleet at once: automatic remedies stopped
+	IncidentKind_INCIDENT_KIND_CHURN_BUDGET        IncidentKind = 3 // a workspace or provider has used up its recreations
+	IncidentKind_INCIDENT_KIND_MACHINE_UNREACHABLE IncidentKind = 4 // workspaces are kept on a machine that cannot be asked
+)
+
+// Enum value maps for IncidentKind.
+var (
+	IncidentKind_name = map[int32]string{
+		0: "INCIDENT_KIND_UNSPECIFIED",
+		1: "INCIDENT_KIND_STEP_CLASS",
+		2: "INCIDENT_KIND_FLEET_BRAKE",
+		3: "INCIDENT_KIND_CHURN_BUDGET",
+		4: "INCIDENT_KIND_MACHINE_UNREACHABLE",
+	}
+	IncidentKind_value = map[string]int32{
+		"INCIDENT_KIND_UNSPECIFIED":         0,
+		"INCIDENT_KIND_STEP_CLASS":          1,
+		"INCIDENT_KIND_FLEET_BRAKE":         2,
+		"INCIDENT_KIND_CHURN_BUDGET":        3,
+		"INCIDENT_KIND_MACHINE_UNREACHABLE": 4,
+	}
+)
+
+func (x IncidentKind) Enum() *IncidentKind {
+	p := new(IncidentKind)
+	*p = x
+	return p
+}
+
+func (x IncidentKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (IncidentKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[15].Descriptor()
+}
+
+func (IncidentKind) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[15]
+}
+
+func (x IncidentKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use IncidentKind.Descriptor instead.
+func (IncidentKind) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{15}
+}
+
+// RecoveryTrigger is why the watchdog acted.
+type RecoveryTrigger int32
+
+const (
+	RecoveryTrigger_RECOVERY_TRIGGER_UNSPECIFIED      RecoveryTrigger = 0
+	RecoveryTrigger_RECOVERY_TRIGGER_STALLED          RecoveryTrigger = 1 // no progress within the budget
+	RecoveryTrigger_RECOVERY_TRIGGER_SESSION_LOST     RecoveryTrigger = 2 // the box of an active workspace has no session
+	RecoveryTrigger_RECOVERY_TRIGGER_REGISTER_FAILING RecoveryTrigger = 3 // the box cannot enrol
+	RecoveryTrigger_RECOVERY_TRIGGER_MANUAL           RecoveryTrigger = 4 // a person asked
+)
+
+// Enum value maps for RecoveryTrigger.
+var (
+	RecoveryTrigger_name = map[int32]string{
+		0: "RECOVERY_TRIGGER_UNSPECIFIED",
+		1: "RECOVERY_TRIGGER_STALLED",
+		2: "RECOVERY_TRIGGER_SESSION_LOST",
+		3: "RECOVERY_TRIGGER_REGISTER_FAILING",
+		4: "RECOVERY_TRIGGER_MANUAL",
+	}
+	RecoveryTrigger_value = map[string]int32{
+		"RECOVERY_TRIGGER_UNSPECIFIED":      0,
+		"RECOVERY_TRIGGER_STALLED":          1,
+		"RECOVERY_TRIGGER_SESSION_LOST":     2,
+		"RECOVERY_TRIGGER_REGISTER_FAILING": 3,
+		"RECOVERY_TRIGGER_MANUAL":           4,
+	}
+)
+
+func (x RecoveryTrigger) Enum() *RecoveryTrigger {
+	p := new(RecoveryTrigger)
+	*p = x
+	return p
+}
+
+func (x RecoveryTrigger) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RecoveryTrigger) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[16].Descriptor()
+}
+
+func (RecoveryTrigger) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[16]
+}
+
+func (x RecoveryTrigger) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RecoveryTrigger.Descriptor instead.
+func (RecoveryTrigger) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{16}
+}
+
+// RecoveryOutcome is how it ended.
+type RecoveryOutcome int32
+
+const (
+	RecoveryOutcome_RECOVERY_OUTCOME_UNSPECIFIED RecoveryOutcome = 0
+	RecoveryOutcome_RECOVERY_OUTCOME_OPEN        RecoveryOutcome = 1
+	RecoveryOutcome_RECOVERY_OUTCOME_RECOVERED   RecoveryOutcome = 2
+	RecoveryOutcome_RECOVERY_OUTCOME_FAILED      RecoveryOutcome = 3
+	RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD    RecoveryOutcome = 4 // budget or brake
+)
+
+// Enum value maps for RecoveryOutcome.
+var (
+	RecoveryOutcome_name = map[int32]string{
+		0: "RECOVERY_OUTCOME_UNSPECIFIED",
+		1: "RECOVERY_OUTCOME_OPEN",
+		2: "RECOVERY_OUTCOME_RECOVERED",
+		3: "RECOVERY_OUTCOME_FAILED",
+		4: "RECOVERY_OUTCOME_WITHHELD",
+	}
+	RecoveryOutcome_value = map[string]int32{
+		"RECOVERY_OUTCOME_UNSPECIFIED": 0,
+		"RECOVERY_OUTCOME_OPEN":        1,
+		"RECOVERY_OUTCOME_RECOVERED":   2,
+		"RECOVERY_OUTCOME_FAILED":      3,
+		"RECOVERY_OUTCOME_WITHHELD":    4,
+	}
+)
+
+func (x RecoveryOutcome) Enum() *RecoveryOutcome {
+	p := new(RecoveryOutcome)
+	*p = x
+	return p
+}
+
+func (x RecoveryOutcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RecoveryOutcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_common_v1_states_proto_enumTypes[17].Descriptor()
+}
+
+func (RecoveryOutcome) Type() protoreflect.EnumType {
+	return &file_gpuaas_common_v1_states_proto_enumTypes[17]
+}
+
+func (x RecoveryOutcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RecoveryOutcome.Descriptor instead.
+func (RecoveryOutcome) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{17}
 }
 
 // PlacementDriver is how a box comes to be.
@@ -796,11 +1144,11 @@ func (x PlacementDriver) String() string {
 }
 
 func (PlacementDriver) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_common_v1_states_proto_enumTypes[12].Descriptor()
+	return file_gpuaas_common_v1_states_proto_enumTypes[18].Descriptor()
 }
 
 func (PlacementDriver) Type() protoreflect.EnumType {
-	return &file_gpuaas_common_v1_states_proto_enumTypes[12]
+	return &file_gpuaas_common_v1_states_proto_enumTypes[18]
 }
 
 func (x PlacementDriver) Number() protoreflect.EnumNumber {
@@ -809,7 +1157,7 @@ func (x PlacementDriver) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PlacementDriver.Descriptor instead.
 func (PlacementDriver) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{18}
 }
 
 // ClaimScope says who can clean a claimed resource.
@@ -846,11 +1194,11 @@ func (x ClaimScope) String() string {
 }
 
 func (ClaimScope) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_common_v1_states_proto_enumTypes[13].Descriptor()
+	return file_gpuaas_common_v1_states_proto_enumTypes[19].Descriptor()
 }
 
 func (ClaimScope) Type() protoreflect.EnumType {
-	return &file_gpuaas_common_v1_states_proto_enumTypes[13]
+	return &file_gpuaas_common_v1_states_proto_enumTypes[19]
 }
 
 func (x ClaimScope) Number() protoreflect.EnumNumber {
@@ -859,7 +1207,7 @@ func (x ClaimScope) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ClaimScope.Descriptor instead.
 func (ClaimScope) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{19}
 }
 
 // UserState is the small family of states that a user sees.
@@ -905,11 +1253,11 @@ func (x UserState) String() string {
 }
 
 func (UserState) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_common_v1_states_proto_enumTypes[14].Descriptor()
+	return file_gpuaas_common_v1_states_proto_enumTypes[20].Descriptor()
 }
 
 func (UserState) Type() protoreflect.EnumType {
-	return &file_gpuaas_common_v1_states_proto_enumTypes[14]
+	return &file_gpuaas_common_v1_states_proto_enumTypes[20]
 }
 
 func (x UserState) Number() protoreflect.EnumNumber {
@@ -918,7 +1266,7 @@ func (x UserState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use UserState.Descriptor instead.
 func (UserState) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{20}
 }
 
 // OwnerLayer is the layer that owns a failure.
@@ -970,11 +1318,11 @@ func (x OwnerLayer) String() string {
 }
 
 func (OwnerLayer) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_common_v1_states_proto_enumTypes[15].Descriptor()
+	return file_gpuaas_common_v1_states_proto_enumTypes[21].Descriptor()
 }
 
 func (OwnerLayer) Type() protoreflect.EnumType {
-	return &file_gpuaas_common_v1_states_proto_enumTypes[15]
+	return &file_gpuaas_common_v1_states_proto_enumTypes[21]
 }
 
 func (x OwnerLayer) Number() protoreflect.EnumNumber {
@@ -983,7 +1331,7 @@ func (x OwnerLayer) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OwnerLayer.Descriptor instead.
 func (OwnerLayer) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{21}
 }
 
 // TaskType names what an agent does for a task. Its spelling in JSON and SQL has a dot: `probe.noop`, `workload.deploy`.
@@ -1056,11 +1404,11 @@ func (x TaskType) String() string {
 }
 
 func (TaskType) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_common_v1_states_proto_enumTypes[16].Descriptor()
+	return file_gpuaas_common_v1_states_proto_enumTypes[22].Descriptor()
 }
 
 func (TaskType) Type() protoreflect.EnumType {
-	return &file_gpuaas_common_v1_states_proto_enumTypes[16]
+	return &file_gpuaas_common_v1_states_proto_enumTypes[22]
 }
 
 func (x TaskType) Number() protoreflect.EnumNumber {
@@ -1069,7 +1417,7 @@ func (x TaskType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaskType.Descriptor instead.
 func (TaskType) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{22}
 }
 
 // DiagnosticCode is what a host says of itself when the control plane may be blind.
@@ -1139,11 +1487,11 @@ func (x DiagnosticCode) String() string {
 }
 
 func (DiagnosticCode) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_common_v1_states_proto_enumTypes[17].Descriptor()
+	return file_gpuaas_common_v1_states_proto_enumTypes[23].Descriptor()
 }
 
 func (DiagnosticCode) Type() protoreflect.EnumType {
-	return &file_gpuaas_common_v1_states_proto_enumTypes[17]
+	return &file_gpuaas_common_v1_states_proto_enumTypes[23]
 }
 
 func (x DiagnosticCode) Number() protoreflect.EnumNumber {
@@ -1152,7 +1500,7 @@ func (x DiagnosticCode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DiagnosticCode.Descriptor instead.
 func (DiagnosticCode) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_common_v1_states_proto_rawDescGZIP(), []int{23}
 }
 
 var File_gpuaas_common_v1_states_proto protoreflect.FileDescriptor
@@ -1245,7 +1593,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x18INSTANCE_STATE_LAUNCHING\x10\x02\x12\x17\n" +
 	"\x13INSTANCE_STATE_LIVE\x10\x03\x12\x19\n" +
 	"\x15INSTANCE_STATE_ENDING\x10\x04\x12\x18\n" +
-	"\x14INSTANCE_STATE_ENDED\x10\x05*\x94\x02\n" +
+	"\x14INSTANCE_STATE_ENDED\x10\x05*\xd8\x02\n" +
 	"\rOperationKind\x12\x1e\n" +
 	"\x1aOPERATION_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15OPERATION_KIND_CREATE\x10\x01\x12\x18\n" +
@@ -1255,7 +1603,48 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x15OPERATION_KIND_CANCEL\x10\x05\x12\x18\n" +
 	"\x14OPERATION_KIND_RESET\x10\x06\x12\x1d\n" +
 	"\x19OPERATION_KIND_RETRY_UNDO\x10\a\x12\x1c\n" +
-	"\x18OPERATION_KIND_SKIP_UNDO\x10\b*\x8b\x01\n" +
+	"\x18OPERATION_KIND_SKIP_UNDO\x10\b\x12 \n" +
+	"\x1cOPERATION_KIND_RETRY_RELEASE\x10\t\x12 \n" +
+	"\x1cOPERATION_KIND_FORCE_RELEASE\x10\n" +
+	"*\xaa\x01\n" +
+	"\vFencedProof\x12\x1c\n" +
+	"\x18FENCED_PROOF_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18FENCED_PROOF_POWERED_OFF\x10\x01\x12!\n" +
+	"\x1dFENCED_PROOF_NETWORK_ISOLATED\x10\x02\x12\x19\n" +
+	"\x15FENCED_PROOF_REIMAGED\x10\x03\x12!\n" +
+	"\x1dFENCED_PROOF_OPERATOR_ASSERTS\x10\x04*W\n" +
+	"\bSeverity\x12\x18\n" +
+	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vSEVERITY_P0\x10\x01\x12\x0f\n" +
+	"\vSEVERITY_P1\x10\x02\x12\x0f\n" +
+	"\vSEVERITY_P2\x10\x03*\xd4\x02\n" +
+	"\vFindingKind\x12\x1c\n" +
+	"\x18FINDING_KIND_UNSPECIFIED\x10\x00\x121\n" +
+	"-FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION\x10\x01\x12-\n" +
+	")FINDING_KIND_ALLOCATION_WITHOUT_OCCUPANCY\x10\x02\x12%\n" +
+	"!FINDING_KIND_INSTANCE_WITHOUT_ROW\x10\x03\x12'\n" +
+	"#FINDING_KIND_CLAIM_WITHOUT_RESOURCE\x10\x04\x12'\n" +
+	"#FINDING_KIND_RESOURCE_WITHOUT_CLAIM\x10\x05\x12&\n" +
+	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
+	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a*\xb1\x01\n" +
+	"\fIncidentKind\x12\x1d\n" +
+	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
+	"\x19INCIDENT_KIND_FLEET_BRAKE\x10\x02\x12\x1e\n" +
+	"\x1aINCIDENT_KIND_CHURN_BUDGET\x10\x03\x12%\n" +
+	"!INCIDENT_KIND_MACHINE_UNREACHABLE\x10\x04*\xb8\x01\n" +
+	"\x0fRecoveryTrigger\x12 \n" +
+	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +
+	"\x1dRECOVERY_TRIGGER_SESSION_LOST\x10\x02\x12%\n" +
+	"!RECOVERY_TRIGGER_REGISTER_FAILING\x10\x03\x12\x1b\n" +
+	"\x17RECOVERY_TRIGGER_MANUAL\x10\x04*\xaa\x01\n" +
+	"\x0fRecoveryOutcome\x12 \n" +
+	"\x1cRECOVERY_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15RECOVERY_OUTCOME_OPEN\x10\x01\x12\x1e\n" +
+	"\x1aRECOVERY_OUTCOME_RECOVERED\x10\x02\x12\x1b\n" +
+	"\x17RECOVERY_OUTCOME_FAILED\x10\x03\x12\x1d\n" +
+	"\x19RECOVERY_OUTCOME_WITHHELD\x10\x04*\x8b\x01\n" +
 	"\x0fPlacementDriver\x12 \n" +
 	"\x1cPLACEMENT_DRIVER_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17PLACEMENT_DRIVER_STATIC\x10\x01\x12\x1c\n" +
@@ -1330,7 +1719,7 @@ func file_gpuaas_common_v1_states_proto_rawDescGZIP() []byte {
 	return file_gpuaas_common_v1_states_proto_rawDescData
 }
 
-var file_gpuaas_common_v1_states_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
+var file_gpuaas_common_v1_states_proto_enumTypes = make([]protoimpl.EnumInfo, 24)
 var file_gpuaas_common_v1_states_proto_goTypes = []any{
 	(NodeIdentityState)(0), // 0: gpuaas.common.v1.NodeIdentityState
 	(SerialState)(0),       // 1: gpuaas.common.v1.SerialState
@@ -1344,12 +1733,18 @@ var file_gpuaas_common_v1_states_proto_goTypes = []any{
 	(AllocationState)(0),   // 9: gpuaas.common.v1.AllocationState
 	(InstanceState)(0),     // 10: gpuaas.common.v1.InstanceState
 	(OperationKind)(0),     // 11: gpuaas.common.v1.OperationKind
-	(PlacementDriver)(0),   // 12: gpuaas.common.v1.PlacementDriver
-	(ClaimScope)(0),        // 13: gpuaas.common.v1.ClaimScope
-	(UserState)(0),         // 14: gpuaas.common.v1.UserState
-	(OwnerLayer)(0),        // 15: gpuaas.common.v1.OwnerLayer
-	(TaskType)(0),          // 16: gpuaas.common.v1.TaskType
-	(DiagnosticCode)(0),    // 17: gpuaas.common.v1.DiagnosticCode
+	(FencedProof)(0),       // 12: gpuaas.common.v1.FencedProof
+	(Severity)(0),          // 13: gpuaas.common.v1.Severity
+	(FindingKind)(0),       // 14: gpuaas.common.v1.FindingKind
+	(IncidentKind)(0),      // 15: gpuaas.common.v1.IncidentKind
+	(RecoveryTrigger)(0),   // 16: gpuaas.common.v1.RecoveryTrigger
+	(RecoveryOutcome)(0),   // 17: gpuaas.common.v1.RecoveryOutcome
+	(PlacementDriver)(0),   // 18: gpuaas.common.v1.PlacementDriver
+	(ClaimScope)(0),        // 19: gpuaas.common.v1.ClaimScope
+	(UserState)(0),         // 20: gpuaas.common.v1.UserState
+	(OwnerLayer)(0),        // 21: gpuaas.common.v1.OwnerLayer
+	(TaskType)(0),          // 22: gpuaas.common.v1.TaskType
+	(DiagnosticCode)(0),    // 23: gpuaas.common.v1.DiagnosticCode
 }
 var file_gpuaas_common_v1_states_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -1369,7 +1764,7 @@ func file_gpuaas_common_v1_states_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_common_v1_states_proto_rawDesc), len(file_gpuaas_common_v1_states_proto_rawDesc)),
-			NumEnums:      18,
+			NumEnums:      24,
 			NumMessages:   0,
 			NumExtensions: 0,
 			NumServices:   0,

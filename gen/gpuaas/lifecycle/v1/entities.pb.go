@@ -1033,23 +1033,26 @@ func (x *StepAttempt) GetVersion() int64 {
 
 // Allocation is a hold on a slot and its GPUs. Event kind `allocation.changed`.
 type Allocation struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	AllocationId  string                 `protobuf:"bytes,1,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
-	WorkspaceId   string                 `protobuf:"bytes,2,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
-	TenantId      string                 `protobuf:"bytes,3,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
-	Epoch         int64                  `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	State         v11.AllocationState    `protobuf:"varint,5,opt,name=state,proto3,enum=gpuaas.common.v1.AllocationState" json:"state,omitempty"`
-	NodeId        string                 `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	InstanceId    string                 `protobuf:"bytes,7,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	GpuDeviceIds  []string               `protobuf:"bytes,8,rep,name=gpu_device_ids,json=gpuDeviceIds,proto3" json:"gpu_device_ids,omitempty"`
-	Occupancy     string                 `protobuf:"bytes,9,opt,name=occupancy,proto3" json:"occupancy,omitempty"` // `none`, `reserved`, `in_use`, `cleanup`
-	Placement     v11.PlacementDriver    `protobuf:"varint,10,opt,name=placement,proto3,enum=gpuaas.common.v1.PlacementDriver" json:"placement,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	StateAt       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=state_at,json=stateAt,proto3" json:"state_at,omitempty"`
-	LastError     string                 `protobuf:"bytes,13,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	Version       int64                  `protobuf:"varint,14,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	AllocationId      string                 `protobuf:"bytes,1,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	WorkspaceId       string                 `protobuf:"bytes,2,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	TenantId          string                 `protobuf:"bytes,3,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Epoch             int64                  `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	State             v11.AllocationState    `protobuf:"varint,5,opt,name=state,proto3,enum=gpuaas.common.v1.AllocationState" json:"state,omitempty"`
+	NodeId            string                 `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	InstanceId        string                 `protobuf:"bytes,7,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	GpuDeviceIds      []string               `protobuf:"bytes,8,rep,name=gpu_device_ids,json=gpuDeviceIds,proto3" json:"gpu_device_ids,omitempty"`
+	Occupancy         string                 `protobuf:"bytes,9,opt,name=occupancy,proto3" json:"occupancy,omitempty"` // `none`, `reserved`, `in_use`, `cleanup`
+	Placement         v11.PlacementDriver    `protobuf:"varint,10,opt,name=placement,proto3,enum=gpuaas.common.v1.PlacementDriver" json:"placement,omitempty"`
+	CreatedAt         *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	StateAt           *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=state_at,json=stateAt,proto3" json:"state_at,omitempty"`
+	LastError         string                 `protobuf:"bytes,13,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"` // why a release failed
+	Version           int64                  `protobuf:"varint,14,opt,name=version,proto3" json:"version,omitempty"`
+	Fence             int64                  `protobuf:"varint,15,opt,name=fence,proto3" json:"fence,omitempty"`                                                   // raised with each change of state: force-release names the one that the person saw
+	ReleaseDeadlineAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=release_deadline_at,json=releaseDeadlineAt,proto3" json:"release_deadline_at,omitempty"` // while it is releasing
+	Orphans           int32                  `protobuf:"varint,17,opt,name=orphans,proto3" json:"orphans,omitempty"`                                               // claims given up and not yet reaped
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Allocation) Reset() {
@@ -1176,6 +1179,27 @@ func (x *Allocation) GetLastError() string {
 func (x *Allocation) GetVersion() int64 {
 	if x != nil {
 		return x.Version
+	}
+	return 0
+}
+
+func (x *Allocation) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *Allocation) GetReleaseDeadlineAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReleaseDeadlineAt
+	}
+	return nil
+}
+
+func (x *Allocation) GetOrphans() int32 {
+	if x != nil {
+		return x.Orphans
 	}
 	return 0
 }
@@ -2252,6 +2276,195 @@ func (x *ActionOption) GetReason() v11.Reason {
 	return v11.Reason(0)
 }
 
+// Finding is a broken invariant or a row that changed behind its owner's back. Event kind `finding.changed`.
+type Finding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FindingId     string                 `protobuf:"bytes,1,opt,name=finding_id,json=findingId,proto3" json:"finding_id,omitempty"`
+	Kind          v11.FindingKind        `protobuf:"varint,2,opt,name=kind,proto3,enum=gpuaas.common.v1.FindingKind" json:"kind,omitempty"`
+	Severity      v11.Severity           `protobuf:"varint,3,opt,name=severity,proto3,enum=gpuaas.common.v1.Severity" json:"severity,omitempty"`
+	SubjectType   string                 `protobuf:"bytes,4,opt,name=subject_type,json=subjectType,proto3" json:"subject_type,omitempty"` // `node`, `allocation`, `instance`, `claim`, `workspace`, `run`
+	SubjectId     string                 `protobuf:"bytes,5,opt,name=subject_id,json=subjectId,proto3" json:"subject_id,omitempty"`
+	TenantId      string                 `protobuf:"bytes,6,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	WorkspaceId   string                 `protobuf:"bytes,7,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	NodeId        string                 `protobuf:"bytes,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	AllocationId  string                 `protobuf:"bytes,9,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	Summary       string                 `protobuf:"bytes,10,opt,name=summary,proto3" json:"summary,omitempty"`
+	NextAction    string                 `protobuf:"bytes,11,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`
+	Before        *structpb.Struct       `protobuf:"bytes,12,opt,name=before,proto3" json:"before,omitempty"`
+	After         *structpb.Struct       `protobuf:"bytes,13,opt,name=after,proto3" json:"after,omitempty"`
+	Cordoned      bool                   `protobuf:"varint,14,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // the node takes no new workspace because of it
+	FirstSeenAt   *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=first_seen_at,json=firstSeenAt,proto3" json:"first_seen_at,omitempty"`
+	LastSeenAt    *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
+	ResolvedAt    *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=resolved_at,json=resolvedAt,proto3" json:"resolved_at,omitempty"`
+	Count         int64                  `protobuf:"varint,18,opt,name=count,proto3" json:"count,omitempty"` // sweeps that saw it
+	Version       int64                  `protobuf:"varint,19,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_gpuaas_lifecycle_v1_entities_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_entities_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_entities_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Finding) GetFindingId() string {
+	if x != nil {
+		return x.FindingId
+	}
+	return ""
+}
+
+func (x *Finding) GetKind() v11.FindingKind {
+	if x != nil {
+		return x.Kind
+	}
+	return v11.FindingKind(0)
+}
+
+func (x *Finding) GetSeverity() v11.Severity {
+	if x != nil {
+		return x.Severity
+	}
+	return v11.Severity(0)
+}
+
+func (x *Finding) GetSubjectType() string {
+	if x != nil {
+		return x.SubjectType
+	}
+	return ""
+}
+
+func (x *Finding) GetSubjectId() string {
+	if x != nil {
+		return x.SubjectId
+	}
+	return ""
+}
+
+func (x *Finding) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *Finding) GetWorkspaceId() string {
+	if x != nil {
+		return x.WorkspaceId
+	}
+	return ""
+}
+
+func (x *Finding) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Finding) GetAllocationId() string {
+	if x != nil {
+		return x.AllocationId
+	}
+	return ""
+}
+
+func (x *Finding) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
+func (x *Finding) GetNextAction() string {
+	if x != nil {
+		return x.NextAction
+	}
+	return ""
+}
+
+func (x *Finding) GetBefore() *structpb.Struct {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *Finding) GetAfter() *structpb.Struct {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *Finding) GetCordoned() bool {
+	if x != nil {
+		return x.Cordoned
+	}
+	return false
+}
+
+func (x *Finding) GetFirstSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstSeenAt
+	}
+	return nil
+}
+
+func (x *Finding) GetLastSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeenAt
+	}
+	return nil
+}
+
+func (x *Finding) GetResolvedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ResolvedAt
+	}
+	return nil
+}
+
+func (x *Finding) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Finding) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 var File_gpuaas_lifecycle_v1_entities_proto protoreflect.FileDescriptor
 
 const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
@@ -2386,7 +2599,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\vwhy_waiting\x18\x13 \x01(\tR\n" +
 	"whyWaiting\x12/\n" +
 	"\x06output\x18\x14 \x01(\v2\x17.google.protobuf.StructR\x06output\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\"\xaa\x04\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\"\xa6\x05\n" +
 	"\n" +
 	"Allocation\x12#\n" +
 	"\rallocation_id\x18\x01 \x01(\tR\fallocationId\x12!\n" +
@@ -2406,7 +2619,10 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\bstate_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\astateAt\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\r \x01(\tR\tlastError\x12\x18\n" +
-	"\aversion\x18\x0e \x01(\x03R\aversion\"\x85\x04\n" +
+	"\aversion\x18\x0e \x01(\x03R\aversion\x12\x14\n" +
+	"\x05fence\x18\x0f \x01(\x03R\x05fence\x12J\n" +
+	"\x13release_deadline_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11releaseDeadlineAt\x12\x18\n" +
+	"\aorphans\x18\x11 \x01(\x05R\aorphans\"\x85\x04\n" +
 	"\bInstance\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
@@ -2532,7 +2748,33 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\bpossible\x18\x02 \x01(\bR\bpossible\x12\x14\n" +
 	"\x05unmet\x18\x03 \x03(\tR\x05unmet\x12 \n" +
 	"\vconsequence\x18\x04 \x01(\tR\vconsequence\x120\n" +
-	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reasonB\xd2\x01\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\xf5\x05\n" +
+	"\aFinding\x12\x1d\n" +
+	"\n" +
+	"finding_id\x18\x01 \x01(\tR\tfindingId\x121\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1d.gpuaas.common.v1.FindingKindR\x04kind\x126\n" +
+	"\bseverity\x18\x03 \x01(\x0e2\x1a.gpuaas.common.v1.SeverityR\bseverity\x12!\n" +
+	"\fsubject_type\x18\x04 \x01(\tR\vsubjectType\x12\x1d\n" +
+	"\n" +
+	"subject_id\x18\x05 \x01(\tR\tsubjectId\x12\x1b\n" +
+	"\ttenant_id\x18\x06 \x01(\tR\btenantId\x12!\n" +
+	"\fworkspace_id\x18\a \x01(\tR\vworkspaceId\x12\x17\n" +
+	"\anode_id\x18\b \x01(\tR\x06nodeId\x12#\n" +
+	"\rallocation_id\x18\t \x01(\tR\fallocationId\x12\x18\n" +
+	"\asummary\x18\n" +
+	" \x01(\tR\asummary\x12\x1f\n" +
+	"\vnext_action\x18\v \x01(\tR\n" +
+	"nextAction\x12/\n" +
+	"\x06before\x18\f \x01(\v2\x17.google.protobuf.StructR\x06before\x12-\n" +
+	"\x05after\x18\r \x01(\v2\x17.google.protobuf.StructR\x05after\x12\x1a\n" +
+	"\bcordoned\x18\x0e \x01(\bR\bcordoned\x12>\n" +
+	"\rfirst_seen_at\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\vfirstSeenAt\x12<\n" +
+	"\flast_seen_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lastSeenAt\x12;\n" +
+	"\vresolved_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"resolvedAt\x12\x14\n" +
+	"\x05count\x18\x12 \x01(\x03R\x05count\x12\x18\n" +
+	"\aversion\x18\x13 \x01(\x03R\aversionB\xd2\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\rEntitiesProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (
@@ -2547,7 +2789,7 @@ func file_gpuaas_lifecycle_v1_entities_proto_rawDescGZIP() []byte {
 	return file_gpuaas_lifecycle_v1_entities_proto_rawDescData
 }
 
-var file_gpuaas_lifecycle_v1_entities_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_gpuaas_lifecycle_v1_entities_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_gpuaas_lifecycle_v1_entities_proto_goTypes = []any{
 	(*Quota)(nil),                 // 0: gpuaas.lifecycle.v1.Quota
 	(*Tenant)(nil),                // 1: gpuaas.lifecycle.v1.Tenant
@@ -2565,89 +2807,100 @@ var file_gpuaas_lifecycle_v1_entities_proto_goTypes = []any{
 	(*NodeGate)(nil),              // 13: gpuaas.lifecycle.v1.NodeGate
 	(*Operation)(nil),             // 14: gpuaas.lifecycle.v1.Operation
 	(*ActionOption)(nil),          // 15: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*v1.Workload)(nil),           // 17: gpuaas.node.v1.Workload
-	(v11.PlacementDriver)(0),      // 18: gpuaas.common.v1.PlacementDriver
-	(v11.WorkspaceState)(0),       // 19: gpuaas.common.v1.WorkspaceState
-	(v11.OperationKind)(0),        // 20: gpuaas.common.v1.OperationKind
-	(v11.RunState)(0),             // 21: gpuaas.common.v1.RunState
-	(v11.OwnerLayer)(0),           // 22: gpuaas.common.v1.OwnerLayer
-	(v11.Direction)(0),            // 23: gpuaas.common.v1.Direction
-	(v11.AttemptState)(0),         // 24: gpuaas.common.v1.AttemptState
-	(*structpb.Struct)(nil),       // 25: google.protobuf.Struct
-	(v11.AllocationState)(0),      // 26: gpuaas.common.v1.AllocationState
-	(v11.InstanceState)(0),        // 27: gpuaas.common.v1.InstanceState
-	(v11.ClaimScope)(0),           // 28: gpuaas.common.v1.ClaimScope
-	(v11.TaskType)(0),             // 29: gpuaas.common.v1.TaskType
-	(v11.TaskState)(0),            // 30: gpuaas.common.v1.TaskState
-	(v11.Reason)(0),               // 31: gpuaas.common.v1.Reason
-	(*v11.HostFacts)(nil),         // 32: gpuaas.common.v1.HostFacts
+	(*Finding)(nil),               // 16: gpuaas.lifecycle.v1.Finding
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*v1.Workload)(nil),           // 18: gpuaas.node.v1.Workload
+	(v11.PlacementDriver)(0),      // 19: gpuaas.common.v1.PlacementDriver
+	(v11.WorkspaceState)(0),       // 20: gpuaas.common.v1.WorkspaceState
+	(v11.OperationKind)(0),        // 21: gpuaas.common.v1.OperationKind
+	(v11.RunState)(0),             // 22: gpuaas.common.v1.RunState
+	(v11.OwnerLayer)(0),           // 23: gpuaas.common.v1.OwnerLayer
+	(v11.Direction)(0),            // 24: gpuaas.common.v1.Direction
+	(v11.AttemptState)(0),         // 25: gpuaas.common.v1.AttemptState
+	(*structpb.Struct)(nil),       // 26: google.protobuf.Struct
+	(v11.AllocationState)(0),      // 27: gpuaas.common.v1.AllocationState
+	(v11.InstanceState)(0),        // 28: gpuaas.common.v1.InstanceState
+	(v11.ClaimScope)(0),           // 29: gpuaas.common.v1.ClaimScope
+	(v11.TaskType)(0),             // 30: gpuaas.common.v1.TaskType
+	(v11.TaskState)(0),            // 31: gpuaas.common.v1.TaskState
+	(v11.Reason)(0),               // 32: gpuaas.common.v1.Reason
+	(*v11.HostFacts)(nil),         // 33: gpuaas.common.v1.HostFacts
+	(v11.FindingKind)(0),          // 34: gpuaas.common.v1.FindingKind
+	(v11.Severity)(0),             // 35: gpuaas.common.v1.Severity
 }
 var file_gpuaas_lifecycle_v1_entities_proto_depIdxs = []int32{
 	0,  // 0: gpuaas.lifecycle.v1.Tenant.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	16, // 1: gpuaas.lifecycle.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
-	17, // 2: gpuaas.lifecycle.v1.WorkspaceSpec.workloads:type_name -> gpuaas.node.v1.Workload
-	18, // 3: gpuaas.lifecycle.v1.WorkspaceSpec.placement:type_name -> gpuaas.common.v1.PlacementDriver
+	17, // 1: gpuaas.lifecycle.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
+	18, // 2: gpuaas.lifecycle.v1.WorkspaceSpec.workloads:type_name -> gpuaas.node.v1.Workload
+	19, // 3: gpuaas.lifecycle.v1.WorkspaceSpec.placement:type_name -> gpuaas.common.v1.PlacementDriver
 	2,  // 4: gpuaas.lifecycle.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	19, // 5: gpuaas.lifecycle.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	20, // 5: gpuaas.lifecycle.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
 	4,  // 6: gpuaas.lifecycle.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	16, // 7: gpuaas.lifecycle.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	16, // 8: gpuaas.lifecycle.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	20, // 9: gpuaas.lifecycle.v1.Run.kind:type_name -> gpuaas.common.v1.OperationKind
-	21, // 10: gpuaas.lifecycle.v1.Run.state:type_name -> gpuaas.common.v1.RunState
-	16, // 11: gpuaas.lifecycle.v1.Run.heartbeat_at:type_name -> google.protobuf.Timestamp
-	16, // 12: gpuaas.lifecycle.v1.Run.progress_at:type_name -> google.protobuf.Timestamp
-	16, // 13: gpuaas.lifecycle.v1.Run.next_at:type_name -> google.protobuf.Timestamp
-	16, // 14: gpuaas.lifecycle.v1.Run.deadline_at:type_name -> google.protobuf.Timestamp
-	16, // 15: gpuaas.lifecycle.v1.Run.cancel_requested_at:type_name -> google.protobuf.Timestamp
-	22, // 16: gpuaas.lifecycle.v1.Run.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	16, // 17: gpuaas.lifecycle.v1.Run.created_at:type_name -> google.protobuf.Timestamp
-	16, // 18: gpuaas.lifecycle.v1.Run.finished_at:type_name -> google.protobuf.Timestamp
+	17, // 7: gpuaas.lifecycle.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	17, // 8: gpuaas.lifecycle.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	21, // 9: gpuaas.lifecycle.v1.Run.kind:type_name -> gpuaas.common.v1.OperationKind
+	22, // 10: gpuaas.lifecycle.v1.Run.state:type_name -> gpuaas.common.v1.RunState
+	17, // 11: gpuaas.lifecycle.v1.Run.heartbeat_at:type_name -> google.protobuf.Timestamp
+	17, // 12: gpuaas.lifecycle.v1.Run.progress_at:type_name -> google.protobuf.Timestamp
+	17, // 13: gpuaas.lifecycle.v1.Run.next_at:type_name -> google.protobuf.Timestamp
+	17, // 14: gpuaas.lifecycle.v1.Run.deadline_at:type_name -> google.protobuf.Timestamp
+	17, // 15: gpuaas.lifecycle.v1.Run.cancel_requested_at:type_name -> google.protobuf.Timestamp
+	23, // 16: gpuaas.lifecycle.v1.Run.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	17, // 17: gpuaas.lifecycle.v1.Run.created_at:type_name -> google.protobuf.Timestamp
+	17, // 18: gpuaas.lifecycle.v1.Run.finished_at:type_name -> google.protobuf.Timestamp
 	6,  // 19: gpuaas.lifecycle.v1.Run.changed_steps:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	23, // 20: gpuaas.lifecycle.v1.StepAttempt.direction:type_name -> gpuaas.common.v1.Direction
-	24, // 21: gpuaas.lifecycle.v1.StepAttempt.state:type_name -> gpuaas.common.v1.AttemptState
-	16, // 22: gpuaas.lifecycle.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
-	16, // 23: gpuaas.lifecycle.v1.StepAttempt.heartbeat_at:type_name -> google.protobuf.Timestamp
-	16, // 24: gpuaas.lifecycle.v1.StepAttempt.progress_at:type_name -> google.protobuf.Timestamp
-	16, // 25: gpuaas.lifecycle.v1.StepAttempt.finished_at:type_name -> google.protobuf.Timestamp
-	22, // 26: gpuaas.lifecycle.v1.StepAttempt.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	25, // 27: gpuaas.lifecycle.v1.StepAttempt.output:type_name -> google.protobuf.Struct
-	26, // 28: gpuaas.lifecycle.v1.Allocation.state:type_name -> gpuaas.common.v1.AllocationState
-	18, // 29: gpuaas.lifecycle.v1.Allocation.placement:type_name -> gpuaas.common.v1.PlacementDriver
-	16, // 30: gpuaas.lifecycle.v1.Allocation.created_at:type_name -> google.protobuf.Timestamp
-	16, // 31: gpuaas.lifecycle.v1.Allocation.state_at:type_name -> google.protobuf.Timestamp
-	27, // 32: gpuaas.lifecycle.v1.Instance.state:type_name -> gpuaas.common.v1.InstanceState
-	18, // 33: gpuaas.lifecycle.v1.Instance.placement:type_name -> gpuaas.common.v1.PlacementDriver
-	16, // 34: gpuaas.lifecycle.v1.Instance.started_at:type_name -> google.protobuf.Timestamp
-	16, // 35: gpuaas.lifecycle.v1.Instance.ended_at:type_name -> google.protobuf.Timestamp
-	28, // 36: gpuaas.lifecycle.v1.Claim.scope:type_name -> gpuaas.common.v1.ClaimScope
-	16, // 37: gpuaas.lifecycle.v1.Claim.intent_at:type_name -> google.protobuf.Timestamp
-	16, // 38: gpuaas.lifecycle.v1.Claim.confirmed_at:type_name -> google.protobuf.Timestamp
-	16, // 39: gpuaas.lifecycle.v1.Claim.released_at:type_name -> google.protobuf.Timestamp
-	16, // 40: gpuaas.lifecycle.v1.Claim.orphaned_at:type_name -> google.protobuf.Timestamp
-	29, // 41: gpuaas.lifecycle.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	30, // 42: gpuaas.lifecycle.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	16, // 43: gpuaas.lifecycle.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	16, // 44: gpuaas.lifecycle.v1.Task.not_before:type_name -> google.protobuf.Timestamp
-	16, // 45: gpuaas.lifecycle.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	16, // 46: gpuaas.lifecycle.v1.Task.state_at:type_name -> google.protobuf.Timestamp
-	31, // 47: gpuaas.lifecycle.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	30, // 48: gpuaas.lifecycle.v1.TaskTransition.state:type_name -> gpuaas.common.v1.TaskState
-	16, // 49: gpuaas.lifecycle.v1.TaskTransition.at:type_name -> google.protobuf.Timestamp
-	10, // 50: gpuaas.lifecycle.v1.TaskChanged.task:type_name -> gpuaas.lifecycle.v1.Task
-	11, // 51: gpuaas.lifecycle.v1.TaskChanged.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	16, // 52: gpuaas.lifecycle.v1.NodeGate.session_ready_at:type_name -> google.protobuf.Timestamp
-	29, // 53: gpuaas.lifecycle.v1.NodeGate.task_types:type_name -> gpuaas.common.v1.TaskType
-	32, // 54: gpuaas.lifecycle.v1.NodeGate.host:type_name -> gpuaas.common.v1.HostFacts
-	20, // 55: gpuaas.lifecycle.v1.Operation.kind:type_name -> gpuaas.common.v1.OperationKind
-	19, // 56: gpuaas.lifecycle.v1.Operation.state:type_name -> gpuaas.common.v1.WorkspaceState
-	20, // 57: gpuaas.lifecycle.v1.ActionOption.kind:type_name -> gpuaas.common.v1.OperationKind
-	31, // 58: gpuaas.lifecycle.v1.ActionOption.reason:type_name -> gpuaas.common.v1.Reason
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	24, // 20: gpuaas.lifecycle.v1.StepAttempt.direction:type_name -> gpuaas.common.v1.Direction
+	25, // 21: gpuaas.lifecycle.v1.StepAttempt.state:type_name -> gpuaas.common.v1.AttemptState
+	17, // 22: gpuaas.lifecycle.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
+	17, // 23: gpuaas.lifecycle.v1.StepAttempt.heartbeat_at:type_name -> google.protobuf.Timestamp
+	17, // 24: gpuaas.lifecycle.v1.StepAttempt.progress_at:type_name -> google.protobuf.Timestamp
+	17, // 25: gpuaas.lifecycle.v1.StepAttempt.finished_at:type_name -> google.protobuf.Timestamp
+	23, // 26: gpuaas.lifecycle.v1.StepAttempt.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	26, // 27: gpuaas.lifecycle.v1.StepAttempt.output:type_name -> google.protobuf.Struct
+	27, // 28: gpuaas.lifecycle.v1.Allocation.state:type_name -> gpuaas.common.v1.AllocationState
+	19, // 29: gpuaas.lifecycle.v1.Allocation.placement:type_name -> gpuaas.common.v1.PlacementDriver
+	17, // 30: gpuaas.lifecycle.v1.Allocation.created_at:type_name -> google.protobuf.Timestamp
+	17, // 31: gpuaas.lifecycle.v1.Allocation.state_at:type_name -> google.protobuf.Timestamp
+	17, // 32: gpuaas.lifecycle.v1.Allocation.release_deadline_at:type_name -> google.protobuf.Timestamp
+	28, // 33: gpuaas.lifecycle.v1.Instance.state:type_name -> gpuaas.common.v1.InstanceState
+	19, // 34: gpuaas.lifecycle.v1.Instance.placement:type_name -> gpuaas.common.v1.PlacementDriver
+	17, // 35: gpuaas.lifecycle.v1.Instance.started_at:type_name -> google.protobuf.Timestamp
+	17, // 36: gpuaas.lifecycle.v1.Instance.ended_at:type_name -> google.protobuf.Timestamp
+	29, // 37: gpuaas.lifecycle.v1.Claim.scope:type_name -> gpuaas.common.v1.ClaimScope
+	17, // 38: gpuaas.lifecycle.v1.Claim.intent_at:type_name -> google.protobuf.Timestamp
+	17, // 39: gpuaas.lifecycle.v1.Claim.confirmed_at:type_name -> google.protobuf.Timestamp
+	17, // 40: gpuaas.lifecycle.v1.Claim.released_at:type_name -> google.protobuf.Timestamp
+	17, // 41: gpuaas.lifecycle.v1.Claim.orphaned_at:type_name -> google.protobuf.Timestamp
+	30, // 42: gpuaas.lifecycle.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	31, // 43: gpuaas.lifecycle.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	17, // 44: gpuaas.lifecycle.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	17, // 45: gpuaas.lifecycle.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	17, // 46: gpuaas.lifecycle.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	17, // 47: gpuaas.lifecycle.v1.Task.state_at:type_name -> google.protobuf.Timestamp
+	32, // 48: gpuaas.lifecycle.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	31, // 49: gpuaas.lifecycle.v1.TaskTransition.state:type_name -> gpuaas.common.v1.TaskState
+	17, // 50: gpuaas.lifecycle.v1.TaskTransition.at:type_name -> google.protobuf.Timestamp
+	10, // 51: gpuaas.lifecycle.v1.TaskChanged.task:type_name -> gpuaas.lifecycle.v1.Task
+	11, // 52: gpuaas.lifecycle.v1.TaskChanged.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	17, // 53: gpuaas.lifecycle.v1.NodeGate.session_ready_at:type_name -> google.protobuf.Timestamp
+	30, // 54: gpuaas.lifecycle.v1.NodeGate.task_types:type_name -> gpuaas.common.v1.TaskType
+	33, // 55: gpuaas.lifecycle.v1.NodeGate.host:type_name -> gpuaas.common.v1.HostFacts
+	21, // 56: gpuaas.lifecycle.v1.Operation.kind:type_name -> gpuaas.common.v1.OperationKind
+	20, // 57: gpuaas.lifecycle.v1.Operation.state:type_name -> gpuaas.common.v1.WorkspaceState
+	21, // 58: gpuaas.lifecycle.v1.ActionOption.kind:type_name -> gpuaas.common.v1.OperationKind
+	32, // 59: gpuaas.lifecycle.v1.ActionOption.reason:type_name -> gpuaas.common.v1.Reason
+	34, // 60: gpuaas.lifecycle.v1.Finding.kind:type_name -> gpuaas.common.v1.FindingKind
+	35, // 61: gpuaas.lifecycle.v1.Finding.severity:type_name -> gpuaas.common.v1.Severity
+	26, // 62: gpuaas.lifecycle.v1.Finding.before:type_name -> google.protobuf.Struct
+	26, // 63: gpuaas.lifecycle.v1.Finding.after:type_name -> google.protobuf.Struct
+	17, // 64: gpuaas.lifecycle.v1.Finding.first_seen_at:type_name -> google.protobuf.Timestamp
+	17, // 65: gpuaas.lifecycle.v1.Finding.last_seen_at:type_name -> google.protobuf.Timestamp
+	17, // 66: gpuaas.lifecycle.v1.Finding.resolved_at:type_name -> google.protobuf.Timestamp
+	67, // [67:67] is the sub-list for method output_type
+	67, // [67:67] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_entities_proto_init() }
@@ -2661,7 +2914,7 @@ func file_gpuaas_lifecycle_v1_entities_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_entities_proto_rawDesc), len(file_gpuaas_lifecycle_v1_entities_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

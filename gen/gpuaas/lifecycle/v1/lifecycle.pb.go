@@ -1819,6 +1819,8 @@ type RequestOperationRequest struct {
 	Reason         string                           `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	Override       bool                             `protobuf:"varint,7,opt,name=override,proto3" json:"override,omitempty"`
 	DryRun         bool                             `protobuf:"varint,8,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	FencedProof    v1.FencedProof                   `protobuf:"varint,9,opt,name=fenced_proof,json=fencedProof,proto3,enum=gpuaas.common.v1.FencedProof" json:"fenced_proof,omitempty"` // to recreate what cannot be confirmed ended
+	CorrelationId  string                           `protobuf:"bytes,10,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`                             // of a watchdog's recovery
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1918,6 +1920,20 @@ func (x *RequestOperationRequest) GetDryRun() bool {
 		return x.DryRun
 	}
 	return false
+}
+
+func (x *RequestOperationRequest) GetFencedProof() v1.FencedProof {
+	if x != nil {
+		return x.FencedProof
+	}
+	return v1.FencedProof(0)
+}
+
+func (x *RequestOperationRequest) GetCorrelationId() string {
+	if x != nil {
+		return x.CorrelationId
+	}
+	return ""
 }
 
 type isRequestOperationRequest_Target interface {
@@ -2079,6 +2095,266 @@ func (x *GetActionsResponse) GetComputedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// RetryReleaseRequest names the allocation.
+type RetryReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AllocationId  string                 `protobuf:"bytes,1,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryReleaseRequest) Reset() {
+	*x = RetryReleaseRequest{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryReleaseRequest) ProtoMessage() {}
+
+func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryReleaseRequest.ProtoReflect.Descriptor instead.
+func (*RetryReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RetryReleaseRequest) GetAllocationId() string {
+	if x != nil {
+		return x.AllocationId
+	}
+	return ""
+}
+
+func (x *RetryReleaseRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RetryReleaseRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// RetryReleaseResponse answers the operation that cleans up.
+type RetryReleaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	Allocation    *Allocation            `protobuf:"bytes,2,opt,name=allocation,proto3" json:"allocation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryReleaseResponse) Reset() {
+	*x = RetryReleaseResponse{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryReleaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryReleaseResponse) ProtoMessage() {}
+
+func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryReleaseResponse.ProtoReflect.Descriptor instead.
+func (*RetryReleaseResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RetryReleaseResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *RetryReleaseResponse) GetAllocation() *Allocation {
+	if x != nil {
+		return x.Allocation
+	}
+	return nil
+}
+
+// ForceReleaseRequest names what it breaks.
+type ForceReleaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AllocationId  string                 `protobuf:"bytes,1,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	ExpectedFence int64                  `protobuf:"varint,2,opt,name=expected_fence,json=expectedFence,proto3" json:"expected_fence,omitempty"`
+	FencedProof   v1.FencedProof         `protobuf:"varint,3,opt,name=fenced_proof,json=fencedProof,proto3,enum=gpuaas.common.v1.FencedProof" json:"fenced_proof,omitempty"`
+	AckOrphans    []string               `protobuf:"bytes,4,rep,name=ack_orphans,json=ackOrphans,proto3" json:"ack_orphans,omitempty"` // every claim that may be left behind
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	DryRun        bool                   `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForceReleaseRequest) Reset() {
+	*x = ForceReleaseRequest{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForceReleaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForceReleaseRequest) ProtoMessage() {}
+
+func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
+func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ForceReleaseRequest) GetAllocationId() string {
+	if x != nil {
+		return x.AllocationId
+	}
+	return ""
+}
+
+func (x *ForceReleaseRequest) GetExpectedFence() int64 {
+	if x != nil {
+		return x.ExpectedFence
+	}
+	return 0
+}
+
+func (x *ForceReleaseRequest) GetFencedProof() v1.FencedProof {
+	if x != nil {
+		return x.FencedProof
+	}
+	return v1.FencedProof(0)
+}
+
+func (x *ForceReleaseRequest) GetAckOrphans() []string {
+	if x != nil {
+		return x.AckOrphans
+	}
+	return nil
+}
+
+func (x *ForceReleaseRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ForceReleaseRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// ForceReleaseResponse answers the operation that frees.
+type ForceReleaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	Allocation    *Allocation            `protobuf:"bytes,2,opt,name=allocation,proto3" json:"allocation,omitempty"`
+	Claims        []*Claim               `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"` // that may become orphans
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForceReleaseResponse) Reset() {
+	*x = ForceReleaseResponse{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForceReleaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForceReleaseResponse) ProtoMessage() {}
+
+func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
+func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ForceReleaseResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *ForceReleaseResponse) GetAllocation() *Allocation {
+	if x != nil {
+		return x.Allocation
+	}
+	return nil
+}
+
+func (x *ForceReleaseResponse) GetClaims() []*Claim {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
 var File_gpuaas_lifecycle_v1_lifecycle_proto protoreflect.FileDescriptor
 
 const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
@@ -2229,7 +2505,7 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x0fCreateWorkspace\x12!\n" +
 	"\x06tenant\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\x06tenant\x12>\n" +
 	"\x04name\x18\x02 \x01(\tB*\xbaH'r%\x10\x01\x18(2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x04name\x126\n" +
-	"\x04spec\x18\x03 \x01(\v2\".gpuaas.lifecycle.v1.WorkspaceSpecR\x04spec\"\x8c\x03\n" +
+	"\x04spec\x18\x03 \x01(\v2\".gpuaas.lifecycle.v1.WorkspaceSpecR\x04spec\"\x89\x04\n" +
 	"\x17RequestOperationRequest\x12?\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.gpuaas.common.v1.OperationKindB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x04kind\x12>\n" +
@@ -2239,7 +2515,10 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\x12 \n" +
 	"\x06reason\x18\x06 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\x12\x1a\n" +
 	"\boverride\x18\a \x01(\bR\boverride\x12\x17\n" +
-	"\adry_run\x18\b \x01(\bR\x06dryRunB\x0f\n" +
+	"\adry_run\x18\b \x01(\bR\x06dryRun\x12J\n" +
+	"\ffenced_proof\x18\t \x01(\x0e2\x1d.gpuaas.common.v1.FencedProofB\b\xbaH\x05\x82\x01\x02\x10\x01R\vfencedProof\x12/\n" +
+	"\x0ecorrelation_id\x18\n" +
+	" \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\rcorrelationIdB\x0f\n" +
 	"\x06target\x12\x05\xbaH\x02\b\x01\"X\n" +
 	"\x18RequestOperationResponse\x12<\n" +
 	"\toperation\x18\x01 \x01(\v2\x1e.gpuaas.lifecycle.v1.OperationR\toperation\"@\n" +
@@ -2248,7 +2527,32 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x12GetActionsResponse\x12;\n" +
 	"\aactions\x18\x01 \x03(\v2!.gpuaas.lifecycle.v1.ActionOptionR\aactions\x12;\n" +
 	"\vcomputed_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"computedAt*g\n" +
+	"computedAt\"\x7f\n" +
+	"\x13RetryReleaseRequest\x12-\n" +
+	"\rallocation_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\fallocationId\x12 \n" +
+	"\x06reason\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"\x95\x01\n" +
+	"\x14RetryReleaseResponse\x12<\n" +
+	"\toperation\x18\x01 \x01(\v2\x1e.gpuaas.lifecycle.v1.OperationR\toperation\x12?\n" +
+	"\n" +
+	"allocation\x18\x02 \x01(\v2\x1f.gpuaas.lifecycle.v1.AllocationR\n" +
+	"allocation\"\xb1\x02\n" +
+	"\x13ForceReleaseRequest\x12-\n" +
+	"\rallocation_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\fallocationId\x12.\n" +
+	"\x0eexpected_fence\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\rexpectedFence\x12L\n" +
+	"\ffenced_proof\x18\x03 \x01(\x0e2\x1d.gpuaas.common.v1.FencedProofB\n" +
+	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\vfencedProof\x120\n" +
+	"\vack_orphans\x18\x04 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10@\"\x05r\x03\xb0\x01\x01R\n" +
+	"ackOrphans\x12\"\n" +
+	"\x06reason\x18\x05 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"\xc9\x01\n" +
+	"\x14ForceReleaseResponse\x12<\n" +
+	"\toperation\x18\x01 \x01(\v2\x1e.gpuaas.lifecycle.v1.OperationR\toperation\x12?\n" +
+	"\n" +
+	"allocation\x18\x02 \x01(\v2\x1f.gpuaas.lifecycle.v1.AllocationR\n" +
+	"allocation\x122\n" +
+	"\x06claims\x18\x03 \x03(\v2\x1a.gpuaas.lifecycle.v1.ClaimR\x06claims*g\n" +
 	"\bTaskVerb\x12\x19\n" +
 	"\x15TASK_VERB_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TASK_VERB_CANCEL\x10\x01\x12\x15\n" +
@@ -2285,7 +2589,12 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x8a\x01\n" +
 	"\n" +
 	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"+\xe2\xe0\x18'\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\x06tenant\x1a\x06viewerB\xd3\x01\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\x06tenant\x1a\x06viewer2\x99\x02\n" +
+	"\x11AllocationService\x12\x80\x01\n" +
+	"\fRetryRelease\x12(.gpuaas.lifecycle.v1.RetryReleaseRequest\x1a).gpuaas.lifecycle.v1.RetryReleaseResponse\"\x1b\xe2\xe0\x18\x17\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x12\x80\x01\n" +
+	"\fForceRelease\x12(.gpuaas.lifecycle.v1.ForceReleaseRequest\x1a).gpuaas.lifecycle.v1.ForceReleaseResponse\"\x1b\xe2\xe0\x18\x17\n" +
+	"\treadmodel\x10\x03\x1a\boperatorB\xd3\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\x0eLifecycleProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (
@@ -2301,7 +2610,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(TaskVerb)(0),                    // 0: gpuaas.lifecycle.v1.TaskVerb
 	(*ApplyFenceRequest)(nil),        // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
@@ -2335,89 +2644,107 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*RequestOperationResponse)(nil), // 29: gpuaas.lifecycle.v1.RequestOperationResponse
 	(*GetActionsRequest)(nil),        // 30: gpuaas.lifecycle.v1.GetActionsRequest
 	(*GetActionsResponse)(nil),       // 31: gpuaas.lifecycle.v1.GetActionsResponse
-	(*v1.TaskInFlight)(nil),          // 32: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                 // 33: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),             // 34: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                // 35: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),              // 36: gpuaas.node.v1.TaskRef
-	(*NodeGate)(nil),                 // 37: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),            // 38: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),          // 39: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),         // 40: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),           // 41: gpuaas.node.v1.TaskResult
-	(*Task)(nil),                     // 42: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                    // 43: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                   // 44: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),            // 45: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),            // 46: gpuaas.common.v1.OperationKind
-	(*Operation)(nil),                // 47: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),             // 48: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),    // 49: google.protobuf.Timestamp
+	(*RetryReleaseRequest)(nil),      // 32: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),     // 33: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),      // 34: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),     // 35: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*v1.TaskInFlight)(nil),          // 36: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                 // 37: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),             // 38: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                // 39: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),              // 40: gpuaas.node.v1.TaskRef
+	(*NodeGate)(nil),                 // 41: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),            // 42: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),          // 43: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),         // 44: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),           // 45: gpuaas.node.v1.TaskResult
+	(*Task)(nil),                     // 46: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                    // 47: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                   // 48: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),            // 49: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),            // 50: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),              // 51: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                // 52: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),             // 53: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
+	(*Allocation)(nil),               // 55: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                    // 56: gpuaas.lifecycle.v1.Claim
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	32, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	33, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	34, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	35, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	36, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	36, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	36, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	37, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	38, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	39, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	40, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	40, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
 	3,  // 6: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
 	4,  // 7: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	37, // 8: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	41, // 8: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
 	11, // 9: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	36, // 10: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	40, // 10: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
 	12, // 11: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	38, // 12: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	36, // 13: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	42, // 12: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	40, // 13: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
 	14, // 14: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
 	16, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	35, // 16: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	36, // 17: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	39, // 18: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	40, // 19: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	41, // 20: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	39, // 16: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	40, // 17: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	43, // 18: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	44, // 19: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	45, // 20: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
 	17, // 21: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	36, // 22: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	35, // 23: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	40, // 22: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	39, // 23: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
 	19, // 24: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	42, // 25: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	46, // 25: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
 	0,  // 26: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	42, // 27: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	43, // 28: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	44, // 29: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	45, // 30: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	46, // 31: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	46, // 27: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	47, // 28: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	48, // 29: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	49, // 30: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	50, // 31: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
 	27, // 32: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	47, // 33: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	48, // 34: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	49, // 35: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	1,  // 36: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 37: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 38: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 39: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 40: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 41: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	21, // 42: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	23, // 43: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	25, // 44: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	28, // 45: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	30, // 46: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	2,  // 47: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 48: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 49: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 50: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 51: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	20, // 52: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	22, // 53: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	24, // 54: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	26, // 55: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	29, // 56: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	31, // 57: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	47, // [47:58] is the sub-list for method output_type
-	36, // [36:47] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	51, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	52, // 34: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	53, // 35: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	54, // 36: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	52, // 37: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	55, // 38: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	51, // 39: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	52, // 40: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	55, // 41: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	56, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	1,  // 43: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 44: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	7,  // 45: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	9,  // 46: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	13, // 47: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	18, // 48: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	21, // 49: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	23, // 50: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	25, // 51: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	28, // 52: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	30, // 53: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	32, // 54: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	34, // 55: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	2,  // 56: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 57: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	8,  // 58: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	10, // 59: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	15, // 60: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	20, // 61: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	22, // 62: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	24, // 63: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	26, // 64: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	29, // 65: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	31, // 66: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	33, // 67: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	35, // 68: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	56, // [56:69] is the sub-list for method output_type
+	43, // [43:56] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -2436,9 +2763,9 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   35,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes,
 		DependencyIndexes: file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs,

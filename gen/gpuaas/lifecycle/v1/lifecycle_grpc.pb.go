@@ -667,3 +667,151 @@ var WorkspaceService_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "gpuaas/lifecycle/v1/lifecycle.proto",
 }
+
+const (
+	AllocationService_RetryRelease_FullMethodName = "/gpuaas.lifecycle.v1.AllocationService/RetryRelease"
+	AllocationService_ForceRelease_FullMethodName = "/gpuaas.lifecycle.v1.AllocationService/ForceRelease"
+)
+
+// AllocationServiceClient is the client API for AllocationService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// AllocationService gets holds free whose release has failed.
+type AllocationServiceClient interface {
+	// RetryRelease cleans up again what a failed release has left.
+	RetryRelease(ctx context.Context, in *RetryReleaseRequest, opts ...grpc.CallOption) (*RetryReleaseResponse, error)
+	// ForceRelease frees a hold on a person's word: each undo is tried with a short deadline, and what could not be cleaned becomes an orphan claim.
+	ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseResponse, error)
+}
+
+type allocationServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAllocationServiceClient(cc grpc.ClientConnInterface) AllocationServiceClient {
+	return &allocationServiceClient{cc}
+}
+
+func (c *allocationServiceClient) RetryRelease(ctx context.Context, in *RetryReleaseRequest, opts ...grpc.CallOption) (*RetryReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetryReleaseResponse)
+	err := c.cc.Invoke(ctx, AllocationService_RetryRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *allocationServiceClient) ForceRelease(ctx context.Context, in *ForceReleaseRequest, opts ...grpc.CallOption) (*ForceReleaseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForceReleaseResponse)
+	err := c.cc.Invoke(ctx, AllocationService_ForceRelease_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AllocationServiceServer is the server API for AllocationService service.
+// All implementations must embed UnimplementedAllocationServiceServer
+// for forward compatibility.
+//
+// AllocationService gets holds free whose release has failed.
+type AllocationServiceServer interface {
+	// RetryRelease cleans up again what a failed release has left.
+	RetryRelease(context.Context, *RetryReleaseRequest) (*RetryReleaseResponse, error)
+	// ForceRelease frees a hold on a person's word: each undo is tried with a short deadline, and what could not be cleaned becomes an orphan claim.
+	ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error)
+	mustEmbedUnimplementedAllocationServiceServer()
+}
+
+// UnimplementedAllocationServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAllocationServiceServer struct{}
+
+func (UnimplementedAllocationServiceServer) RetryRelease(context.Context, *RetryReleaseRequest) (*RetryReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetryRelease not implemented")
+}
+func (UnimplementedAllocationServiceServer) ForceRelease(context.Context, *ForceReleaseRequest) (*ForceReleaseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForceRelease not implemented")
+}
+func (UnimplementedAllocationServiceServer) mustEmbedUnimplementedAllocationServiceServer() {}
+func (UnimplementedAllocationServiceServer) testEmbeddedByValue()                           {}
+
+// UnsafeAllocationServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AllocationServiceServer will
+// result in compilation errors.
+type UnsafeAllocationServiceServer interface {
+	mustEmbedUnimplementedAllocationServiceServer()
+}
+
+func RegisterAllocationServiceServer(s grpc.ServiceRegistrar, srv AllocationServiceServer) {
+	// If the following call panics, it indicates UnimplementedAllocationServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&AllocationService_ServiceDesc, srv)
+}
+
+func _AllocationService_RetryRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AllocationServiceServer).RetryRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AllocationService_RetryRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AllocationServiceServer).RetryRelease(ctx, req.(*RetryReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AllocationService_ForceRelease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForceReleaseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AllocationServiceServer).ForceRelease(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AllocationService_ForceRelease_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AllocationServiceServer).ForceRelease(ctx, req.(*ForceReleaseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// AllocationService_ServiceDesc is the grpc.ServiceDesc for AllocationService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var AllocationService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "gpuaas.lifecycle.v1.AllocationService",
+	HandlerType: (*AllocationServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "RetryRelease",
+			Handler:    _AllocationService_RetryRelease_Handler,
+		},
+		{
+			MethodName: "ForceRelease",
+			Handler:    _AllocationService_ForceRelease_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "gpuaas/lifecycle/v1/lifecycle.proto",
+}

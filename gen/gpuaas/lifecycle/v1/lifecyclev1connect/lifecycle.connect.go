@@ -27,6 +27,8 @@ const (
 	TaskServiceName = "gpuaas.lifecycle.v1.TaskService"
 	// WorkspaceServiceName is the fully-qualified name of the WorkspaceService service.
 	WorkspaceServiceName = "gpuaas.lifecycle.v1.WorkspaceService"
+	// AllocationServiceName is the fully-qualified name of the AllocationService service.
+	AllocationServiceName = "gpuaas.lifecycle.v1.AllocationService"
 )
 
 // These constants are the fully-qualified names of the RPCs defined in this package. They're
@@ -64,6 +66,12 @@ const (
 	// WorkspaceServiceGetActionsProcedure is the fully-qualified name of the WorkspaceService's
 	// GetActions RPC.
 	WorkspaceServiceGetActionsProcedure = "/gpuaas.lifecycle.v1.WorkspaceService/GetActions"
+	// AllocationServiceRetryReleaseProcedure is the fully-qualified name of the AllocationService's
+	// RetryRelease RPC.
+	AllocationServiceRetryReleaseProcedure = "/gpuaas.lifecycle.v1.AllocationService/RetryRelease"
+	// AllocationServiceForceReleaseProcedure is the fully-qualified name of the AllocationService's
+	// ForceRelease RPC.
+	AllocationServiceForceReleaseProcedure = "/gpuaas.lifecycle.v1.AllocationService/ForceRelease"
 )
 
 // GateServiceClient is a client for the gpuaas.lifecycle.v1.GateService service.
@@ -546,4 +554,113 @@ func (UnimplementedWorkspaceServiceHandler) RequestOperation(context.Context, *v
 
 func (UnimplementedWorkspaceServiceHandler) GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.WorkspaceService.GetActions is not implemented"))
+}
+
+// AllocationServiceClient is a client for the gpuaas.lifecycle.v1.AllocationService service.
+type AllocationServiceClient interface {
+	// RetryRelease cleans up again what a failed release has left.
+	RetryRelease(context.Context, *v1.RetryReleaseRequest) (*v1.RetryReleaseResponse, error)
+	// ForceRelease frees a hold on a person's word: each undo is tried with a short deadline, and what could not be cleaned becomes an orphan claim.
+	ForceRelease(context.Context, *v1.ForceReleaseRequest) (*v1.ForceReleaseResponse, error)
+}
+
+// NewAllocationServiceClient constructs a client for the gpuaas.lifecycle.v1.AllocationService
+// service. By default, it uses the Connect protocol with the binary Protobuf Codec, asks for
+// gzipped responses, and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply
+// the connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewAllocationServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) AllocationServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	allocationServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("AllocationService").Methods()
+	return &allocationServiceClient{
+		retryRelease: connect.NewClient[v1.RetryReleaseRequest, v1.RetryReleaseResponse](
+			httpClient,
+			baseURL+AllocationServiceRetryReleaseProcedure,
+			connect.WithSchema(allocationServiceMethods.ByName("RetryRelease")),
+			connect.WithClientOptions(opts...),
+		),
+		forceRelease: connect.NewClient[v1.ForceReleaseRequest, v1.ForceReleaseResponse](
+			httpClient,
+			baseURL+AllocationServiceForceReleaseProcedure,
+			connect.WithSchema(allocationServiceMethods.ByName("ForceRelease")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// allocationServiceClient implements AllocationServiceClient.
+type allocationServiceClient struct {
+	retryRelease *connect.Client[v1.RetryReleaseRequest, v1.RetryReleaseResponse]
+	forceRelease *connect.Client[v1.ForceReleaseRequest, v1.ForceReleaseResponse]
+}
+
+// RetryRelease calls gpuaas.lifecycle.v1.AllocationService.RetryRelease.
+func (c *allocationServiceClient) RetryRelease(ctx context.Context, req *v1.RetryReleaseRequest) (*v1.RetryReleaseResponse, error) {
+	response, err := c.retryRelease.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ForceRelease calls gpuaas.lifecycle.v1.AllocationService.ForceRelease.
+func (c *allocationServiceClient) ForceRelease(ctx context.Context, req *v1.ForceReleaseRequest) (*v1.ForceReleaseResponse, error) {
+	response, err := c.forceRelease.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// AllocationServiceHandler is an implementation of the gpuaas.lifecycle.v1.AllocationService
+// service.
+type AllocationServiceHandler interface {
+	// RetryRelease cleans up again what a failed release has left.
+	RetryRelease(context.Context, *v1.RetryReleaseRequest) (*v1.RetryReleaseResponse, error)
+	// ForceRelease frees a hold on a person's word: each undo is tried with a short deadline, and what could not be cleaned becomes an orphan claim.
+	ForceRelease(context.Context, *v1.ForceReleaseRequest) (*v1.ForceReleaseResponse, error)
+}
+
+// NewAllocationServiceHandler builds an HTTP handler from the service implementation. It returns
+// the path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewAllocationServiceHandler(svc AllocationServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	allocationServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("AllocationService").Methods()
+	allocationServiceRetryReleaseHandler := connect.NewUnaryHandlerSimple(
+		AllocationServiceRetryReleaseProcedure,
+		svc.RetryRelease,
+		connect.WithSchema(allocationServiceMethods.ByName("RetryRelease")),
+		connect.WithHandlerOptions(opts...),
+	)
+	allocationServiceForceReleaseHandler := connect.NewUnaryHandlerSimple(
+		AllocationServiceForceReleaseProcedure,
+		svc.ForceRelease,
+		connect.WithSchema(allocationServiceMethods.ByName("ForceRelease")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/gpuaas.lifecycle.v1.AllocationService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case AllocationServiceRetryReleaseProcedure:
+			allocationServiceRetryReleaseHandler.ServeHTTP(w, r)
+		case AllocationServiceForceReleaseProcedure:
+			allocationServiceForceReleaseHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedAllocationServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedAllocationServiceHandler struct{}
+
+func (UnimplementedAllocationServiceHandler) RetryRelease(context.Context, *v1.RetryReleaseRequest) (*v1.RetryReleaseResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.AllocationService.RetryRelease is not implemented"))
+}
+
+func (UnimplementedAllocationServiceHandler) ForceRelease(context.Context, *v1.ForceReleaseRequest) (*v1.ForceReleaseResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.AllocationService.ForceRelease is not implemented"))
 }
