@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -233,7 +234,11 @@ func write(ctx context.Context, d *testkit.Database, writer, i int, rng *rand.Ra
 		if id, err = events.Append(ctx, tx, event("changed", aggregate, version)); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, "SELECT pg_sleep($1)", rng.Float64()*0.01); err != nil {
+		hold := rng.Float64() * 0.01
+		if rng.IntN(25) == 0 && strings.HasPrefix(aggregate, "own") {
+			hold = 0.3 // many rounds go by before it commits
+		}
+		if _, err := tx.Exec(ctx, "SELECT pg_sleep($1)", hold); err != nil {
 			return err
 		}
 		if abort {
