@@ -60,29 +60,31 @@ CREATE INDEX numbered_xid ON events.numbered (xid);
 -- +goose StatementBegin
 CREATE FUNCTION events.number() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
+    locked     text;
     last_given bigint;
+    lowest_new bigint;
+    n          bigint;
     ended      bigint;
 BEGIN
-    -- The sequencer has this lock already; whoever comes without it waits here. Statements from here on see what the
-    -- previous holder committed.
-    PERFORM pg_advisory_xact_lock(113732703289347);
-    SELECT n.last_pos, n.highest, n.open INTO last_given, NEW.before, NEW.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1;
-    IF NOT FOUND THEN
-        last_given := 0;
-        NEW.before := 0;
-        NEW.open := '{[1,)}';
-    END IF;
+    -- The sequencer has this lock already; whoever comes without it waits here. What follows sees what the previous
+    -- holder committed.
+    locked := pg_advisory_xact_lock(113732703289347)::text;
+    SELECT COALESCE(newest.last_pos, 0), COALESCE(newest.highest, 0), COALESCE(newest.open, '{[1,)}'), e.era << 40,
+            (SELECT sum(upper(r) - lower(r)) FROM unnest(NEW.seqs) r),
+            (SELECT m.before FROM events.numbered m WHERE m.xid <= NEW.oldest ORDER BY m.xid DESC LIMIT 1)
+        INTO last_given, NEW.before, NEW.open, lowest_new, n, ended
+        FROM mesh.era e LEFT JOIN (SELECT x.last_pos, x.highest, x.open FROM events.numbered x ORDER BY x.last_pos DESC LIMIT 1) newest ON true;
     IF isempty(NEW.seqs) OR upper_inf(NEW.seqs) OR NOT NEW.seqs <@ NEW.open THEN
         RAISE EXCEPTION 'events are numbered once, and those that are there' USING ERRCODE = 'check_violation';
     END IF;
     NEW.xid := pg_current_xact_id();
-    NEW.first_pos := GREATEST(last_given + 1, (SELECT e.era << 40 FROM mesh.era e));
-    NEW.last_pos := NEW.first_pos - 1 + (SELECT sum(upper(r) - lower(r))::bigint FROM unnest(NEW.seqs) r);
+    NEW.first_pos := GREATEST(last_given + 1, lowest_new);
+    NEW.last_pos := NEW.first_pos - 1 + n;
     NEW.highest := GREATEST(NEW.before, upper(NEW.seqs) - 1);
     NEW.open := NEW.open - NEW.seqs;
-    -- All whose id is below that row's xid have ended before seqs was chosen: of the seqs that it had seen, those which
-    -- are not numbered by now belong to nobody. A round may have been cut short, but never below its last seq.
-    SELECT n.before INTO ended FROM events.numbered n WHERE n.xid <= NEW.oldest ORDER BY n.xid DESC LIMIT 1;
+    -- ended is from the newest row that is older than whatever ran when seqs was chosen: all who had drawn a seq up to
+    -- it had ended, so that those which are not numbered by now belong to nobody. A round may have been cut short, but
+    -- never below its last seq.
     IF ended IS NOT NULL THEN
         NEW.open := NEW.open - int8multirange(int8range(NULL, LEAST(ended, upper(NEW.seqs) - 1), '[]'));
     END IF;
