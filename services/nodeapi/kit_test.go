@@ -306,6 +306,8 @@ func (k *kit) session(r *replica) *agent {
 	k.connect(a, r.AgentAddr(), true)
 	a.open()
 	k.raised(a)
+	// Facts of one session that come together are written as one: later ones are the test's.
+	testkit.Eventually(k.t, patience, func() error { return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ") })
 	return a
 }
 
