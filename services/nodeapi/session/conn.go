@@ -35,8 +35,9 @@ type transport struct {
 type authInfo struct {
 	credentials.CommonAuthInfo
 
-	peer pki.Peer
-	conn net.Conn
+	peer    pki.Peer
+	conn    net.Conn
+	streams *pace // that it opened
 }
 
 // AuthType names the kind of authentication.
@@ -61,7 +62,7 @@ func (t *transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInf
 		t.reject(raw, errProtocol)
 		return nil, nil, errors.Join(errProtocol, conn.Close())
 	}
-	return conn, authInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, peer: p, conn: raw}, nil
+	return conn, authInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, peer: p, conn: raw, streams: &pace{}}, nil
 }
 
 func (t *transport) reject(raw net.Conn, err error) {

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 )
@@ -46,15 +47,19 @@ func (h *handler) run(ctx context.Context) error {
 	if err == nil || errors.Is(err, errHungUp) || errors.Is(err, io.EOF) {
 		return nil
 	}
-	if ctx.Err() != nil {
+	tooLarge := fault.Has(err, commonv1.Reason_REASON_FRAME_TOO_LARGE)
+	if ctx.Err() != nil && !tooLarge {
 		return nil //nolint:nilerr // the connection is gone: there is nobody to tell
 	}
 	if h.sess.Gone() {
 		return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
 	}
 	d := fault.ToDenial(err, "")
+	h.server.deps.Metrics.Refused(names.Of(d.GetReason()))
 	h.server.deps.Logger.InfoContext(ctx, "session refused", slog.String("node_id", h.sess.Identity.NodeID), slog.String("session_id", h.sess.ID), slog.Any("error", err))
-	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
+	if !tooLarge { // else grpc has sent the stream's status already, and nothing comes after that
+		h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
+	}
 	return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
 }
 

@@ -57,7 +57,7 @@ func (o *opens) sweep(now time.Time) {
 	}
 }
 
-// pace bounds the frames of one session within a second. It lives in the handler's frame, so it needs no lock.
+// pace bounds the frames of one session, or the streams of one connection, within a second. Only one goroutine counts with it, so it needs no lock.
 type pace struct {
 	second     int64
 	frames     int
@@ -70,7 +70,7 @@ func (p *pace) roll(now time.Time) {
 	}
 }
 
-// frame answers false when the session sends more than it may.
+// frame answers false when there are more than there may be.
 func (p *pace) frame(now time.Time, limit int) bool {
 	p.roll(now)
 	p.frames++

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -29,6 +30,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/batch"
@@ -38,7 +40,8 @@ import (
 // Limits of the agents' port. Zero fields take the defaults.
 type Limits struct {
 	MaxConnections    int           // open connections; default 16384
-	StreamsPerConn    uint32        // default 8
+	StreamsPerConn    uint32        // at once; default 8
+	StreamsPerSecond  int           // of one connection, which more ends: streams that are reset at once count too; default 32
 	MessageBytes      int           // default 1 MiB
 	HeaderBytes       uint32        // default 16 KiB
 	Handshake         time.Duration // default 5 s
@@ -63,6 +66,9 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.StreamsPerConn == 0 {
 		l.StreamsPerConn = 8
+	}
+	if l.StreamsPerSecond <= 0 {
+		l.StreamsPerSecond = 32
 	}
 	if l.MessageBytes <= 0 {
 		l.MessageBytes = 1 << 20
@@ -116,6 +122,7 @@ type Metrics interface {
 	TLSReject(reason string)
 	Shed()
 	Opened(outcome string)
+	Refused(reason string)
 	Frame(kind string)
 }
 
@@ -198,11 +205,29 @@ func New(deps Deps, cfg Config) (*Server, error) {
 			Time:              lim.KeepaliveInterval, Timeout: lim.KeepaliveTimeout,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: false}),
+		grpc.InTapHandle(s.tap),
 		grpc.StreamInterceptor(s.protect),
 		grpc.WaitForHandlers(true),
 	)
 	nodev1.RegisterNodeServiceServer(s.grpc, s)
 	return s, nil
+}
+
+// tap sees every stream before anything is spent on it. A connection that opens them faster than any agent would is cut.
+func (s *Server) tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	info, err := connOf(ctx)
+	if err != nil {
+		return ctx, fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
+	}
+	if info.streams.frame(time.Now(), s.lim.StreamsPerSecond) {
+		return ctx, nil
+	}
+	if info.streams.frames == s.lim.StreamsPerSecond+1 {
+		s.deps.Metrics.Refused(names.Of(commonv1.Reason_REASON_RATE_LIMITED))
+		s.deps.Logger.InfoContext(ctx, "connection cut: it opens too many streams", slog.String("node_id", info.peer.ID.Name))
+	}
+	_ = info.conn.Close()
+	return ctx, fault.ToGRPC(fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this connection opens too many streams"), "") //nolint:wrapcheck // as above
 }
 
 // protect turns a panic of one stream into its end.
@@ -321,6 +346,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 // refuse tells the agent why, as a frame it understands and as the stream's status.
 func (s *Server) refuse(stream roster.Stream, err error) error {
 	d := fault.ToDenial(err, "")
+	s.deps.Metrics.Refused(names.Of(d.GetReason()))
 	_ = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
 	return fault.ToGRPC(err, "") //nolint:wrapcheck // it is the wire's error
 }
