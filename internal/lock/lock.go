@@ -20,7 +20,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
 )
 
 // Defaults of Config.
@@ -224,15 +227,18 @@ func (l *Lock) compareAnd(ctx context.Context, operation, script, workspaceID, r
 	return done
 }
 
-// Check answers whether Redis answers within the budget, for a status page; a process is ready without it. It goes past the breaker.
+// Check answers whether Redis answers within the budget, for a status page; a process is ready without it. It goes past the breaker. A mesh without
+// a lock store is obs.ErrOff.
 func (l *Lock) Check(ctx context.Context) error {
 	if l == nil || l.client == nil {
-		return errors.New("no lock store is configured")
+		return obs.ErrOff
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.config.Budget)
 	defer cancel()
 	if err := l.client.Ping(ctx).Err(); err != nil {
-		return fmt.Errorf("ask lock store: %w", err)
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "Redis does not answer within its budget; joins ask Postgres, which costs latency alone",
+			fault.Remedy("look at the Redis that redis_url_file names, and start it again; nothing waits for it and nothing in it is to be restored"),
+			fault.Cause(err))
 	}
 	return nil
 }

@@ -24,7 +24,9 @@ type Health struct {
 	mu       sync.Mutex
 	ready    []named
 	live     []named
+	watched  []named
 	draining string
+	parts    map[string]part // by the check's name
 }
 
 type named struct {
@@ -74,6 +76,7 @@ type Report struct {
 	Status   string        `json:"status"`   // ok or failed
 	Draining string        `json:"draining"` // why, or empty
 	Checks   []CheckResult `json:"checks"`
+	Watched  []CheckResult `json:"watched"` // what the process does without if it must, as last looked at: ok, down, unknown or off
 }
 
 // CheckResult is one check's part of a Report.
@@ -97,10 +100,10 @@ const (
 func (h *Health) ReadyReport(ctx context.Context) Report {
 	h.mu.Lock()
 	checks := append(append([]named(nil), h.live...), h.ready...)
-	draining := h.draining
+	draining, watched := h.draining, h.watchedLocked()
 	h.mu.Unlock()
 	report := run(ctx, checks)
-	report.Draining = draining
+	report.Draining, report.Watched = draining, watched
 	if draining != "" {
 		report.Status = statusFailed
 	}
@@ -113,6 +116,19 @@ func (h *Health) LiveReport(ctx context.Context) Report {
 	checks := append([]named(nil), h.live...)
 	h.mu.Unlock()
 	return run(ctx, checks)
+}
+
+// ask runs checks at the same time and answers what each said.
+func ask(ctx context.Context, checks []named) []error {
+	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
+	defer cancel()
+	errs := make([]error, len(checks))
+	var wg sync.WaitGroup
+	for i, c := range checks {
+		wg.Go(func() { errs[i] = c.check(ctx) })
+	}
+	wg.Wait()
+	return errs
 }
 
 func run(ctx context.Context, checks []named) Report {

@@ -16,6 +16,8 @@ import (
 	"connectrpc.com/connect"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
@@ -186,6 +188,7 @@ func (b *Base) number() error {
 		app.Task{Name: "sequencer", Phase: app.PhaseLeases, Run: seq.Run},
 		app.Task{Name: "listener", Run: listen.Run},
 		app.Task{Name: "policy", Run: b.Policy.Run},
+		app.Task{Name: "health", Run: b.Health.Run},
 		app.Task{Name: "ops", Phase: app.PhasePools, Run: b.ops.Run},
 		app.Task{Name: "not-ready", Phase: app.PhaseNotReady, Stop: func(context.Context) error { b.Health.Drain("shutting down"); return nil }},
 	)
@@ -217,8 +220,21 @@ func (b *Base) InternalServer(ctx context.Context, persons *rpc.PersonVerifier) 
 	if err != nil {
 		return nil, fmt.Errorf("open internal port: %w", err)
 	}
+	if err := srv.Mount(commonv1connect.NewHealthServiceHandler(health{b}, srv.HandlerOptions()...)); err != nil {
+		return nil, fmt.Errorf("mount health: %w", err)
+	}
 	b.Add(app.Task{Name: "internal", Phase: app.PhaseDrain, Run: srv.Run})
 	return srv, nil
+}
+
+// health implements HealthService.
+type health struct{ base *Base }
+
+// GetHealth answers what this replica's own checks found last.
+func (h health) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
+	return &commonv1.GetHealthResponse{
+		Service: h.base.Name, ReplicaId: h.base.ReplicaID, Draining: h.base.Health.Draining(), Parts: h.base.Health.Parts(),
+	}, nil
 }
 
 // Client is how another service is reached.

@@ -127,6 +127,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.Health.Watch("lock_store", joins.Check)
 	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, nil)
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose

@@ -20,8 +20,10 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
@@ -41,6 +43,16 @@ import (
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
+
+// healthy is a service that finds itself and the part of that name well.
+type healthy string
+
+func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
+	part := func(name string) *commonv1.Part {
+		return &commonv1.Part{Name: name, State: commonv1.PartState_PART_STATE_OK, Since: timestamppb.Now(), ObservedAt: timestamppb.Now(), Required: name == "database"}
+	}
+	return &commonv1.GetHealthResponse{Parts: []*commonv1.Part{part("database"), part(string(h))}}, nil
+}
 
 // owners stand for lifecycle and recovery: they verify the person as the real ones do, and keep what they were asked.
 type owners struct {
@@ -192,10 +204,12 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(lifecyclev1connect.NewWorkspaceServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewTaskServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewGateServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("lock_store"), s.HandlerOptions()...))
 	})
 	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *rpc.Server) {
 		k.mount(s)(recoveryv1connect.NewIdentityServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewPolicyServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("ca"), s.HandlerOptions()...))
 	})
 	return cfg
 }

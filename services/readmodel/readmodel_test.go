@@ -108,7 +108,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	if err != nil || status.GetNodes() != 3 || status.GetNodesConnected() != 2 || status.GetWorkspaces() != 2 || status.GetLiveRuns() != 2 || status.GetPosition() == 0 {
 		t.Errorf("GetStatus = %v, %v", status, err)
 	}
-	for _, name := range []string{"database", "event_log", "nodeapi", "lifecycle", "recovery"} {
+	for _, name := range []string{"database", "event_log", "nodeapi", "lifecycle", "lock_store", "recovery", "ca"} {
 		i := slices.IndexFunc(status.GetComponents(), func(c *readmodelv1.ComponentStatus) bool { return c.GetName() == name })
 		if i < 0 || !status.GetComponents()[i].GetOk() || status.GetComponents()[i].GetObservedAt() == nil {
 			t.Errorf("component %s: %v", name, status.GetComponents())

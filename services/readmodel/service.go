@@ -9,6 +9,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
@@ -129,9 +131,11 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 	if err != nil {
 		return gateway.Owners{}, nil, err //nolint:wrapcheck // it says whose
 	}
-	probe := func(name, addr string) gateway.Probe {
-		cfg := pki.ClientConfig{Store: b.Store, Roots: b.Services, Server: pki.ServiceID(b.Config.TrustDomain, name)}
-		return gateway.Probe{Name: name, Check: func(ctx context.Context) error { return rpc.Ping(ctx, cfg, addr) }}
+	probe := func(name string, c service.Client, parts ...string) gateway.Probe {
+		health := commonv1connect.NewHealthServiceClient(c.HTTP, c.BaseURL, c.Options...)
+		return gateway.Probe{Name: name, Parts: parts, Ask: func(ctx context.Context) (*commonv1.GetHealthResponse, error) {
+			return health.GetHealth(ctx, &commonv1.GetHealthRequest{}) //nolint:wrapcheck // it is shown as one sentence
+		}}
 	}
 	return gateway.Owners{
 		Workspaces: lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
@@ -139,7 +143,7 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 		Gates:      lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Identities: recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Policies:   recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-	}, []gateway.Probe{probe("lifecycle", s.cfg.Peers.Lifecycle), probe("recovery", s.cfg.Peers.Recovery)}, nil
+	}, []gateway.Probe{probe("lifecycle", lc, "lock_store"), probe("recovery", rc, "ca")}, nil
 }
 
 // listen makes the people's port.

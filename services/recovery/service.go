@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
@@ -71,6 +72,8 @@ func (s *Service) build(ctx context.Context) error {
 			return err
 		}
 	}
+	witness := &ca.Witness{Signer: s.signer}
+	b.Health.Watch("ca", witness.Check)
 	keys, err := joinstate.LoadOrCreateKeys(s.cfg.JoinStateKeys)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what failed
@@ -98,7 +101,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says whose
 	}
 	enroller, err := enrol.New(enrol.Deps{
-		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: s.signer, Policy: b.Policy, Profile: profile, TaskKeys: s.taskKeys,
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: profile, TaskKeys: s.taskKeys,
 		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,

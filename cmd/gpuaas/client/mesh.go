@@ -53,13 +53,20 @@ func (p *Program) statusCommand() *cobra.Command {
 var componentColumns = []column[*readmodelv1.ComponentStatus]{
 	{"PART", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetName() }},
 	{"STATE", false, func(_ *printer, c *readmodelv1.ComponentStatus) string {
-		if c.GetOk() {
+		switch {
+		case c.GetState() != commonv1.PartState_PART_STATE_UNSPECIFIED:
+			return names.Of(c.GetState())
+		case c.GetOk(): // an older server
 			return "ok"
+		default:
+			return "down"
 		}
-		return "down"
 	}},
+	{"SINCE", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetSince()) }},
 	{"DETAIL", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetDetail() }},
 	{"OBSERVED", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetObservedAt()) }},
+	{"REASON", true, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetReason() }},
+	{"NEXT ACTION", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetNextAction() }},
 }
 
 var policyView = view[*recoveryv1.PolicyKey]{

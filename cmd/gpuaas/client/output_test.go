@@ -122,8 +122,16 @@ func stock(f *fake) {
 		{Key: "heartbeat.interval", Value: "10s", DefaultValue: "5s", Minimum: "1s", Maximum: "60s", Overridden: true, UpdatedBy: "op", UpdatedAt: at(1), Reason: "slow", Meaning: "how often"},
 	}})
 	always(f, "GetStatus", &readmodelv1.GetStatusResponse{
-		Components: []*readmodelv1.ComponentStatus{{Name: "database", Ok: true, ObservedAt: at(1)}, {Name: "redis", Detail: "cannot be reached", ObservedAt: at(1)}},
-		Nodes:      3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
+		Components: []*readmodelv1.ComponentStatus{
+			{Name: "database", Ok: true, ObservedAt: at(1)},
+			{Name: "lifecycle", Detail: "cannot be reached", ObservedAt: at(1)},
+			{
+				Name: "lock_store", State: commonv1.PartState_PART_STATE_DOWN, Detail: "Redis does not answer", ObservedAt: at(2), Since: at(1), Reason: "unavailable",
+				NextAction: "start it again",
+			},
+			{Name: "ca", Ok: true, State: commonv1.PartState_PART_STATE_OK, Detail: "as recovery finds it", ObservedAt: at(2), Since: at(1)},
+		},
+		Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
 	})
 	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{TenantId: tenantID, Name: "acme"}, Existed: true, Pos: "1:1"})
 	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: operation()})

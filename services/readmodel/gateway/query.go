@@ -32,10 +32,11 @@ type Owners struct {
 	Policies   recoveryv1connect.PolicyServiceClient
 }
 
-// Probe looks whether a part of the mesh can be reached.
+// Probe asks a service how it finds itself and what it works with.
 type Probe struct {
 	Name  string
-	Check func(ctx context.Context) error
+	Parts []string // those that this service alone speaks for
+	Ask   func(ctx context.Context) (*commonv1.GetHealthResponse, error)
 }
 
 // Deps of both servers.

@@ -3,12 +3,15 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -64,7 +67,11 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 }
 
 func component(name string, ok bool, detail string, at time.Time) *readmodelv1.ComponentStatus {
-	return &readmodelv1.ComponentStatus{Name: name, Ok: ok, Detail: detail, ObservedAt: timestamppb.New(at)}
+	state := commonv1.PartState_PART_STATE_OK
+	if !ok {
+		state = commonv1.PartState_PART_STATE_DOWN
+	}
+	return &readmodelv1.ComponentStatus{Name: name, Ok: ok, State: state, Detail: detail, ObservedAt: timestamppb.New(at)}
 }
 
 func nodeAPI(replicas []view.Replica, now time.Time) *readmodelv1.ComponentStatus {
@@ -90,18 +97,76 @@ func (q *Query) probe(ctx context.Context) []*readmodelv1.ComponentStatus {
 	// The answer is kept for others: it is not to fail because this caller left.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeLimit)
 	defer cancel()
-	found := make([]*readmodelv1.ComponentStatus, len(q.deps.Probes))
+	found := make([][]*readmodelv1.ComponentStatus, len(q.deps.Probes))
 	var wait sync.WaitGroup
 	for i, p := range q.deps.Probes {
 		wait.Go(func() {
-			c := component(p.Name, true, "reachable", time.Now())
-			if err := p.Check(ctx); err != nil {
-				c.Ok, c.Detail = false, "cannot be reached, or does not prove to be what it should" // causes are for logs
-			}
-			found[i] = c
+			said, err := p.Ask(ctx)
+			found[i] = reported(p, said, err, time.Now())
 		})
 	}
 	wait.Wait()
-	q.probed.last, q.probed.at = found, time.Now()
-	return found
+	q.probed.last, q.probed.at = slices.Concat(found...), time.Now()
+	return q.probed.last
+}
+
+// reported is what a service's own word makes of it and of the parts that it alone can speak for. A service that says nothing is down; what it would
+// have said is unknown, for its silence is no evidence against them.
+func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Time) []*readmodelv1.ComponentStatus {
+	if err != nil {
+		own := component(p.Name, false, "cannot be reached, or does not prove to be what it should", now) // causes are for logs
+		own.Reason = names.Of(commonv1.Reason_REASON_UNAVAILABLE)
+		own.NextAction = "start " + p.Name + ", or look at its log and at the way there"
+		out := []*readmodelv1.ComponentStatus{own}
+		for _, name := range p.Parts {
+			out = append(out, &readmodelv1.ComponentStatus{
+				Name: name, State: commonv1.PartState_PART_STATE_UNKNOWN, Detail: p.Name + ", which speaks for it, cannot be asked",
+				ObservedAt: timestamppb.New(now), Reason: own.GetReason(), NextAction: own.GetNextAction(),
+			})
+		}
+		return out
+	}
+	own := component(p.Name, true, "ready", now)
+	if said.GetDraining() != "" {
+		own.Detail = "answers; " + said.GetDraining()
+	}
+	parts := map[string]*commonv1.Part{}
+	for _, part := range said.GetParts() {
+		parts[part.GetName()] = part
+		if !part.GetRequired() {
+			continue
+		}
+		if own.Since == nil || part.GetSince().AsTime().After(own.GetSince().AsTime()) {
+			own.Since = part.GetSince() // ready since the last of what it needs is
+		}
+		if part.GetState() == commonv1.PartState_PART_STATE_DOWN && own.GetOk() {
+			own.Ok, own.State, own.Since = false, part.GetState(), part.GetSince()
+			own.Detail, own.Reason, own.NextAction = part.GetName()+": "+part.GetDetail(), names.Of(part.GetReason()), part.GetNextAction()
+		}
+	}
+	out := []*readmodelv1.ComponentStatus{own}
+	for _, name := range p.Parts {
+		out = append(out, partStatus(p.Name, name, parts[name], now))
+	}
+	return out
+}
+
+func partStatus(service, name string, part *commonv1.Part, now time.Time) *readmodelv1.ComponentStatus {
+	if part == nil {
+		return &readmodelv1.ComponentStatus{
+			Name: name, State: commonv1.PartState_PART_STATE_UNKNOWN, Detail: service + " has not looked yet", ObservedAt: timestamppb.New(now),
+			NextAction: "ask again in a few seconds; if it stays, update " + service,
+		}
+	}
+	c := &readmodelv1.ComponentStatus{
+		Name: name, State: part.GetState(), Detail: part.GetDetail(), ObservedAt: part.GetObservedAt(), Since: part.GetSince(), NextAction: part.GetNextAction(),
+		Ok: part.GetState() == commonv1.PartState_PART_STATE_OK || part.GetState() == commonv1.PartState_PART_STATE_OFF,
+	}
+	if !c.GetOk() {
+		c.Reason = names.Of(part.GetReason())
+	}
+	if c.GetDetail() == "" {
+		c.Detail = "as " + service + " finds it"
+	}
+	return c
 }

@@ -1,0 +1,59 @@
+package ca
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Witness is a Signer that remembers how its last signing went, and says how the authority is.
+type Witness struct {
+	Signer
+
+	mu     sync.Mutex
+	failed error     // of the last signing; nil: it went well, or there was none
+	at     time.Time // of it
+}
+
+// Sign signs, and remembers whether the authority did its part. A request that it refused says nothing about it, nor does a caller who left.
+func (w *Witness) Sign(ctx context.Context, req SignRequest) (Issued, error) {
+	issued, err := w.Signer.Sign(ctx, req)
+	if err != nil && (!fault.Has(err, commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE) || errors.Is(ctx.Err(), context.Canceled)) {
+		return issued, err //nolint:wrapcheck // it is the authority's own word
+	}
+	w.mu.Lock()
+	w.failed, w.at = err, time.Now()
+	w.mu.Unlock()
+	return issued, err //nolint:wrapcheck // it is the authority's own word
+}
+
+// Check answers whether the authority can be asked, holds a certificate that is good to sign with, and signed what it was asked for last.
+func (w *Witness) Check(ctx context.Context) error {
+	certs, err := w.Intermediates(ctx)
+	if err == nil && len(certs) == 0 {
+		err = errors.New("it reports no certificate that it signs with")
+	}
+	if err != nil {
+		return down("it cannot be asked for the certificate that it signs with", err)
+	}
+	if cert := certs[0]; time.Now().After(cert.NotAfter) {
+		return down(fmt.Sprintf("the certificate that it signs with, %s, ended at %s", pki.Fingerprint(cert), cert.NotAfter.UTC().Format(time.RFC3339)), nil)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed != nil {
+		return down(fmt.Sprintf("it did not sign what it was asked for last, at %s", w.at.UTC().Format(time.RFC3339)), w.failed)
+	}
+	return nil
+}
+
+func down(public string, cause error) error {
+	return fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, public, fault.Cause(cause),
+		fault.Remedy("look at recovery's log and at the authority itself; nodes wait by themselves, and the next certificate that is signed clears it"))
+}
