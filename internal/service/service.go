@@ -19,6 +19,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -92,6 +93,7 @@ type Base struct {
 	Store     *pki.Store
 	Services  *pki.Bundle // roots of the services' issuer
 	Policy    *policy.Source
+	Audit     *audit.Log
 
 	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
 	Wake, Numbered *events.Signal
@@ -161,6 +163,10 @@ func (b *Base) open(ctx context.Context) error {
 	if err := b.Policy.Refresh(ctx); err != nil {
 		b.Logger.WarnContext(ctx, "policy not read at the start", obs.Err(err))
 	}
+	b.Audit, err = audit.New(audit.Deps{Logger: b.Logger, Pool: b.DB, Schema: b.Name, Policy: b.Policy, Wake: b.Wake})
+	if err != nil {
+		return fmt.Errorf("build audit log: %w", err)
+	}
 	b.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: b.Logger, Registry: b.Registry, Health: b.Health}, b.Config.OpsListen)
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
@@ -188,6 +194,7 @@ func (b *Base) number() error {
 		app.Task{Name: "sequencer", Phase: app.PhaseLeases, Run: seq.Run},
 		app.Task{Name: "listener", Run: listen.Run},
 		app.Task{Name: "policy", Run: b.Policy.Run},
+		app.Task{Name: "audit", Phase: app.PhaseLeases, Run: b.Audit.Run},
 		app.Task{Name: "health", Run: b.Health.Run},
 		app.Task{Name: "ops", Phase: app.PhasePools, Run: b.ops.Run},
 		app.Task{Name: "not-ready", Phase: app.PhaseNotReady, Stop: func(context.Context) error { b.Health.Drain("shutting down"); return nil }},

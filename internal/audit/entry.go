@@ -1,0 +1,172 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// Kind is the kind of the events that carry entries.
+const Kind = "audit.recorded"
+
+// aggregate is the type of the aggregate: an entry is its own, and never changes.
+const aggregate = "audit"
+
+// How a decision ended.
+const (
+	Done    = "done"
+	Refused = "refused"
+	Failed  = "failed"
+)
+
+// maxReason is how much of a reason is kept, in bytes.
+const maxReason = 1024
+
+// Entry is one decision. Empty ids are unknown; an empty correlation, actor or outcome is that of the context, the caller's, and Done.
+type Entry struct {
+	// Action is what was decided, in dotted words, the noun first: `workspace.cancel`.
+	Action string
+	// Actor is a person's subject or `service/<name>`; empty: who the request is made by or for, and in a loop the service itself.
+	Actor   string
+	Outcome string
+	// Code is the reason of a refusal; Reason is in words, as given.
+	Code   commonv1.Reason
+	Reason string
+	// SubjectType and SubjectID name what was decided about.
+	SubjectType, SubjectID string
+
+	TenantID, WorkspaceID, WorkflowID, AllocationID, NodeID, CorrelationID string
+
+	// Details is what else matters: texts, numbers, flags, times, lists and maps of them, and proto messages. Secrets are hidden, see Clean.
+	Details map[string]any
+}
+
+// Refusal is the entry of a request that was refused with err, and false if err is no decision: what is broken, unknown or overloaded is not audited.
+func (e Entry) Refusal(err error) (Entry, bool) {
+	f, ok := fault.As(err)
+	if !ok || !decides(f.Reason) {
+		return e, false
+	}
+	e.Outcome, e.Code, e.Reason = Refused, f.Reason, f.Public
+	if len(f.Unmet) > 0 || f.ConflictingID != "" {
+		details := make(map[string]any, len(e.Details)+2)
+		for k, v := range e.Details {
+			details[k] = v
+		}
+		if len(f.Unmet) > 0 {
+			details["unmet"] = f.Unmet
+		}
+		if f.ConflictingID != "" {
+			details["conflicting_id"] = f.ConflictingID
+		}
+		e.Details = details
+	}
+	return e, true
+}
+
+// decides tells a refusal from a failure and from a slip.
+func decides(r commonv1.Reason) bool {
+	switch r { //nolint:exhaustive // everything else is a decision
+	case commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED,
+		commonv1.Reason_REASON_INVALID_ARGUMENT, commonv1.Reason_REASON_NOT_FOUND, commonv1.Reason_REASON_OVERLOADED, commonv1.Reason_REASON_CONFLICT:
+		return false
+	default:
+		return true
+	}
+}
+
+// Record appends entries in the transaction of the decision they tell of. The answer is the id of the last one, a position token.
+func Record(ctx context.Context, tx pgx.Tx, entries ...Entry) (string, error) {
+	evs := make([]events.Event, len(entries))
+	for i, e := range entries {
+		evs[i] = Event(ctx, e)
+	}
+	pos, err := events.Append(ctx, tx, evs...)
+	if err != nil {
+		return "", fmt.Errorf("record decision: %w", err)
+	}
+	return pos, nil
+}
+
+// Event is the event of an entry, for those who append several at once.
+func Event(ctx context.Context, e Entry) events.Event {
+	return event(e.proto(ctx), e.AllocationID)
+}
+
+// proto is the entry as it is written. The time is that of the event.
+func (e Entry) proto(ctx context.Context) *commonv1.AuditEntry {
+	c := obs.From(ctx)
+	out := &commonv1.AuditEntry{
+		Action: e.Action, Actor: actor(ctx, e.Actor), Outcome: cmp.Or(e.Outcome, Done), Reason: text(e.Reason), SubjectType: e.SubjectType,
+		SubjectId: e.SubjectID, TenantId: e.TenantID, WorkspaceId: e.WorkspaceID, WorkflowId: e.WorkflowID, NodeId: e.NodeID,
+		CorrelationId: cmp.Or(e.CorrelationID, c.CorrelationID), Details: details(e.Details),
+	}
+	if e.Code != commonv1.Reason_REASON_UNSPECIFIED {
+		put(out, "reason_code", names.Of(e.Code))
+	}
+	if e.AllocationID != "" && e.SubjectType != "allocation" {
+		put(out, "allocation_id", e.AllocationID)
+	}
+	return out
+}
+
+// actor is empty for a loop of a service: the event's source says whose.
+func actor(ctx context.Context, given string) string {
+	if given != "" {
+		return given
+	}
+	if _, ok := rpc.PersonFrom(ctx); ok {
+		return rpc.ActorFrom(ctx)
+	}
+	if _, ok := rpc.PeerFrom(ctx); ok {
+		return rpc.ActorFrom(ctx)
+	}
+	return ""
+}
+
+func event(e *commonv1.AuditEntry, allocation string) events.Event {
+	ev := events.Event{
+		Kind: Kind, AggregateType: aggregate, AggregateVersion: 1, Payload: e,
+		Correlation: events.Correlation{
+			CorrelationID: e.GetCorrelationId(), TenantID: e.GetTenantId(), WorkspaceID: e.GetWorkspaceId(), WorkflowID: e.GetWorkflowId(),
+			AllocationID: allocation, NodeID: e.GetNodeId(),
+		},
+	}
+	ev.AggregateID = cmp.Or(e.GetSubjectId(), e.GetSubjectType(), e.GetAction())
+	return ev
+}
+
+// text hides what looks like a secret and bounds what is left.
+func text(s string) string {
+	s = obs.Redact(strings.ToValidUTF8(s, "\uFFFD"))
+	if len(s) <= maxReason {
+		return s
+	}
+	s = s[:maxReason]
+	for !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + "…"
+}
+
+// hash names a kind of entry without spelling it.
+func hash(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}

@@ -1,0 +1,343 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+const (
+	// maxCounted bounds what is counted in memory; what is beyond it is counted in the database, one statement an occurrence.
+	maxCounted = 4096
+	// sweepBatch is how many windows one round of the sweep looks at.
+	sweepBatch = 200
+	// stopGrace is what the last counts have at a shutdown.
+	stopGrace = 3 * time.Second
+)
+
+// Deps of a Log. Pool logs in as the service whose schema Schema is.
+type Deps struct {
+	Logger *slog.Logger
+	Pool   *pgxpool.Pool
+	Schema string
+	Policy policy.Reader
+	Wake   *events.Signal // notified after commits that appended entries
+}
+
+// Log writes down what may repeat. A nil Log records decisions and nothing else, for tools and tests that have no windows.
+type Log struct {
+	deps  Deps
+	table string
+
+	mu      sync.Mutex
+	counted map[string]*counter
+}
+
+// counter is what this process has counted of one window since it last told the database.
+type counter struct {
+	entry *commonv1.AuditEntry
+	keys  keys
+	n     int64
+	known time.Time // when the database was last told, by this process's monotonic clock
+}
+
+type keys struct{ key, settles string }
+
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps) (*Log, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Schema == "" || deps.Policy == nil || deps.Wake == nil {
+		return nil, errors.New("audit log needs a logger, a pool, a schema, a policy and a signal")
+	}
+	return &Log{deps: deps, table: pgx.Identifier{deps.Schema, "audit_window"}.Sanitize(), counted: map[string]*counter{}}, nil
+}
+
+func keysOf(e Entry, p *commonv1.AuditEntry) keys {
+	why := p.GetDetails().GetFields()["reason_code"].GetStringValue()
+	if why == "" {
+		why = p.GetReason()
+	}
+	return keys{
+		key:     hash(p.GetActor(), p.GetAction(), p.GetOutcome(), p.GetSubjectType(), p.GetSubjectId(), e.AllocationID, why),
+		settles: hash(p.GetActor(), p.GetAction(), p.GetSubjectType(), p.GetSubjectId()),
+	}
+}
+
+// Record appends the entry of a decision that changed state, in its transaction, and ends the windows of what was refused to the same actor before: they
+// get their last entry with first, last and count. It costs no round trip of its own.
+func (l *Log) Record(ctx context.Context, tx pgx.Tx, e Entry) (string, error) {
+	if l == nil {
+		return Record(ctx, tx, e)
+	}
+	if err := l.settle(ctx, tx, e); err != nil {
+		return "", err
+	}
+	return Record(ctx, tx, e)
+}
+
+func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
+	p := e.proto(ctx)
+	p.Reason = "what was refused before went through"
+	put(p, "recovered", "true")
+	settles := keysOf(e, p).settles
+	p.DedupeKeyHash = settles
+	payload, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("encode audit entry: %w", err)
+	}
+	ev := event(p, e.AllocationID)
+	pending := l.forget(settles)
+	err = pg.Queue(ctx, tx, `
+		WITH gone AS (DELETE FROM `+l.table+` WHERE settles = $1 RETURNING count, first_at, last_at)
+		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id, workspace_id, workflow_id,
+			allocation_id, node_id)
+		SELECT $2::uuid, $3, $4, $5, 1, $6::jsonb || jsonb_build_object('count', (sum(g.count) + $13)::text,
+				'first_at', to_char(min(g.first_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+				'last_at', to_char(max(g.last_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+			NULLIF($7, ''), NULLIF($8, ''), NULLIF($9, ''), NULLIF($10, ''), NULLIF($11, ''), NULLIF($12, '')
+		FROM gone g HAVING count(*) > 0`,
+		settles, ids.New(), ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
+		ev.AllocationID, ev.NodeID, pending)
+	if err != nil {
+		return fmt.Errorf("settle audit windows: %w", err)
+	}
+	return nil
+}
+
+// forget ends what is counted here for one thing, and answers how much of it the database has not been told.
+func (l *Log) forget(settles string) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var n int64
+	for k, c := range l.counted {
+		if c.keys.settles == settles {
+			n += c.n
+			delete(l.counted, k)
+		}
+	}
+	return n
+}
+
+// Repeated writes down what may repeat and changed nothing: at once if it is the first of its kind in the window, else counted.
+func (l *Log) Repeated(ctx context.Context, e Entry) error {
+	if l == nil {
+		return nil
+	}
+	p := e.proto(ctx)
+	k := keysOf(e, p)
+	p.DedupeKeyHash = k.key
+	l.mu.Lock()
+	if c := l.counted[k.key]; c != nil {
+		c.n++
+		l.mu.Unlock()
+		return nil
+	}
+	if len(l.counted) < maxCounted {
+		l.counted[k.key] = &counter{entry: p, keys: k, known: time.Now()}
+	}
+	l.mu.Unlock()
+	if err := l.tell(ctx, p, k, 1); err != nil {
+		l.mu.Lock()
+		delete(l.counted, k.key) // the next one is the first then
+		l.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// Refuse is Repeated for a request that ended in err, and answers err; what is no decision is passed over. An audit log that cannot be written makes no
+// refusal into something else.
+func (l *Log) Refuse(ctx context.Context, e Entry, err error) error {
+	if l == nil || err == nil {
+		return err
+	}
+	entry, ok := e.Refusal(err)
+	if !ok {
+		return err
+	}
+	if failed := l.Repeated(ctx, entry); failed != nil && ctx.Err() == nil {
+		l.deps.Logger.ErrorContext(ctx, "refusal not audited", slog.String("action", e.Action), obs.Err(failed))
+	}
+	return err
+}
+
+// tell adds n occurrences to the window in the database, and appends an entry if they are the first or one is due.
+func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64) error {
+	payload, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("encode audit entry: %w", err)
+	}
+	appended := false
+	err = pg.InTx(ctx, l.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var first, due bool
+		var count int64
+		var firstAt, lastAt time.Time
+		err := tx.QueryRow(ctx, `
+			INSERT INTO `+l.table+` AS w (key, settles, entry, count, told) VALUES ($1, $2, $3, $4, $4)
+			ON CONFLICT (key) DO UPDATE SET count = w.count + $4, last_at = mesh.clock(),
+				told = CASE WHEN w.told_at + make_interval(secs => $5) <= mesh.clock() THEN w.count + $4 ELSE w.told END,
+				told_at = CASE WHEN w.told_at + make_interval(secs => $5) <= mesh.clock() THEN mesh.clock() ELSE w.told_at END
+			RETURNING w.xmax = 0, w.told = w.count, w.count, w.first_at, w.last_at`,
+			k.key, k.settles, string(payload), n, l.window().Seconds()).Scan(&first, &due, &count, &firstAt, &lastAt)
+		if err != nil {
+			return fmt.Errorf("count repeated decision: %w", err)
+		}
+		appended = first || due
+		if !appended {
+			// Nothing but a count: a crash may lose it.
+			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = off"); err != nil {
+				return fmt.Errorf("set asynchronous commit: %w", err)
+			}
+			return nil
+		}
+		return appendCounted(ctx, tx, p, count, firstAt, lastAt)
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // wrapped above
+	}
+	if appended {
+		l.deps.Wake.Notify()
+	}
+	return nil
+}
+
+func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count int64, first, last time.Time) error {
+	p.Count, p.FirstAt, p.LastAt = count, timestamppb.New(first), timestamppb.New(last)
+	if _, err := events.Append(ctx, tx, event(p, p.GetDetails().GetFields()["allocation_id"].GetStringValue())); err != nil {
+		return fmt.Errorf("record repeated decision: %w", err)
+	}
+	return nil
+}
+
+func (l *Log) window() time.Duration { return l.deps.Policy.Current().AuditDedupeWindow() }
+
+// Run tells the database what was counted, and writes the summaries that are due, until ctx ends.
+func (l *Log) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-time.After(max(min(l.window()/10, 10*time.Second), time.Second)):
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
+			defer cancel()
+			if err := l.flush(last, true); err != nil {
+				l.deps.Logger.WarnContext(last, "repeated decisions not told at the end", obs.Err(err))
+			}
+			return nil
+		}
+		if err := l.RunOnce(ctx); err != nil && ctx.Err() == nil {
+			l.deps.Logger.WarnContext(ctx, "repeated decisions not told", obs.Err(err))
+		}
+	}
+}
+
+// RunOnce is one round of Run.
+func (l *Log) RunOnce(ctx context.Context) error {
+	return errors.Join(l.flush(ctx, false), l.summarise(ctx))
+}
+
+// flush tells the database what was counted here, and forgets windows in which nothing happened here.
+func (l *Log) flush(ctx context.Context, all bool) error {
+	window := l.window()
+	l.mu.Lock()
+	var due []*counter
+	for k, c := range l.counted {
+		switch {
+		case c.n > 0:
+			due = append(due, &counter{entry: c.entry, keys: c.keys, n: c.n})
+			c.n, c.known = 0, time.Now()
+		case all || time.Since(c.known) >= window:
+			delete(l.counted, k)
+		}
+	}
+	l.mu.Unlock()
+	var errs []error
+	for _, c := range due {
+		if err := l.tell(ctx, c.entry, c.keys, c.n); err != nil {
+			errs = append(errs, err)
+			l.mu.Lock()
+			if again := l.counted[c.keys.key]; again != nil {
+				again.n += c.n
+			}
+			l.mu.Unlock()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// summarise writes what was counted since the last entry of windows that have passed, and ends those in which nothing was.
+func (l *Log) summarise(ctx context.Context) error {
+	for {
+		n, wrote := 0, false
+		err := pg.InTx(ctx, l.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			n, wrote, err = l.summariseBatch(ctx, tx)
+			return err
+		})
+		if err != nil {
+			return err //nolint:wrapcheck // wrapped below
+		}
+		if wrote {
+			l.deps.Wake.Notify()
+		}
+		if n < sweepBatch {
+			return nil
+		}
+	}
+}
+
+type passed struct {
+	key         string
+	entry       []byte
+	count, told int64
+	first, last time.Time
+}
+
+func (l *Log) summariseBatch(ctx context.Context, tx pgx.Tx) (int, bool, error) {
+	rows, err := tx.Query(ctx, `SELECT key, entry, count, told, first_at, last_at FROM `+l.table+`
+		WHERE told_at <= mesh.clock() - make_interval(secs => $1) ORDER BY told_at LIMIT $2 FOR UPDATE SKIP LOCKED`, l.window().Seconds(), sweepBatch)
+	if err != nil {
+		return 0, false, fmt.Errorf("read audit windows: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (passed, error) {
+		var w passed
+		return w, row.Scan(&w.key, &w.entry, &w.count, &w.told, &w.first, &w.last)
+	})
+	if err != nil {
+		return 0, false, fmt.Errorf("read audit windows: %w", err)
+	}
+	wrote := false
+	for _, w := range list {
+		if w.count == w.told {
+			if _, err := tx.Exec(ctx, `DELETE FROM `+l.table+` WHERE key = $1`, w.key); err != nil {
+				return 0, false, fmt.Errorf("end audit window: %w", err)
+			}
+			continue
+		}
+		p := &commonv1.AuditEntry{}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(w.entry, p); err != nil {
+			return 0, false, fmt.Errorf("read audit window: %w", err)
+		}
+		if _, err := tx.Exec(ctx, `UPDATE `+l.table+` SET told = count, told_at = mesh.clock() WHERE key = $1`, w.key); err != nil {
+			return 0, false, fmt.Errorf("move audit window: %w", err)
+		}
+		if err := appendCounted(ctx, tx, p, w.count, w.first, w.last); err != nil {
+			return 0, false, err
+		}
+		wrote = true
+	}
+	return len(list), wrote, nil
+}
