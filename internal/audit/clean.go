@@ -214,7 +214,7 @@ func message(m proto.Message) *structpb.Value {
 }
 
 func put(e *commonv1.AuditEntry, key, text string) {
-	if e.Details == nil {
+	if e.GetDetails() == nil {
 		e.Details = &structpb.Struct{Fields: map[string]*structpb.Value{}}
 	}
 	e.Details.Fields[key] = structpb.NewStringValue(text)

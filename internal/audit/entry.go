@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"strings"
 	"unicode/utf8"
 
@@ -14,6 +15,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/rpc"
@@ -63,9 +65,7 @@ func (e Entry) Refusal(err error) (Entry, bool) {
 	e.Outcome, e.Code, e.Reason = Refused, f.Reason, f.Public
 	if len(f.Unmet) > 0 || f.ConflictingID != "" {
 		details := make(map[string]any, len(e.Details)+2)
-		for k, v := range e.Details {
-			details[k] = v
-		}
+		maps.Copy(details, e.Details)
 		if len(f.Unmet) > 0 {
 			details["unmet"] = f.Unmet
 		}
@@ -138,15 +138,14 @@ func actor(ctx context.Context, given string) string {
 }
 
 func event(e *commonv1.AuditEntry, allocation string) events.Event {
-	ev := events.Event{
-		Kind: Kind, AggregateType: aggregate, AggregateVersion: 1, Payload: e,
+	id := ids.New()
+	return events.Event{
+		ID: id, Kind: Kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: 1, Payload: e,
 		Correlation: events.Correlation{
 			CorrelationID: e.GetCorrelationId(), TenantID: e.GetTenantId(), WorkspaceID: e.GetWorkspaceId(), WorkflowID: e.GetWorkflowId(),
 			AllocationID: allocation, NodeID: e.GetNodeId(),
 		},
 	}
-	ev.AggregateID = cmp.Or(e.GetSubjectId(), e.GetSubjectType(), e.GetAction())
-	return ev
 }
 
 // text hides what looks like a secret and bounds what is left.

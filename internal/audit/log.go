@@ -15,7 +15,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -110,7 +109,7 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 				'last_at', to_char(max(g.last_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
 			NULLIF($7, ''), NULLIF($8, ''), NULLIF($9, ''), NULLIF($10, ''), NULLIF($11, ''), NULLIF($12, '')
 		FROM gone g HAVING count(*) > 0`,
-		settles, ids.New(), ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
+		settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
 		ev.AllocationID, ev.NodeID, pending)
 	if err != nil {
 		return fmt.Errorf("settle audit windows: %w", err)
@@ -231,16 +230,21 @@ func (l *Log) Run(ctx context.Context) error {
 		select {
 		case <-time.After(max(min(l.window()/10, 10*time.Second), time.Second)):
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
-			defer cancel()
-			if err := l.flush(last, true); err != nil {
-				l.deps.Logger.WarnContext(last, "repeated decisions not told at the end", obs.Err(err))
-			}
+			l.last(context.WithoutCancel(ctx))
 			return nil
 		}
 		if err := l.RunOnce(ctx); err != nil && ctx.Err() == nil {
 			l.deps.Logger.WarnContext(ctx, "repeated decisions not told", obs.Err(err))
 		}
+	}
+}
+
+// last tells the database what is left at a shutdown.
+func (l *Log) last(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	if err := l.flush(ctx, true); err != nil {
+		l.deps.Logger.WarnContext(ctx, "repeated decisions not told at the end", obs.Err(err))
 	}
 }
 
