@@ -757,7 +757,8 @@ func (x *WorkloadDeploy) GetSecretEnv() map[string]string {
 	return nil
 }
 
-// WorkloadRef is the payload of `workload.start|stop|restart|remove|status`.
+// WorkloadRef is the payload of `workload.start|stop|restart|remove|status`. The name `*`, which no workload can have, means all workloads of the
+// workspace; only `workload.status` takes it, the others name one.
 type WorkloadRef struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
