@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -15,8 +16,8 @@ type ListenerConfig struct {
 	TLS *tls.Config
 	// HandshakeTimeout is how long a peer may take. Default 5 s.
 	HandshakeTimeout time.Duration
-	// MaxHandshakes is how many may be under way at once. A further connection is closed at once: shedding before TLS costs almost
-	// nothing, while waiting would let peers that never speak block those who do. Default 512.
+	// MaxHandshakes is how many may be under way at once. Above it the one that takes longest is closed: a peer that speaks is done in
+	// milliseconds, so a crowd that never speaks pushes out itself and not those who do. Default 512.
 	MaxHandshakes int
 	// OnReject is told of every failed handshake. It must not block. Nil: nobody is told.
 	OnReject func(Reject)
@@ -31,8 +32,10 @@ type Listener struct {
 	ready  chan net.Conn
 	ctx    context.Context //nolint:containedctx // the life of the listener, ended by Close.
 	cancel context.CancelCauseFunc
-	slots  chan struct{}
 	wg     sync.WaitGroup
+
+	mu    sync.Mutex
+	under *list.List // connections whose handshake is under way, the longest first
 }
 
 // NewListener wraps inner, which it owns from now on. Close ends it and waits for its goroutines.
@@ -46,7 +49,7 @@ func NewListener(ctx context.Context, inner net.Listener, cfg ListenerConfig) (*
 	if cfg.MaxHandshakes <= 0 {
 		cfg.MaxHandshakes = 512
 	}
-	l := &Listener{inner: inner, cfg: cfg, ready: make(chan net.Conn), slots: make(chan struct{}, cfg.MaxHandshakes)}
+	l := &Listener{inner: inner, cfg: cfg, ready: make(chan net.Conn), under: list.New()}
 	// The listener lives until it is closed, not until the caller's context ends: a drain still accepts nothing, but closes in order.
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	l.wg.Go(l.acceptLoop)
@@ -68,17 +71,34 @@ func (l *Listener) acceptLoop() {
 			l.cancel(fmt.Errorf("accept connection: %w", err))
 			return
 		}
-		select {
-		case l.slots <- struct{}{}:
-			l.wg.Go(func() { l.handshake(conn) })
-		default:
-			l.reject(Reject{Reason: RejectOverload, Remote: conn.RemoteAddr().String()})
-			_ = conn.Close() // nothing was said on it
-		}
+		place := l.enter(conn)
+		l.wg.Go(func() { l.handshake(conn, place) })
 	}
 }
 
-func (l *Listener) handshake(conn net.Conn) {
+// enter gives a connection its place among the handshakes, for which the longest may have to go.
+func (l *Listener) enter(conn net.Conn) *list.Element {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if longest := l.under.Front(); longest != nil && l.under.Len() >= l.cfg.MaxHandshakes {
+		if c, ok := l.under.Remove(longest).(net.Conn); ok {
+			l.reject(Reject{Reason: RejectOverload, Remote: c.RemoteAddr().String()})
+			_ = c.Close() // its handshake fails by this
+		}
+	}
+	return l.under.PushBack(conn)
+}
+
+// leave gives the place up, and answers false if it was taken away before.
+func (l *Listener) leave(place *list.Element) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.under.Len()
+	l.under.Remove(place) // does nothing to an element that is not in the list any more
+	return l.under.Len() < before
+}
+
+func (l *Listener) handshake(conn net.Conn, place *list.Element) {
 	remote := conn.RemoteAddr().String()
 	tlsConn := tls.Server(conn, l.cfg.TLS)
 	ctx, cancel := context.WithTimeout(l.ctx, l.cfg.HandshakeTimeout)
@@ -87,11 +107,13 @@ func (l *Listener) handshake(conn net.Conn) {
 		err = errors.Join(err, ctx.Err())
 	}
 	cancel()
-	<-l.slots
+	stayed := l.leave(place)
 	if err != nil {
-		rejected := ClassifyHandshake(err, l.now())
-		rejected.Remote = remote
-		l.reject(rejected)
+		if stayed { // else it is counted already
+			rejected := ClassifyHandshake(err, l.now())
+			rejected.Remote = remote
+			l.reject(rejected)
+		}
 		_ = conn.Close() // the handshake's error is what matters
 		return
 	}

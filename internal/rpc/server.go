@@ -39,6 +39,10 @@ type ServerConfig struct {
 	HandshakeTimeout time.Duration
 	// MaxHandshakes under way at once; default 512.
 	MaxHandshakes int
+	// RequestTimeout is how long a request may take to arrive, and twice that to be answered, on a port without streams. Zero: there are streams.
+	RequestTimeout time.Duration
+	// IdleTimeout of a connection without requests; default 2 min.
+	IdleTimeout time.Duration
 	// DrainTimeout is how long streams and requests get to end after Run's context did; default 10 s.
 	DrainTimeout time.Duration
 }
@@ -52,6 +56,9 @@ func (c ServerConfig) withDefaults() ServerConfig {
 	}
 	if c.HandshakeTimeout == 0 {
 		c.HandshakeTimeout = 5 * time.Second
+	}
+	if c.IdleTimeout == 0 {
+		c.IdleTimeout = 2 * time.Minute
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 10 * time.Second
@@ -273,7 +280,9 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 		Handler:           handler,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       2 * time.Minute,
+		ReadTimeout:       s.cfg.RequestTimeout,
+		WriteTimeout:      2 * s.cfg.RequestTimeout,
+		IdleTimeout:       s.cfg.IdleTimeout,
 		MaxHeaderBytes:    32 << 10,
 		Protocols:         protocols,
 		HTTP2: &http.HTTP2Config{
@@ -312,9 +321,29 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 		return
 	}
+	if r.ContentLength > int64(s.cfg.MaxReadBytes)+envelopeBytes && s.refuseSize(w, r) {
+		return
+	}
 	ctx, cancel := s.requestContext(w, r)
 	defer cancel(nil)
 	service.ServeHTTP(w, r.WithContext(ctx)) //nolint:contextcheck // ctx is made from the request's.
+}
+
+// envelopeBytes may stand around a message.
+const envelopeBytes = 16
+
+// refuseSize refuses a message by what its sender says of its size, with a type: connect's own refusal, after it has begun to read, has only a code.
+func (s *Server) refuseSize(w http.ResponseWriter, r *http.Request) bool {
+	writer := connect.NewErrorWriter()
+	if _, mounted := s.policies[r.URL.Path]; !mounted || !writer.IsSupported(r) {
+		return false
+	}
+	refusal := fault.ToConnect(fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, ""), "")
+	s.metrics.unary(r.URL.Path, refusal.Code().String(), 0)
+	if err := writer.Write(w, r, refusal); err != nil {
+		s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
+	}
+	return true
 }
 
 // requestContext puts the verified peer into the context, and gives streams the life that they may have: until the server drains, and until the

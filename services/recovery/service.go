@@ -220,6 +220,8 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 	var err error
 	s.enroll, err = rpc.NewServer(ctx, rpc.ServerDeps{Logger: s.base.Logger, Registerer: s.base.Registry.ForService(s.base.Name)}, rpc.ServerConfig{
 		Name: "enrollment", Addr: s.cfg.EnrollListen, MaxReadBytes: 64 << 10, MaxStreams: 16,
+		// Anybody can connect here: nobody gets to hold a connection by being slow.
+		RequestTimeout: 15 * time.Second, IdleTimeout: 10 * time.Second,
 		TLS: pki.ServerConfig{Store: s.base.Store, TrustDomain: s.base.Config.TrustDomain},
 	})
 	if err != nil {
