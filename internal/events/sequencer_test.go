@@ -120,6 +120,7 @@ func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	owner, err := d.OwnerPool().Begin(ctx)
 	must(t, err)
+	defer func() { _ = owner.Rollback(context.Background()) }()
 	_, err = owner.Exec(ctx, "ALTER SEQUENCE events.event_seq_seq CACHE 1")
 	must(t, err)
 	done := make(chan error, 1)
