@@ -136,7 +136,7 @@ func (s *Service) build(ctx context.Context) error {
 	tasks := task.NewServer(task.Deps{
 		Logger: b.Logger, DB: b.DB, Key: m.key, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
-		Committed: s.committed,
+		Committed: s.committed, Audit: b.Audit,
 	})
 	drivers, err := s.drivers()
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	workspaces := workspace.NewServer(workspace.Deps{
-		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, DefaultQuota: s.cfg.DefaultQuota,
+		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, Audit: b.Audit, DefaultQuota: s.cfg.DefaultQuota,
 	})
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
 		return err //nolint:wrapcheck // it says what it did

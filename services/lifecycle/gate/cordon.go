@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -30,7 +31,8 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 			return fmt.Errorf("report gate: %w", err)
 		}
 		res.Gate, res.Pos = g.Proto(), pos
-		return nil
+		_, err = audit.Record(ctx, tx, cordoned(g, req.GetReason(), ""))
+		return err //nolint:wrapcheck // it says what it did
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrapped above
@@ -66,7 +68,17 @@ func CordonFor(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) error 
 	if _, err := events.Append(ctx, tx, g.event()); err != nil {
 		return fmt.Errorf("report gate: %w", err)
 	}
-	return nil
+	_, err = audit.Record(ctx, tx, cordoned(g, reason, by))
+	return err //nolint:wrapcheck // it says what it did
+}
+
+// cordoned is the entry of a mark that was set or taken away; by is empty for who makes the request.
+func cordoned(g Gate, reason, by string) audit.Entry {
+	action := "node.uncordon"
+	if g.Cordoned {
+		action = "node.cordon"
+	}
+	return audit.Entry{Action: action, Actor: by, Reason: reason, SubjectType: "node", SubjectID: g.NodeID, NodeID: g.NodeID}
 }
 
 // OnSession applies nodeapi's word that a session ended: its node has no session until the next one is ready.

@@ -357,7 +357,15 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*move, j *jou
 		}
 		mv.runNow = run
 	}
-	return c.touchWorkspaces(ctx, tx, moves, j)
+	if err := c.touchWorkspaces(ctx, tx, moves, j); err != nil {
+		return err
+	}
+	for _, mv := range moves {
+		if mv.err == nil {
+			j.decided(ctx, mv)
+		}
+	}
+	return nil
 }
 
 // isMiss says whether err speaks of one run's compare-and-set, and leaves the others of the transaction alone.

@@ -13,6 +13,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -37,6 +38,8 @@ type Deps struct {
 	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
+	// Audit writes down what is refused; what changes a task is written with its change. Nil: that alone.
+	Audit *audit.Log
 }
 
 // Server of TaskService.
@@ -83,6 +86,7 @@ func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbe
 func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequest) (*lifecyclev1.ChangeTaskResponse, error) {
 	by := rpc.ActorFrom(ctx)
 	res := &lifecyclev1.ChangeTaskResponse{}
+	e := audit.Entry{Action: "task." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "task", SubjectID: req.GetTaskId()}
 	var changed Row
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		r, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id = $1 FOR UPDATE`, req.GetTaskId()))
@@ -106,11 +110,16 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 		if err != nil {
 			return err
 		}
+		e.TenantID, e.WorkspaceID, e.WorkflowID, e.NodeID = r.TenantID, r.WorkspaceID, r.RunID, r.NodeID
+		e.Details = map[string]any{"type": r.Type, "was": r.State, "state": changed.State}
+		if _, err := s.deps.Audit.Record(ctx, tx, e); err != nil {
+			return err //nolint:wrapcheck // it says what it did
+		}
 		res.Task, res.Pos = changed.Proto(), pos
 		return nil
 	})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, s.deps.Audit.Refuse(ctx, e, err) //nolint:wrapcheck // wrapped above
 	}
 	s.deps.Committed()
 	s.announce(changed, req.GetReason())

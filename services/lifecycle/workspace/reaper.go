@@ -13,6 +13,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -205,6 +206,13 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
 	}
 	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, kinds...); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: "workspace.orphan.end", Reason: why, SubjectType: "instance", SubjectID: b.InstanceID, TenantID: w.TenantID, WorkspaceID: b.WorkspaceID,
+		Details: map[string]any{"epoch": b.Epoch, "placement": kind, "provider_id": b.ProviderID},
+	})
+	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	return freeCleaned(ctx, tx, b)

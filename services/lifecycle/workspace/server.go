@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -33,6 +34,8 @@ type Deps struct {
 	// Lock answers joins fast and may be nil: it decides nothing.
 	Lock   *lock.Lock
 	Policy policy.Reader
+	// Audit writes down what is refused and joined; what changes state is written with its change. Nil: that alone.
+	Audit *audit.Log
 	// DefaultQuota is what a tenant gets that is made without one.
 	DefaultQuota Quota
 }
@@ -108,7 +111,10 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 		if err != nil {
 			return fmt.Errorf("report tenant: %w", err)
 		}
-		return nil
+		_, err = s.deps.Audit.Record(ctx, tx, audit.Entry{
+			Action: "tenant.create", SubjectType: "tenant", SubjectID: t.ID, TenantID: t.ID, Details: map[string]any{"name": t.Name, "quota": t.proto().GetQuota()},
+		})
+		return err //nolint:wrapcheck // it says what it did
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrapped above
@@ -165,8 +171,9 @@ func (s *Server) RequestOperation(ctx context.Context, req *lifecyclev1.RequestO
 		op, err = s.operate(ctx, req)
 	}
 	if err != nil {
-		return nil, err
+		return nil, s.refused(ctx, req, err)
 	}
+	s.joined(ctx, req, op)
 	return &lifecyclev1.RequestOperationResponse{Operation: op}, nil
 }
 

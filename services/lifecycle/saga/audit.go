@@ -1,0 +1,49 @@
+package saga
+
+import (
+	"context"
+	"strings"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// decided adds the audit entry of a run that ended or got stuck; a run that is parked has decided nothing.
+func (j *journal) decided(ctx context.Context, mv *move) {
+	run := mv.runNow
+	e := audit.Entry{
+		Action: actionOf(run.Kind), SubjectType: "workspace", SubjectID: run.WorkspaceID, TenantID: run.TenantID, WorkspaceID: run.WorkspaceID,
+		WorkflowID: run.ID, CorrelationID: run.CorrelationID, Details: map[string]any{"epoch": run.Epoch, "round": run.Round, "requester": run.Requester},
+	}
+	switch mv.rest.state {
+	case stateSucceeded:
+		e.Action += ".completed"
+	case stateFailed:
+		e.Action, e.Outcome, e.Reason = e.Action+".failed", audit.Failed, run.Error
+		if run.CancelAt != nil {
+			e.Details["cancelled_by"], e.Details["cancel_reason"] = run.CancelBy, run.CancelReason
+		}
+	case stateStuck:
+		e.Action, e.Outcome, e.Reason = e.Action+".stuck", audit.Failed, run.StuckReason
+	default:
+		return
+	}
+	if e.Outcome == audit.Failed {
+		e.Details["error_code"], e.Details["error_layer"] = run.ErrorCode, run.ErrorLayer
+		if run.ErrorStep >= 0 && run.ErrorStep < len(run.StepNames) {
+			e.Details["step"] = run.StepNames[run.ErrorStep]
+		}
+	}
+	j.list = append(j.list, audit.Event(ctx, e))
+}
+
+// actionOf names what a run of a kind does: whatever first brings a tenant's workspace up is its provisioning, as people look for it.
+func actionOf(kind string) string {
+	switch kind {
+	case names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(commonv1.OperationKind_OPERATION_KIND_RETRY):
+		return "tenant.provisioning"
+	default:
+		return "workspace." + strings.ToLower(kind)
+	}
+}

@@ -1,0 +1,63 @@
+package workspace
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// wished is the entry of a request as far as the request tells.
+func wished(req *lifecyclev1.RequestOperationRequest) audit.Entry {
+	e := audit.Entry{
+		Action: "workspace." + names.Of(req.GetKind()), Reason: req.GetReason(), SubjectType: "workspace", SubjectID: req.GetWorkspaceId(),
+		WorkspaceID: req.GetWorkspaceId(), Details: map[string]any{},
+	}
+	if req.GetRequester() != "" {
+		e.Details["requester"] = req.GetRequester()
+	}
+	if req.GetOverride() {
+		e.Details["override"] = true
+	}
+	if c := req.GetCreate(); c != nil {
+		e.SubjectID = c.GetTenant() + "/" + c.GetName()
+	}
+	return e
+}
+
+// decided records an operation that was begun, or done, in its transaction. A join begins nothing.
+func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *lifecyclev1.RequestOperationRequest, op *lifecyclev1.Operation) error {
+	if op.GetJoined() || op.GetReplayed() || op.GetDryRun() {
+		return nil
+	}
+	e := wished(req)
+	e.WorkspaceID, e.WorkflowID, e.TenantID, e.Details["epoch"] = op.GetWorkspaceId(), op.GetOperationId(), tenantID, op.GetEpoch()
+	_, err := s.deps.Audit.Record(ctx, tx, e)
+	return err //nolint:wrapcheck // it says what it did
+}
+
+// joined counts who was answered with an operation that is under way.
+func (s *Server) joined(ctx context.Context, req *lifecyclev1.RequestOperationRequest, op *lifecyclev1.Operation) {
+	if !op.GetJoined() || op.GetDryRun() {
+		return
+	}
+	e := wished(req)
+	e.Action += ".join"
+	e.Reason, e.WorkspaceID, e.WorkflowID = "", op.GetWorkspaceId(), op.GetOperationId()
+	if err := s.deps.Audit.Repeated(ctx, e); err != nil && ctx.Err() == nil {
+		s.deps.Logger.WarnContext(ctx, "join not audited", slog.String(obs.KeyWorkspaceID, e.WorkspaceID), obs.Err(err))
+	}
+}
+
+// refused counts a request that was refused, and answers its refusal. What a dry run would be told is none.
+func (s *Server) refused(ctx context.Context, req *lifecyclev1.RequestOperationRequest, err error) error {
+	if req.GetDryRun() {
+		return err
+	}
+	return s.deps.Audit.Refuse(ctx, wished(req), err) //nolint:wrapcheck // it is the answer
+}
