@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,52 +43,84 @@ type Event struct {
 	Correlation
 }
 
-// Append inserts evs in the transaction of the state change, in one statement (which pg.Queue sends with the next one or the commit), and returns the id of the last one: the
-// position token that a command answers. It belongs after the update of the aggregate's row. The source is the role
-// that tx is logged in as. After the commit, notify the sequencer's Wake.
+// Append inserts evs in the transaction of the state change, by one statement that pg.Queue sends with the next one or with the commit, and returns the
+// id of the last one: the position token that a command answers. It belongs after the update of the aggregate's row. The source is the role that tx is
+// logged in as. After the commit, notify the sequencer's Wake.
 func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 	if len(evs) == 0 {
 		return "", errors.New("append events: none given")
 	}
-	n := len(evs)
-	eventIDs, kinds, types, aggregates := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-	versions, payloads := make([]int64, n), make([]string, n)
-	correlation := make([][]string, 8)
-	for i := range correlation {
-		correlation[i] = make([]string, n)
-	}
+	evs = slices.Clone(evs) // ids are drawn into it
+	payloads := make([]string, len(evs))
 	for i, e := range evs {
 		if e.ID == "" {
-			e.ID = ids.New()
+			evs[i].ID = ids.New()
 		}
-		payload, err := marshal(e.Payload)
-		if err != nil {
+		var err error
+		if payloads[i], err = marshal(e.Payload); err != nil {
 			return "", fmt.Errorf("append event %s: %w", e.Kind, err)
 		}
-		eventIDs[i], kinds[i], types[i], aggregates[i] = e.ID, e.Kind, e.AggregateType, e.AggregateID
-		versions[i], payloads[i] = e.AggregateVersion, payload
-		for c, id := range []string{
-			e.CorrelationID, e.TenantID, e.WorkspaceID, e.WorkflowID, e.AllocationID, e.TaskID, e.NodeID, e.NodeInstanceID,
-		} {
-			correlation[c][i] = id
-		}
 	}
-	err := pg.Queue(ctx, tx, `
+	sql, args := appendOneSQL, evs[0].values(payloads[0])
+	if len(evs) > 1 { // arrays cost both sides more than they save for one row
+		sql, args = appendManySQL, columns(evs, payloads)
+	}
+	if err := pg.Queue(ctx, tx, sql, args...); err != nil {
+		return "", fmt.Errorf("append events: %w", err)
+	}
+	return evs[len(evs)-1].ID, nil
+}
+
+const (
+	appendSQL = `
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id,
-			workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)
+			workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)`
+	appendOneSQL = appendSQL + `
+		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, NULLIF($7::text, ''), NULLIF($8::text, ''), NULLIF($9::text, ''), NULLIF($10::text, ''),
+			NULLIF($11::text, ''), NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''))`
+	appendManySQL = appendSQL + `
 		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.payload::jsonb,
 			NULLIF(e.c1, ''), NULLIF(e.c2, ''), NULLIF(e.c3, ''), NULLIF(e.c4, ''),
 			NULLIF(e.c5, ''), NULLIF(e.c6, ''), NULLIF(e.c7, ''), NULLIF(e.c8, '')
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[],
 			$10::text[], $11::text[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY
 			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, c1, c2, c3, c4, c5, c6, c7, c8, n)
-		ORDER BY e.n`,
-		eventIDs, kinds, types, aggregates, versions, payloads, correlation[0], correlation[1], correlation[2], correlation[3],
-		correlation[4], correlation[5], correlation[6], correlation[7])
-	if err != nil {
-		return "", fmt.Errorf("append events: %w", err)
+		ORDER BY e.n`
+)
+
+// texts are the columns of the correlation, in the order of the statements.
+func (c Correlation) texts() [8]string {
+	return [8]string{c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID, c.NodeInstanceID}
+}
+
+// values are the arguments of appendOneSQL.
+func (e Event) values(payload string) []any {
+	args := append(make([]any, 0, 14), e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, payload)
+	for _, id := range e.texts() {
+		args = append(args, id)
 	}
-	return eventIDs[n-1], nil
+	return args
+}
+
+// columns are the arguments of appendManySQL.
+func columns(evs []Event, payloads []string) []any {
+	n := len(evs)
+	eventIDs, kinds, types, aggregates, versions := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
+	var correlation [8][]string
+	for i := range correlation {
+		correlation[i] = make([]string, n)
+	}
+	for i, e := range evs {
+		eventIDs[i], kinds[i], types[i], aggregates[i], versions[i] = e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion
+		for c, id := range e.texts() {
+			correlation[c][i] = id
+		}
+	}
+	args := append(make([]any, 0, 14), eventIDs, kinds, types, aggregates, versions, payloads)
+	for _, c := range correlation {
+		args = append(args, c)
+	}
+	return args
 }
 
 func marshal(m proto.Message) (string, error) {
