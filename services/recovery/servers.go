@@ -10,7 +10,9 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
@@ -97,6 +99,7 @@ func (s *instances) RetireInstance(ctx context.Context, req *recoveryv1.RetireIn
 type persons struct {
 	identities *identity.Identities
 	enroller   *enrol.Enroller
+	audit      *audit.Log
 }
 
 // IssueBootstrap issues an operator's token.
@@ -118,7 +121,8 @@ func (s *persons) ChangeIdentity(ctx context.Context, req *recoveryv1.ChangeIden
 	}
 	r, pos, err := s.identities.Change(ctx, req.GetNodeId(), req.GetVerb(), req.GetReason(), identity.Actor{Subject: person.Subject, Roles: person.Roles})
 	if err != nil {
-		return nil, shown(err)
+		refused := audit.Entry{Action: "node." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "node", SubjectID: req.GetNodeId(), NodeID: req.GetNodeId()}
+		return nil, s.audit.Refuse(ctx, refused, shown(err)) //nolint:wrapcheck // it is the answer
 	}
 	return &recoveryv1.ChangeIdentityResponse{Node: r.Proto(), Pos: pos}, nil
 }

@@ -102,7 +102,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	enroller, err := enrol.New(enrol.Deps{
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: profile, TaskKeys: s.taskKeys,
-		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
+		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
 		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
@@ -114,7 +114,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	admin, err := policyadmin.New(policyadmin.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake})
+	admin, err := policyadmin.New(policyadmin.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
@@ -207,7 +207,7 @@ func (s *Service) serveInternal(
 	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
-	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{identities: identities, enroller: enroller}, opts...)); err != nil {
+	if err := s.internal.Mount(recoveryv1connect.NewIdentityServiceHandler(&persons{identities: identities, enroller: enroller, audit: s.base.Audit}, opts...)); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
 	return s.internal.Mount(recoveryv1connect.NewPolicyServiceHandler(admin, opts...)) //nolint:wrapcheck // it says what failed

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -54,7 +55,8 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 		return Bundle{}, fault.New(commonv1.Reason_REASON_CONFLICT, "", fault.Cause(err))
 	}
 	if err != nil {
-		return Bundle{}, fmt.Errorf("issue bootstrap token: %w", err)
+		refused := audit.Entry{Action: "node.bootstrap.issue", Actor: by, SubjectType: "node", SubjectID: name}
+		return Bundle{}, fmt.Errorf("issue bootstrap token: %w", e.deps.Audit.Refuse(ctx, refused, err))
 	}
 	e.committed()
 	e.deps.Logger.InfoContext(ctx, "bootstrap token issued", slog.String(obs.KeyNodeID, out.NodeID), slog.String("by", by), slog.Time("expires_at", out.ExpiresAt))
@@ -95,8 +97,14 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.
 		return Bundle{}, err
 	}
 	r.StateReason, r.StateBy = "bootstrap token issued", by
-	out.Pos, err = identity.SaveQuietly(ctx, tx, r)
-	return out, err
+	if out.Pos, err = identity.SaveQuietly(ctx, tx, r); err != nil {
+		return Bundle{}, err //nolint:wrapcheck // it says what it did
+	}
+	_, err = e.deps.Audit.Record(ctx, tx, audit.Entry{
+		Action: "node.bootstrap.issue", Actor: by, SubjectType: "node", SubjectID: r.NodeID, NodeID: r.NodeID,
+		Details: map[string]any{"name": name, "expires_at": out.ExpiresAt, "again": tokenID != ""},
+	})
+	return out, err //nolint:wrapcheck // it says what it did
 }
 
 func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life time.Duration, idempotencyKey, by string) (string, time.Time, error) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -93,6 +94,8 @@ type Deps struct {
 	Profile *commonv1.Profile
 	// TaskKeys answers the public keys by which agents verify tasks, in the form of GPUAAS_TASK_SIGNING_PUBKEYS.
 	TaskKeys func() (string, error)
+	// Audit writes down what is refused. Nil: nothing is.
+	Audit *audit.Log
 	// Wake, Changed and Told are notified as identity.Deps says.
 	Wake, Changed, Told *events.Signal
 }

@@ -16,6 +16,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -58,12 +59,14 @@ type redemption struct {
 
 // Enroll turns a token into a certificate; see the package comment for the order. from is the caller's network address, for limits alone.
 func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
-	resp, repeated, err := e.enroll(ctx, from, req)
+	who := audit.Entry{Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment", Details: map[string]any{"address": from}}
+	resp, repeated, err := e.enroll(ctx, from, req, &who)
 	e.count("token", repeated, err)
-	return resp, err
+	return resp, e.deps.Audit.Refuse(ctx, who, err) //nolint:wrapcheck // it is the answer
 }
 
-func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, bool, error) {
+// enroll adds to who what the caller has proved of itself: until then all callers are one.
+func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest, who *audit.Entry) (*recoveryv1.EnrollResponse, bool, error) {
 	if err := e.addresses.allow(from, time.Now()); err != nil {
 		return nil, false, err
 	}
@@ -79,6 +82,7 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	if err != nil {
 		return nil, false, err
 	}
+	who.SubjectType, who.SubjectID, who.NodeID, who.Actor = "node", a.token.NodeID, a.token.NodeID, "node/"+a.token.NodeID
 	if err := e.allowNode(a.token.NodeID); err != nil {
 		return nil, false, err
 	}

@@ -44,6 +44,7 @@ type Record struct {
 	Version            int64
 	CreatedAt          time.Time
 	correlationForNext string
+	decided            string // the audit action of a change of state that is not written yet
 }
 
 // Standing is what Judge needs of a record.
@@ -96,6 +97,7 @@ func (r *Record) Enter(state commonv1.NodeIdentityState, by, reason string, at t
 	r.State, r.StateBy, r.StateReason, r.StateAt = state, by, reason, at
 	r.FenceEpoch = int64(ids.NextWithEra(ids.Fence(r.FenceEpoch), era))
 	r.Told++
+	r.decided = decision(state)
 	if state != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		// Whoever comes back must open anew: no session of the time before counts.
 		r.ConfirmedSession, r.ReplacedNonce = "", ""

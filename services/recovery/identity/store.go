@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -230,12 +231,15 @@ func SaveQuietly(ctx context.Context, tx pgx.Tx, records ...*Record) (string, er
 
 func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	rows := make([]row, len(records))
-	evs := make([]events.Event, len(records))
+	evs := make([]events.Event, len(records), 2*len(records))
 	correlation := obs.From(ctx).CorrelationID
 	for i, r := range records {
 		r.Version++
 		r.correlationForNext = correlation
 		rows[i], evs[i] = r.row(), r.event()
+		if r.decided != "" {
+			evs = append(evs, audit.Event(ctx, r.decision()))
+		}
 	}
 	encoded, err := json.Marshal(rows)
 	if err != nil {
@@ -265,6 +269,9 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	pos, err := events.Append(ctx, tx, evs...)
 	if err != nil {
 		return "", fmt.Errorf("append node events: %w", err)
+	}
+	for _, r := range records {
+		r.decided = ""
 	}
 	return pos, nil
 }

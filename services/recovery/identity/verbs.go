@@ -103,5 +103,6 @@ func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Se
 	}
 	r.CertificateEnds, r.IssuerFingerprint = s.NotAfter, s.IssuerFingerprint
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, by, reason, m.Now, m.Era)
+	r.decided = actionEnrol
 	return nil
 }

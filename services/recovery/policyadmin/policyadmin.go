@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +17,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -33,6 +36,7 @@ type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Wake   *events.Signal // notified after commits that appended events
+	Audit  *audit.Log     // writes down what is refused; nil: nothing is
 }
 
 // Server implements PolicyService.
@@ -75,7 +79,8 @@ func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest
 		return failpoint.Hit("recovery.set_policy.before_commit")
 	})
 	if err != nil {
-		return nil, fmt.Errorf("set policy: %w", err)
+		refused := audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: req.GetKey(), Details: map[string]any{"value": req.GetValue()}}
+		return nil, fmt.Errorf("set policy: %w", s.deps.Audit.Refuse(ctx, refused, err))
 	}
 	s.deps.Wake.Notify()
 	s.deps.Logger.InfoContext(ctx, "policy changed", slog.String("key", req.GetKey()), slog.String("value", out.GetKey().GetValue()), slog.String("by", by))
@@ -83,12 +88,62 @@ func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest
 }
 
 func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRequest, by string, out *recoveryv1.SetPolicyResponse) error {
+	rows, present, err := lockAll(ctx, tx)
+	if err != nil {
+		return err
+	}
+	ack := policy.Ack{Weakening: req.GetAcknowledgeWeakening(), Reason: req.GetReason()}
+	if err := present.Validate(req.GetKey(), req.GetValue(), ack); err != nil {
+		return err
+	}
+	out.Key, out.Pos, err = put(ctx, tx, rows, change{req.GetKey(), strings.TrimSpace(req.GetValue()), by, strings.TrimSpace(req.GetReason())})
+	return err
+}
+
+// Apply sets several keys at once, for whoever composes a mesh: by is who asks, and the reason acknowledges whatever the values weaken. All are set, each
+// with its event, or none is. They are judged together, since keys bound each other; a value that is stored already is no change and has no event.
+func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by, reason string) error {
+	if strings.TrimSpace(reason) == "" {
+		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
+	}
+	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		rows, present, err := lockAll(ctx, tx)
+		if err != nil {
+			return err
+		}
+		wanted := maps.Clone(present.Given())
+		if wanted == nil {
+			wanted = map[string]string{}
+		}
+		maps.Copy(wanted, values)
+		if _, err := policy.NewSet(wanted); err != nil {
+			return err //nolint:wrapcheck // faults
+		}
+		for _, key := range slices.Sorted(maps.Keys(values)) {
+			c := change{key, strings.TrimSpace(values[key]), by, reason}
+			if row, ok := rows[key]; ok && row.Value == c.value {
+				continue
+			}
+			if _, _, err := put(ctx, tx, rows, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("apply policy: %w", err)
+	}
+	return nil
+}
+
+// lockAll makes this transaction the only one that changes keys, and answers what is stored.
+func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy.Set, error) {
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(lock)); err != nil {
-		return fmt.Errorf("take policy lock: %w", err)
+		return nil, policy.Set{}, fmt.Errorf("take policy lock: %w", err)
 	}
 	rows, err := stored(ctx, tx)
 	if err != nil {
-		return err
+		return nil, policy.Set{}, err
 	}
 	values := make(map[string]string, len(rows))
 	for key, row := range rows {
@@ -96,33 +151,46 @@ func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRe
 	}
 	// What is stored and refused counts as absent, here as for everybody who reads it.
 	present, _ := policy.NewSet(values) //nolint:errcheck // see above
-	ack := policy.Ack{Weakening: req.GetAcknowledgeWeakening(), Reason: req.GetReason()}
-	if err := present.Validate(req.GetKey(), req.GetValue(), ack); err != nil {
-		return err
+	return rows, present, nil
+}
+
+// change is one value that was validated.
+type change struct{ key, value, by, reason string }
+
+// put stores a change and reports it. It answers the key as it is now, and the event's position.
+func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c change) (*recoveryv1.PolicyKey, string, error) {
+	if err := policystore.Put(ctx, tx, c.key, c.value, c.by, c.reason); err != nil {
+		return nil, "", err //nolint:wrapcheck // it says what it did
 	}
-	value := strings.TrimSpace(req.GetValue())
-	if err := policystore.Put(ctx, tx, req.GetKey(), value, by, strings.TrimSpace(req.GetReason())); err != nil {
-		return err
+	key, _ := policy.Lookup(c.key)
+	before := describe(key, rows).GetValue()
+	now, err := stored(ctx, tx)
+	if err != nil {
+		return nil, "", err
 	}
-	if rows, err = stored(ctx, tx); err != nil {
-		return err
-	}
+	maps.Copy(rows, now)
 	var version int64
 	err = tx.QueryRow(ctx, `INSERT INTO recovery.policy_version AS v (key, version) VALUES ($1, 1)
-		ON CONFLICT (key) DO UPDATE SET version = v.version + 1 RETURNING version`, req.GetKey()).Scan(&version)
+		ON CONFLICT (key) DO UPDATE SET version = v.version + 1 RETURNING version`, c.key).Scan(&version)
 	if err != nil {
-		return fmt.Errorf("draw policy version: %w", err)
+		return nil, "", fmt.Errorf("draw policy version: %w", err)
 	}
-	key, _ := policy.Lookup(req.GetKey())
-	out.Key = describe(key, rows)
-	out.Pos, err = events.Append(ctx, tx, events.Event{
-		Kind: "policy.changed", AggregateType: "policy", AggregateID: key.Name, AggregateVersion: version, Payload: out.GetKey(),
+	shown := describe(key, rows)
+	pos, err := events.Append(ctx, tx, events.Event{
+		Kind: "policy.changed", AggregateType: "policy", AggregateID: key.Name, AggregateVersion: version, Payload: shown,
 		Correlation: events.Correlation{CorrelationID: obs.From(ctx).CorrelationID},
 	})
 	if err != nil {
-		return fmt.Errorf("append policy event: %w", err)
+		return nil, "", fmt.Errorf("append policy event: %w", err)
 	}
-	return nil
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: "policy.set", Actor: c.by, Reason: c.reason, SubjectType: "policy", SubjectID: key.Name,
+		Details: map[string]any{"value": c.value, "before": before},
+	})
+	if err != nil {
+		return nil, "", err //nolint:wrapcheck // it says what it did
+	}
+	return shown, pos, nil
 }
 
 func stored(ctx context.Context, q policystore.Querier) (map[string]policystore.Row, error) {
