@@ -38,6 +38,12 @@ var rows = []Row{
 		Advice: "cancel, correct the request, create it again",
 	},
 	{
+		Step:  "End previous box",
+		Cause: "the placement does not confirm that the box of the former epoch has ended, or the machine that holds the workspace cannot be reached",
+		Advice: "look at the node and at the placement's own list: the next epoch never starts before the former is confirmed ended; for a machine that never " +
+			"comes back, `workspaces cancel`, and once it rests `workspaces recreate --fenced-proof` with a reason",
+	},
+	{
 		Step:   "Allocate storage",
 		Cause:  "no slot, device or storage is free, the box does not start, or its agent cannot enrol",
 		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress cancel, reset and retry",

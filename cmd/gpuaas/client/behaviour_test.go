@@ -120,7 +120,7 @@ func TestUsage(t *testing.T) {
 		"workspaces create demo", "workspaces create --tenant acme", "workspaces create d --tenant acme --arg x", "workspaces create d --tenant acme --storage ten",
 		"workspaces create d --tenant acme --placement moon", "workspaces create d --tenant acme --command a --port x", "workspaces create d --tenant acme --spec /does/not/exist",
 		"workspaces wait d --for active", "workspaces wait d --for state=great", "workspaces wait d --for colour=red", "workspaces list --state great",
-		"workspaces decommission d", "workspaces recreate d", "workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
+		"workspaces decommission d", "workspaces recreate d --fenced-proof powered_off", "workspaces recreate d --fenced-proof maybe --reason r", "workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
 		"status --time-format never", "--context nowhere status", "tenants create a --storage x", "policy set a", "explain", "nodes list --limit many",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -528,6 +528,12 @@ func TestOperate(t *testing.T) {
 		if last := reqs[len(reqs)-1]; !last.GetDryRun() {
 			t.Errorf("%s: %v", verb, last)
 		}
+	}
+	call(t, "workspaces", "recreate", "acme/demo2").wants(t, 0)
+	call(t, "workspaces", "recreate", "acme/demo2", "--fenced-proof", "powered_off", "--reason", "the rack is dark").wants(t, 0)
+	reqs := sent[*readmodelv1.OperateWorkspaceRequest](f)
+	if last := reqs[len(reqs)-1]; last.GetFencedProof() != commonv1.FencedProof_FENCED_PROOF_POWERED_OFF || reqs[len(reqs)-2].GetFencedProof() != 0 {
+		t.Errorf("the proof is told as %v", last)
 	}
 }
 

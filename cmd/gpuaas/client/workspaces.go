@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -80,7 +81,7 @@ func (p *Program) workspacesCommand() *cobra.Command {
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again", false),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again", false),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO, "Give up an undo that cannot succeed; its claims become orphans", true),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's box and launch another with the next epoch", true),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's box and launch another with the next epoch", false),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds", true),
 	)
 }
@@ -213,6 +214,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, d
 		req     = &readmodelv1.OperateWorkspaceRequest{Kind: kind}
 		wait    bool
 		timeout time.Duration
+		proof   string
 	)
 	name := verb(kind)
 	example := "  gpuaas workspaces " + name + " acme/demo2 --dry-run"
@@ -225,6 +227,13 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, d
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			if destructive && !req.GetDryRun() && strings.TrimSpace(req.GetReason()) == "" {
 				return Usage(fmt.Errorf("%s wants --reason TEXT: it goes into the record (or --dry-run, to see what it would do)", name))
+			}
+			var err error
+			if req.FencedProof, err = parseEnum[commonv1.FencedProof]("fenced-proof", proof); err != nil {
+				return err
+			}
+			if proof != "" && strings.TrimSpace(req.GetReason()) == "" {
+				return Usage(errors.New("--fenced-proof wants --reason TEXT: it goes into the record"))
 			}
 			req.Workspace = args[0]
 			answer, err := s.command.OperateWorkspace(ctx, req)
@@ -243,6 +252,11 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, d
 	flags.BoolVar(&req.Override, "override", false, "go beyond the limit of retries; needs the operator role")
 	flags.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do, and what is unmet")
 	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "the same key answers the same operation")
+	if kind == commonv1.OperationKind_OPERATION_KIND_RECREATE {
+		proofs := names.Spellings[commonv1.FencedProof]()
+		flags.StringVar(&proof, "fenced-proof", "", "an operator's word that nothing runs on a machine that cannot confirm it: "+strings.Join(proofs, ", ")+"; needs --reason")
+		_ = cmd.RegisterFlagCompletionFunc("fenced-proof", cobra.FixedCompletions(proofs, cobra.ShellCompDirectiveNoFileComp))
+	}
 	if _, ok := restingState[kind]; ok {
 		flags.BoolVar(&wait, "wait", false, "wait until the operation has ended, and print the workspace")
 		flags.DurationVar(&timeout, "timeout", 10*time.Minute, "give up waiting after this long (exit 6); the operation goes on; 0 waits without end")

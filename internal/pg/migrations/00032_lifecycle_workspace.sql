@@ -59,6 +59,7 @@ CREATE TABLE lifecycle.static_placement (
     node_id      uuid        NOT NULL,
     started_at   timestamptz NOT NULL DEFAULT mesh.clock(),
     ended_at     timestamptz,
+    fence_word   text        NOT NULL DEFAULT '', -- the person's word on which it counts as ended, if nothing confirmed it
     PRIMARY KEY (workspace_id, epoch)
 );
 CREATE UNIQUE INDEX static_placement_live ON lifecycle.static_placement (workspace_id) WHERE ended_at IS NULL;

@@ -1,7 +1,8 @@
 // Package placement is how boxes come to be: the contract of its drivers.
 //
 // A driver owns its launch ledger and believes nothing else about what it launched. Guarantees of every driver: Launch is idempotent on (workspace,
-// epoch); an epoch below the highest seen is refused; epoch n+1 is refused until n is confirmed ended; an ended (workspace, epoch) is never launched
+// epoch); an epoch below the highest seen is refused; epoch n+1 is refused until n is confirmed ended, or fenced on a
+// person's word; an ended (workspace, epoch) is never launched
 // again; everything made is listed.
 package placement
 
@@ -47,6 +48,9 @@ type Driver interface {
 	// End ends the box and all that runs on it, and returns once that is confirmed. A box that never was is confirmed at once. Either way
 	// (workspace, epoch) is never launched afterwards.
 	End(ctx context.Context, workspaceID string, epoch int64) error
+	// Fence writes down that (workspace, epoch) counts as ended on a person's word, where End cannot confirm it: it is never launched afterwards and stands
+	// in the way of no later epoch. Nothing is ended by it, and what cannot be confirmed gone stays in List until it is.
+	Fence(ctx context.Context, workspaceID string, epoch int64, word string) error
 	// List answers everything that was ever launched.
 	List(ctx context.Context) ([]Instance, error)
 }

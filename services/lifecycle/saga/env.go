@@ -118,7 +118,8 @@ type ClaimSpec struct {
 }
 
 // Intent writes down, in a transaction of its own, that the resource is about to be made. It is called before the call that makes it. If a live
-// claim of that kind and name exists already, this run adopts it; adopted is true then, and ConfirmedAt says whether it was ever confirmed.
+// claim of that kind and name exists already, this run adopts it for its own epoch; adopted is true then, and ConfirmedAt says whether it was ever
+// confirmed.
 func (e *Env) Intent(ctx context.Context, spec ClaimSpec) (claim Claim, adopted bool, err error) { //nolint:nonamedreturns // two values beside the error
 	err = e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		claim, adopted, err = e.IntentTx(ctx, tx, spec)
@@ -148,7 +149,8 @@ func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec ClaimSpec) (Claim, b
 			(id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULLIF($10, '')::uuid)
 		ON CONFLICT (workspace_id, kind, deterministic_name) WHERE released_at IS NULL AND orphaned_at IS NULL
-		DO UPDATE SET run_id = EXCLUDED.run_id, step = EXCLUDED.step, version = c.version + 1
+		DO UPDATE SET run_id = EXCLUDED.run_id, step = EXCLUDED.step, epoch = GREATEST(c.epoch, EXCLUDED.epoch),
+			node_id = COALESCE(EXCLUDED.node_id, c.node_id), version = c.version + 1
 		RETURNING `+claimColumns+`, c.xmax <> 0`,
 		ids.New(), e.WorkspaceID, e.TenantID, e.RunID, e.Step, spec.Kind, names.Of(scope), spec.Name, e.Epoch, spec.NodeID,
 	).Scan(append(c.targets(), &adopted)...)
@@ -186,6 +188,12 @@ func (e *Env) Release(ctx context.Context, claim Claim) error {
 // ReleaseTx is Release within the rows of a Done.
 func (e *Env) ReleaseTx(ctx context.Context, tx pgx.Tx, claim Claim) error {
 	return e.changeClaim(ctx, tx, "release", claim, `released_at = COALESCE(c.released_at, mesh.clock()), last_seen_at = COALESCE($2::text::timestamptz, c.last_seen_at)`, nil)
+}
+
+// OrphanTx gives a claim up: nobody confirmed that the resource is gone, and somebody decided to go on without.
+func (e *Env) OrphanTx(ctx context.Context, tx pgx.Tx, claim Claim, by, reason string) error {
+	return e.changeClaim(ctx, tx, "orphan", claim, `orphaned_at = COALESCE(c.orphaned_at, mesh.clock()),
+		orphaned_by = ($2::text[])[1], orphan_reason = ($2::text[])[2]`, []string{by, reason})
 }
 
 func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Claim, set string, arg any) error {

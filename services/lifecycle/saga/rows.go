@@ -74,6 +74,11 @@ const (
 // Live says whether the run still owns its workspace.
 func (r *Run) Live() bool { return r.State != stateSucceeded && r.State != stateFailed }
 
+// Joinable says whether the run is on its way forward: one that is cancelled, being undone or stuck serves nobody who asks for the same.
+func (r *Run) Joinable() bool {
+	return r.Live() && r.Phase == phaseDo && r.CancelAt == nil && r.State != stateStuck
+}
+
 // StepName names the step the run is at.
 func (r *Run) StepName() string {
 	if r.Step < 0 || r.Step >= len(r.StepNames) {

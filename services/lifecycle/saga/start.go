@@ -78,8 +78,8 @@ func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) 
 	return in.ID, nil
 }
 
-// Start inserts a run, or joins the one that is open. An open run of another kind is operation_in_progress with its id; a stuck one run_stuck; a
-// workspace in a state outside From precondition_failed. tx is READ COMMITTED, so that what a winner committed meanwhile is seen.
+// Start inserts a run, or joins the one that is open. An open run of another kind, or one that is being undone, is operation_in_progress with its id; a
+// stuck one run_stuck; a workspace in a state outside From precondition_failed. tx is READ COMMITTED, so that what a winner committed meanwhile is seen.
 func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started, error) {
 	def, ok := c.registry.Newest(req.Definition)
 	if !ok {
@@ -203,6 +203,11 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 	if kind != req.Kind && !slices.Contains(req.JoinKinds, kind) {
 		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s is in progress on this workspace", live.Kind),
 			fault.Conflicting(live.ID))
+	}
+	if !live.Joinable() {
+		// Whoever wants the workspace is not served by a run that takes it away.
+		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s on this workspace is being undone", live.Kind),
+			fault.Conflicting(live.ID), fault.Remedy("wait until it has ended, and ask again"))
 	}
 	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
 	if err != nil {

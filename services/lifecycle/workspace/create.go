@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -98,9 +99,14 @@ func (s *Server) fastJoin(ctx context.Context, w wish, runID string) (*lifecycle
 	return joined(ws, run), true
 }
 
-// joinable says whether a run is a create on its way up: one that is being undone, or stuck, serves nobody who wants the workspace.
+// joinable says whether a run brings its workspace up: one that is being undone, or stuck, serves nobody who wants the workspace.
 func joinable(run saga.Run) bool {
-	return run.Live() && run.Kind == names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE) && run.CancelAt == nil && run.Phase == "do" && run.State != "stuck"
+	return run.Joinable() && slices.Contains(bringing(), run.Kind)
+}
+
+// bringing are the kinds of runs at whose end the workspace is there. Who asks for one of them is served by any.
+func bringing() []string {
+	return []string{names.Of(commonv1.OperationKind_OPERATION_KIND_CREATE), names.Of(kRetry), names.Of(kRecreate)}
 }
 
 func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
@@ -270,7 +276,8 @@ func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestO
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it did
 	}
-	return answer(id, started), nil
+	op := answer(id, started)
+	return op, s.decided(ctx, tx, w.tenant.ID, req, op)
 }
 
 // dryCreate says what a create would do.

@@ -16,6 +16,7 @@ import (
 const (
 	DefinitionProvision    = "provision"
 	DefinitionDecommission = "decommission"
+	DefinitionRecreate     = "recreate"
 )
 
 // validate checks the request against the configuration as it is now: what was admitted may have been taken out of the catalogue meanwhile.
@@ -110,6 +111,16 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 		},
 		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute),
 	}
+	previous := step(StepPrevious, saga.Idempotent, s.endPrevious, nil, s.observePrevious, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY)
+	previous.Retry = saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second}
+	recreate := saga.Definition{
+		Name: DefinitionRecreate, Version: 1, Steps: []saga.Step{validate, previous, storage, handle, schema, deploy, ready, active},
+		States: saga.WorkspaceStates{
+			Running: commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		},
+		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute),
+	}
 	down := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
 		return saga.Step{
 			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stall, Layer: layer,
@@ -131,7 +142,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 		},
 		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute), Sticks: true, Uncancellable: true,
 	}
-	reg, err := saga.NewRegistry(provision, decommission)
+	reg, err := saga.NewRegistry(provision, recreate, decommission)
 	if err != nil {
 		return nil, fmt.Errorf("define sagas: %w", err)
 	}

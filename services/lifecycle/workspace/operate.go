@@ -36,6 +36,19 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if (req.GetOverride() || req.GetKind() == kSkipUndo) && req.GetReason() == "" {
 		return nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "this operation wants a reason in words")
 	}
+	if err := mayProve(ctx, req); err != nil {
+		return nil, err
+	}
+	h := s.herdOf(ctx, req)
+	if op, ok := s.joinFast(ctx, req, h); ok {
+		return op, nil
+	}
+	op, err := s.operateOnce(ctx, req, h.runID)
+	s.settle(ctx, h, op, err)
+	return op, err
+}
+
+func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, runID string) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		w, err := s.workspaceFor(ctx, tx, req.GetWorkspaceId())
@@ -46,7 +59,7 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 			op, err = s.dryRun(ctx, tx, w, req)
 			return err
 		}
-		key, wanted := req.GetIdempotencyKey(), names.Of(req.GetKind())+"/"+w.ID
+		key, wanted := req.GetIdempotencyKey(), keyOf(req, w.ID)
 		if key != "" {
 			// Two who use one key at once take turns, so that the second finds what the first was answered.
 			if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`, w.TenantID+"/"+key); err != nil {
@@ -57,7 +70,10 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 				return err
 			}
 		}
-		if op, err = s.verb(ctx, tx, w, req); err != nil || key == "" || op.GetOperationId() == "" {
+		if op, err = s.verb(ctx, tx, w, req, runID); err != nil {
+			return err
+		}
+		if err := s.decided(ctx, tx, w.TenantID, req, op); err != nil || key == "" || op.GetOperationId() == "" {
 			return err
 		}
 		return keepKey(ctx, tx, w.TenantID, key, wanted, op.GetOperationId())
@@ -69,7 +85,16 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	return op, nil
 }
 
-func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
+// keyOf is what an idempotency key stands for.
+func keyOf(req *lifecyclev1.RequestOperationRequest, workspaceID string) string {
+	out := names.Of(req.GetKind()) + "/" + workspaceID
+	if req.GetFencedProof() != noProof {
+		out += "/" + names.Of(req.GetFencedProof())
+	}
+	return out
+}
+
+func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID string) (*lifecyclev1.Operation, error) {
 	by := requester(ctx, req)
 	core := s.deps.Core
 	switch req.GetKind() {
@@ -96,6 +121,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 		op := answer(w.ID, out.Started)
 		op.Consequence = out.Advice
 		return op, nil
+	case kRecreate:
+		return s.recreate(ctx, tx, w, req, runID, by)
 	case kDecommission:
 		return s.decommission(ctx, tx, w, by)
 	default:
@@ -179,7 +206,18 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 }
 
 func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
-	options, err := s.options(ctx, tx, w)
+	if req.GetKind() == kRetry || req.GetKind() == kRecreate {
+		run, open, err := saga.LiveRun(ctx, tx, w.ID)
+		if err != nil {
+			return nil, err //nolint:wrapcheck // it says what it read
+		}
+		if open && joinable(run) {
+			op := joined(w, run)
+			op.DryRun, op.Consequence = true, "joins the operation under way"
+			return op, nil
+		}
+	}
+	options, err := s.options(ctx, tx, w, req.GetFencedProof() != noProof)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +242,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		if err != nil {
 			return err
 		}
-		if res.Actions, err = s.options(ctx, tx, w); err != nil {
+		if res.Actions, err = s.options(ctx, tx, w, false); err != nil {
 			return err
 		}
 		var at timestamp
@@ -227,7 +265,7 @@ type condition struct {
 }
 
 // options computes every verb from the workspace and its open run. It is the one source for command line and console.
-func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*lifecyclev1.ActionOption, error) {
+func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven bool) ([]*lifecyclev1.ActionOption, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it read
@@ -250,6 +288,10 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*l
 		}
 		return o
 	}
+	again, err := s.recreateOption(ctx, tx, w, run, open, proven)
+	if err != nil {
+		return nil, err
+	}
 	endable := w.State == "active" || w.State == "failed" || w.State == "stuck"
 	return []*lifecyclev1.ActionOption{
 		option(kCancel, commonv1.Reason_REASON_PRECONDITION_FAILED, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
@@ -261,8 +303,7 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*l
 			condition{w.RetryUsed < limit, fmt.Sprintf("fewer than %d retries were used; more need an override with a reason", limit)}),
 		option(kRetryUndo, commonv1.Reason_REASON_PRECONDITION_FAILED, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck"}),
 		option(kSkipUndo, commonv1.Reason_REASON_PRECONDITION_FAILED, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck"}),
-		option(kRecreate, commonv1.Reason_REASON_UNIMPLEMENTED, "ends the box and provisions the workspace in a new epoch",
-			condition{false, "recreation is not offered by this version: decommission and create instead"}),
+		again,
 		option(kDecommission, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "removes workloads, schema, handle, storage and box, for good",
 			condition{endable, "the workspace is active, failed or stuck; it is " + w.State},
 			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first"}),

@@ -38,7 +38,7 @@ type world struct {
 
 type worldBox struct {
 	instance, node string
-	ended          bool
+	ended, fenced  bool
 	things         []string // what stands on it
 	ledger         string
 	results        map[string]*nodev1.TaskResult
@@ -97,6 +97,16 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 		w.boxes[k] = &worldBox{}
 	}
 	w.boxes[k].ended, w.boxes[k].things = true, nil
+	return nil
+}
+
+// Fence lets the next epoch be launched though this one stands.
+func (w *world) Fence(_ context.Context, workspaceID string, epoch int64, _ string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if b := w.boxes[fmt.Sprintf("%s:%d", workspaceID, epoch)]; b != nil {
+		b.fenced = true
+	}
 	return nil
 }
 

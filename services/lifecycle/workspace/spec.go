@@ -153,6 +153,7 @@ type input struct {
 	Tenant    string          `json:"tenant"`
 	Workspace string          `json:"workspace"`
 	Spec      json.RawMessage `json:"spec"`
+	Word      *word           `json:"word,omitempty"` // of a recreation whose former epoch cannot be confirmed ended
 }
 
 func newInput(tenant, workspace string, spec json.RawMessage) input {

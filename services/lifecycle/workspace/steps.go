@@ -33,6 +33,8 @@ const (
 	StepDeploy   = "Deploy tenant workloads"
 	StepReady    = "Wait for workloads ready"
 	StepActive   = "Mark active"
+	// StepPrevious stands before StepStorage in a recreation.
+	StepPrevious = "End previous box"
 )
 
 // Kinds of claims.

@@ -136,6 +136,7 @@ func (c *Command) OperateWorkspace(ctx context.Context, req *readmodelv1.Operate
 	answer, err := c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
 		Kind: req.GetKind(), Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Requester: requester(ctx),
 		IdempotencyKey: req.GetIdempotencyKey(), Reason: req.GetReason(), Override: req.GetOverride(), DryRun: req.GetDryRun(),
+		FencedProof: req.GetFencedProof(),
 	})
 	if err != nil {
 		return nil, ownerError("lifecycle", err)

@@ -144,7 +144,7 @@ func (d *Driver) mayLaunch(l *ledger, b placement.Box) error {
 		if !have.live() || (k.workspaceID == b.WorkspaceID && k.epoch == b.Epoch) {
 			continue
 		}
-		if k.workspaceID == b.WorkspaceID {
+		if k.workspaceID == b.WorkspaceID && have.Fenced == "" {
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended",
 				fault.Conflicting(providerID(k.workspaceID, k.epoch)))
 		}
@@ -279,6 +279,21 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		}
 	}
 	d.discard(workspaceID, epoch)
+	return nil
+}
+
+// Fence lets later epochs be launched though this one is not confirmed ended. It counts against the capacity until it is.
+func (d *Driver) Fence(_ context.Context, workspaceID string, epoch int64, word string) error {
+	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+		have := l.boxes[boxKey{workspaceID, epoch}]
+		if have != nil && (have.Op == opEnded || have.Fenced != "") {
+			return nil
+		}
+		return write(entry{Op: opEnding, WorkspaceID: workspaceID, Epoch: epoch, Fenced: word})
+	})
+	if err != nil {
+		return fmt.Errorf("fence box: %w", err)
+	}
 	return nil
 }
 

@@ -36,6 +36,7 @@ type entry struct {
 	PID         int       `json:"pid,omitempty"`
 	StartTicks  uint64    `json:"start_ticks,omitempty"` // with the pid, names a process for ever
 	GPUs        int32     `json:"gpus,omitempty"`
+	Fenced      string    `json:"fenced,omitempty"` // the word on which the box counts as ended though it may still run
 }
 
 // box is where one (workspace, epoch) stands by the journal.
@@ -71,6 +72,9 @@ func (l *ledger) apply(e entry) {
 	}
 	if e.GPUs == 0 {
 		e.GPUs = b.GPUs
+	}
+	if e.Fenced == "" {
+		e.Fenced = b.Fenced
 	}
 	if e.PID == 0 {
 		e.PID, e.StartTicks = b.PID, b.StartTicks

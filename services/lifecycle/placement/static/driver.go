@@ -105,6 +105,18 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 	return nil
 }
 
+// Fence gives the slot back on a person's word. What the workspace left on the machine stays claimed until the machine is back and it is reaped.
+func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
+	_, err := d.db.Exec(ctx, `
+		INSERT INTO lifecycle.static_placement AS s (workspace_id, epoch, instance_id, node_id, started_at, ended_at, fence_word)
+		VALUES ($1, $2, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', mesh.clock(), mesh.clock(), $3)
+		ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock(), fence_word = $3 WHERE s.ended_at IS NULL`, workspaceID, epoch, word)
+	if err != nil {
+		return fmt.Errorf("fence placement: %w", err)
+	}
+	return nil
+}
+
 // List answers every slot that was ever taken.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 	rows, err := d.db.Query(ctx, `

@@ -1,0 +1,73 @@
+package workspace
+
+import (
+	"context"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// herd is one request among many for the same workspace: the id that its run gets if it is the one that begins, and what the lock store says.
+type herd struct {
+	workspaceID string
+	runID       string
+	held        lock.Outcome
+}
+
+// herdOf asks the lock store who is on it, for the kinds that join each other. It only answers fast: without it, or if it is wrong, the database
+// decides all the same.
+func (s *Server) herdOf(ctx context.Context, req *lifecyclev1.RequestOperationRequest) herd {
+	h := herd{workspaceID: req.GetWorkspaceId(), runID: ids.New()}
+	if (req.GetKind() == kRecreate || req.GetKind() == kRetry) && !req.GetDryRun() {
+		h.held = s.deps.Lock.Acquire(ctx, h.workspaceID, h.runID)
+	}
+	return h
+}
+
+// joinFast answers a join from the run that the lock store named, confirmed by its primary key: it is of this workspace and on its way up. Whoever
+// brings an idempotency key takes the long way, where the key is kept.
+func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h herd) (*lifecyclev1.Operation, bool) {
+	if h.held.Kind != lock.Held || req.GetIdempotencyKey() != "" {
+		return nil, false
+	}
+	var tenantID, kind, state string
+	var epoch int64
+	err := s.deps.DB.QueryRow(ctx, `
+		SELECT r.tenant_id::text, r.kind, r.epoch, w.state FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+		WHERE r.id = $1 AND r.workspace_id = $2 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.state IN ('pending', 'running', 'waiting')
+			AND r.kind = ANY ($3)`, h.held.RunID, h.workspaceID, bringing()).Scan(&tenantID, &kind, &epoch, &state)
+	if err != nil {
+		return nil, false // nothing of it is sure: the long way finds out, and says what is wrong
+	}
+	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {
+		return nil, false
+	}
+	return joined(saga.Workspace{ID: h.workspaceID, State: state}, saga.Run{ID: h.held.RunID, Kind: kind, Epoch: epoch}), true
+}
+
+// settle leaves the lock store naming the run that serves, so that the next one finds it at once.
+func (s *Server) settle(ctx context.Context, h herd, op *lifecyclev1.Operation, err error) {
+	holder := h.held.RunID
+	switch h.held.Kind {
+	case lock.Unknown:
+		return
+	case lock.Won:
+		holder = h.runID
+	case lock.Held:
+	}
+	serves := ""
+	if err == nil && op.GetKind() != commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
+		serves = op.GetOperationId()
+	}
+	if holder == serves || serves == "" && h.held.Kind == lock.Held {
+		return
+	}
+	s.deps.Lock.Release(ctx, h.workspaceID, holder)
+	if serves != "" {
+		s.deps.Lock.Acquire(ctx, h.workspaceID, serves)
+	}
+}

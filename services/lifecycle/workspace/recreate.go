@@ -1,0 +1,242 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+const noProof = commonv1.FencedProof_FENCED_PROOF_UNSPECIFIED
+
+// word is a person's word that nothing of an epoch that cannot be confirmed ended still runs. It travels in the run's input, so it is on record with it.
+type word struct {
+	Proof  string `json:"fenced_proof"`
+	By     string `json:"by"`
+	Reason string `json:"reason"`
+}
+
+func (w *word) String() string { return fmt.Sprintf("%s, says %s: %s", w.Proof, w.By, w.Reason) }
+
+// mayProve refuses a proof from whoever may not give one.
+func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) error {
+	if req.GetFencedProof() == noProof {
+		return nil
+	}
+	if req.GetKind() != kRecreate {
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a fenced proof goes with a recreation alone")
+	}
+	if person, ok := rpc.PersonFrom(ctx); !ok || !person.Has("operator") {
+		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "a fenced proof is an operator's word")
+	}
+	if strings.TrimSpace(req.GetReason()) == "" {
+		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "a fenced proof wants a reason in words")
+	}
+	return nil
+}
+
+// recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it.
+func (s *Server) recreate(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string) (*lifecyclev1.Operation, error) {
+	_, open, err := saga.LiveRun(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	in := newInput(w.Tenant, w.Name, w.Spec)
+	if !open {
+		v, err := s.recreatable(ctx, tx, w, req.GetFencedProof() != noProof)
+		if err != nil {
+			return nil, err
+		}
+		if !v.possible() {
+			return nil, v.refusal()
+		}
+		if req.GetFencedProof() != noProof {
+			in.Word = &word{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
+		}
+	}
+	correlation := req.GetCorrelationId()
+	if correlation == "" {
+		correlation = obs.From(ctx).CorrelationID
+	}
+	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
+		WorkspaceID: w.ID, Kind: kRecreate, Definition: DefinitionRecreate, RunID: runID, Input: in, Requester: by, CorrelationID: correlation, NextEpoch: true,
+		JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, kRetry},
+		From:      []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+	})
+	if err != nil || started.Joined {
+		return answer(w.ID, started), err //nolint:wrapcheck // a fault, or it says what it did
+	}
+	// From here on it is not where it was: nobody is sent to a box that is about to end, and what its register was refused is history.
+	_, err = tx.Exec(ctx, `
+		UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0, version = version + 1 WHERE id = $1`, w.ID)
+	if err != nil {
+		return nil, fmt.Errorf("clear endpoints: %w", err)
+	}
+	if _, started.Pos, err = saga.AnnounceWorkspace(ctx, tx, w.ID); err != nil {
+		return nil, fmt.Errorf("report workspace: %w", err)
+	}
+	return answer(w.ID, started), nil
+}
+
+// recreation says whether a workspace can be recreated, and what that would do.
+type recreation struct {
+	reason      commonv1.Reason // of the first thing that is unmet
+	unmet       []string
+	help        string
+	conflicting string
+	after       bool // waiting may help
+	consequence string
+}
+
+func (r *recreation) possible() bool { return len(r.unmet) == 0 }
+
+func (r *recreation) lacks(reason commonv1.Reason, help, conflicting, text string) {
+	if r.possible() {
+		r.reason, r.help, r.conflicting = reason, help, conflicting
+	}
+	r.unmet = append(r.unmet, text)
+}
+
+func (r *recreation) refusal() error {
+	options := []fault.Option{fault.Unmet(r.unmet...)}
+	if r.help != "" {
+		options = append(options, fault.Remedy(r.help))
+	}
+	if r.conflicting != "" {
+		options = append(options, fault.Conflicting(r.conflicting))
+	}
+	return fault.New(r.reason, "this workspace cannot be recreated now", options...)
+}
+
+// recreatable judges a workspace on which no operation is open. What it finds may change before the run comes to it: the run looks again.
+func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven bool) (*recreation, error) {
+	r := &recreation{}
+	if w.State != "active" && w.State != "failed" {
+		r.lacks(commonv1.Reason_REASON_PRECONDITION_FAILED, "", "", "the workspace is active or failed; it is "+w.State)
+		return r, nil
+	}
+	spec := &lifecyclev1.WorkspaceSpec{}
+	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
+		return nil, fmt.Errorf("read spec: %w", err)
+	}
+	// A run that fails for good undoes all there is: what would fail for certain is not begun.
+	if err := s.deps.Catalogue.check(spec); err != nil {
+		f := fault.From(err)
+		r.lacks(f.Reason, f.Remedy, "", "the mesh still offers what the workspace asks for: "+f.Public)
+	}
+	if err := s.roomForRetry(ctx, tx, w); err != nil {
+		f, ok := fault.As(err)
+		if !ok {
+			return nil, err
+		}
+		for _, u := range f.Unmet {
+			r.lacks(f.Reason, f.Remedy, "", u)
+		}
+	}
+	a, held, err := liveAllocation(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err
+	}
+	if held && a.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "retry the release of the allocation, or force it", a.ID,
+			fmt.Sprintf("what epoch %d left behind is cleaned up: the release of allocation %s has failed", a.Epoch, a.ID))
+	}
+	claims, err := saga.LiveClaims(ctx, tx, w.ID, kindInstance, kindWorkload, kindStorage)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	away := ""
+	if !ownBox(spec.GetPlacement()) {
+		if away, err = s.machineAway(ctx, tx, r, claims, w.Epoch, proven); err != nil {
+			return nil, err
+		}
+	}
+	r.consequence = recreateConsequence(w, spec, claims, away)
+	if away != "" && proven && r.possible() {
+		// It begins anew on another machine, so there must be one; else the run would take away what cannot come back.
+		if _, _, err := freeSlot(ctx, tx, spec.GetGpus()); err != nil {
+			stepErr, ok := errors.AsType[*saga.StepError](err)
+			if !ok {
+				return nil, err
+			}
+			r.lacks(stepErr.Reason, "", "", "another machine has room for the workspace: "+stepErr.Public)
+		}
+	}
+	return r, nil
+}
+
+// machineAway looks whether the machine that holds the workspace can confirm that its epoch has ended. It answers the machine's name if it cannot.
+func (s *Server) machineAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (string, error) {
+	seen := map[string]bool{}
+	for _, c := range claims {
+		if c.NodeID == "" || seen[c.NodeID] {
+			continue
+		}
+		seen[c.NodeID] = true
+		var name string
+		var answers bool
+		err := tx.QueryRow(ctx, `SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`, c.NodeID).Scan(&name, &answers)
+		if err != nil {
+			return "", fmt.Errorf("read gate: %w", err)
+		}
+		if answers {
+			continue
+		}
+		if !proven {
+			r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+				"bring the machine back, so that its agent can end the workloads; or give a fenced proof (powered_off, network_isolated, reimaged or "+
+					"operator_asserts) with a reason, as an operator", c.NodeID,
+				fmt.Sprintf("machine %s answers, so that epoch %d can be confirmed ended; its workspaces are kept until it does", name, epoch))
+		}
+		return name, nil
+	}
+	return "", nil
+}
+
+func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away string) string {
+	first, kept := "", "schema and handle are kept"
+	switch {
+	case len(claims) == 0:
+	case away != "":
+		first = fmt.Sprintf("counts epoch %d on machine %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and cordons the machine; ", w.Epoch, away)
+	case ownBox(spec.GetPlacement()):
+		first = fmt.Sprintf("stops the workloads and ends the box of epoch %d with the storage on it; ", w.Epoch)
+	default:
+		first = fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)
+		kept = "storage, schema and handle are kept, on the same machine"
+	}
+	return first + "then provisions the next epoch: " + kept + ". If that fails for good or is cancelled everything is undone, storage and schema too, and the workspace ends failed"
+}
+
+// recreateOption is the row of the table of actions.
+func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open, proven bool) (*lifecyclev1.ActionOption, error) {
+	if open {
+		o := &lifecyclev1.ActionOption{
+			Kind: kRecreate, Reason: commonv1.Reason_REASON_OPERATION_IN_PROGRESS, Consequence: "ends the box and provisions the workspace in a new epoch",
+			Unmet: []string{fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)},
+		}
+		if run.State == "stuck" {
+			o.Reason = commonv1.Reason_REASON_RUN_STUCK
+		}
+		return o, nil
+	}
+	r, err := s.recreatable(ctx, tx, w, proven)
+	if err != nil {
+		return nil, err
+	}
+	if r.consequence == "" {
+		r.consequence = "ends the box and provisions the workspace in a new epoch"
+	}
+	return &lifecyclev1.ActionOption{Kind: kRecreate, Possible: r.possible(), Unmet: r.unmet, Reason: r.reason, Consequence: r.consequence}, nil
+}

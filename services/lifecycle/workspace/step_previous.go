@@ -1,0 +1,288 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// endPrevious makes room for the epoch of this run: the workloads of earlier ones are stopped through their agent where it can be reached, their boxes
+// are confirmed ended by the driver, their identities retired, their hold given back. On a shared machine the storage stays, and goes over to this
+// epoch with the slot. What has been done already is not looked for again: claims of earlier epochs are all that is left to do.
+//
+// Scenario: double-provision-race. It is called again after each wait.
+func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	in, spec, err := readInput(env.Input)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	driver, ok := s.deps.Drivers[spec.GetPlacement()]
+	if !ok {
+		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
+	}
+	own := ownBox(spec.GetPlacement())
+	why, lost, err := s.stopPrevious(ctx, env, own, in.Word != nil)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	if why != "" {
+		return waitTask(why), nil
+	}
+	if !own && !lost {
+		if err := s.takeOverStorage(ctx, env); err != nil {
+			return saga.Outcome{}, err
+		}
+	}
+	boxes, err := previousClaims(ctx, env, kindInstance)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	for _, c := range boxes {
+		if lost {
+			err = s.fence(ctx, env, driver, c, in.Word)
+		} else if err = s.endBox(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil {
+			err = s.fence(ctx, env, driver, c, in.Word)
+		}
+		if err != nil {
+			return saga.Outcome{}, err
+		}
+	}
+	if err := s.retirePrevious(ctx, env); err != nil {
+		return saga.Outcome{}, err
+	}
+	slots, err := previousClaims(ctx, env, kindSlot)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passHold(ctx, tx, env, slots, !own && !lost) }), nil
+}
+
+// previousClaims are the live claims of earlier epochs.
+func previousClaims(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
+	claims, err := claimsOf(ctx, env, kinds...)
+	return slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.Epoch >= env.Epoch }), err
+}
+
+// stopPrevious has the workloads of earlier epochs removed. It answers what is waited for, and lost if a shared machine cannot be asked and a person
+// has given their word that it runs nothing.
+func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, own, proven bool) (string, bool, error) {
+	claims, err := previousClaims(ctx, env, kindWorkload, kindStorage, kindInstance)
+	if err != nil {
+		return "", false, err
+	}
+	waiting := 0
+	for _, c := range claims {
+		if c.NodeID == "" || own && c.Kind != kindWorkload {
+			continue
+		}
+		if !s.reachable(ctx, c.NodeID) {
+			switch {
+			case own:
+				continue // it ends with its box
+			case proven:
+				return "", true, nil
+			default:
+				return "the machine that holds the workspace does not answer, and only its agent can confirm that the former epoch has ended", false, nil
+			}
+		}
+		if c.Kind != kindWorkload {
+			continue
+		}
+		_, done, err := s.do(ctx, env, taskSpec{
+			suffix: "stop-" + c.Name, kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, nodeID: c.NodeID,
+			payload: &nodev1.WorkloadRef{Name: c.Name}, within: time.Minute,
+		})
+		switch {
+		case err != nil && !own:
+			return "", false, err
+		case err != nil, !done && own && s.overdue(ctx, env):
+			continue
+		case !done:
+			waiting++
+		default:
+			if err := env.Release(ctx, c); err != nil {
+				return "", false, fmt.Errorf("release workload: %w", err)
+			}
+		}
+	}
+	if waiting > 0 {
+		return fmt.Sprintf("waiting for the agent to stop %d workloads of the former epoch", waiting), false, nil
+	}
+	return "", false, nil
+}
+
+// takeOverStorage makes the directory on a shared machine this epoch's: nothing of an earlier one is left there then.
+func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env) error {
+	claims, err := previousClaims(ctx, env, kindStorage)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		spec := saga.ClaimSpec{Kind: c.Kind, Name: c.Name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: c.NodeID}
+		if _, _, err := env.Intent(ctx, spec); err != nil {
+			return fmt.Errorf("take storage over: %w", err)
+		}
+	}
+	return nil
+}
+
+// fence goes on without the driver's confirmation, on a person's word: what may still be there of the epoch becomes orphan claims that are reaped when
+// somebody can reach it, its machine takes no new workspace until then, and the driver lets the next epoch be launched.
+func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, box saga.Claim, w *word) error {
+	if err := driver.Fence(ctx, env.WorkspaceID, box.Epoch, w.String()); err != nil {
+		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)
+	}
+	left, err := previousClaims(ctx, env, kindWorkload, kindStorage)
+	if err != nil {
+		return err
+	}
+	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, box.Epoch)
+		if err != nil {
+			return err
+		}
+		own := ok && ownBox(i.Placement)
+		if own {
+			left = append(left, box) // it may stand: the sweep of the driver's list ends it
+		} else if err := env.ReleaseTx(ctx, tx, box); err != nil {
+			return fmt.Errorf("release instance: %w", err)
+		}
+		for _, c := range left {
+			if c.Epoch != box.Epoch {
+				continue
+			}
+			if err := env.OrphanTx(ctx, tx, c, w.By, "fenced on proof "+w.Proof+": "+w.Reason); err != nil {
+				return fmt.Errorf("orphan what is left: %w", err)
+			}
+		}
+		if !own && box.NodeID != "" && len(left) > 0 {
+			reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", box.Epoch, env.WorkspaceID, w.Proof, w.Reason)
+			if err := gate.CordonFor(ctx, tx, box.NodeID, reason, w.By); err != nil {
+				return fmt.Errorf("cordon node: %w", err)
+			}
+		}
+		if !ok || i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED {
+			return nil
+		}
+		_, err = setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "fenced: "+w.String())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("fence former epoch: %w", err)
+	}
+	s.deps.Core().Committed()
+	return nil
+}
+
+// retirePrevious ends the identities of earlier boxes: whatever still runs with one is refused from now on.
+func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
+	identities, err := previousClaims(ctx, env, kindIdentity)
+	if err != nil {
+		return err
+	}
+	for _, c := range identities {
+		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),
+		})
+		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the former box's identity", err)
+		}
+		if err := env.Release(ctx, c); err != nil {
+			return fmt.Errorf("release identity: %w", err)
+		}
+	}
+	return nil
+}
+
+// passHold gives the hold of an earlier epoch back. With keep, this epoch holds the same slot of the same machine from the same moment on, so that
+// nobody else takes what its storage stands on.
+func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []saga.Claim, keep bool) error {
+	for _, c := range slots {
+		if err := env.ReleaseTx(ctx, tx, c); err != nil {
+			return fmt.Errorf("release slot: %w", err)
+		}
+	}
+	// A box that was prepared and never launched has nothing at any provider.
+	rows, err := tx.Query(ctx, `SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`, env.WorkspaceID, env.Epoch)
+	if err != nil {
+		return fmt.Errorf("look for prepared boxes: %w", err)
+	}
+	prepared, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return fmt.Errorf("look for prepared boxes: %w", err)
+	}
+	for _, epoch := range prepared {
+		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, epoch)
+		if err != nil || !ok {
+			return err
+		}
+		if _, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "never launched"); err != nil {
+			return err
+		}
+	}
+	a, held, err := liveAllocation(ctx, tx, env.WorkspaceID)
+	if err != nil || !held || a.Epoch >= env.Epoch {
+		return err
+	}
+	var slot *int32
+	if err := tx.QueryRow(ctx, `SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`, a.ID).Scan(&slot); err != nil {
+		return fmt.Errorf("read slot: %w", err)
+	}
+	if _, err := setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil {
+		return err
+	}
+	if !keep || slot == nil {
+		return nil
+	}
+	return s.holdAgain(ctx, tx, env, a, *slot)
+}
+
+// holdAgain inserts the hold of this epoch on the slot of an earlier one.
+func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {
+	claim := saga.ClaimSpec{Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: was.NodeID}
+	if _, _, err := env.IntentTx(ctx, tx, claim); err != nil {
+		return fmt.Errorf("claim slot: %w", err)
+	}
+	now, err := scanAllocation(tx.QueryRow(ctx, `
+		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
+		ids.New(), env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs))
+	if err != nil {
+		return fmt.Errorf("insert allocation: %w", err)
+	}
+	if _, err := events.Append(ctx, tx, now.event()); err != nil {
+		return fmt.Errorf("report allocation: %w", err)
+	}
+	return nil
+}
+
+// observePrevious says whether anything of an earlier epoch is left to end.
+func (s *Steps) observePrevious(ctx context.Context, env *saga.Env) (saga.Observation, error) {
+	left, err := previousClaims(ctx, env, kindSlot, kindIdentity, kindInstance, kindStorage, kindWorkload)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+	if err != nil {
+		return saga.Observation{}, err
+	}
+	if len(left) > 0 || held && a.Epoch < env.Epoch {
+		return saga.Observation{Presence: saga.Partial, Why: "the former epoch is not ended in full"}, nil
+	}
+	return saga.Observation{Presence: saga.Present}, nil
+}
