@@ -53,8 +53,8 @@ func (e *edgeError) Unwrap() error { return e.cause }
 // The alerts with which a TLS 1.3 server refuses a client's certificate.
 var certificateAlerts = []tls.AlertError{42, 43, 44, 45, 46, 48, 49, 113, 116} //nolint:gochecknoglobals // a constant
 
-// tooLargeWait keeps an agent from sending the same frame in a loop.
-const tooLargeWait = 30 * time.Second
+// tooLargeWait, before the growing wait of every retry, keeps both sides from sending the same frame in a loop.
+const tooLargeWait = 5 * time.Second
 
 // understand turns what grpc reported, and what was seen below it, into the error that says most.
 func understand(err error, w *wire) error {
@@ -78,7 +78,7 @@ func understand(err error, w *wire) error {
 		// grpc tells of an answer that is not grpc only in its message.
 		text := st.Message()
 		if st.Code() == codes.ResourceExhausted && strings.Contains(text, "received message larger than max") {
-			// The control plane's own grpc refused one frame of ours, before anything of the control plane's could say so better.
+			// One side's grpc refused a frame before anything above it could say so better. Which side it was cannot be told: the texts are equal.
 			return fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "", fault.WithAction(commonv1.Action_ACTION_WAIT), fault.RetryAfter(tooLargeWait), fault.Cause(err))
 		}
 		limited := strings.Contains(text, "received from server: 429") || strings.Contains(text, "Too Many Requests")

@@ -75,6 +75,10 @@ func (r *runner) decide(ctx context.Context, err error) (time.Duration, error) {
 		// Back within two seconds, so that a second holder of this identity is found.
 		return 100*time.Millisecond + r.c.jitter(1400*time.Millisecond), nil
 	}
+	if lifted(f.Reason) && f.RetryAfter > 0 {
+		// Somebody will lift this, and nothing tells us when: ask at the pace that the server can bear, which does not slow down with the tries.
+		return f.RetryAfter + r.c.jitter(f.RetryAfter/2), nil
+	}
 	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
 	case commonv1.Action_ACTION_STOP:
 		return 0, &StopError{Denial: f}
@@ -89,6 +93,16 @@ func (r *runner) decide(ctx context.Context, err error) (time.Duration, error) {
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_REBUNDLE, Cause: err}
 	default:
 		return r.c.retry.Next(f.RetryAfter), nil
+	}
+}
+
+// lifted says whether a refusal stands only until somebody lets the node in again.
+func lifted(reason commonv1.Reason) bool {
+	switch reason { //nolint:exhaustive // every other refusal is none
+	case commonv1.Reason_REASON_IDENTITY_HELD, commonv1.Reason_REASON_IDENTITY_QUARANTINED, commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -212,7 +212,9 @@ func TestWaits(t *testing.T) {
 		most   time.Duration
 		code   commonv1.DiagnosticCode
 	}{
-		{"held", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "", fault.RetryAfter(45*time.Second)), 45 * time.Second, 75 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
+		{"held", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "", fault.RetryAfter(45*time.Second)), 45 * time.Second, 68 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
+		{"held, and told to ask soon", fault.New(commonv1.Reason_REASON_IDENTITY_HELD, ""), 3 * time.Second, 4500 * time.Millisecond, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
+		{"fenced", fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, ""), 5 * time.Second, 7500 * time.Millisecond, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED},
 		{"unknown reason", &fault.Error{Reason: 9999, Action: commonv1.Action_ACTION_STOP}, 0, 30 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED},
 		{"stale authority", fault.New(commonv1.Reason_REASON_AUTHORITY_STALE, ""), 0, 31 * time.Second, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED},
 	}

@@ -16,19 +16,19 @@ var identityRows = map[commonv1.Reason]Row{
 		Impact: "this connection is refused; the node that was named is untouched",
 	},
 	commonv1.Reason_REASON_IDENTITY_HELD: {
-		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerRecovery,
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 3 * time.Second, Owner: ownerRecovery,
 		Public: "the node's identity is on hold",
 		Remedy: "look at the node's verdict; reactivate it, or fence it if it was copied",
 		Impact: "the node gets no work; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_QUARANTINED: {
-		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: time.Minute, Owner: ownerOperator,
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerOperator,
 		Public: "the node is quarantined by an operator",
 		Remedy: "`gpuaas nodes reactivate NODE --reason TEXT` when it is cleared",
 		Impact: "the node gets no work; its running workloads go on",
 	},
 	commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED: {
-		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: time.Minute, Owner: ownerSecurity,
+		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerSecurity,
 		Public: "the node's identity is revoked or fenced",
 		Remedy: "someone with the security role reactivates it, or it is enrolled anew",
 		Impact: "the node gets no work and no session; its running workloads go on",

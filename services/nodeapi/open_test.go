@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -250,6 +251,40 @@ func TestOpensAreRationed(t *testing.T) {
 		}
 	}
 	k.session(r) // another node is not slowed
+}
+
+// TestAShutNodeMayAskAtItsPace: a node that is held is told when to ask again, and may ask then, however rarely others may open.
+func TestAShutNodeMayAskAtItsPace(t *testing.T) {
+	var shut atomic.Bool
+	k := newKit(t, func(p *nodeapitest.Plane) {
+		p.Deny = func(*recoveryv1.OpenSession) *commonv1.Denial {
+			if !shut.Load() {
+				return nil
+			}
+			return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_HELD, ""), "")
+		}
+	})
+	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 1, time.Hour })
+	a := k.session(r)
+	shut.Store(true)
+	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) { n.State = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD })
+	wait := a.denied(commonv1.Reason_REASON_IDENTITY_HELD).GetRetryAfter().AsDuration()
+	if wait <= 0 || wait > 5*time.Second {
+		t.Fatalf("a held node is told to ask again after %s", wait)
+	}
+	for range 2 {
+		select {
+		case <-time.After(wait):
+		case <-t.Context().Done():
+		}
+		a = a.again()
+		k.connect(a, r.AgentAddr(), true)
+		a.send(a.hello())
+		a.denied(commonv1.Reason_REASON_IDENTITY_HELD)
+	}
+	a = a.again()
+	k.connect(a, r.AgentAddr(), true)
+	a.denied(commonv1.Reason_REASON_RATE_LIMITED) // faster than it was told
 }
 
 func TestRefusalsOfRecoveryReachTheAgent(t *testing.T) {

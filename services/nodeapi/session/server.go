@@ -149,6 +149,9 @@ type Config struct {
 	Limits      Limits
 }
 
+// knockEvery is how often a node that is shut out may ask again. It is below every wait that such a node is told.
+const knockEvery = 2 * time.Second
+
 // Server of the agents' stream.
 type Server struct {
 	nodev1.UnimplementedNodeServiceServer
@@ -159,6 +162,7 @@ type Server struct {
 	grpc     *grpc.Server
 	validate protovalidate.Validator
 	opens    *opens
+	knocks   *opens // of nodes that are shut out, at the pace at which they are told to ask
 	profile  profilePrint
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
@@ -179,7 +183,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = &Clock{}
 	}
-	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, opens: newOpens(lim.OpenBurst, lim.OpenEvery), draining: make(chan struct{})}
+	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, opens: newOpens(lim.OpenBurst, lim.OpenEvery), knocks: newOpens(lim.OpenBurst, min(lim.OpenEvery, knockEvery)), draining: make(chan struct{})}
 	s.openings = batch.New(256, 2, s.openBatch)
 	s.confirms = batch.New(256, 2, s.confirmBatch)
 	s.readies = batch.New(256, 2, s.readyBatch)
@@ -317,7 +321,11 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "") //nolint:wrapcheck // it is the wire's error
 	}
 	now := time.Now()
-	if wait := s.opens.take(info.peer.ID.Name, now); wait > 0 {
+	rate := s.opens
+	if n := s.deps.View.Get(info.peer.ID.Name); n != nil && n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		rate = s.knocks
+	}
+	if wait := rate.take(info.peer.ID.Name, now); wait > 0 {
 		s.deps.Metrics.Opened("rate_limited")
 		return s.refuse(stream, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this node opens streams too often", fault.RetryAfter(wait)))
 	}

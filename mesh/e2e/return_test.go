@@ -1,0 +1,63 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+// returnsWithin is what a node may take from its reactivation to its session: the longest wait that it is told, its jitter, and the opening.
+const returnsWithin = 12 * time.Second
+
+// TestAReactivatedNodeReturnsWithinSeconds shuts a node out by each verb for longer than its first tries, and lets it in again.
+func TestAReactivatedNodeReturnsWithinSeconds(tt *testing.T) {
+	t := within(tt, 3*time.Minute)
+	c := start(t, cluster.Config{Nodes: 1})
+	before := machines(t, c)
+	change := func(verb recoveryv1.IdentityVerb) {
+		t.must("the verb "+verb.String(), 20*time.Second, func(ctx context.Context) error {
+			_, err := c.Client.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: "n1", Verb: verb, Reason: "test"})
+			return err
+		})
+	}
+	connected := func(want bool) func(context.Context) error {
+		return func(ctx context.Context) error {
+			resp, err := c.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: "n1"})
+			if err == nil && (resp.GetNode().GetConnected() != want || resp.GetNode().GetNodeId() != before["n1"]) {
+				err = fmt.Errorf("the node is %v", resp.GetNode())
+			}
+			return err
+		}
+	}
+	for _, verb := range []recoveryv1.IdentityVerb{
+		recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
+	} {
+		change(verb)
+		t.must("the session to close", 10*time.Second, connected(false))
+		// It stays away for longer than its waits would grow to.
+		stays := time.Now().Add(10 * time.Second)
+		t.must("the time to pass", 20*time.Second, func(ctx context.Context) error {
+			if err := connected(false)(ctx); err != nil {
+				t.Errorf("after %s: %v", verb, err)
+			}
+			if left := time.Until(stays); left > 0 {
+				return fmt.Errorf("%s are left", left)
+			}
+			return nil
+		})
+		change(recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE)
+		began := time.Now()
+		t.must("the session to open", time.Minute, connected(true))
+		took := time.Since(began)
+		t.Logf("back %.1f s after the end of %s", took.Seconds(), verb)
+		if took > returnsWithin {
+			t.Errorf("after %s the node needs %s to return", verb, took)
+		}
+	}
+	judgeLogs(t, c, nil)
+}
