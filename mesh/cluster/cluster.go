@@ -21,7 +21,6 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -29,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/stores"
 	"github.com/gpuaas/mesh/mesh/topology"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
+	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 )
 
 const (
@@ -131,12 +131,7 @@ func (c *Cluster) setPolicy(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	for key, value := range c.cfg.Policy {
-		if err := policystore.Put(ctx, pool, key, value, Subject, "policy of the cluster"); err != nil {
-			return err
-		}
-	}
-	return nil
+	return policyadmin.Apply(ctx, pool, c.cfg.Policy, Subject, "policy of the cluster")
 }
 
 func (c *Cluster) admit(ctx context.Context) error {

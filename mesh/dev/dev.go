@@ -15,7 +15,6 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
-	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -23,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/stores"
 	"github.com/gpuaas/mesh/mesh/topology"
 	"github.com/gpuaas/mesh/services/lifecycle"
+	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 )
 
 const (
@@ -179,12 +179,7 @@ func (m *Mesh) applyPolicy(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	for key, value := range m.cfg.policy {
-		if err := policystore.Put(ctx, pool, key, value, Subject, "policy file of gpuaas dev"); err != nil {
-			return err
-		}
-	}
-	return nil
+	return policyadmin.Apply(ctx, pool, m.cfg.policy, Subject, "policy file of gpuaas dev")
 }
 
 // admit makes the person's session and the client that this mesh uses itself.

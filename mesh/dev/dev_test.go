@@ -16,10 +16,12 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/material"
 	"github.com/gpuaas/mesh/mesh/meshtest"
 	"github.com/gpuaas/mesh/mesh/reap"
 )
@@ -221,6 +223,38 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestThePolicyFileIsToldAsAnyOtherChange: whoever reads the log of events sees what a file set, and a start with the same file changes nothing.
+func TestThePolicyFileIsToldAsAnyOtherChange(t *testing.T) {
+	cfg := config(t)
+	cfg.Nodes, cfg.DataDir = 0, filepath.Join(meshtest.Dir(t), "data")
+	cfg.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(cfg.PolicyFile, []byte("saga.retry_limit: 2\nnode.stream_max_age_seconds: 1800\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s := start(t, cfg)
+		raw, err := os.ReadFile(material.Layout{Dir: filepath.Join(s.Dir(), "material")}.URLFile(pg.RoleRecovery))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, err := pg.Open(t.Context(), pg.Config{URL: strings.TrimSpace(string(raw)), MaxConns: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told string
+		err = pool.QueryRow(testkit.Context(t), `
+			SELECT string_agg(aggregate_id || '=' || (payload->>'value') || ' v' || aggregate_version || ' by ' || (payload->>'updated_by'), ', ' ORDER BY seq)
+			FROM events.event WHERE kind = 'policy.changed'`).Scan(&told)
+		pool.Close()
+		if want := "node.stream_max_age_seconds=1800 v1 by dev, saga.retry_limit=2 v1 by dev"; err != nil || told != want {
+			t.Fatalf("told %q, want %q (%v)", told, want, err)
+		}
+		if err := s.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestWhatCannotStartSaysWhy(t *testing.T) {

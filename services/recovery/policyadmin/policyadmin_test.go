@@ -1,0 +1,263 @@
+package policyadmin_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/policyadmin"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+type desk struct {
+	t      *testing.T
+	ctx    context.Context //nolint:containedctx // of the test: an operator's
+	db     *testkit.Database
+	server *policyadmin.Server
+	wake   *events.Signal
+}
+
+func newDesk(t *testing.T) *desk {
+	t.Helper()
+	testkit.IO(t)
+	d := &desk{t: t, ctx: rpc.WithPerson(testkit.Context(t), rpc.Person{Subject: "ann", Roles: []string{"operator"}}), db: testkit.DB(t), wake: &events.Signal{}}
+	var err error
+	if d.server, err = policyadmin.New(policyadmin.Deps{Logger: testkit.Logger(t), Pool: d.db.Pool(pg.RoleRecovery), Wake: d.wake}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func (d *desk) set(key, value string) (*recoveryv1.SetPolicyResponse, error) {
+	return d.server.SetPolicy(d.ctx, &recoveryv1.SetPolicyRequest{Key: key, Value: value})
+}
+
+func (d *desk) get(key string) *recoveryv1.PolicyKey {
+	d.t.Helper()
+	out, err := d.server.GetPolicy(d.ctx, &recoveryv1.GetPolicyRequest{Key: key})
+	if err != nil || len(out.GetKeys()) != 1 {
+		d.t.Fatalf("get %s: %v, %v", key, out, err)
+	}
+	return out.GetKeys()[0]
+}
+
+// told answers the changes that were told as events, as `key value version by`, in the order in which they were made.
+func (d *desk) told() []string {
+	d.t.Helper()
+	rows, err := d.db.Pool(pg.RoleRecovery).Query(d.ctx, `
+		SELECT aggregate_id, aggregate_version, payload FROM events.event WHERE kind = 'policy.changed' AND aggregate_type = 'policy' ORDER BY seq`)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var key string
+		var version int64
+		var payload []byte
+		k := &recoveryv1.PolicyKey{}
+		if err := rows.Scan(&key, &version, &payload); err != nil {
+			d.t.Fatal(err)
+		}
+		if err := protojson.Unmarshal(payload, k); err != nil || k.GetKey() != key {
+			d.t.Fatalf("event of %s: %v, %v", key, k, err)
+		}
+		out = append(out, fmt.Sprintf("%s %s %d %s", key, k.GetValue(), version, k.GetUpdatedBy()))
+	}
+	return out
+}
+
+func (d *desk) want(told ...string) {
+	d.t.Helper()
+	if diff := cmp.Diff(told, d.told()); diff != "" {
+		d.t.Errorf("told (-want +got):\n%s", diff)
+	}
+}
+
+func TestAChangeIsStoredAndToldInOneOrder(t *testing.T) {
+	d := newDesk(t)
+	if k := d.get(policy.SagaRetryLimit); k.GetOverridden() || k.GetValue() != k.GetDefaultValue() || k.GetMeaning() == "" {
+		t.Errorf("before: %v", k)
+	}
+	woken := d.wake.C()
+	ctx := obs.With(d.ctx, obs.Correlation{CorrelationID: "corr-1"})
+	out, err := d.server.SetPolicy(ctx, &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: " 5 ", Reason: " a bad week "})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k := out.GetKey(); k.GetValue() != "5" || !k.GetOverridden() || k.GetUpdatedBy() != "ann" || k.GetReason() != "a bad week" || k.GetUpdatedAt() == nil {
+		t.Errorf("answered %v", k)
+	}
+	if diff := cmp.Diff(out.GetKey().String(), d.get(policy.SagaRetryLimit).String()); diff != "" {
+		t.Errorf("answered and read (-answered +read):\n%s", diff)
+	}
+	var id, correlation string
+	err = d.db.Pool(pg.RoleRecovery).QueryRow(d.ctx, `SELECT id::text, correlation_id FROM events.event WHERE kind = 'policy.changed'`).Scan(&id, &correlation)
+	if err != nil || id != out.GetPos() || correlation != "corr-1" {
+		t.Errorf("event %s of %q, the answer says %s (%v)", id, correlation, out.GetPos(), err)
+	}
+	select {
+	case <-woken:
+	default:
+		t.Error("the sequencer was not woken")
+	}
+	for _, c := range [][2]string{{policy.SagaRetryLimit, "4"}, {policy.TaskStaleSweepIntervalSeconds, "30"}, {policy.SagaRetryLimit, "4"}} {
+		if _, err := d.set(c[0], c[1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.want(
+		policy.SagaRetryLimit+" 5 1 ann", policy.SagaRetryLimit+" 4 2 ann", policy.TaskStaleSweepIntervalSeconds+" 30 1 ann", policy.SagaRetryLimit+" 4 3 ann",
+	)
+}
+
+func TestRefusalsSayWhyAndChangeNothing(t *testing.T) {
+	d := newDesk(t)
+	for _, tc := range []struct {
+		name   string
+		req    *recoveryv1.SetPolicyRequest
+		reason commonv1.Reason
+		says   string
+	}{
+		{"a key that is none", &recoveryv1.SetPolicyRequest{Key: "node.no_such", Value: "1"}, commonv1.Reason_REASON_POLICY_KEY_UNKNOWN, "node.no_such"},
+		{"no number", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "many"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "many"},
+		{"no flag", &recoveryv1.SetPolicyRequest{Key: policy.AutoRecovery, Value: "yes"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "true or false"},
+		{"below", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "0"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds"},
+		{"above", &recoveryv1.SetPolicyRequest{Key: policy.SagaRetryLimit, Value: "11"}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds"},
+		{"above, whatever is acknowledged", &recoveryv1.SetPolicyRequest{
+			Key: policy.HeartbeatStaleAfterSeconds, Value: "901", AcknowledgeWeakening: true, Reason: "please",
+		}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "bounds"},
+		{"wrong together", &recoveryv1.SetPolicyRequest{
+			Key: policy.CertificateTTLSeconds, Value: "30000", AcknowledgeWeakening: true, Reason: "please",
+		}, commonv1.Reason_REASON_POLICY_VALUE_REFUSED, "third"},
+		{"weaker", &recoveryv1.SetPolicyRequest{Key: policy.HeartbeatStaleAfterSeconds, Value: "121"}, commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED, "121"},
+		{"weaker, without a reason", &recoveryv1.SetPolicyRequest{
+			Key: policy.HeartbeatStaleAfterSeconds, Value: "121", AcknowledgeWeakening: true, Reason: "  ",
+		}, commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED, "121"},
+		{"weaker, without the word", &recoveryv1.SetPolicyRequest{
+			Key: policy.HeartbeatStaleAfterSeconds, Value: "121", Reason: "slow links",
+		}, commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED, "121"},
+	} {
+		_, err := d.server.SetPolicy(d.ctx, tc.req)
+		f, ok := fault.As(err)
+		if !ok || f.Reason != tc.reason || f.Remedy == "" || !strings.Contains(f.Public+f.Remedy, tc.says) {
+			t.Errorf("%s: %v, want %v that says %q", tc.name, err, tc.reason, tc.says)
+		}
+	}
+	if _, err := d.server.GetPolicy(d.ctx, &recoveryv1.GetPolicyRequest{Key: "node.no_such"}); !fault.Has(err, commonv1.Reason_REASON_POLICY_KEY_UNKNOWN) {
+		t.Errorf("read of no key: %v", err)
+	}
+	d.want()
+	all, err := d.server.GetPolicy(d.ctx, &recoveryv1.GetPolicyRequest{})
+	if err != nil || len(all.GetKeys()) != len(policy.Keys()) {
+		t.Fatalf("all keys: %v, %v", all, err)
+	}
+	if i := slices.IndexFunc(all.GetKeys(), (*recoveryv1.PolicyKey).GetOverridden); i >= 0 {
+		t.Errorf("a refusal changed %v", all.GetKeys()[i])
+	}
+}
+
+func TestAWeakeningIsTakenWithItsReasonAndTheWayBackNeedsNone(t *testing.T) {
+	d := newDesk(t)
+	const key = policy.HeartbeatStaleAfterSeconds
+	_, err := d.server.SetPolicy(d.ctx, &recoveryv1.SetPolicyRequest{Key: key, Value: "300", AcknowledgeWeakening: true, Reason: "slow links"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []string{"200", "120", "60"} {
+		if _, err := d.set(key, value); err != nil {
+			t.Errorf("back to %s: %v", value, err)
+		}
+	}
+	d.want(key+" 300 1 ann", key+" 200 2 ann", key+" 120 3 ann", key+" 60 4 ann")
+}
+
+// TestTwoChangesAreNeverJudgedSideBySide: each of the two is good over the defaults, and both together are not.
+func TestTwoChangesAreNeverJudgedSideBySide(t *testing.T) {
+	for range 2 {
+		d := newDesk(t)
+		var wg sync.WaitGroup
+		errs := make([]error, 2)
+		for i, c := range [][2]string{{policy.CertificateTTLSeconds, "28000"}, {policy.RecoveryTokenMaxAgeSeconds, "86399"}} {
+			wg.Go(func() { _, errs[i] = d.set(c[0], c[1]) })
+		}
+		wg.Wait()
+		// 86399 wants a certificate of at most 28799: it is refused over the default, and taken after the other.
+		if errs[0] != nil || errs[1] != nil && !fault.Has(errs[1], commonv1.Reason_REASON_POLICY_VALUE_REFUSED) {
+			t.Fatal(errs)
+		}
+		if _, err := d.set(policy.CertificateTTLSeconds, "28799"); err != nil {
+			t.Fatal(err)
+		}
+		wg = sync.WaitGroup{}
+		for i, c := range [][2]string{{policy.CertificateTTLSeconds, "28700"}, {policy.CertificateTTLSeconds, "28600"}} {
+			wg.Go(func() { _, errs[i] = d.set(c[0], c[1]) })
+		}
+		wg.Wait()
+		told := d.told()
+		versions := map[string]bool{}
+		for _, line := range told {
+			f := strings.Fields(line)
+			if versions[f[0]+f[2]] {
+				t.Errorf("one version twice: %q", told)
+			}
+			versions[f[0]+f[2]] = true
+		}
+		if last := strings.Fields(told[len(told)-1]); last[1] != d.get(last[0]).GetValue() {
+			t.Errorf("the last change told is %q, and stored is %v", last, d.get(last[0]))
+		}
+	}
+}
+
+func TestApplySetsAllAndTellsEachOrNone(t *testing.T) {
+	d := newDesk(t)
+	pool := d.db.Pool(pg.RoleRecovery)
+	// Good together in either order only if judged together: the certificate needs the longer age.
+	file := map[string]string{policy.CertificateTTLSeconds: "40000", policy.RecoveryTokenMaxAgeSeconds: "120000", policy.SagaRetryLimit: "2"}
+	if err := policyadmin.Apply(d.ctx, pool, file, "dev", "a file"); err != nil {
+		t.Fatal(err)
+	}
+	first := []string{
+		policy.CertificateTTLSeconds + " 40000 1 dev", policy.RecoveryTokenMaxAgeSeconds + " 120000 1 dev", policy.SagaRetryLimit + " 2 1 dev",
+	}
+	d.want(first...)
+	if k := d.get(policy.CertificateTTLSeconds); k.GetReason() != "a file" || k.GetValue() != "40000" {
+		t.Errorf("stored %v", k)
+	}
+	// The next start with the same file changes one value alone.
+	file[policy.SagaRetryLimit] = "4"
+	if err := policyadmin.Apply(d.ctx, pool, file, "dev", "a file"); err != nil {
+		t.Fatal(err)
+	}
+	d.want(append(first, policy.SagaRetryLimit+" 4 2 dev")...)
+	for name, bad := range map[string]map[string]string{
+		"an unknown key": {policy.SagaRetryLimit: "5", "node.no_such": "1"},
+		"out of bounds":  {policy.SagaRetryLimit: "5", policy.HeartbeatStaleAfterSeconds: "100000"},
+		"wrong together": {policy.SagaRetryLimit: "5", policy.RecoveryTokenMaxAgeSeconds: "90000"},
+	} {
+		err := policyadmin.Apply(d.ctx, pool, bad, "dev", "a file")
+		if _, ok := fault.As(err); !ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := policyadmin.Apply(d.ctx, pool, map[string]string{policy.SagaRetryLimit: "5"}, "dev", " "); !fault.Has(err, commonv1.Reason_REASON_REASON_REQUIRED) {
+		t.Errorf("without a reason: %v", err)
+	}
+	d.want(append(first, policy.SagaRetryLimit+" 4 2 dev")...)
+}
