@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"strconv"
 	"sync"
 	"syscall"
@@ -28,8 +29,6 @@ import (
 
 // computed are the kill points whose names are put together at run time, so that they are not found in the source.
 var computed = []string{
-	"lifecycle.saga.lease.before_commit", "lifecycle.saga.lease.after_commit",
-	"lifecycle.saga.intent.before_commit", "lifecycle.saga.intent.after_commit",
 	"lifecycle.saga.advance.before_commit", "lifecycle.saga.advance.after_commit",
 	"lifecycle.saga.park.before_commit", "lifecycle.saga.park.after_commit",
 	"lifecycle.saga.finish.before_commit", "lifecycle.saga.finish.after_commit",
@@ -47,15 +46,19 @@ var elsewhere = map[string]string{
 // literals are the kill points that stand in the source of a part of the tree.
 func literals(t test, dir string) []string {
 	t.Helper()
-	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `failpoint\.Hit\("[a-z_.]+"\)`, //nolint:gosec // our tree
+	out, err := exec.CommandContext(t.ctx, "grep", "-rhoE", "--include=*.go", "--exclude=*_test.go", `(failpoint\.Hit\(|\.point\(ctx, )"[a-z_.]+"`, //nolint:gosec // our tree
 		filepath.Join("..", "..", dir)).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var points []string
-	for _, m := range regexp.MustCompile(`"([a-z_.]+)"`).FindAllStringSubmatch(string(out), -1) {
-		if _, ok := elsewhere[m[1]]; !ok {
-			points = append(points, m[1])
+	for _, m := range regexp.MustCompile(`(Hit|point).*"([a-z_.]+)"`).FindAllStringSubmatch(string(out), -1) {
+		point := m[2]
+		if m[1] == "point" {
+			point = "lifecycle.saga." + point
+		}
+		if _, ok := elsewhere[point]; !ok && !strings.HasSuffix(point, ".") {
+			points = append(points, point)
 		}
 	}
 	return points

@@ -160,21 +160,7 @@ func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec ClaimSpec) (Claim, b
 	return c, adopted, announceClaim(ctx, tx, &c)
 }
 
-// Confirm writes down that the resource exists, and what it is called at its owner, in a transaction of its own.
-func (e *Env) Confirm(ctx context.Context, claim Claim, externalRef string) error {
-	err := e.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if err := e.ConfirmTx(ctx, tx, claim, externalRef); err != nil {
-			return err
-		}
-		return e.core.point(ctx, "confirm.before_commit", e.place())
-	})
-	if err != nil {
-		return err
-	}
-	return e.core.point(ctx, "confirm.after_commit", e.place())
-}
-
-// ConfirmTx is Confirm within the rows of a Done.
+// ConfirmTx writes down, within the rows of a Done, that the resource exists and what it is called at its owner.
 func (e *Env) ConfirmTx(ctx context.Context, tx pgx.Tx, claim Claim, externalRef string) error {
 	return e.changeClaim(ctx, tx, "confirm", claim, `confirmed_at = COALESCE(c.confirmed_at, mesh.clock()), last_seen_at = mesh.clock(),
 		external_ref = CASE WHEN $2 <> '' THEN $2 ELSE c.external_ref END`, externalRef)
