@@ -72,6 +72,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
+	audit, err := project.NewAudit(project.Deps{Logger: b.Logger, DB: b.DB, Numbered: b.Numbered, Wake: b.Wake})
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
 	reader := view.NewReader(b.DB, b.Policy)
 	hub, err := watch.New(watch.Deps{
 		Logger: b.Logger, DB: b.DB, Reader: reader, Advanced: s.projector.Advanced, Registerer: metrics,
@@ -85,7 +89,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	s.sessions = gateway.NewSessions(b.DB)
 	err = s.listen(ctx, gateway.Deps{
-		Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
+		Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
 	})
 	if err != nil {
 		return err
@@ -94,6 +98,7 @@ func (s *Service) build(ctx context.Context) error {
 	b.Add(
 		app.Task{Name: "people", Phase: app.PhaseDrain, Run: s.people.Run},
 		app.Task{Name: "projections", Run: s.projector.Run},
+		app.Task{Name: "audit-log", Run: audit.Run},
 		app.Task{Name: "projection-lag", Run: s.projector.Measure},
 		app.Task{Name: "watches", Run: hub.Run},
 		app.Task{Name: "person-sessions", Run: func(ctx context.Context) error {
@@ -163,6 +168,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return fmt.Errorf("open people's port: %w", err)
 	}
 	path, handler := readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewAuditServiceHandler(gateway.NewAudit(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

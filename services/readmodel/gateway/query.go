@@ -44,6 +44,7 @@ type Deps struct {
 	Logger    *slog.Logger
 	Sessions  *Sessions
 	Projector *project.Projector
+	Audit     *project.Audit
 	Reader    *view.Reader
 	Hub       *watch.Hub
 	Owners    Owners

@@ -10,10 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -107,18 +105,7 @@ func (p *Projector) Advanced() <-chan struct{} { return p.advanced.C() }
 // WaitFor waits until a command's position token is projected, at most two seconds. A token that is none of ours is fault invalid_argument; one that
 // was not reached in time is fault position_not_reached.
 func (p *Projector) WaitFor(ctx context.Context, token string) error {
-	err := p.consumer.WaitFor(ctx, token)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, events.ErrUnknownPosition):
-		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "min_pos is not a position that a command answered",
-			fault.Unmet("min_pos: unknown position"), fault.Cause(err))
-	case errors.Is(err, events.ErrBehind):
-		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond), fault.Cause(err))
-	default:
-		return fmt.Errorf("wait for min_pos: %w", err)
-	}
+	return waitFor(ctx, p.consumer, token)
 }
 
 // CatchUp waits until what is committed now is projected, at most two seconds; it answers no error if that takes longer. It is for a lookup that

@@ -1,0 +1,62 @@
+package gateway
+
+import (
+	"context"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Audit serves AuditService.
+type Audit struct{ deps Deps }
+
+// NewAudit makes the server.
+func NewAudit(deps Deps) *Audit { return &Audit{deps: deps} }
+
+// ListAudit lists entries, newest first. A person of a tenant meets the tenant's.
+func (a *Audit) ListAudit(ctx context.Context, req *readmodelv1.ListAuditRequest) (*readmodelv1.ListAuditResponse, error) {
+	scope, err := scopeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.deps.Audit.WaitFor(ctx, req.GetMinPos()); err != nil {
+		return nil, err //nolint:wrapcheck // it is the answer
+	}
+	out := &readmodelv1.ListAuditResponse{}
+	err = a.deps.Reader.Read(ctx, scope, func(ctx context.Context, s *view.Snapshot) error {
+		f := view.AuditFilter{Action: req.GetAction()}
+		if req.GetWorkspace() != "" {
+			w, err := s.Workspace(ctx, req.GetWorkspace())
+			if err != nil {
+				return err //nolint:wrapcheck // it is the answer
+			}
+			f.WorkspaceID = w.GetWorkspaceId()
+		}
+		if req.GetNode() != "" {
+			n, err := s.Node(ctx, req.GetNode())
+			if err != nil {
+				return err //nolint:wrapcheck // it is the answer
+			}
+			f.NodeID = n.GetNodeId()
+		}
+		var err error
+		out.Items, out.NextPageToken, err = s.Audit(ctx, f, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it is the answer
+	}
+	return out, nil
+}
+
+// VerifyAudit walks the hash chain.
+func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditRequest) (*readmodelv1.VerifyAuditResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	v, err := a.deps.Audit.Verify(ctx)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what
+	}
+	return &readmodelv1.VerifyAuditResponse{Intact: v.Intact(), Rows: v.Rows, HeadHash: v.Head, BrokenAt: v.BrokenAt, BrokenBecause: v.Because}, nil
+}

@@ -1,0 +1,286 @@
+package project
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// AuditConsumerName is the name of the cursor of the audit log.
+const AuditConsumerName = "audit"
+
+// verifyBatch is how many rows of the audit log are compared at a time.
+const verifyBatch = 500
+
+// Audit makes and checks the audit log: its rows in the order of their events' positions, each with a hash over the one before.
+type Audit struct {
+	db       *pgxpool.Pool
+	consumer *events.Consumer
+}
+
+// NewAudit makes the audit log's consumer; it does not touch the database.
+func NewAudit(deps Deps) (*Audit, error) {
+	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: deps.DB, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger}, events.ConsumerConfig{
+		Name: AuditConsumerName, Schema: "readmodel", Kinds: []string{audit.Kind}, AsyncCommit: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("build consumer of the audit log: %w", err)
+	}
+	return &Audit{db: deps.DB, consumer: consumer}, nil
+}
+
+// Run appends until ctx ends.
+func (a *Audit) Run(ctx context.Context) error {
+	return a.consumer.Run(ctx, appendAudit) //nolint:wrapcheck // it says whose
+}
+
+// Drain appends everything that is numbered, for tests and tools.
+func (a *Audit) Drain(ctx context.Context) error {
+	return a.consumer.Drain(ctx, appendAudit) //nolint:wrapcheck // it says whose
+}
+
+// WaitFor waits until a command's position token is in the log, as Projector.WaitFor does.
+func (a *Audit) WaitFor(ctx context.Context, token string) error {
+	return waitFor(ctx, a.consumer, token)
+}
+
+// appendAudit implements events.Apply. The log has no holes: an entry that cannot be appended is waited for and never passed over.
+func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	entry, err := canonical(r)
+	if err != nil {
+		return events.Later(err)
+	}
+	var number int64
+	var previous []byte
+	if err := tx.QueryRow(ctx, `SELECT number, hash FROM readmodel.audit_head FOR UPDATE`).Scan(&number, &previous); err != nil {
+		return events.Later(fmt.Errorf("read end of the audit log: %w", err))
+	}
+	number++
+	hash := link(previous, entry, r.ID, r.Source)
+	err = pg.Queue(ctx, tx, `INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+		number, r.Pos, r.ID, r.Source, string(entry), previous, hash)
+	if err == nil {
+		_, err = tx.Exec(ctx, `UPDATE readmodel.audit_head SET number = $1, hash = $2`, number, hash)
+	}
+	if err != nil {
+		return events.Later(fmt.Errorf("append to the audit log: %w", err))
+	}
+	return nil
+}
+
+// canonical is an entry as it is hashed: the event's payload with its time and the service that wrote it, keys in order, no space. It is made from the
+// stored JSON, so that it stays what it is when a later build knows more fields.
+func canonical(r events.Record) ([]byte, error) {
+	decoder := json.NewDecoder(bytes.NewReader(r.Payload))
+	decoder.UseNumber()
+	var payload any
+	if err := decoder.Decode(&payload); err != nil {
+		return nil, fmt.Errorf("read audit entry %s: %w", r.ID, err)
+	}
+	entry, ok := payload.(map[string]any)
+	if !ok {
+		entry = map[string]any{"details": map[string]any{"payload": payload}}
+	}
+	entry["at"] = r.CreatedAt.UTC().Format(time.RFC3339Nano)
+	if actor, _ := entry["actor"].(string); actor == "" {
+		entry["actor"] = "service/" + r.Source
+	}
+	out, err := json.Marshal(entry)
+	if err != nil {
+		return nil, fmt.Errorf("encode audit entry %s: %w", r.ID, err)
+	}
+	return out, nil
+}
+
+// link is the hash of a row. Every part has its length before it, so that no two rows are written alike.
+func link(previous, entry []byte, eventID, source string) []byte {
+	h := sha256.New()
+	for _, part := range [][]byte{previous, entry, []byte(eventID), []byte(source)} {
+		fmt.Fprintf(h, "%d:", len(part))
+		h.Write(part)
+	}
+	return h.Sum(nil)
+}
+
+// Verdict is what a check of the audit log found.
+type Verdict struct {
+	Rows     int64 // that fit
+	Head     string
+	BrokenAt int64 // number of the first row that does not fit, zero if all do
+	Because  string
+}
+
+// Intact says whether every row follows from the one before and from its event.
+func (v Verdict) Intact() bool { return v.BrokenAt == 0 }
+
+type auditRow struct {
+	number         int64
+	pos            int64
+	eventID        string
+	source         string
+	entry          string
+	previous, hash []byte
+}
+
+// Verify walks the log and the events side by side, in one snapshot. The first row that does not fit ends it.
+func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
+	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	w := walk{tx: tx, last: make([]byte, sha256.Size)}
+	if err := w.run(ctx); err != nil {
+		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
+	}
+	w.verdict.Head = hex.EncodeToString(w.last)
+	return w.verdict, nil
+}
+
+// walk is one check under way.
+type walk struct {
+	tx      pgx.Tx
+	verdict Verdict
+	last    []byte // hash of the last row that fits
+
+	until, after int64 // positions: of the cursor, and up to which events were read
+	log          []events.Record
+}
+
+func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.Because = at, because }
+
+func (w *walk) run(ctx context.Context) error {
+	var headNumber int64
+	var headHash []byte
+	err := w.tx.QueryRow(ctx, `SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0),
+		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0), COALESCE((SELECT h.hash FROM readmodel.audit_head h), '')`, AuditConsumerName).
+		Scan(&w.until, &headNumber, &headHash)
+	if err != nil {
+		return fmt.Errorf("read its end: %w", err)
+	}
+	for w.verdict.Intact() {
+		rows, err := w.rows(ctx)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			if err := w.step(ctx, row); err != nil || !w.verdict.Intact() {
+				return err
+			}
+		}
+		if len(rows) == 0 {
+			break
+		}
+	}
+	next := w.verdict.Rows + 1
+	left, err := w.event(ctx)
+	switch {
+	case err != nil:
+		return err
+	case left != nil:
+		w.broken(next, "the log ends before row "+itoa(next)+", whose event "+left.ID+" is there")
+	case headNumber != w.verdict.Rows:
+		w.broken(min(next, headNumber+1), fmt.Sprintf("the log has %d rows, and was %d long", w.verdict.Rows, headNumber))
+	case !bytes.Equal(headHash, w.last):
+		w.broken(w.verdict.Rows, "the last row is not the one that was written last")
+	}
+	return nil
+}
+
+func itoa(n int64) string { return fmt.Sprint(n) }
+
+func (w *walk) rows(ctx context.Context) ([]auditRow, error) {
+	rows, err := w.tx.Query(ctx, `SELECT number, pos, event_id::text, source, entry, previous_hash, hash FROM readmodel.audit
+		WHERE number > $1 ORDER BY number LIMIT $2`, w.verdict.Rows, verifyBatch)
+	if err != nil {
+		return nil, fmt.Errorf("read rows: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditRow, error) {
+		var r auditRow
+		return r, row.Scan(&r.number, &r.pos, &r.eventID, &r.source, &r.entry, &r.previous, &r.hash)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read rows: %w", err)
+	}
+	return out, nil
+}
+
+// event is the next of the log up to the cursor, nil at its end. step takes it.
+func (w *walk) event(ctx context.Context) (*events.Record, error) {
+	for len(w.log) == 0 && w.after < w.until {
+		records, next, err := events.Read(ctx, w.tx, w.after, []string{audit.Kind}, verifyBatch)
+		if err != nil {
+			return nil, err //nolint:wrapcheck // it says what it read
+		}
+		if next <= w.after {
+			return nil, errors.New("the event log ends before the cursor")
+		}
+		w.log, w.after = records, next
+	}
+	if len(w.log) == 0 || w.log[0].Pos > w.until {
+		return nil, nil //nolint:nilnil // the end
+	}
+	return &w.log[0], nil
+}
+
+// step compares one row with the row before, with itself and with its event.
+func (w *walk) step(ctx context.Context, row auditRow) error {
+	number := w.verdict.Rows + 1
+	e, err := w.event(ctx)
+	if err != nil {
+		return err
+	}
+	var entry []byte
+	if e != nil {
+		if entry, err = canonical(*e); err != nil {
+			return err
+		}
+	}
+	switch {
+	case row.number != number:
+		w.broken(number, "row "+itoa(number)+" is missing")
+	case !bytes.Equal(row.previous, w.last):
+		w.broken(number, "it does not follow from the row before")
+	case !bytes.Equal(row.hash, link(row.previous, []byte(row.entry), row.eventID, row.source)):
+		w.broken(number, "the row was changed after it was written")
+	case e == nil || e.Pos > row.pos:
+		w.broken(number, "its event "+row.eventID+" is gone")
+	case e.Pos < row.pos:
+		w.broken(number, "event "+e.ID+" has no row before it")
+	case e.ID != row.eventID || e.Source != row.source || string(entry) != row.entry:
+		w.broken(number, "its event says something else")
+	default:
+		w.verdict.Rows, w.last, w.log = number, row.hash, w.log[1:]
+	}
+	return nil
+}
+
+// waitFor waits for a consumer to reach a position token, as a fault if it does not.
+func waitFor(ctx context.Context, c *events.Consumer, token string) error {
+	err := c.WaitFor(ctx, token)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, events.ErrUnknownPosition):
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "min_pos is not a position that a command answered",
+			fault.Unmet("min_pos: unknown position"), fault.Cause(err))
+	case errors.Is(err, events.ErrBehind):
+		return fault.New(commonv1.Reason_REASON_POSITION_NOT_REACHED, "", fault.RetryAfter(500*time.Millisecond), fault.Cause(err))
+	default:
+		return fmt.Errorf("wait for min_pos: %w", err)
+	}
+}
