@@ -1,0 +1,236 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/failpoint"
+)
+
+// One run of a workload under its shim, from the stage before it executes to the end of the last of its processes. Whether another run follows is
+// decided in shim.go.
+
+// start begins one run: the process stands still in its init stage until its pid and control group are on disk.
+func (s *shim) start() error {
+	stage, err := s.stage()
+	if err != nil {
+		return err
+	}
+	defer stage.close()
+	if err := failpoint.Hit("agent.shim.before_exec"); err != nil {
+		return err
+	}
+	refused, err := stage.release(s.spec, s.state.Run)
+	if err != nil || refused != "" {
+		err := errors.Join(err, s.tree().kill(s.reap))
+		s.closeChild()
+		if refused != "" {
+			return errors.Join(errors.New(refused), err)
+		}
+		return err
+	}
+	s.state.Phase = phaseRunning
+	return s.save()
+}
+
+func (s *shim) stage() (*initStage, error) {
+	output, err := os.OpenFile(filepath.Join(s.dir, fileOutput), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open output: %w", err)
+	}
+	defer func() { _ = output.Close() }()
+	if s.spec.UID >= 0 {
+		// So that the workload may open /dev/stdout by name; the directory above keeps everybody else out.
+		if err := output.Chown(s.spec.UID, s.spec.UID); err != nil {
+			return nil, fmt.Errorf("give output to the workload: %w", err)
+		}
+	}
+	stage, err := newInitStage(output)
+	if err != nil {
+		return nil, err
+	}
+	s.state.Run = uuid.NewString()
+	s.state.Child, s.own, s.exited = stage.child, true, false
+	s.state.Phase, s.state.StartedAt, s.state.Detail = phaseStarting, time.Now(), ""
+	s.state.HasExited, s.state.Final = false, false
+	for _, dir := range s.spec.Cgroups {
+		if err == nil {
+			err = writeControl(filepath.Join(dir, "cgroup.procs"), fmt.Sprint(stage.child.PID))
+		}
+	}
+	if err == nil {
+		err = s.save()
+	}
+	if err != nil {
+		stage.close()
+		err = errors.Join(fmt.Errorf("prepare start: %w", err), s.tree().kill(s.reap))
+		s.closeChild()
+		return nil, err
+	}
+	return stage, nil
+}
+
+// watch waits for the end of the child (true), or for the word to stop it, which it then does (false).
+func (s *shim) watch() (bool, error) {
+	ticker := time.NewTicker(watchEvery)
+	defer ticker.Stop()
+	done := s.adoptedEnd()
+	for {
+		s.reap()
+		if s.exited {
+			return true, nil
+		}
+		select {
+		case <-s.children:
+		case <-done:
+			s.exited, s.code = true, exitUnknown
+		case <-ticker.C:
+			rotate(filepath.Join(s.dir, fileOutput), s.spec.LogBytes)
+		case sig := <-s.commands:
+			stop := sig != syscall.SIGUSR1
+			if !stop {
+				if err := s.reload(); err != nil {
+					return false, err
+				}
+				stop = !s.want.Run
+			}
+			if stop {
+				return false, s.stop(done)
+			}
+		}
+	}
+}
+
+// adoptedEnd answers a channel that closes when an adopted child ends; nil for one of our own. The goroutine lives as long as that child, or as
+// this process.
+func (s *shim) adoptedEnd() <-chan struct{} {
+	if s.own {
+		return nil
+	}
+	done := make(chan struct{})
+	go func(i ident) {
+		defer close(done)
+		for !i.gone(time.Minute) {
+			continue
+		}
+	}(s.state.Child)
+	return done
+}
+
+// stop ends the workload: TERM to its process group, the grace, then KILL to everything that is left of it.
+func (s *shim) stop(done <-chan struct{}) error {
+	grace := s.want.Grace
+	if grace <= 0 {
+		grace = DefaultGrace
+	}
+	if s.state.Child.alive() {
+		_ = unix.Kill(-s.state.Child.PID, syscall.SIGTERM) // it leads its group, and is alive: the number is its own
+	}
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	for !s.exited {
+		select {
+		case <-s.children:
+			s.reap()
+			continue
+		case <-done:
+			s.exited, s.code = true, exitUnknown
+			continue
+		case <-timer.C:
+		}
+		break
+	}
+	if err := s.tree().kill(s.reap); err != nil {
+		return err
+	}
+	s.reap()
+	if s.exited {
+		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
+	} else {
+		s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, exitUnknown, time.Now()
+	}
+	detail := describeExit(s.state.ExitCode)
+	s.closeChild()
+	if s.want.Run {
+		// The host goes down, not the workload: this was no exit of its own, and the next shim starts it whatever the policy.
+		s.state.HasExited = false
+	}
+	return s.end(phaseStopped, detail)
+}
+
+// reap collects every child that ended: the workload's own end, and its orphans.
+func (s *shim) reap() {
+	for {
+		var ws unix.WaitStatus
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if s.own && pid == s.state.Child.PID {
+			s.exited = true
+			s.code = int32(ws.ExitStatus()) //nolint:gosec // 0 to 255
+			if ws.Signaled() {
+				s.code = 128 + int32(ws.Signal()) //nolint:gosec // a signal's number
+			}
+		}
+	}
+}
+
+func describeExit(code int32) string {
+	switch {
+	case code == exitUnknown:
+		return "its exit status was lost with its shim"
+	case code > 128:
+		return fmt.Sprintf("ended by signal %d", code-128)
+	default:
+		return fmt.Sprintf("exited with status %d", code)
+	}
+}
+
+func (s *shim) closeChild() {
+	if s.pidfd > 0 {
+		_ = unix.Close(s.pidfd)
+		s.pidfd = 0
+	}
+	s.state.Child = ident{}
+	s.state.Adopted = false
+}
+
+// rotate copies an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what is
+// written between the copy and the cut is lost.
+func rotate(path string, limit int64) {
+	if limit <= 0 {
+		return
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= limit {
+		return
+	}
+	in, err := os.Open(path) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return
+	}
+	defer func() { _ = in.Close() }()
+	if _, err := in.Seek(info.Size()-limit, io.SeekStart); err != nil {
+		return
+	}
+	out, err := os.OpenFile(path+".1", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return
+	}
+	_, err = io.CopyN(out, in, limit)
+	if errors.Join(err, out.Close()) == nil {
+		_ = os.Truncate(path, 0)
+	}
+}
