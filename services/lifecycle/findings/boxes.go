@@ -1,0 +1,193 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// boxKey names a box.
+type boxKey struct {
+	workspaceID string
+	epoch       int64
+}
+
+func (k boxKey) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.epoch) }
+
+// belief is a row that says that a box stands.
+type belief struct {
+	what, id, workspaceID, tenantID, nodeID, name string
+	epoch, version                                int64
+}
+
+func (b belief) box() boxKey { return boxKey{b.workspaceID, b.epoch} }
+
+// believed reads what our rows say stands at a provider, on workspaces that nothing happens to.
+func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT 'allocation', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), '', a.epoch, a.version
+		FROM lifecycle.allocation a WHERE a.placement = $1 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+		UNION ALL
+		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), c.deterministic_name, c.epoch, c.version
+		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $1
+		WHERE c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"),
+		names.Of(kind))
+	if err != nil {
+		return nil, fmt.Errorf("read what should stand: %w", err)
+	}
+	out := map[belief]bool{}
+	var b belief
+	_, err = pgx.ForEachRow(rows, []any{&b.what, &b.id, &b.workspaceID, &b.tenantID, &b.nodeID, &b.name, &b.epoch, &b.version}, func() error {
+		out[b] = true
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read what should stand: %w", err)
+	}
+	return out, nil
+}
+
+// lookAtBoxes compares a driver's own list with our rows. What should stand is read before the list and once more after it: a box that ends on its way
+// is missed by both, or its row has changed. What stands is read before its rows: they were committed before it was launched.
+func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
+	before, err := s.believed(ctx, kind)
+	if err != nil {
+		return nil, err
+	}
+	list, err := driver.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list boxes: %w", err)
+	}
+	after, err := s.believed(ctx, kind)
+	if err != nil {
+		return nil, err
+	}
+	standing := map[boxKey]placement.Instance{}
+	ended := map[boxKey]placement.Instance{}
+	for _, b := range list {
+		if k := (boxKey{b.WorkspaceID, b.Epoch}); b.EndedAt.IsZero() {
+			standing[k] = b
+		} else {
+			ended[k] = b
+		}
+	}
+	out, err := s.unknownBoxes(ctx, kind, standing)
+	if err != nil {
+		return nil, err
+	}
+	for b := range before {
+		if _, there := standing[b.box()]; there || !after[b] {
+			continue
+		}
+		out = append(out, missingBox(kind, b, ended))
+	}
+	return out, nil
+}
+
+func missingBox(kind commonv1.PlacementDriver, b belief, ended map[boxKey]placement.Instance) Seen {
+	found := "the provider has never heard of it"
+	if e, ok := ended[b.box()]; ok {
+		found = "the provider says that it ended at " + e.EndedAt.UTC().Format("2006-01-02T15:04:05Z")
+	}
+	out := Seen{
+		Kind: allocationEmpty, Severity: p1, SubjectType: b.what, SubjectID: b.id, WorkspaceID: b.workspaceID, TenantID: b.tenantID, NodeID: b.nodeID,
+		AllocationID: b.id, NextAction: nextEmpty, Summary: "an allocation is active and its box is not there: " + found, Cordon: true,
+		Before: map[string]any{"box": b.box().String(), "placement": names.Of(kind)}, After: map[string]any{"found": found},
+	}
+	if b.what == "claim" {
+		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", nextClaimEmpty, false
+		out.Summary = fmt.Sprintf("the box that is claimed as %q is gone: %s", b.name, found)
+	}
+	return out
+}
+
+// boxFacts is what our rows say of a box that stands.
+type boxFacts struct {
+	known, busyHere, claimed         bool
+	epoch                            int64
+	tenantID, name, instance, nodeID string
+}
+
+// unknownBoxes finds boxes that stand and that no row names as standing.
+func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDriver, standing map[boxKey]placement.Instance) ([]Seen, error) {
+	var workspaces []string
+	var epochs []int64
+	alive := map[string]int{}
+	for k := range standing {
+		alive[k.workspaceID]++
+		if ids.Valid(k.workspaceID) {
+			workspaces, epochs = append(workspaces, k.workspaceID), append(epochs, k.epoch)
+		}
+	}
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT b.workspace_id::text, b.epoch, w.epoch, w.tenant_id::text, w.name,
+			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
+				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')),
+			coalesce(i.state, ''), coalesce(i.node_id::text, ''),
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = w.id AND c.kind = 'instance' AND c.epoch = b.epoch AND c.released_at IS NULL)
+		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
+		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`, workspaces, epochs)
+	if err != nil {
+		return nil, fmt.Errorf("read rows of boxes: %w", err)
+	}
+	facts := map[boxKey]boxFacts{}
+	var k boxKey
+	f := boxFacts{known: true}
+	_, err = pgx.ForEachRow(rows, []any{&k.workspaceID, &k.epoch, &f.epoch, &f.tenantID, &f.name, &f.busyHere, &f.instance, &f.nodeID, &f.claimed}, func() error {
+		facts[k] = f
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read rows of boxes: %w", err)
+	}
+	var out []Seen
+	for k, b := range standing {
+		if x, ok := unknownBox(kind, b, facts[k], alive[k.workspaceID]); ok {
+			out = append(out, x)
+		}
+	}
+	return out, nil
+}
+
+// unknownBox judges one box that stands. Between its launch and the record of it a box is its run's.
+func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts, alive int) (Seen, bool) {
+	k := boxKey{b.WorkspaceID, b.Epoch}
+	out := Seen{
+		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.tenantID, NodeID: f.nodeID, NextAction: nextUnknownBox,
+		After: map[string]any{
+			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind), "started_at": b.StartedAt.UTC().Format("2006-01-02T15:04:05Z"),
+		},
+	}
+	if f.known {
+		out.WorkspaceID = b.WorkspaceID
+		out.Before = map[string]any{"workspace": f.name, "epoch": f.epoch, "instance": f.instance}
+	}
+	if alive > 1 {
+		out.Severity = p0
+	}
+	switch {
+	case f.busyHere:
+		return Seen{}, false
+	case !f.known:
+		out.Summary = "the provider runs a box of a workspace that is not known here"
+	case f.instance == "":
+		out.Summary = fmt.Sprintf("the provider runs a box of epoch %d of %q, and no row names it", b.Epoch, f.name)
+	case f.instance == "ended":
+		out.Summary = fmt.Sprintf("the provider runs the box of epoch %d of %q, whose row says that it has ended", b.Epoch, f.name)
+	case !f.claimed:
+		out.Kind, out.NextAction = resourceUnclaimed, nextUnclaimed
+		out.Summary = fmt.Sprintf("the box of epoch %d of %q stands and no claim holds it", b.Epoch, f.name)
+	default:
+		return Seen{}, false
+	}
+	if alive > 1 {
+		out.Summary += fmt.Sprintf("; %d boxes of this workspace run at once", alive)
+	}
+	return out, true
+}

@@ -1,0 +1,197 @@
+package findings
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+func TestRowsThatWereChangedOutside(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	b.live("two") // beside it, and never in what is found
+	b.numbered()
+	wantOnly(t, b.seen())
+	run := b.text(`SELECT run_id::text FROM lifecycle.workspace WHERE id = $1`, id)
+	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+
+	for _, tc := range []struct {
+		name, as, change, repair string
+		arg                      string
+		key, says                string
+		before, after            map[string]any
+	}{
+		{
+			name: "the administrator flips a state", as: pg.RoleOwner, arg: id,
+			change: `UPDATE lifecycle.workspace SET state = 'failed' WHERE id = $1`, repair: `UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`,
+			key: "workspace", says: "state differ from the event of its version", before: map[string]any{"state": "active"}, after: map[string]any{"state": "failed"},
+		},
+		{
+			name: "somebody as lifecycle moves it elsewhere", as: pg.RoleLifecycle, arg: id,
+			change: `UPDATE lifecycle.workspace SET node_name = 'mine', epoch = epoch + 1 WHERE id = $1`,
+			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT payload->>'node_name' FROM lifecycle.row_witness WHERE row_id = workspace.id), epoch = epoch - 1 WHERE id = $1`,
+			key:    "workspace", says: "epoch, node_name differ", before: map[string]any{"epoch": 1.0}, after: map[string]any{"epoch": 2.0, "node_name": "mine"},
+		},
+		{
+			name: "with a version of its own", as: pg.RoleOwner, arg: id,
+			change: `UPDATE lifecycle.workspace SET last_error = 'x', version = version + 1 WHERE id = $1`,
+			repair: `UPDATE lifecycle.workspace SET last_error = '', version = version - 1 WHERE id = $1`,
+			key:    "workspace", says: "no event speaks of its version", before: map[string]any{"last_error": ""}, after: map[string]any{"last_error": "x"},
+		},
+		{
+			name: "back in time", as: pg.RoleLifecycle, arg: id,
+			change: `UPDATE lifecycle.workspace SET version = version - 1, retry_used = 2 WHERE id = $1`,
+			repair: `UPDATE lifecycle.workspace SET version = version + 1, retry_used = 0 WHERE id = $1`,
+			key:    "workspace", says: "its version went back", before: map[string]any{"retry_used": 0.0}, after: map[string]any{"retry_used": 2.0},
+		},
+		{
+			name: "what cannot be read", as: pg.RoleOwner, arg: id,
+			change: `UPDATE lifecycle.workspace SET endpoints = '[1]' WHERE id = $1`,
+			repair: `UPDATE lifecycle.workspace SET endpoints = (SELECT jsonb_agg(e) FROM jsonb_array_elements((SELECT payload->'endpoints' FROM lifecycle.row_witness WHERE row_id = workspace.id)) e) WHERE id = $1`,
+			key:    "workspace", says: "cannot be read",
+		},
+		{
+			name: "a run that ended is brought back", as: pg.RoleOwner, arg: run,
+			change: `UPDATE lifecycle.saga_run SET state = 'stuck', finished_at = NULL, stuck_reason = 'by hand', why_waiting = 'by hand' WHERE id = $1`,
+			repair: `UPDATE lifecycle.saga_run SET state = 'succeeded', stuck_reason = '', why_waiting = '',
+				finished_at = (SELECT (payload->>'finished_at')::timestamptz FROM lifecycle.row_witness WHERE row_id = saga_run.id) WHERE id = $1`,
+			key: "run", says: "finished_at, state, stuck_reason, why_waiting differ", before: map[string]any{"state": "succeeded"}, after: map[string]any{"state": "stuck"},
+		},
+		{
+			name: "an allocation is freed by hand", as: pg.RoleLifecycle, arg: allocation,
+			change: `UPDATE lifecycle.allocation SET state = 'released', occupancy = 'none' WHERE allocation_id = $1`,
+			repair: `UPDATE lifecycle.allocation SET state = 'active', occupancy = 'in_use' WHERE allocation_id = $1`,
+			key:    "allocation", says: "occupancy, state differ", before: map[string]any{"state": "active"}, after: map[string]any{"state": "released"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b.as(tc.as, tc.change, tc.arg)
+			b.sweep() // one look is enough: nothing under way looks like it
+			found := without(without(without(b.open(), "node_occupied"), "claim_without"), "allocation_without")
+			f := wantOnly(t, found, "row_changed_outside "+tc.key+" "+tc.arg)[0]
+			if f.Severity != p1 || f.WorkspaceID != id || !strings.Contains(f.Summary, tc.says) || !strings.Contains(f.NextAction, "set the row back") {
+				t.Errorf("it says %q, %q of workspace %s", f.Summary, f.NextAction, f.WorkspaceID)
+			}
+			for k, v := range tc.before {
+				if f.Before[k] != v {
+					t.Errorf("before, %s was %v, not %v", k, f.Before[k], v)
+				}
+			}
+			for k, v := range tc.after {
+				if f.After[k] != v {
+					t.Errorf("after, %s is %v, not %v", k, f.After[k], v)
+				}
+			}
+			b.as(tc.as, tc.repair, tc.arg)
+			b.sweep()
+			wantOnly(t, without(b.open(), "node_occupied"))
+		})
+	}
+}
+
+func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	b.numbered()
+	wantOnly(t, b.seen())
+	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	b.as(pg.RoleOwner, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
+	b.as(pg.RoleOwner, `DELETE FROM lifecycle.allocation WHERE allocation_id = $1`, allocation)
+	ghost := ids.New()
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) SELECT $1, tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = $2`, ghost, id)
+	b.sweep()
+	found := wantOnly(t, b.open(), "row_changed_outside allocation "+allocation, "row_changed_outside workspace "+ghost)
+	if f := found[0]; f.Before["state"] != "active" || !strings.Contains(f.Summary, "it is gone") || f.WorkspaceID != id {
+		t.Errorf("got %+v", f)
+	}
+	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "no event speaks of it") {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// What is changed by hand and then taken over by an operation is in the log as the operation's own. The log still shows a version that is missing, and
+// fields that no operation changes.
+func TestWhatAnOperationTookOver(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	second := b.live("two")
+	b.numbered()
+	b.sweep()
+	b.as(pg.RoleOwner, `UPDATE lifecycle.workspace SET last_error = 'x', version = version + 1 WHERE id = $1`, id)
+	b.as(pg.RoleOwner, `UPDATE lifecycle.workspace SET created_by = 'somebody else' WHERE id = $1`, second)
+	err := pg.InTx(t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+		for _, w := range []string{id, second} {
+			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
+				return err
+			}
+			if _, _, err := saga.AnnounceWorkspace(ctx, tx, w); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.numbered()
+	b.sweep()
+	found := wantOnly(t, b.open(), "row_changed_outside workspace "+id, "row_changed_outside workspace "+second)
+	if f := found[0]; !strings.Contains(f.Summary, "with version changed") || !strings.Contains(f.NextAction, "taken over") {
+		t.Errorf("got %q, %q", f.Summary, f.NextAction)
+	}
+	if f := found[1]; f.After["created_by"] != "somebody else" {
+		t.Errorf("got %v", f.After)
+	}
+	b.pass(25 * time.Hour)
+	wantOnly(t, b.seen())
+}
+
+// The guard needs no event to have its number: a log that nobody numbers for a while makes no row look as if it had been changed.
+func TestALogThatIsBehindMakesNoFinding(t *testing.T) {
+	b := newBed(t, Config{})
+	b.live("one")
+	b.numbered()
+	b.sweep()
+	// Nobody numbers while this transaction holds the sequencers' turn.
+	hold, err := b.db.Pool(pg.RoleLifecycle).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := hold.Exec(t.Context(), `SELECT pg_advisory_xact_lock(113732703289347)`); err != nil {
+		t.Fatal(err)
+	}
+	b.live("two")
+	unread := b.text(`SELECT count(*)::text FROM events.event e WHERE e.seq > (SELECT max(highest) FROM events.numbered)`)
+	if unread == "0" {
+		t.Fatal("everything has its number: nothing was shown")
+	}
+	b.sweep()
+	wantOnly(t, b.open())
+}
+
+// A row that agreed with the log and was not written since is not read again.
+func TestAnAgreedRowCostsNothing(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	b.numbered()
+	b.sweep()
+	b.sweep()
+	left, err := b.sweeper.suspects(t.Context(), rowTypes["workspace"], sources["workspace"])
+	if err != nil || len(left) != 0 {
+		t.Errorf("%d rows are compared again (%v)", len(left), err)
+	}
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.workspace SET op_seq = op_seq + 1 WHERE id = $1`, id)
+	if left, err = b.sweeper.suspects(t.Context(), rowTypes["workspace"], sources["workspace"]); err != nil || len(left) != 1 || left[0].ID != id {
+		t.Errorf("a row that was written is not compared: %v (%v)", left, err)
+	}
+	b.sweep()
+	wantOnly(t, b.open())
+}

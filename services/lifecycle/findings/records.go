@@ -1,0 +1,217 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+)
+
+const (
+	nodeOccupied      = commonv1.FindingKind_FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION
+	allocationEmpty   = commonv1.FindingKind_FINDING_KIND_ALLOCATION_WITHOUT_OCCUPANCY
+	instanceUnknown   = commonv1.FindingKind_FINDING_KIND_INSTANCE_WITHOUT_ROW
+	claimEmpty        = commonv1.FindingKind_FINDING_KIND_CLAIM_WITHOUT_RESOURCE
+	resourceUnclaimed = commonv1.FindingKind_FINDING_KIND_RESOURCE_WITHOUT_CLAIM
+	manyProvisions    = commonv1.FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS
+	rowChanged        = commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE
+
+	p0 = commonv1.Severity_SEVERITY_P0
+	p1 = commonv1.Severity_SEVERITY_P1
+	p2 = commonv1.Severity_SEVERITY_P2
+)
+
+// What people are to do about each kind.
+const (
+	nextOccupied   = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
+	nextEmpty      = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
+	nextUnknownBox = "end it at the provider once you know that nobody works in it; if this database was restored, follow the rollback procedure first"
+	nextClaimEmpty = "recreate or decommission the workspace: both make what is missing again or release the claim"
+	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
+	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three failures decommission, and create under a new name"
+)
+
+// busy is the condition, over a workspace's id, that work is under way on it: a run holds it, stuck ones included, or its hold is being released.
+func busy(workspaceID string) string {
+	return `(EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = ` + workspaceID + `
+		AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
+	OR EXISTS (SELECT 1 FROM lifecycle.allocation b WHERE b.workspace_id = ` + workspaceID + ` AND b.state = 'releasing'))`
+}
+
+// record is a contradiction within this database, read in one statement: no order of reading can make it up.
+type record struct {
+	what                                                       string
+	subjectID, workspaceID, tenantID, nodeID, allocationID, is string
+}
+
+// recordsSQL reads pairs of our own rows that contradict each other on workspaces that nothing happens to.
+var recordsSQL = `
+	SELECT 'gpu_hold', h.node_id::text, a.workspace_id::text, a.tenant_id::text, h.node_id::text, a.allocation_id::text, string_agg(h.device_id, ', ' ORDER BY h.device_id)
+	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
+	WHERE a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id
+	UNION ALL
+	SELECT 'slot', s.node_id::text, s.workspace_id::text, coalesce(w.tenant_id::text, ''), s.node_id::text, '', 'epoch ' || s.epoch
+	FROM lifecycle.static_placement s LEFT JOIN lifecycle.workspace w ON w.id = s.workspace_id
+	WHERE s.ended_at IS NULL AND NOT ` + busy("s.workspace_id") + `
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = s.workspace_id AND a.node_id = s.node_id AND a.state <> 'released')
+	UNION ALL
+	SELECT 'box', g.node_id::text, g.workspace_id::text, coalesce(w.tenant_id::text, ''), g.node_id::text, '', 'epoch ' || g.epoch
+	FROM lifecycle.node_gate g LEFT JOIN lifecycle.workspace w ON w.id = g.workspace_id
+	WHERE g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND ` + gate.ConnectedSQL + ` AND NOT ` + busy("g.workspace_id") + `
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = g.workspace_id AND a.state <> 'released')
+	UNION ALL
+	SELECT 'no_instance', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
+		coalesce((SELECT 'its instance has ended: ' || i.end_reason FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch), 'it has no instance')
+	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch AND i.state <> 'ended')
+	UNION ALL
+	SELECT 'few_devices', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
+		'it is of ' || a.gpus || ' GPUs and holds ' || (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
+	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
+		AND a.gpus > (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
+	UNION ALL
+	SELECT 'slot_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), '', c.deterministic_name
+	FROM lifecycle.resource_claim c WHERE c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT ` + busy("c.workspace_id") + `
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = c.workspace_id AND a.state <> 'released')
+	UNION ALL
+	SELECT 'handle_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, '', '', c.deterministic_name
+	FROM lifecycle.resource_claim c WHERE c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+		AND NOT ` + busy("c.workspace_id") + ` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
+	UNION ALL
+	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
+	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
+	UNION ALL
+	SELECT 'unclaimed_handle', h.workspace_id::text, h.workspace_id::text, w.tenant_id::text, '', '', h.handle
+	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE NOT ` + busy("h.workspace_id") + `
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`
+
+func (s *Sweeper) lookAtRecords(ctx context.Context) ([]Seen, error) {
+	rows, err := s.deps.DB.Query(ctx, recordsSQL)
+	if err != nil {
+		return nil, fmt.Errorf("compare records: %w", err)
+	}
+	nodes := map[string][]record{}
+	var out []Seen
+	var r record
+	_, err = pgx.ForEachRow(rows, []any{&r.what, &r.subjectID, &r.workspaceID, &r.tenantID, &r.nodeID, &r.allocationID, &r.is}, func() error {
+		if seen, ok := r.seen(); ok {
+			out = append(out, seen)
+		} else {
+			nodes[r.nodeID] = append(nodes[r.nodeID], r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("compare records: %w", err)
+	}
+	for node, held := range nodes {
+		out = append(out, occupied(node, held))
+	}
+	return out, nil
+}
+
+// seen is the record as a finding; false for what is one of several on its node.
+func (r record) seen() (Seen, bool) {
+	out := Seen{
+		Severity: p1, SubjectID: r.subjectID, WorkspaceID: r.workspaceID, TenantID: r.tenantID, NodeID: r.nodeID, AllocationID: r.allocationID,
+		Before: map[string]any{}, After: map[string]any{"found": r.is},
+	}
+	switch r.what {
+	case "no_instance":
+		out.Kind, out.SubjectType, out.NextAction, out.Cordon = allocationEmpty, "allocation", nextEmpty, true
+		out.Summary = "an allocation is active and nothing stands in it: " + r.is
+	case "few_devices":
+		out.Kind, out.SubjectType, out.NextAction, out.Cordon = allocationEmpty, "allocation", nextEmpty, true
+		out.Summary = "an allocation does not hold the devices that it is of: " + r.is
+	case "slot_claim", "handle_claim":
+		out.Kind, out.SubjectType, out.NextAction = claimEmpty, "claim", nextClaimEmpty
+		out.Summary = fmt.Sprintf("the %s that is claimed as %q is gone", strings.TrimSuffix(r.what, "_claim"), r.is)
+	case "unclaimed_slot":
+		out.Kind, out.SubjectType, out.NextAction = resourceUnclaimed, "allocation", nextUnclaimed
+		out.Summary = "an allocation is active and no claim holds its slot"
+	case "unclaimed_handle":
+		out.Kind, out.SubjectType, out.NextAction = resourceUnclaimed, "workspace", nextUnclaimed
+		out.Summary = fmt.Sprintf("the handle %q stands and no claim holds it", r.is)
+	default:
+		return Seen{}, false
+	}
+	return out, true
+}
+
+// occupied is one finding for all that stands on one node without a hold.
+func occupied(node string, held []record) Seen {
+	words := map[string]string{
+		"gpu_hold": "devices are held for an allocation that was released", "slot": "a slot is taken by a workspace that has no allocation here",
+		"box": "the box of a workspace that has no allocation is connected", "workload": "its agent reports running workloads of a workspace that has no allocation here",
+	}
+	slices.SortFunc(held, func(a, b record) int {
+		return slices.Compare([]string{a.workspaceID, a.what, a.is}, []string{b.workspaceID, b.what, b.is})
+	})
+	var why []string
+	list := make([]any, 0, len(held))
+	for _, r := range held {
+		if !slices.Contains(why, words[r.what]) {
+			why = append(why, words[r.what])
+		}
+		list = append(list, map[string]any{"what": r.what, "workspace_id": r.workspaceID, "allocation_id": r.allocationID, "found": r.is})
+	}
+	return Seen{
+		Kind: nodeOccupied, Severity: p1, SubjectType: "node", SubjectID: node, NodeID: node, WorkspaceID: held[0].workspaceID, TenantID: held[0].tenantID,
+		AllocationID: held[0].allocationID, Summary: "a node is occupied without a live allocation: " + strings.Join(why, "; "), NextAction: nextOccupied,
+		Before: map[string]any{"allocations": "none that is live"}, After: map[string]any{"occupied_by": list}, Cordon: true,
+	}
+}
+
+// lookAtProvisions finds names that are provisioned again and again.
+func (s *Sweeper) lookAtProvisions(ctx context.Context) ([]Seen, error) {
+	// Ids of runs rise with time, so the window is a range of the primary key; the clock of the database still decides.
+	from := lowestID(time.Now().Add(-s.cfg.ProvisionWindow - 5*time.Minute))
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT w.tenant_id::text, w.name, count(*)::int, (array_agg(w.id::text ORDER BY r.created_at DESC))[1], array_agg(r.kind || ' ' || r.id ORDER BY r.created_at),
+			count(DISTINCT w.id)::int
+		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
+		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`, from, s.cfg.ProvisionWindow.Seconds(), s.cfg.ProvisionLimit)
+	if err != nil {
+		return nil, fmt.Errorf("count provisions: %w", err)
+	}
+	var out []Seen
+	var tenant, name, workspace string
+	var n, workspaces int
+	var runs []string
+	_, err = pgx.ForEachRow(rows, []any{&tenant, &name, &n, &workspace, &runs, &workspaces}, func() error {
+		list := make([]any, 0, len(runs))
+		for _, r := range runs {
+			list = append(list, r)
+		}
+		out = append(out, Seen{
+			Kind: manyProvisions, Severity: p2, SubjectType: "name", SubjectID: tenant + "/" + name, TenantID: tenant, WorkspaceID: workspace,
+			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", name, n, s.cfg.ProvisionWindow, workspaces), NextAction: nextProvisions,
+			Before: map[string]any{"limit": s.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count provisions: %w", err)
+	}
+	return out, nil
+}
+
+// lowestID is the lowest id that was drawn at a moment or later.
+func lowestID(at time.Time) string {
+	ms := uint64(at.UnixMilli()) //nolint:gosec // after 1970
+	var id uuid.UUID
+	for i := range 6 {
+		id[i] = byte(ms >> (8 * (5 - i))) //nolint:gosec // the lowest byte is meant
+	}
+	id[6], id[8] = 0x70, 0x80
+	return id.String()
+}

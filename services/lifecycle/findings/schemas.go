@@ -1,0 +1,139 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// schemaClaim is a claim on a schema and the login role of its name.
+type schemaClaim struct{ id, name, workspaceID, tenantID string }
+
+// heldSchemas reads the claims on schemas that are there by our rows. With all, those that were given up or are being worked on stand among them.
+func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT c.id::text, c.deterministic_name, c.workspace_id::text, c.tenant_id::text FROM lifecycle.resource_claim c
+		WHERE c.kind = 'schema' AND c.released_at IS NULL
+			AND ($1 OR c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`)`, all)
+	if err != nil {
+		return nil, fmt.Errorf("read claims on schemas: %w", err)
+	}
+	out := map[schemaClaim]bool{}
+	var c schemaClaim
+	if _, err := pgx.ForEachRow(rows, []any{&c.id, &c.name, &c.workspaceID, &c.tenantID}, func() error { out[c] = true; return nil }); err != nil {
+		return nil, fmt.Errorf("read claims on schemas: %w", err)
+	}
+	return out, nil
+}
+
+// schemaThere is what the workload database has under one name.
+type schemaThere struct {
+	schema, role bool
+	workspaceID  string // the last to write it, by its fence
+}
+
+// lookAtSchemas compares the workload database with the claims on it. What is claimed is read before and after what is there; what is there is read
+// before the claims that should hold it, for those are written before it is made.
+func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
+	before, err := s.heldSchemas(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	claimed := make([]string, 0, len(before))
+	for c := range before {
+		claimed = append(claimed, c.name)
+	}
+	there, err := s.schemas(ctx, claimed)
+	if err != nil {
+		return nil, err
+	}
+	after, err := s.heldSchemas(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.heldSchemas(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	var out []Seen
+	for c := range before {
+		if t := there[c.name]; after[c] && (!t.schema || !t.role) {
+			out = append(out, Seen{
+				Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.id, WorkspaceID: c.workspaceID, TenantID: c.tenantID, NextAction: nextClaimEmpty,
+				Summary: fmt.Sprintf("the %s that is claimed as %q is gone from the workload database", missingPart(t), c.name),
+				Before:  map[string]any{"schema": true, "role": true}, After: map[string]any{"schema": t.schema, "role": t.role},
+			})
+		}
+	}
+	held := map[string]bool{}
+	for c := range all {
+		held[c.name] = true
+	}
+	for name, t := range there {
+		if held[name] || !t.schema && !t.role {
+			continue
+		}
+		out = append(out, Seen{
+			Kind: resourceUnclaimed, Severity: p2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID, NextAction: nextUnclaimed,
+			Summary: fmt.Sprintf("%q stands in the workload database and no claim holds it", name),
+			Before:  map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
+		})
+	}
+	return out, nil
+}
+
+func missingPart(t schemaThere) string {
+	switch {
+	case t.schema:
+		return "role"
+	case t.role:
+		return "schema"
+	default:
+		return "schema with its role"
+	}
+}
+
+// schemas reads what stands in the workload database under names of tenants: every schema, and the roles of schemas, of claims and of what was written
+// through a fence. A role belongs to the whole server, so that one which none of these names may be another mesh's.
+func (s *Sweeper) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
+	out := map[string]schemaThere{}
+	var fenced bool
+	if err := s.deps.Workloads.QueryRow(ctx, `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`).Scan(&fenced); err != nil {
+		return nil, fmt.Errorf("look for fences of schemas: %w", err)
+	}
+	known := slices.Clone(claimed)
+	if fenced {
+		rows, err := s.deps.Workloads.Query(ctx, `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f`)
+		if err != nil {
+			return nil, fmt.Errorf("read fences of schemas: %w", err)
+		}
+		var name, workspace string
+		_, err = pgx.ForEachRow(rows, []any{&name, &workspace}, func() error {
+			out[name] = schemaThere{workspaceID: workspace}
+			known = append(known, name)
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read fences of schemas: %w", err)
+		}
+	}
+	rows, err := s.deps.Workloads.Query(ctx, `
+		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))
+		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`, known)
+	if err != nil {
+		return nil, fmt.Errorf("list schemas: %w", err)
+	}
+	var name string
+	var t schemaThere
+	_, err = pgx.ForEachRow(rows, []any{&name, &t.schema, &t.role}, func() error {
+		t.workspaceID = out[name].workspaceID
+		out[name] = t
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list schemas: %w", err)
+	}
+	return out, nil
+}

@@ -1,0 +1,276 @@
+package findings
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// Deps is what a sweeper works with.
+type Deps struct {
+	Logger    *slog.Logger
+	DB        *pgxpool.Pool // as lifecycle
+	Workloads *pgxpool.Pool // the workload database, as its administrator
+	Drivers   map[commonv1.PlacementDriver]placement.Driver
+	Metrics   prometheus.Registerer
+	// Committed is called after each commit that wrote events.
+	Committed func()
+}
+
+// Config bounds a sweeper. Zero fields mean the defaults.
+type Config struct {
+	// Grace is how long a thing must have been seen before it is a finding, by the database's clock; 1 min.
+	Grace time.Duration
+	// Fresh is how old an agent's word may be; 3 min, three times what lies between two full observations.
+	Fresh time.Duration
+	// ProvisionWindow and ProvisionLimit say how many provisions of one tenant and name within how long are a finding; 3 in 15 min.
+	ProvisionWindow time.Duration
+	ProvisionLimit  int
+	// Keep is how long rows are guarded after their life has ended; 7 days.
+	Keep time.Duration
+	// BreachKeep is how long a break within the log stays an open finding; 24 h.
+	BreachKeep time.Duration
+}
+
+// Default answers the defaults.
+func Default() Config {
+	return Config{
+		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,
+		Keep: 7 * 24 * time.Hour, BreachKeep: 24 * time.Hour,
+	}
+}
+
+// Sweeper looks, and keeps the findings.
+type Sweeper struct {
+	deps   Deps
+	cfg    Config
+	looks  []look
+	open   *prometheus.GaugeVec
+	opened *prometheus.CounterVec
+	failed *prometheus.CounterVec
+}
+
+// look is one way of looking. What it answers is all that it sees; an error means that it saw nothing for certain.
+type look struct {
+	name string
+	run  func(ctx context.Context) ([]Seen, error)
+}
+
+// Swept counts what one sweep did.
+type Swept struct{ Suspected, Opened, Open, Resolved int }
+
+// New makes a sweeper.
+func New(deps Deps, cfg Config) (*Sweeper, error) {
+	def := Default()
+	for _, d := range []struct{ at, or *time.Duration }{
+		{&cfg.Grace, &def.Grace}, {&cfg.Fresh, &def.Fresh}, {&cfg.ProvisionWindow, &def.ProvisionWindow}, {&cfg.Keep, &def.Keep},
+		{&cfg.BreachKeep, &def.BreachKeep},
+	} {
+		if *d.at <= 0 {
+			*d.at = *d.or
+		}
+	}
+	if cfg.ProvisionLimit <= 0 {
+		cfg.ProvisionLimit = def.ProvisionLimit
+	}
+	s := &Sweeper{
+		deps: deps, cfg: cfg,
+		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "findings_open", Help: "Findings that are open, by kind, as this replica last read them.",
+		}, []string{"kind"}),
+		opened: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "findings_opened_total", Help: "Findings that this replica opened, by kind."}, []string{"kind"}),
+		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "finding_looks_failed_total", Help: "Looks that could not be finished and so concluded nothing, by look.",
+		}, []string{"look"}),
+	}
+	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened), deps.Metrics.Register(s.failed)); err != nil {
+		return nil, fmt.Errorf("register metrics of findings: %w", err)
+	}
+	s.looks = []look{{"rows", s.lookAtRows}, {"records", s.lookAtRecords}, {"agents", s.lookAtAgents}, {"schemas", s.lookAtSchemas}, {"provisions", s.lookAtProvisions}}
+	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
+		s.looks = append(s.looks, look{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) { return s.lookAtBoxes(ctx, kind, deps.Drivers[kind]) }})
+	}
+	return s, nil
+}
+
+// Sweep follows the log and looks once in every way. A look that fails concludes nothing and keeps the others from nothing.
+func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
+	var total Swept
+	if err := s.Follow(ctx); err != nil {
+		return total, err // every look that compares with the log would compare with an old one
+	}
+	var errs []error
+	for _, l := range s.looks {
+		seen, err := l.run(ctx)
+		if err == nil {
+			err = s.settle(ctx, l.name, seen, &total)
+		}
+		if err != nil {
+			s.failed.WithLabelValues(l.name).Inc()
+			errs = append(errs, fmt.Errorf("look at %s: %w", l.name, err))
+		}
+	}
+	return total, errors.Join(append(errs, s.Measure(ctx))...)
+}
+
+// settle makes of what one whole look saw what it means: suspicions, findings, and the end of both.
+func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {
+	byKey := map[key]Seen{}
+	for _, x := range seen {
+		if _, twice := byKey[x.key()]; !twice {
+			byKey[x.key()] = x
+		}
+	}
+	var one Swept
+	var opened []Seen
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		one, opened = Swept{}, nil
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`); err != nil {
+			return fmt.Errorf("wait for turn: %w", err)
+		}
+		ripe, err := s.suspect(ctx, tx, source, byKey)
+		if err != nil {
+			return err
+		}
+		one.Suspected = len(byKey) - len(ripe)
+		for _, k := range slices.SortedFunc(maps.Keys(byKey), compareKeys) {
+			if !ripe[k] {
+				continue
+			}
+			isNew, err := open(ctx, tx, source, byKey[k])
+			if err != nil {
+				return err
+			}
+			one.Open++
+			if isNew {
+				opened = append(opened, byKey[k])
+			}
+		}
+		one.Opened = len(opened)
+		one.Resolved, err = s.resolveUnseen(ctx, tx, source, byKey)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("settle findings: %w", err)
+	}
+	if one.Open+one.Resolved > 0 {
+		s.deps.Committed()
+	}
+	for _, x := range opened {
+		s.opened.WithLabelValues(names.Of(x.Kind)).Inc()
+		s.deps.Logger.WarnContext(ctx, "finding", slog.String("kind", names.Of(x.Kind)), slog.String("severity", names.Of(x.Severity)),
+			slog.String("subject", x.SubjectType+" "+x.SubjectID), slog.String("summary", x.Summary), slog.String(obs.KeyWorkspaceID, x.WorkspaceID),
+			slog.String(obs.KeyNodeID, x.NodeID))
+	}
+	total.Suspected, total.Opened = total.Suspected+one.Suspected, total.Opened+one.Opened
+	total.Open, total.Resolved = total.Open+one.Open, total.Resolved+one.Resolved
+	return nil
+}
+
+func compareKeys(a, b key) int {
+	return slices.Compare([]string{a.kind, a.subjectType, a.subjectID}, []string{b.kind, b.subjectType, b.subjectID})
+}
+
+// suspect writes down what this look sees and forgets what it saw before and sees no more. It answers what is ripe: certain, or seen in two looks that
+// lie further apart than the grace.
+func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (map[key]bool, error) {
+	ripe := map[key]bool{}
+	var kinds, types, subjects []string
+	for _, k := range slices.SortedFunc(maps.Keys(seen), compareKeys) {
+		x := seen[k]
+		if x.Certain {
+			ripe[k] = true
+			continue
+		}
+		kinds, types, subjects = append(kinds, k.kind), append(types, k.subjectType), append(subjects, k.subjectID)
+	}
+	_, err := tx.Exec(ctx, `DELETE FROM lifecycle.suspicion s WHERE s.source = $1
+		AND NOT EXISTS (SELECT 1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
+			WHERE x.kind = s.kind AND x.subject_type = s.subject_type AND x.subject_id = s.subject_id)`, source, kinds, types, subjects)
+	if err != nil {
+		return nil, fmt.Errorf("forget suspicions: %w", err)
+	}
+	if len(kinds) == 0 {
+		return ripe, nil
+	}
+	rows, err := tx.Query(ctx, `
+		INSERT INTO lifecycle.suspicion AS s (kind, subject_type, subject_id, source)
+		SELECT x.kind, x.subject_type, x.subject_id, $1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
+		ON CONFLICT (kind, subject_type, subject_id) DO UPDATE SET looks = s.looks + 1
+		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`,
+		source, kinds, types, subjects, s.cfg.Grace.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("note suspicions: %w", err)
+	}
+	var k key
+	var is bool
+	_, err = pgx.ForEachRow(rows, []any{&k.kind, &k.subjectType, &k.subjectID, &is}, func() error {
+		if is {
+			ripe[k] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("note suspicions: %w", err)
+	}
+	return ripe, nil
+}
+
+// resolveUnseen closes the open findings of a look that it does not see any more.
+func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (int, error) {
+	rows, err := tx.Query(ctx, `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
+		ORDER BY f.finding_id FOR UPDATE`, source)
+	if err != nil {
+		return 0, fmt.Errorf("read open findings: %w", err)
+	}
+	have, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (row, error) { return scanFinding(r) })
+	if err != nil {
+		return 0, fmt.Errorf("read open findings: %w", err)
+	}
+	n := 0
+	for _, r := range have {
+		if _, still := seen[r.key()]; still {
+			continue
+		}
+		if err := resolve(ctx, tx, r); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+// Measure sets the metric of open findings to what the database says. Each replica calls it, whoever sweeps.
+func (s *Sweeper) Measure(ctx context.Context) error {
+	rows, err := s.deps.DB.Query(ctx, `SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
+	if err != nil {
+		return fmt.Errorf("count findings: %w", err)
+	}
+	counts := map[string]float64{}
+	for _, kind := range names.Spellings[commonv1.FindingKind]() {
+		counts[kind] = 0
+	}
+	var kind string
+	var n int64
+	if _, err := pgx.ForEachRow(rows, []any{&kind, &n}, func() error { counts[kind] = float64(n); return nil }); err != nil {
+		return fmt.Errorf("count findings: %w", err)
+	}
+	for kind, n := range counts {
+		s.open.WithLabelValues(kind).Set(n)
+	}
+	return nil
+}

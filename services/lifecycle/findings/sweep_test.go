@@ -1,0 +1,431 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// wantOnly compares what is open, by kind and subject, and answers the findings.
+func wantOnly(t *testing.T, got map[string]row, want ...string) []row {
+	t.Helper()
+	var out []row
+	for _, k := range want {
+		f, ok := got[k]
+		if !ok {
+			t.Errorf("not found: %s", k)
+			continue
+		}
+		if f.Summary == "" || f.NextAction == "" {
+			t.Errorf("%s says neither what nor what to do: %+v", k, f)
+		}
+		out = append(out, f)
+		delete(got, k)
+	}
+	for k, f := range got {
+		t.Errorf("found as well: %s: %s", k, f.Summary)
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return out
+}
+
+func TestNothingIsFoundOnWhatIsWell(t *testing.T) {
+	b := newBed(t, Config{})
+	b.live("one")
+	ended := b.live("two")
+	if err := b.operate(t.Context(), kDecommission, ended); err != nil {
+		t.Fatal(err)
+	}
+	b.until(ended, gone)
+	wantOnly(t, b.seen())
+}
+
+func TestABoxThatEndedBehindTheProductsBack(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	if err := b.world.End(t.Context(), id, 1); err != nil {
+		t.Fatal(err)
+	}
+	if s := b.sweep(); s.Suspected != 2 || s.Open != 0 {
+		t.Errorf("the first look makes %+v, want two suspicions", s)
+	}
+	b.pass(time.Minute - 2*time.Second)
+	if s := b.sweep(); s.Open != 0 {
+		t.Errorf("a second look within the grace makes %+v", s)
+	}
+	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'instance'`, id)
+	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	found := wantOnly(t, b.seen(), "allocation_without_occupancy allocation "+allocation, "claim_without_resource claim "+claim)
+	if f := found[0]; f.Severity != p1 || !f.cordoned || f.NodeID != node || f.AllocationID != allocation || f.WorkspaceID != id || !strings.Contains(f.Summary, "it ended at") {
+		t.Errorf("got %+v", f)
+	}
+	g, _, err := gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node)
+	if err != nil || !g.Cordoned || g.CordonedBy != cordonBy(found[0].id) {
+		t.Errorf("the node is cordoned %v by %q (%v)", g.Cordoned, g.CordonedBy, err)
+	}
+	// Its decommission brings rows and box together again; the finding and its cordon end.
+	if err := b.operate(t.Context(), kDecommission, id); err != nil {
+		t.Fatal(err)
+	}
+	b.until(id, gone)
+	wantOnly(t, b.seen())
+	if g, _, err = gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node); err != nil || g.Cordoned {
+		t.Errorf("the finding is over and the node is still cordoned (%v)", err)
+	}
+	b.numbered()
+	if n := b.text(`SELECT count(*)::text FROM lifecycle.finding WHERE resolved_at IS NOT NULL`); n != "2" {
+		t.Errorf("%s findings are resolved", n)
+	}
+}
+
+func TestACordonOfAPersonStays(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	if _, err := b.world.gates.SetCordon(t.Context(), &lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: true, Reason: "maintenance"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.world.End(t.Context(), id, 1); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.seen()) != 2 {
+		t.Fatal("not found")
+	}
+	if err := b.operate(t.Context(), kDecommission, id); err != nil {
+		t.Fatal(err)
+	}
+	b.until(id, gone)
+	wantOnly(t, b.seen())
+	if g, _, err := gate.Get(t.Context(), b.db.Pool(pg.RoleLifecycle), node); err != nil || !g.Cordoned || g.CordonReason != "maintenance" {
+		t.Errorf("the person's cordon is gone: %+v (%v)", g, err)
+	}
+}
+
+func TestABoxBesideTheProduct(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	stranger := ids.New()
+	for _, box := range []placement.Box{{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()}, {WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}} {
+		if _, err := b.world.Launch(t.Context(), box); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found := wantOnly(t, b.seen(), "instance_without_row instance "+stranger+":1", "instance_without_row instance "+id+":2")
+	if found[0].Severity != p1 || found[0].WorkspaceID != "" || !strings.Contains(found[0].Summary, "not known here") {
+		t.Errorf("got %+v", found[0])
+	}
+	if found[1].Severity != p0 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "2 boxes of this workspace run at once") {
+		t.Errorf("got %+v", found[1])
+	}
+	if found[1].After["provider_id"] != "puppet:"+id+":2" {
+		t.Errorf("the evidence is %v", found[1].After)
+	}
+}
+
+func TestSilenceOfAProviderConcludesNothing(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	b.world.silence(true)
+	for range 3 {
+		b.pass(2 * time.Minute)
+		if _, err := b.sweeper.Sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "does not answer") {
+			t.Fatalf("the sweep says %v", err)
+		}
+	}
+	wantOnly(t, b.open())
+	b.world.silence(false)
+	if err := b.world.End(t.Context(), id, 1); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.seen()) != 2 {
+		t.Fatal("not found")
+	}
+	b.world.silence(true)
+	if _, err := b.sweeper.Sweep(t.Context()); err == nil {
+		t.Fatal("the sweep succeeds")
+	}
+	if len(b.open()) != 2 {
+		t.Error("silence ended findings")
+	}
+}
+
+func TestSchemasAndTheirClaims(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	loose := "t_" + b.tenant + "_byhand"
+	for _, sql := range []string{`CREATE SCHEMA ` + loose, `DROP SCHEMA ` + pgx.Identifier{schema}.Sanitize() + ` CASCADE`} {
+		if _, err := b.workloads.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found := wantOnly(t, b.seen(), "resource_without_claim schema "+loose, "claim_without_resource claim "+claim)
+	if found[0].After["schema"] != true || found[0].After["role"] != false {
+		t.Errorf("the evidence is %v", found[0].After)
+	}
+	if found[1].WorkspaceID != id || found[1].After["schema"] != false || found[1].After["role"] != true {
+		t.Errorf("the evidence is %v", found[1].After)
+	}
+	if _, err := b.workloads.Exec(t.Context(), `DROP SCHEMA `+loose); err != nil {
+		t.Fatal(err)
+	}
+	wantOnly(t, b.seen(), "claim_without_resource claim "+claim)
+}
+
+func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	workload := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
+	// What an agent said before a release is no evidence after it.
+	b.observed(node, id, workload)
+	if err := b.operate(t.Context(), kDecommission, id); err != nil {
+		t.Fatal(err)
+	}
+	b.until(id, gone)
+	wantOnly(t, b.seen())
+	// It still says so: the workload outlived its release. And a device is still held.
+	b.pass(time.Minute)
+	b.observed(node, id, workload)
+	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, 'gpu-7', $2)`, node, allocation)
+	b.sweep()
+	b.pass(time.Minute + time.Second)
+	b.observed(node, id, workload)
+	b.sweep()
+	found := wantOnly(t, without(b.open(), "row_changed_outside"), "node_occupied_without_allocation node "+node)
+	if f := found[0]; !f.cordoned || !strings.Contains(f.Summary, "devices are held") {
+		t.Errorf("got %+v", f)
+	}
+	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
+	b.observed(node, id, workload)
+	wantOnly(t, without(b.seen(), "row_changed_outside"), "node_occupied_without_allocation node "+node)
+	b.observed(node, id)
+	wantOnly(t, b.seen())
+}
+
+func without(found map[string]row, kind string) map[string]row {
+	for k := range found {
+		if strings.HasPrefix(k, kind) {
+			delete(found, k)
+		}
+	}
+	return found
+}
+
+func TestWorkloadsAndTheirClaims(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	claim := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'workload'`, id)
+	b.observed(node, id, "miner") // too soon after the claim to count
+	wantOnly(t, without(b.seen(), "resource_without_claim"))
+	b.pass(time.Minute)
+	b.observed(node, id, "miner")
+	b.sweep()
+	b.pass(time.Minute + time.Second)
+	b.observed(node, id, "miner")
+	b.sweep()
+	wantOnly(t, b.open(), "claim_without_resource claim "+claim, "resource_without_claim workload "+node+"/"+id+"/miner")
+}
+
+func TestRecordsThatContradictEachOther(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	handle := b.text(`SELECT id::text FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'handle'`, id)
+	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id)
+	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, allocation)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET released_at = mesh.clock() WHERE workspace_id = $1 AND kind = 'slot'`, id)
+	found := wantOnly(t, b.seen(), "claim_without_resource claim "+handle, "allocation_without_occupancy allocation "+allocation,
+		"resource_without_claim allocation "+allocation, "row_changed_outside allocation "+allocation)
+	if f := found[3]; len(f.After["gpu_device_ids"].([]any)) != 0 || len(f.Before["gpu_device_ids"].([]any)) != 1 {
+		t.Errorf("before %v, after %v", f.Before, f.After)
+	}
+}
+
+func TestSuccessiveProvisions(t *testing.T) {
+	b := newBed(t, Config{ProvisionLimit: 3})
+	tenant := b.text(`SELECT id::text FROM lifecycle.tenant WHERE name = $1`, b.tenant)
+	for n := range 3 {
+		wantOnly(t, without(b.seen(), "none"))
+		id := b.live("again")
+		if n < 2 {
+			if err := b.operate(t.Context(), kDecommission, id); err != nil {
+				t.Fatal(err)
+			}
+			b.until(id, gone)
+		}
+	}
+	b.sweep()
+	found := wantOnly(t, b.open(), "successive_provisions name "+tenant+"/again")
+	if runs, _ := found[0].After["runs"].([]any); len(runs) != 3 || found[0].Severity != p2 {
+		t.Errorf("got %+v", found[0])
+	}
+	b.pass(20 * time.Minute)
+	wantOnly(t, b.seen())
+}
+
+func TestASightIsToldWhenItChangesAndRarelyElse(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	if err := b.world.End(t.Context(), id, 1); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.seen()) != 2 {
+		t.Fatal("not found")
+	}
+	for range 14 {
+		b.sweep()
+	}
+	var f row
+	for _, f = range b.open() {
+		if f.count != 15 || f.version != 4 { // the 1st, 2nd, 4th and 8th
+			t.Errorf("seen %d times, version %d", f.count, f.version)
+		}
+	}
+	n := b.text(`SELECT count(*)::text FROM events.event WHERE kind = 'finding.changed' AND aggregate_id = $1`, f.id)
+	if n != "4" {
+		t.Errorf("told %s times", n)
+	}
+	b.numbered()
+	families, err := b.reg.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := 0.0
+	for _, m := range families {
+		if m.GetName() == "gpuaas_findings_open" {
+			for _, one := range m.GetMetric() {
+				open += one.GetGauge().GetValue()
+			}
+		}
+	}
+	if open != 2 {
+		t.Errorf("the metric says %v", open)
+	}
+}
+
+// TestWorkUnderWayIsNoFinding is the control: sweeps without pause, with next to no grace, over operations that begin, end, fail and cross each other.
+func TestWorkUnderWayIsNoFinding(t *testing.T) {
+	b := newBed(t, Config{Grace: 100 * time.Millisecond, ProvisionLimit: 1000})
+	stop := make(chan struct{})
+	var sweeps int
+	var opened []string
+	var wg sync.WaitGroup
+	ctx := context.WithoutCancel(t.Context())
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			out, err := b.sweeper.Sweep(ctx)
+			if err != nil {
+				t.Errorf("sweep: %v", err)
+				return
+			}
+			sweeps++
+			if out.Opened > 0 {
+				for k, f := range b.open() {
+					opened = append(opened, k+": "+f.Summary)
+				}
+			}
+		}
+	})
+	const operations = 50
+	var all sync.Map
+	work := make(chan int, operations)
+	for n := range operations {
+		work <- n
+	}
+	close(work)
+	var workers sync.WaitGroup
+	for w := range 5 {
+		workers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 7)) //nolint:gosec // a test's dice
+			var mine []string
+			for n := range work {
+				if len(mine) == 0 || rng.IntN(3) == 0 {
+					id, err := b.create(ctx, "w"+strings.ReplaceAll(ids.New(), "-", "")[20:])
+					if err != nil {
+						t.Errorf("create: %v", err)
+						continue
+					}
+					mine = append(mine, id)
+					all.Store(id, n)
+					continue
+				}
+				kind := []commonv1.OperationKind{kCancel, kReset, kRetry, kDecommission, kDecommission}[rng.IntN(5)]
+				_ = b.operate(ctx, kind, mine[rng.IntN(len(mine))]) // most are refused at one moment or another
+				settled(b, ctx, mine[rng.IntN(len(mine))], rng.IntN(2) == 0)
+			}
+		})
+	}
+	workers.Wait()
+	n := 0
+	all.Range(func(id, _ any) bool {
+		n++
+		settled(b, ctx, id.(string), true)
+		return true
+	})
+	for range 5 {
+		b.sweep()
+	}
+	close(stop)
+	wg.Wait()
+	b.pass(2 * time.Minute)
+	for k, f := range b.seen() {
+		opened = append(opened, "at the end "+k+": "+f.Summary)
+	}
+	if len(opened) > 0 {
+		t.Errorf("found on work under way: %s", strings.Join(opened, "\n"))
+	}
+	if total := b.text(`SELECT count(*)::text FROM lifecycle.finding`); total != "0" {
+		t.Errorf("%s findings were ever written", total)
+	}
+	witnesses := b.text(`SELECT count(*)::text FROM lifecycle.row_witness WHERE agreed_xmin <> ''`)
+	if sweeps < 10 || n < 5 || witnesses == "0" {
+		t.Errorf("%d sweeps over %d workspaces with %s witnesses show nothing", sweeps, n, witnesses)
+	}
+	t.Logf("%d sweeps over %d workspaces, %s rows in agreement with the log", sweeps, n, witnesses)
+}
+
+// settled waits until no run holds a workspace, if it is to be waited for.
+func settled(b *bed, ctx context.Context, workspaceID string, wait bool) {
+	if !wait {
+		return
+	}
+	testkit.Eventually(b.t, 30*time.Second, func() error {
+		w, err := saga.GetWorkspace(ctx, b.db.Pool(pg.RoleLifecycle), workspaceID)
+		if err != nil {
+			return err
+		}
+		switch w.State {
+		case names.Of(active), names.Of(gone), "failed":
+			return nil
+		}
+		return fmt.Errorf("it is %s", w.State)
+	})
+}

@@ -1,0 +1,34 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// ReadAllocations reads allocations as they stand and spells them as their events do, for who compares the two. Ids that are not there are left out.
+func ReadAllocations(ctx context.Context, q pg.Querier, ids []string) ([]*lifecyclev1.Allocation, error) {
+	rows, err := q.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read allocations: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*lifecyclev1.Allocation, error) {
+		a, err := scanAllocation(row)
+		if err != nil {
+			return nil, err
+		}
+		p, ok := a.event().Payload.(*lifecyclev1.Allocation)
+		if !ok {
+			return nil, fmt.Errorf("the event of allocation %s carries no allocation", a.ID)
+		}
+		return p, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read allocations: %w", err)
+	}
+	return out, nil
+}
