@@ -136,7 +136,7 @@ func reported(p Probe, said *commonv1.GetHealthResponse, err error, now time.Tim
 		if !part.GetRequired() {
 			continue
 		}
-		if own.Since == nil || part.GetSince().AsTime().After(own.GetSince().AsTime()) {
+		if own.GetSince() == nil || part.GetSince().AsTime().After(own.GetSince().AsTime()) {
 			own.Since = part.GetSince() // ready since the last of what it needs is
 		}
 		if part.GetState() == commonv1.PartState_PART_STATE_DOWN && own.GetOk() {
