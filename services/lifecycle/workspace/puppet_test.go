@@ -32,6 +32,10 @@ type world struct {
 	boxes      map[string]*worldBox // by workspace:epoch
 	identities map[string]string    // instance → node
 	launches   map[string]int
+	overlaps   []string // launches while an earlier epoch stood and was not fenced: what no real driver does
+	refuse     string   // the type of task that fails at every agent
+	mute       bool     // no agent takes work
+	replica    string   // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
 	tasks      *task.Server
 }
@@ -82,6 +86,11 @@ func (w *world) Launch(_ context.Context, b placement.Box) (placement.Launched, 
 		return placement.Launched{}, fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "ended")
 	}
 	if have == nil {
+		for other, o := range w.boxes {
+			if strings.HasPrefix(other, b.WorkspaceID+":") && !o.ended && !o.fenced {
+				w.overlaps = append(w.overlaps, k+" beside "+other)
+			}
+		}
 		w.launches[k]++
 		w.boxes[k] = &worldBox{instance: b.InstanceID, node: w.identities[b.InstanceID], ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	}
@@ -179,8 +188,11 @@ func (w *world) live() []*worldBox {
 }
 
 func (w *world) connect(ctx context.Context, b *worldBox) string {
-	session, instance := ids.New(), ids.New()
-	res, err := w.gates.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: ids.New(), Sessions: []*lifecyclev1.SessionReady{{
+	session, instance, replica := ids.New(), ids.New(), w.replica
+	if replica == "" {
+		replica = ids.New()
+	}
+	res, err := w.gates.SessionsReady(ctx, &lifecyclev1.SessionsReadyRequest{ReplicaId: replica, Sessions: []*lifecyclev1.SessionReady{{
 		NodeId: b.node, NodeInstanceId: instance, SessionId: session, Generation: 1, JoinState: []byte(b.node + "|" + instance), LedgerId: b.ledger,
 		Host: &commonv1.HostFacts{Gpus: []*commonv1.Gpu{{DeviceId: "gpu-0"}, {DeviceId: "gpu-1"}}},
 	}}})
@@ -191,6 +203,12 @@ func (w *world) connect(ctx context.Context, b *worldBox) string {
 }
 
 func (w *world) work(ctx context.Context, b *worldBox, session string) {
+	w.mu.Lock()
+	mute := w.mute
+	w.mu.Unlock()
+	if mute {
+		return
+	}
 	res, err := w.tasks.LeaseTasks(ctx, &lifecyclev1.LeaseTasksRequest{Nodes: []*lifecyclev1.NodeLease{{NodeId: b.node, SessionId: session, Generation: 1, MaxTasks: 8}}})
 	if err != nil {
 		return
@@ -249,6 +267,9 @@ func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) 
 	t, err := envelope.Verify(puppetVerifiers, o.GetEnvelope(), o.GetSignature(), o.GetKeyId())
 	if err != nil {
 		return nil, err
+	}
+	if t.Type == w.refuse {
+		return nil, fmt.Errorf("%s is refused here", t.Type)
 	}
 	switch t.Type {
 	case "storage.allocate":

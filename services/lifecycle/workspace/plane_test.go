@@ -1,0 +1,278 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// plane is lifecycle in several replicas over one database, with the puppet world around it.
+type plane struct {
+	t     *testing.T
+	db    *testkit.Database
+	world *world
+	seats []*seat
+}
+
+// seat is one replica: its own connections, server and driver of sagas.
+type seat struct {
+	pool   *pgxpool.Pool
+	core   *saga.Core
+	steps  *Steps
+	server *Server
+
+	mu     sync.Mutex
+	frozen chan struct{} // closed when the replica goes on
+}
+
+type planeConfig struct {
+	seats   int
+	lease   time.Duration
+	joins   func(seat int) *lock.Lock
+	boxes   func(w *world) placement.Driver // nil: the world itself
+	workers int
+}
+
+// freeze stops everything that the replica says to the database, as a pause of its process would, until thaw is called.
+func (s *seat) freeze() func() {
+	until := make(chan struct{})
+	s.mu.Lock()
+	s.frozen = until
+	s.mu.Unlock()
+	return sync.OnceFunc(func() { close(until) })
+}
+
+func (s *seat) pass(ctx context.Context, _ *pgx.Conn) (bool, error) {
+	s.mu.Lock()
+	until := s.frozen
+	s.mu.Unlock()
+	if until == nil {
+		return true, nil
+	}
+	select {
+	case <-until:
+		return true, nil
+	case <-ctx.Done():
+		return true, ctx.Err()
+	}
+}
+
+func newPlane(t *testing.T, cfg planeConfig) *plane {
+	t.Helper()
+	testkit.IO(t)
+	p := &plane{t: t, db: testkit.DB(t), world: newWorld()}
+	p.world.replica = ids.New()
+	p.beat(time.Hour)
+	workloads, err := pg.Open(t.Context(), pg.Config{URL: p.db.WorkloadURL(), MaxConns: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(workloads.Close)
+	var boxes placement.Driver = p.world
+	if cfg.boxes != nil {
+		boxes = cfg.boxes(p.world)
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	var loops sync.WaitGroup
+	t.Cleanup(func() { stop(); loops.Wait() })
+	committed := func() {
+		for _, s := range p.seats {
+			s.core.Committed()
+		}
+	}
+	for n := range cfg.seats {
+		p.seats = append(p.seats, p.sit(n, cfg, workloads, boxes, committed))
+	}
+	for n, s := range p.seats {
+		driver, err := saga.NewDriver(s.core, saga.Config{
+			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4, Poll: 20 * time.Millisecond,
+			CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second, MaxLosses: 100,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		loops.Go(func() {
+			if err := driver.Run(ctx); err != nil {
+				t.Errorf("driver: %v", err)
+			}
+		})
+	}
+	loops.Go(func() { p.world.play(ctx) })
+	return p
+}
+
+func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes placement.Driver, committed func()) *seat {
+	p.t.Helper()
+	s := &seat{}
+	pc, err := pgxpool.ParseConfig(p.db.URL(pg.RoleLifecycle))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	pc.MaxConns, pc.PrepareConn = 10, s.pass
+	pc.ConnConfig.RuntimeParams["timezone"] = "UTC"
+	maps.Copy(pc.ConnConfig.RuntimeParams, saga.PoolSettings())
+	if s.pool, err = pgxpool.NewWithConfig(p.t.Context(), pc); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(s.pool.Close)
+	log := testkit.Logger(p.t)
+	tasks := task.NewServer(task.Deps{
+		Logger: log, DB: s.pool, Key: puppetKey, Hub: task.NewHub(log, s.pool, nil), Committed: committed,
+		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+	})
+	s.steps = NewSteps(StepDeps{
+		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
+		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
+			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: boxes, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),
+		},
+	})
+	reg, err := s.steps.Registry()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if s.core, err = saga.New(saga.Deps{DB: s.pool, Registry: reg, Logger: log}); err != nil {
+		p.t.Fatal(err)
+	}
+	var joins *lock.Lock
+	if cfg.joins != nil {
+		joins = cfg.joins(n)
+	}
+	s.server = NewServer(Deps{
+		Logger: log, DB: s.pool, Core: s.core, Catalogue: catalogue(), Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()},
+		DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
+	})
+	if n == 0 {
+		// The agents talk to a replica that is never frozen: their own way through is nodeapi's.
+		pool := p.db.Pool(pg.RoleLifecycle)
+		p.world.tasks = task.NewServer(task.Deps{
+			Logger: log, DB: pool, Key: puppetKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
+			Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+		})
+		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Box: Boxes{Core: s.core}, Committed: committed, Slots: 4})
+	}
+	return s
+}
+
+// beat lets the agents' replica live until then, by the database's clock; a negative time makes it fall silent.
+func (p *plane) beat(until time.Duration) {
+	p.t.Helper()
+	_, err := p.db.Pool(pg.RoleLifecycle).Exec(p.t.Context(), `DELETE FROM lifecycle.replica_seen`)
+	if err == nil {
+		err = pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+			return gate.OnBeat(ctx, tx, &nodev1.ReplicaBeat{ReplicaId: p.world.replica, BeatAt: timestamppb.New(time.Now().Add(until))})
+		})
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// machine enrols a shared machine, whose agent connects.
+func (p *plane) machine(name string) string {
+	p.t.Helper()
+	node := ids.New()
+	_, err := p.world.gates.ApplyFence(p.t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 1, Admitted: true, Name: name})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.world.mu.Lock()
+	p.world.boxes["machine:"+name] = &worldBox{node: node, ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
+	p.world.mu.Unlock()
+	testkit.Eventually(p.t, 10*time.Second, func() error {
+		if !p.seats[0].steps.reachable(p.t.Context(), node) {
+			return fmt.Errorf("machine %s is not connected", name)
+		}
+		return nil
+	})
+	return node
+}
+
+// tenant makes a tenant of its own.
+func (p *plane) tenant() string {
+	p.t.Helper()
+	name := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
+	if _, err := p.seats[0].server.CreateTenant(p.t.Context(), &lifecyclev1.CreateTenantRequest{Name: name}); err != nil {
+		p.t.Fatal(err)
+	}
+	return name
+}
+
+// create asks for a workspace and waits until it is active.
+func (p *plane) create(tenant, name string, where commonv1.PlacementDriver) string {
+	p.t.Helper()
+	res, err := p.seats[0].server.RequestOperation(p.t.Context(), &lifecyclev1.RequestOperationRequest{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+		Target: &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{
+			Tenant: tenant, Name: name, Spec: &lifecyclev1.WorkspaceSpec{Placement: where, Gpus: 1},
+		}},
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.rests(res.GetOperation().GetWorkspaceId(), "active")
+	return res.GetOperation().GetWorkspaceId()
+}
+
+func (p *plane) workspace(id string) saga.Workspace {
+	p.t.Helper()
+	w, err := saga.GetWorkspace(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return w
+}
+
+// rests waits for a state of the workspace.
+func (p *plane) rests(id, state string) saga.Workspace {
+	p.t.Helper()
+	var w saga.Workspace
+	testkit.Eventually(p.t, 30*time.Second, func() error {
+		if w = p.workspace(id); w.State != state {
+			run, _, _ := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
+			return fmt.Errorf("the workspace is %s (%s), not %s: %s; %s", w.State, w.LastError, state, run.WhyWaiting, run.StepName())
+		}
+		return nil
+	})
+	return w
+}
+
+// ask asks a seat for an operation on a workspace.
+func (s *seat) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
+	req := &lifecyclev1.RequestOperationRequest{Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}}
+	for _, fn := range change {
+		fn(req)
+	}
+	res, err := s.server.RequestOperation(ctx, req)
+	return res.GetOperation(), err
+}
+
+func (p *plane) count(sql string, args ...any) int {
+	p.t.Helper()
+	var n int
+	if err := p.db.OwnerPool().QueryRow(p.t.Context(), sql, args...).Scan(&n); err != nil {
+		p.t.Fatal(err)
+	}
+	return n
+}
