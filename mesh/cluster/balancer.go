@@ -18,6 +18,8 @@ type balancer struct {
 	backends []string
 	next     atomic.Uint64
 	conns    sync.WaitGroup
+	shut     atomic.Bool  // to newcomers
+	refused  atomic.Int64 // newcomers while it was shut
 }
 
 func newBalancer(ctx context.Context, addr string, backends ...string) (*balancer, error) {
@@ -40,6 +42,11 @@ func (b *balancer) run(ctx context.Context) error {
 				return nil
 			}
 			return fmt.Errorf("accept at %s: %w", b.addr, err)
+		}
+		if b.shut.Load() {
+			b.refused.Add(1)
+			_ = conn.Close()
+			continue
 		}
 		b.conns.Go(func() { b.pass(ctx, conn) })
 	}

@@ -287,6 +287,21 @@ func (c *Cluster) AwaitNodes(ctx context.Context) error {
 	return nil
 }
 
+// ShutOut closes, or opens again, the way of new connections to addr, one of the Plan's addresses: those that stand go on. It answers how many were turned
+// away since it was shut first.
+func (c *Cluster) ShutOut(addr string, shut bool) (int64, error) {
+	for _, b := range c.balancers {
+		if b.addr == addr {
+			b.shut.Store(shut)
+			return b.refused.Load(), nil
+		}
+	}
+	return 0, fmt.Errorf("nothing stands before %s", addr)
+}
+
+// Dir is where everything of the cluster stands.
+func (c *Cluster) Dir() string { return c.cfg.Dir }
+
 // Keep passes connections on to the replicas, and starts again whatever ends by itself: services, agents and stores. It runs until ctx ends, and must run from
 // before Start.
 func (c *Cluster) Keep(ctx context.Context) error {

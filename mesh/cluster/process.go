@@ -122,6 +122,16 @@ func (p *Process) PID() int {
 	return p.process.PID()
 }
 
+// Replica is the id under which the present incarnation holds leases and sessions.
+func (p *Process) Replica() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.process == nil {
+		return ""
+	}
+	return p.replicas[p.process.PID()]
+}
+
 // Starts counts how often the process was started.
 func (p *Process) Starts() int {
 	p.mu.Lock()

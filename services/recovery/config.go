@@ -47,6 +47,7 @@ type Config struct {
 	EnrollPerTokenSecond float64       `koanf:"enroll_per_token_second"`
 	EnrollPerTokenBurst  int           `koanf:"enroll_per_token_burst"`
 	ClaimLease           time.Duration `koanf:"claim_lease"`
+	MintWait             time.Duration `koanf:"mint_wait"` // before another key of a box may take a launch secret whose first certificate was never used
 	SweepEvery           time.Duration `koanf:"sweep_every"`
 }
 
@@ -54,7 +55,8 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Config: service.Default(), EnrollListen: "127.0.0.1:0", Profile: Profile{Name: "default"},
-		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20, ClaimLease: 10 * time.Second, SweepEvery: time.Minute,
+		EnrollPerSecond: 200, EnrollBurst: 400, EnrollPerTokenSecond: 2, EnrollPerTokenBurst: 20, ClaimLease: 10 * time.Second, MintWait: 30 * time.Second,
+		SweepEvery: time.Minute,
 	}
 }
 
@@ -90,6 +92,7 @@ func (c Config) Validate() error {
 		{"enroll_per_token_second", c.EnrollPerTokenSecond},
 		{"enroll_per_token_burst", float64(c.EnrollPerTokenBurst)},
 		{"claim_lease", c.ClaimLease.Seconds()},
+		{"mint_wait", c.MintWait.Seconds()},
 		{"sweep_every", c.SweepEvery.Seconds()},
 	} {
 		if limit.value <= 0 {

@@ -104,7 +104,7 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: profile, TaskKeys: s.taskKeys,
 		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
-		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
+		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
 		PerTokenBurst: s.cfg.EnrollPerTokenBurst, PerSecond: s.cfg.EnrollPerSecond, Burst: s.cfg.EnrollBurst,
 	})
 	if err != nil {

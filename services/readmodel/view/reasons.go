@@ -1,6 +1,7 @@
 package view
 
 import (
+	"slices"
 	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -45,7 +46,7 @@ func Explain(code string) ([]*readmodelv1.ReasonText, error) {
 			Code: e.Code, Meaning: e.Meaning, Impact: e.Impact, Owner: e.Owner, NextAction: e.NextAction, Action: e.Action,
 		})
 	}
-	for _, r := range nodeReasons {
+	for _, r := range append(slices.Clone(nodeReasons), workspaceReasons...) {
 		add(r)
 	}
 	if len(out) == 0 {
