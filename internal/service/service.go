@@ -239,8 +239,9 @@ type health struct{ base *Base }
 
 // GetHealth answers what this replica's own checks found last.
 func (h health) GetHealth(context.Context, *commonv1.GetHealthRequest) (*commonv1.GetHealthResponse, error) {
+	version, _ := obs.Build()
 	return &commonv1.GetHealthResponse{
-		Service: h.base.Name, ReplicaId: h.base.ReplicaID, Draining: h.base.Health.Draining(), Parts: h.base.Health.Parts(),
+		Version: version, Service: h.base.Name, ReplicaId: h.base.ReplicaID, Draining: h.base.Health.Draining(), Parts: h.base.Health.Parts(),
 	}, nil
 }
 

@@ -223,6 +223,7 @@ type GetHealthResponse struct {
 	ReplicaId     string                 `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	Draining      string                 `protobuf:"bytes,3,opt,name=draining,proto3" json:"draining,omitempty"` // why it takes no new work; empty: it does
 	Parts         []*Part                `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	Version       string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"` // of the build that it runs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +286,13 @@ func (x *GetHealthResponse) GetParts() []*Part {
 	return nil
 }
 
+func (x *GetHealthResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 var File_gpuaas_common_v1_health_proto protoreflect.FileDescriptor
 
 const file_gpuaas_common_v1_health_proto_rawDesc = "" +
@@ -301,13 +309,14 @@ const file_gpuaas_common_v1_health_proto_rawDesc = "" +
 	"\vnext_action\x18\a \x01(\tR\n" +
 	"nextAction\x12\x1a\n" +
 	"\brequired\x18\b \x01(\bR\brequired\"\x12\n" +
-	"\x10GetHealthRequest\"\x96\x01\n" +
+	"\x10GetHealthRequest\"\xb0\x01\n" +
 	"\x11GetHealthResponse\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\x12\x1a\n" +
 	"\bdraining\x18\x03 \x01(\tR\bdraining\x12,\n" +
-	"\x05parts\x18\x04 \x03(\v2\x16.gpuaas.common.v1.PartR\x05parts*{\n" +
+	"\x05parts\x18\x04 \x03(\v2\x16.gpuaas.common.v1.PartR\x05parts\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion*{\n" +
 	"\tPartState\x12\x1a\n" +
 	"\x16PART_STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPART_STATE_OK\x10\x01\x12\x13\n" +
