@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/lifecycle/findings"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
@@ -180,9 +181,19 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
+	finder, err := findings.New(findings.Deps{
+		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
+	}, findings.Config{Grace: s.cfg.FindingGrace})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger},
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
 			_, err := reaper.Sweep(ctx)
+			return err //nolint:wrapcheck // it says what it did
+		}},
+		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Run: func(ctx context.Context) error {
+			_, err := finder.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}})
 	if err != nil {
@@ -210,6 +221,9 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
 		app.Task{Name: "wake-elsewhere", Run: s.wakeElsewhere},
 		app.Task{Name: "background", Run: sweeps.Run},
+		app.Task{Name: "finding-counts", Run: func(ctx context.Context) error {
+			return app.Every(ctx, b.Logger, "finding-counts", s.cfg.FindingSweep, finder.Measure)
+		}},
 	)
 	if s.boxes != nil {
 		b.Add(app.Task{Name: "boxes", Run: s.boxes.Keep})

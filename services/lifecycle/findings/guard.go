@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -297,12 +298,8 @@ func changed(t *rowType, id string, a actual, w *said, before, after map[string]
 	if t.name == "allocation" {
 		out.AllocationID = id
 	}
-	for k, v := range before {
-		out.Before[k] = v
-	}
-	for k, v := range after {
-		out.After[k] = v
-	}
+	maps.Copy(out.Before, before)
+	maps.Copy(out.After, after)
 	return out
 }
 

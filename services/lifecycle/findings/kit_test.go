@@ -3,6 +3,7 @@ package findings
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -174,10 +175,8 @@ func (b *bed) until(workspaceID string, states ...commonv1.WorkspaceState) {
 		if err != nil {
 			return err
 		}
-		for _, s := range want {
-			if w.State == s {
-				return nil
-			}
+		if slices.Contains(want, w.State) {
+			return nil
 		}
 		return fmt.Errorf("it is %s: %s", w.State, w.LastError)
 	})

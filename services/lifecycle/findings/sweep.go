@@ -77,7 +77,10 @@ type Swept struct{ Suspected, Opened, Open, Resolved int }
 func New(deps Deps, cfg Config) (*Sweeper, error) {
 	def := Default()
 	for _, d := range []struct{ at, or *time.Duration }{
-		{&cfg.Grace, &def.Grace}, {&cfg.Fresh, &def.Fresh}, {&cfg.ProvisionWindow, &def.ProvisionWindow}, {&cfg.Keep, &def.Keep},
+		{&cfg.Grace, &def.Grace},
+		{&cfg.Fresh, &def.Fresh},
+		{&cfg.ProvisionWindow, &def.ProvisionWindow},
+		{&cfg.Keep, &def.Keep},
 		{&cfg.BreachKeep, &def.BreachKeep},
 	} {
 		if *d.at <= 0 {

@@ -379,7 +379,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 				}
 				kind := []commonv1.OperationKind{kCancel, kReset, kRetry, kDecommission, kDecommission}[rng.IntN(5)]
 				_ = b.operate(ctx, kind, mine[rng.IntN(len(mine))]) // most are refused at one moment or another
-				settled(b, ctx, mine[rng.IntN(len(mine))], rng.IntN(2) == 0)
+				settled(ctx, b, mine[rng.IntN(len(mine))], rng.IntN(2) == 0)
 			}
 		})
 	}
@@ -387,7 +387,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	n := 0
 	all.Range(func(id, _ any) bool {
 		n++
-		settled(b, ctx, id.(string), true)
+		settled(ctx, b, id.(string), true)
 		return true
 	})
 	for range 5 {
@@ -413,7 +413,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 }
 
 // settled waits until no run holds a workspace, if it is to be waited for.
-func settled(b *bed, ctx context.Context, workspaceID string, wait bool) {
+func settled(ctx context.Context, b *bed, workspaceID string, wait bool) {
 	if !wait {
 		return
 	}
