@@ -1,0 +1,124 @@
+package watchdog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// reasonMost bounds the reason of a request.
+const reasonMost = 500
+
+// request asks lifecycle to recreate the workspace of a record whose request is written down, and writes the answer. Sent twice, the same key is answered
+// with the same operation.
+func (w *Watchdog) request(ctx context.Context, r *record) error {
+	ctx = obs.With(ctx, obs.Correlation{CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID})
+	if err := failpoint.Hit("recovery.watchdog.before_request"); err != nil {
+		return err
+	}
+	call, cancel := context.WithTimeout(ctx, w.cfg.Timeout)
+	reason := []rune(names.Of(r.Trigger) + ": " + r.Cause)
+	resp, err := w.deps.Lifecycle.RequestOperation(call, &lifecyclev1.RequestOperationRequest{
+		Kind:   commonv1.OperationKind_OPERATION_KIND_RECREATE,
+		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: r.WorkspaceID}, Requester: requesterName, IdempotencyKey: r.key(),
+		Reason: string(reason[:min(len(reason), reasonMost)]), CorrelationId: r.CorrelationID,
+	})
+	cancel()
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // asked to stop: whoever acts next asks again
+	}
+	if hit := failpoint.Hit("recovery.watchdog.after_request"); hit != nil {
+		return hit
+	}
+	if writeErr := w.answer(ctx, r, resp.GetOperation(), err); writeErr != nil {
+		if errors.Is(writeErr, errMoved) {
+			return nil // another replica had the same answer
+		}
+		return fmt.Errorf("write answer of recovery %s: %w", r.ID, writeErr)
+	}
+	return nil
+}
+
+// answer writes down what lifecycle said.
+func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Operation, refusal error) error {
+	return pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped by request
+		r, err := readRecord(ctx, tx, sent.ID)
+		if err != nil {
+			return err
+		}
+		if r.EndedAt != nil || r.Asked != sent.Asked || !r.pending() {
+			return errMoved
+		}
+		now, err := clock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if refusal != nil {
+			return w.refused(ctx, tx, r, refusal, now)
+		}
+		r.Answered, r.Refusals = r.Asked, 0
+		r.OperationID, r.Following = op.GetOperationId(), true
+		r.proceed()
+		if op.GetJoined() {
+			// Nothing was launched for us.
+			if err := w.giveBack(ctx, tx, r); err != nil {
+				return err
+			}
+			if op.GetOperationId() == r.RunID {
+				r.Withheld, r.WithheldBy = "the stalled operation still owns the workspace and was joined: it is not fought; cancel it, or wait for its deadline", withheldByOwner
+			}
+		} else {
+			r.Attempts++
+		}
+		w.deps.Logger.InfoContext(ctx, "recovery asked for", slog.String("operation", op.GetOperationId()), slog.String("kind", names.Of(op.GetKind())),
+			slog.Bool("joined", op.GetJoined()))
+		return r.save(ctx, tx)
+	})
+}
+
+// refused writes a refusal down: a decision of lifecycle's withholds the recovery; no answer at all leaves the request open, to be sent again.
+func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal error, now time.Time) error {
+	r.Refusals++
+	f := fault.From(refusal)
+	next := now.Add(max(f.RetryAfter, min(w.cfg.RefusedFirst<<min(r.Refusals-1, 10), w.cfg.RefusedMost)))
+	if !answered(f.Reason) {
+		r.NextAt = &next
+		w.deps.Logger.WarnContext(ctx, "lifecycle does not answer a recovery", obs.Err(refusal))
+		return r.save(ctx, tx)
+	}
+	// The key was not used up: the next request goes under it again.
+	r.Asked--
+	if err := w.giveBack(ctx, tx, r); err != nil {
+		return err
+	}
+	if f.Reason == commonv1.Reason_REASON_NOT_FOUND {
+		r.Cause += "; lifecycle does not know the workspace"
+		r.end(outcomeFailed, "", now)
+		return r.save(ctx, tx)
+	}
+	r.withhold(withheldByOwner, names.Of(f.Reason)+": "+f.Public, &next)
+	w.deps.Logger.InfoContext(ctx, "recovery withheld", slog.String(obs.KeyReason, names.Of(f.Reason)))
+	return r.save(ctx, tx)
+}
+
+// answered tells a decision from an answer that never came.
+func answered(reason commonv1.Reason) bool {
+	switch reason { //nolint:exhaustive // everything else was decided
+	case commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL,
+		commonv1.Reason_REASON_UNSPECIFIED, commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_RATE_LIMITED:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,181 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+)
+
+// brake is the row of the fleet brake.
+type brake struct {
+	Engaged                   bool
+	Reason                    string
+	Affected, Fleet, Most     int32
+	Since                     *time.Time
+	IncidentID                string
+	ReleasedBy, ReleaseReason string
+	ReleasedAt, CalmSince     *time.Time
+	Version                   int64
+}
+
+// leastAffected may fail at once in any fleet, however small.
+const leastAffected = 2
+
+// mostAffected is the number of units above which the brake engages.
+func mostAffected(fleet int32, fraction float64) int32 {
+	return max(int32(fraction*float64(fleet)+1e-9), leastAffected)
+}
+
+// readBrake reads the row under its lock.
+func readBrake(ctx context.Context, tx pgx.Tx) (*brake, error) {
+	b := &brake{}
+	err := tx.QueryRow(ctx, `SELECT engaged, reason, affected, fleet, most, since, incident_id, released_by, release_reason, released_at, calm_since, version
+		FROM recovery.brake FOR UPDATE`).Scan(&b.Engaged, &b.Reason, &b.Affected, &b.Fleet, &b.Most, &b.Since, &b.IncidentID, &b.ReleasedBy,
+		&b.ReleaseReason, &b.ReleasedAt, &b.CalmSince, &b.Version)
+	if err != nil {
+		return nil, fmt.Errorf("read the brake: %w", err)
+	}
+	return b, nil
+}
+
+// Proto is the brake as its event and the API show it.
+func (b *brake) Proto() *recoveryv1.Brake {
+	return &recoveryv1.Brake{
+		Engaged: b.Engaged, Reason: b.Reason, Affected: b.Affected, Fleet: b.Fleet, Limit: b.Most, Since: stamp(b.Since), IncidentId: b.IncidentID,
+		ReleasedBy: b.ReleasedBy, ReleaseReason: b.ReleaseReason, ReleasedAt: stamp(b.ReleasedAt), Version: b.Version,
+	}
+}
+
+// save writes the brake, and reports it if aloud.
+func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error) {
+	if aloud {
+		b.Version++
+	}
+	_, err := tx.Exec(ctx, `UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
+		released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12`, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since,
+		b.IncidentID, b.ReleasedBy, b.ReleaseReason, b.ReleasedAt, b.CalmSince, b.Version)
+	if err != nil {
+		return "", fmt.Errorf("write the brake: %w", err)
+	}
+	if !aloud {
+		return "", nil
+	}
+	return events.Append(ctx, tx, events.Event{ //nolint:wrapcheck // it says what it did
+		Kind: "brake.changed", AggregateType: "brake", AggregateID: "fleet", AggregateVersion: b.Version, Payload: b.Proto(),
+	})
+}
+
+// brakeFleet engages the brake when too much fails at once, and lets go when the cause has been gone for the dwell.
+func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
+	b, cfg := j.brake, j.w.cfg
+	j.fraction = fraction
+	fleet, boxes, err := loadFleet(ctx, j.tx)
+	if err != nil {
+		return err
+	}
+	j.boxes = boxes
+	since := j.now.Add(-cfg.BrakeWindow)
+	if b.ReleasedAt != nil && b.ReleasedAt.After(since) {
+		since = *b.ReleasedAt // what was known when it was released does not engage it again
+	}
+	var lately, still int32
+	err = j.tx.QueryRow(ctx, `
+		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int, count(DISTINCT unit) FILTER (WHERE broken)::int FROM (
+			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
+			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
+			UNION ALL SELECT i.key, i.opened_at, i.closed_at IS NULL FROM recovery.incident i
+			WHERE i.kind = 'machine_unreachable' AND (i.opened_at > $1 OR i.closed_at IS NULL)) x`, since).Scan(&lately, &still)
+	if err != nil {
+		return fmt.Errorf("count the affected: %w", err)
+	}
+	most := mostAffected(fleet, fraction)
+	j.out.Engaged = b.Engaged
+	if b.Engaged {
+		return j.whileEngaged(ctx, still, fleet, most)
+	}
+	if lately <= most {
+		return nil
+	}
+	now := j.now
+	b.Engaged, b.Affected, b.Fleet, b.Most, b.Since, b.CalmSince = true, lately, fleet, most, &now, nil
+	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
+	b.Reason = fmt.Sprintf("%d of %d boxes and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
+		lately, fleet, cfg.BrakeWindow, most)
+	j.out.Engaged = true
+	i := &incident{
+		Kind: kindBrake, Key: "fleet", Severity: commonv1.Severity_SEVERITY_P0, Summary: b.Reason, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
+		NextAction: "find what they have in common: `gpuaas incidents get`, `gpuaas status`; then `gpuaas brake release --reason TEXT`",
+	}
+	for _, r := range j.records {
+		i.about(r.TenantID, r.WorkspaceID, r.NodeID)
+	}
+	if err := j.raise(ctx, i); err != nil {
+		return err
+	}
+	b.IncidentID = i.ID
+	j.w.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped")
+	if err := decided(ctx, j.tx, b, "brake.engage", b.Reason); err != nil {
+		return err
+	}
+	_, err = b.save(ctx, j.tx, true)
+	return err
+}
+
+// decided leaves the entry of a decision over the brake. It goes before the brake's own event, whose id is the position that a person is answered.
+func decided(ctx context.Context, tx pgx.Tx, b *brake, action, reason string) error {
+	_, err := audit.Record(ctx, tx, audit.Entry{
+		Action: action, Reason: reason, SubjectType: "brake", SubjectID: "fleet",
+		Details: map[string]any{"affected": b.Affected, "fleet": b.Fleet, "limit": b.Most, "incident_id": b.IncidentID},
+	})
+	return err //nolint:wrapcheck // it says what it did
+}
+
+func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32) error {
+	b := j.brake
+	before := *b
+	b.Affected, b.Fleet, b.Most = still, fleet, most
+	aloud := before.Affected != still || before.Most != most
+	switch {
+	case still > most:
+		b.CalmSince = nil
+	case b.CalmSince == nil:
+		now := j.now
+		b.CalmSince = &now
+	case j.now.Sub(*b.CalmSince) >= j.w.cfg.BrakeDwell:
+		if err := release(ctx, j.tx, b, requesterName, fmt.Sprintf("no more than %d have been affected for %s", most, j.w.cfg.BrakeDwell), j.now); err != nil {
+			return err
+		}
+		j.out.Engaged, aloud = false, true
+		j.w.deps.Logger.InfoContext(ctx, "the fleet brake has let go: the cause has gone")
+	}
+	if b.Engaged {
+		i := &incident{Kind: kindBrake, Key: "fleet"}
+		for _, r := range j.records {
+			i.about(r.TenantID, r.WorkspaceID, r.NodeID)
+		}
+		if err := j.touch(ctx, i); err != nil {
+			return err
+		}
+	}
+	if !aloud && (before.CalmSince == nil) == (b.CalmSince == nil) {
+		return nil
+	}
+	_, err := b.save(ctx, j.tx, aloud)
+	return err
+}
+
+// release lets go and closes the brake's incident. The caller saves the brake.
+func release(ctx context.Context, tx pgx.Tx, b *brake, by, reason string, now time.Time) error {
+	b.Engaged, b.ReleasedBy, b.ReleaseReason, b.ReleasedAt, b.CalmSince = false, by, reason, &now, nil
+	if err := decided(ctx, tx, b, "brake.release", reason); err != nil {
+		return err
+	}
+	return closeIncident(ctx, tx, kindBrake, "fleet", by, now)
+}

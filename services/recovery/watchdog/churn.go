@@ -1,0 +1,121 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// A recreation takes one token of its workspace's bucket and one of its placement's. A workspace's holds churn.recreates_per_hour and refills at that
+// rate. A placement's lets as many of its boxes as may fail together without the brake, a fifth by default and at least one, use up theirs.
+
+const (
+	scopeWorkspace = "workspace"
+	scopePlacement = "placement"
+)
+
+// wait says which budget is used up, and until when.
+type wait struct {
+	scope, key string
+	rate       float64 // an hour
+	until      time.Time
+}
+
+func (w *wait) by() string { return w.scope + ":" + w.key }
+
+func (w *wait) because() string {
+	what := "the workspace has"
+	if w.scope == scopePlacement {
+		what = "the boxes of placement " + w.key + " have"
+	}
+	return fmt.Sprintf("%s used up the budget of recreations, %g an hour; the next one is possible at %s", what, w.rate, w.until.UTC().Format(time.RFC3339))
+}
+
+// level is what a bucket holds after a while.
+func level(tokens, rate float64, elapsed time.Duration) float64 {
+	return math.Min(rate, tokens+rate*math.Max(elapsed.Hours(), 0))
+}
+
+// take takes a token of both buckets, or of none and answers what has to be waited for.
+func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
+	perWorkspace := float64(j.rate)
+	perPlacement := perWorkspace * math.Max(1, math.Ceil(j.fraction*float64(j.boxes[r.Placement])))
+	var longest *wait
+	type bucket struct {
+		scope, key   string
+		rate, tokens float64
+	}
+	buckets := []bucket{{scope: scopePlacement, key: r.Placement, rate: perPlacement}, {scope: scopeWorkspace, key: r.WorkspaceID, rate: perWorkspace}}
+	for i := range buckets {
+		b := &buckets[i]
+		var at time.Time
+		err := j.tx.QueryRow(ctx, `
+			INSERT INTO recovery.churn_bucket AS b (scope, key, tokens, at) VALUES ($1, $2, $3, $4)
+			ON CONFLICT (scope, key) DO UPDATE SET key = EXCLUDED.key RETURNING tokens, at`, b.scope, b.key, b.rate, j.now).Scan(&b.tokens, &at)
+		if err != nil {
+			return nil, fmt.Errorf("look into budget: %w", err)
+		}
+		if b.tokens = level(b.tokens, b.rate, j.now.Sub(at)); b.tokens >= 1 {
+			continue
+		}
+		missing := time.Duration((1 - b.tokens) / b.rate * float64(time.Hour))
+		until := j.now.Add(missing).Add(time.Millisecond).Round(time.Millisecond)
+		if longest == nil || until.After(longest.until) {
+			longest = &wait{scope: b.scope, key: b.key, rate: b.rate, until: until}
+		}
+	}
+	if longest != nil {
+		return longest, nil
+	}
+	for _, b := range buckets {
+		_, err := j.tx.Exec(ctx, `UPDATE recovery.churn_bucket SET tokens = $3, at = $4 WHERE scope = $1 AND key = $2`, b.scope, b.key, b.tokens-1, j.now)
+		if err != nil {
+			return nil, fmt.Errorf("take from budget: %w", err)
+		}
+	}
+	return nil, nil //nolint:nilnil // nothing to wait for
+}
+
+// giveBack returns the tokens of a recreation that did not happen. What is too much runs over at the next look.
+func (w *Watchdog) giveBack(ctx context.Context, tx pgx.Tx, r *record) error {
+	_, err := tx.Exec(ctx, `UPDATE recovery.churn_bucket SET tokens = tokens + 1 WHERE (scope = $1 AND key = $2) OR (scope = $3 AND key = $4)`,
+		scopePlacement, r.Placement, scopeWorkspace, r.WorkspaceID)
+	if err != nil {
+		return fmt.Errorf("give back to budget: %w", err)
+	}
+	return nil
+}
+
+// budgets keeps one incident a budget that is used up, for as long as a recovery waits for it.
+func (j *judging) budgets(ctx context.Context) error {
+	waiting := map[string][]*record{}
+	for _, r := range j.records {
+		if r.EndedAt == nil && (strings.HasPrefix(r.WithheldBy, scopeWorkspace+":") || strings.HasPrefix(r.WithheldBy, scopePlacement+":")) {
+			waiting[r.WithheldBy] = append(waiting[r.WithheldBy], r)
+		}
+	}
+	for by, list := range waiting {
+		i := &incident{
+			Kind: kindChurn, Key: by, Severity: commonv1.Severity_SEVERITY_P1, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
+			NextAction: "find out why recreating did not last: `gpuaas workspaces recoveries WS` and the timeline; then recreate by hand or decommission",
+		}
+		for _, r := range list {
+			i.about(r.TenantID, r.WorkspaceID, r.NodeID)
+			i.Step, i.ErrorCode = r.Step, r.ErrorCode
+		}
+		i.Summary = "workspace " + list[0].Workspace + " has used up its recreations of this hour and needs another"
+		if placement, ok := strings.CutPrefix(by, scopePlacement+":"); ok {
+			i.Summary = fmt.Sprintf("placement %s has used up its recreations of this hour, and %d workspaces wait", placement, len(list))
+		}
+		if err := j.raise(ctx, i); err != nil {
+			return err
+		}
+	}
+	return j.closeOthers(ctx, kindChurn, func(i *incident) bool { return len(waiting[i.Key]) > 0 })
+}

@@ -1,0 +1,251 @@
+package watchdog
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/runbook"
+)
+
+// detect answers the trigger of a workspace without a record; unspecified if nothing is wrong that may be acted on. A machine that several share and that is
+// silent is none: see machines.
+func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
+	switch s.State { //nolint:exhaustive // undo states, stuck and what is over never trigger
+	case commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING:
+		if s.Run != nil && s.Run.Stalled {
+			return triggerStalled
+		}
+		if s.RegisterFailures >= cfg.RegisterFailures && s.RegisterSince != nil && now.Sub(*s.RegisterSince) >= cfg.RegisterFor {
+			return triggerRegister
+		}
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
+		if s.Reach == reachLost && !s.static() {
+			return triggerSession
+		}
+	}
+	return commonv1.RecoveryTrigger_RECOVERY_TRIGGER_UNSPECIFIED
+}
+
+// open makes the record of a detection.
+func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
+	r := &record{
+		ID: ids.New(), WorkspaceID: s.WorkspaceID, Workspace: s.path(), TenantID: s.TenantID, Trigger: trigger, Outcome: outcomeOpen, DetectedAt: now,
+		CorrelationID: ids.New(), Unit: s.unit(), Placement: s.Placement, NodeID: s.NodeID, RunID: s.RunID,
+	}
+	switch trigger { //nolint:exhaustive // manual ones are made where they are found
+	case triggerStalled:
+		r.Step, r.ErrorCode, r.Cause = s.Run.Step, stalledStep, s.Run.StuckReason
+		if row, ok := runbook.Of(s.Run.Step); ok {
+			r.Cause = row.Cause
+		}
+		r.Impact = "the workspace was not to be used: it was still being provisioned"
+	case triggerRegister:
+		r.ErrorCode, r.Cause = s.LastErrorCode, fmt.Sprintf("its box was refused %d times: %s", s.RegisterFailures, s.LastError)
+		if s.Run != nil {
+			r.Step = s.Run.Step
+		}
+		r.Impact = "the workspace was not to be used: its box could not enrol"
+	default:
+		r.ErrorCode = s.CloseReason
+		r.Cause = "its box has had no session since " + s.LostSince.UTC().Format(time.RFC3339)
+		if s.CloseReason != "" {
+			r.Cause += ", closed as " + s.CloseReason
+		}
+		r.Impact = "the workspace could not be managed; what ran in it may have gone on running until its box was replaced"
+	}
+	return r
+}
+
+// wish is what a record wants done.
+type wish int
+
+const (
+	nothing  wish = iota
+	repeat        // the request that was written down and is not answered
+	recreate      // a new request, if nothing withholds it
+)
+
+// follow looks at the workspace of an open record and moves the record on. It touches the record alone. s is nil if nothing is known of the workspace.
+func follow(r *record, s *subject, cfg Config, now time.Time) wish {
+	switch {
+	case s == nil:
+		return nothing // its events have not come, or come no more: nothing may be concluded
+	case s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, s.State == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING:
+		r.Cause += "; the workspace was decommissioned meanwhile"
+		r.end(outcomeFailed, "", now)
+		return nothing
+	}
+	if r.pending() {
+		return repeat
+	}
+	if r.Following {
+		return followOperation(r, s, cfg, now)
+	}
+	switch s.State { //nolint:exhaustive // those above
+	case commonv1.WorkspaceState_WORKSPACE_STATE_STUCK:
+		stuck(r, s.Run)
+	case commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING:
+		takenOver(r, s.Run)
+	case commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING:
+		return underWay(r, s, now)
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
+		return whileActive(r, s, now)
+	case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED:
+		takenOver(r, s.Run)
+		if !r.ByPerson {
+			return recreate
+		}
+		if now.Sub(s.StateAt) > cfg.PersonFor {
+			r.end(outcomeFailed, "", now)
+		}
+	}
+	return nothing
+}
+
+// underWay is a workspace on its way up by an operation that the record does not follow yet.
+func underWay(r *record, s *subject, now time.Time) wish {
+	if s.RunID != r.RunID && s.RunID != r.OperationID {
+		join(r, s) // somebody else's: joined, not fought
+		return nothing
+	}
+	if s.Run != nil && (s.Run.Phase == "undo" || s.Run.CancelBy != "") {
+		takenOver(r, s.Run)
+		return nothing
+	}
+	if s.Run != nil && s.Run.FinishedAt != nil {
+		return nothing // the workspace's own event comes next
+	}
+	stalled := s.Run != nil && s.Run.Stalled
+	if stalled || (r.Trigger == triggerRegister && s.RegisterFailures > 0) {
+		return recreate
+	}
+	if s.RunID == r.RunID && r.Trigger == triggerStalled {
+		r.end(outcomeRecovered, byItself, now)
+	}
+	return nothing
+}
+
+func whileActive(r *record, s *subject, now time.Time) wish {
+	worked := byItself
+	if s.RunID != r.RunID && s.Run != nil {
+		worked = s.Run.Kind
+	}
+	if r.Trigger != triggerSession && !(r.Trigger == triggerManual && s.RunID == r.RunID) {
+		r.end(outcomeRecovered, worked, now)
+		return nothing
+	}
+	switch s.Reach {
+	case reachServing:
+		r.end(outcomeRecovered, worked, now)
+	case reachLost:
+		return recreate
+	case reachUnknown:
+	}
+	return nothing
+}
+
+// join makes the record follow the workspace's open operation.
+func join(r *record, s *subject) {
+	r.OperationID, r.Following = s.RunID, true
+	r.proceed()
+	if s.Run != nil && !ours(s.Run.Requester) {
+		r.ByPerson, r.Trigger = true, triggerManual
+	}
+}
+
+// followOperation moves on with the operation that the record waits for.
+func followOperation(r *record, s *subject, cfg Config, now time.Time) wish {
+	op := s.Op
+	if op != nil && op.ID != r.RunID && !ours(op.Requester) {
+		r.ByPerson, r.Trigger = true, triggerManual
+	}
+	switch {
+	case op == nil:
+		// Its first event has not come, or it is one that goes well without being told of.
+		if s.RunID == r.OperationID && s.State == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
+			r.end(outcomeRecovered, workedBy(r, nil), now)
+		}
+		return nothing
+	case op.State == "succeeded":
+		r.end(outcomeRecovered, workedBy(r, op), now)
+		return nothing
+	case op.State == "stuck":
+		stuck(r, op)
+		return nothing
+	case op.State == "failed":
+		return operationFailed(r, op, cfg, now)
+	case op.Phase == "undo" || op.CancelBy != "":
+		takenOver(r, op)
+		return nothing
+	}
+	if r.OperationID == r.RunID && r.Trigger == triggerStalled && !op.Stalled {
+		r.end(outcomeRecovered, byItself, now)
+	}
+	return nothing
+}
+
+// workedBy names what ended it: the operation, or nothing that anybody did.
+func workedBy(r *record, op *run) string {
+	if r.OperationID == r.RunID {
+		return byItself // it was joined, and then it went on
+	}
+	if op != nil {
+		return op.Kind
+	}
+	return names.Of(commonv1.OperationKind_OPERATION_KIND_RECREATE)
+}
+
+// operationFailed decides whether another attempt may help.
+func operationFailed(r *record, op *run, cfg Config, now time.Time) wish {
+	r.Following = false
+	takenOver(r, op)
+	if r.ByPerson {
+		return nothing
+	}
+	if op.ErrorCode == names.Of(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE) {
+		next := now.Add(cfg.RefusedMost)
+		r.withhold(withheldByOwner, op.ErrorCode+": "+op.Error, &next)
+		return nothing
+	}
+	failure := op.Step + "/" + op.ErrorCode
+	if r.OperationID != r.RunID { // one of our own attempts, not the operation that had stalled
+		if r.Attempts >= cfg.Attempts || failure == r.LastFailure {
+			r.Step, r.ErrorCode, r.Cause = op.Step, op.ErrorCode, op.Error
+			r.end(outcomeFailed, "", now)
+			return nothing
+		}
+		r.LastFailure = failure
+	}
+	return recreate
+}
+
+// takenOver notes that a person cancelled: from then on the workspace is theirs.
+func takenOver(r *record, op *run) {
+	if op == nil || op.CancelBy == "" || r.ByPerson || ours(op.CancelBy) {
+		return
+	}
+	r.ByPerson, r.Trigger = true, triggerManual
+	r.withhold(withheldByPerson, "a person has cancelled the operation and goes on with the workspace", nil)
+}
+
+func stuck(r *record, op *run) {
+	if r.WithheldBy == withheldByPerson && r.ByPerson {
+		r.Following = false
+		return
+	}
+	why := "an undo is exhausted"
+	if op != nil && op.StuckReason != "" {
+		why = op.StuckReason
+	}
+	r.Following, r.ByPerson = false, true
+	r.withhold(withheldByPerson, "the workspace is stuck, and the way out is a person's: "+why, nil)
+}
+
+// ours says whether a requester, as lifecycle writes it down, is a watchdog.
+func ours(requester string) bool {
+	return strings.HasPrefix(requester, requesterName+":") || requester == requesterName
+}

@@ -1,0 +1,209 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// run is what is known of a run that is worth a look.
+type run struct {
+	ID, Kind, State, Phase, Step       string
+	Stalled                            bool
+	StuckReason, Requester, CancelBy   string
+	ErrorCode, Error, Layer, ParentRun string
+	CreatedAt                          time.Time
+	FinishedAt                         *time.Time
+}
+
+// reach is whether a workspace's box can be reached, as far as anybody listened.
+type reach int
+
+const (
+	reachUnknown reach = iota // nobody listens, or it is too early to say
+	reachServing
+	reachLost
+)
+
+// subject is what the tables say of one workspace.
+type subject struct {
+	WorkspaceID, TenantID, Tenant, Name string
+	State                               commonv1.WorkspaceState
+	StateAt                             time.Time
+	Epoch                               int64
+	RunID                               string
+	Placement, NodeID                   string
+	RegisterFailures                    int32
+	RegisterSince                       *time.Time
+	LastErrorCode, LastError            string
+	Run                                 *run // the workspace's present or last one, if it is worth a look
+	Op                                  *run // the operation that its open record follows
+	Reach                               reach
+	LostSince                           time.Time // of reachLost
+	CloseReason                         string
+	Identity                            string // state of the node's identity; empty if it has none here
+}
+
+func (s *subject) path() string { return s.Tenant + "/" + s.Name }
+
+func (s *subject) static() bool { return s.Placement == placementStatic }
+
+// unit is what fails as one: a box with its workspace, a machine with all of its.
+func (s *subject) unit() string {
+	if s.static() && s.NodeID != "" {
+		return s.NodeID
+	}
+	return s.WorkspaceID
+}
+
+const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled, %[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by,
+	%[1]s.error_code, %[1]s.error, %[1]s.error_layer, %[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
+
+// beatFresh is how old a beat may be for its replica to count as listening: three of its cadence.
+const beatFresh = 15 * time.Second
+
+// subjectsSQL answers every workspace in which something may be wrong, and every one that has an open record. $1 is the age of a fresh beat.
+var subjectsSQL = `
+WITH listening AS (
+	SELECT l.since, mesh.clock() - l.beat_at <= make_interval(secs => $1) AS fresh FROM recovery.watch_listening l
+), fresh AS (
+	SELECT p.replica_id FROM recovery.watch_replica p WHERE NOT p.leaving AND mesh.clock() - p.beat_at <= make_interval(secs => $1)
+), served AS (
+	SELECT DISTINCT s.node_id FROM recovery.watch_session s JOIN fresh f USING (replica_id) WHERE s.serving
+), wanted AS (
+	SELECT c.workspace_id FROM recovery.recovery_record c WHERE c.ended_at IS NULL
+	UNION SELECT r.workspace_id FROM recovery.watch_run r WHERE r.stalled
+	UNION SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.register_failures > 0
+	UNION SELECT w.workspace_id FROM recovery.watch_workspace w LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
+		WHERE w.state = 'active' AND NOT EXISTS (SELECT FROM served v WHERE v.node_id = COALESCE(w.node_id, i.node_id))
+)
+SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
+	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
+	w.last_error, v.node_id IS NOT NULL, COALESCE((SELECT l.fresh FROM listening l), false),
+	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''),
+	` + fmt.Sprintf(runFieldsSQL, "r") + `, ` + fmt.Sprintf(runFieldsSQL, "o") + `
+FROM wanted x
+JOIN recovery.watch_workspace w USING (workspace_id)
+LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
+LEFT JOIN served v ON v.node_id = COALESCE(w.node_id, i.node_id)
+LEFT JOIN LATERAL (
+	SELECT max(CASE WHEN s.serving THEN COALESCE(p.beat_at, s.since) ELSE s.since END) AS since,
+		(array_agg(s.close_reason ORDER BY s.generation DESC, s.version DESC))[1] AS reason
+	FROM recovery.watch_session s LEFT JOIN recovery.watch_replica p USING (replica_id) WHERE s.node_id = COALESCE(w.node_id, i.node_id)
+) lost ON true
+LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
+LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
+LEFT JOIN recovery.recovery_record c ON c.workspace_id = w.workspace_id AND c.ended_at IS NULL
+LEFT JOIN recovery.watch_run o ON o.run_id = c.operation_id AND c.following
+ORDER BY w.workspace_id`
+
+// nullRun scans the columns of an outer join.
+type nullRun struct {
+	id, kind, state, phase, step, reason, requester, cancel, code, text, layer, parent *string
+	stalled                                                                            *bool
+	created, finished                                                                  *time.Time
+}
+
+func (n *nullRun) targets() []any {
+	return []any{
+		&n.id, &n.kind, &n.state, &n.phase, &n.step, &n.stalled, &n.reason, &n.requester, &n.cancel, &n.code, &n.text, &n.layer, &n.parent, &n.created,
+		&n.finished,
+	}
+}
+
+func (n *nullRun) run() *run {
+	if n.id == nil {
+		return nil
+	}
+	return &run{
+		ID: *n.id, Kind: *n.kind, State: *n.state, Phase: *n.phase, Step: *n.step, Stalled: *n.stalled, StuckReason: *n.reason, Requester: *n.requester,
+		CancelBy: *n.cancel, ErrorCode: *n.code, Error: *n.text, Layer: *n.layer, ParentRun: *n.parent, CreatedAt: *n.created, FinishedAt: n.finished,
+	}
+}
+
+// loadSubjects answers them by workspace, in the order of their ids.
+func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now time.Time) ([]*subject, error) {
+	rows, err := tx.Query(ctx, subjectsSQL, beatFresh.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("read what may be wrong: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*subject, error) {
+		s := &subject{}
+		var state string
+		var node *string
+		var served, listening bool
+		var lost *time.Time
+		var present, op nullRun
+		targets := append([]any{
+			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node, &s.RegisterFailures,
+			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity,
+		}, append(present.targets(), op.targets()...)...)
+		if err := row.Scan(targets...); err != nil {
+			return nil, err //nolint:wrapcheck // wrapped below
+		}
+		var err error
+		if s.State, err = names.Parse[commonv1.WorkspaceState](state); err != nil {
+			return nil, err //nolint:wrapcheck // wrapped below
+		}
+		if node != nil {
+			s.NodeID = *node
+		}
+		s.Run, s.Op = present.run(), op.run()
+		switch {
+		case served:
+			s.Reach = reachServing
+		case listening && lost != nil && now.Sub(*lost) > staleAfter:
+			s.Reach, s.LostSince = reachLost, *lost
+		}
+		return s, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read what may be wrong: %w", err)
+	}
+	return out, nil
+}
+
+// loadOpen reads the open records under their locks.
+func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
+	rows, err := tx.Query(ctx, `SELECT `+recordColumns+` FROM recovery.recovery_record c WHERE c.ended_at IS NULL ORDER BY c.record_id FOR UPDATE`)
+	if err != nil {
+		return nil, fmt.Errorf("read open recoveries: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*record, error) { return scanRecord(row) })
+	if err != nil {
+		return nil, fmt.Errorf("read open recoveries: %w", err)
+	}
+	out := make(map[string]*record, len(list))
+	for _, r := range list {
+		out[r.WorkspaceID] = r
+	}
+	return out, nil
+}
+
+// loadFleet counts what can fail as one among the workspaces that are to be up: boxes, and machines that several share; and the boxes of each placement.
+func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
+	rows, err := tx.Query(ctx, `
+		SELECT w.placement, count(DISTINCT CASE WHEN w.placement = $1 AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int, count(*)::int
+		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
+			OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL AND w.state <> 'decommissioned')
+		GROUP BY w.placement`, placementStatic)
+	if err != nil {
+		return 0, nil, fmt.Errorf("count the fleet: %w", err)
+	}
+	var fleet, units, boxes int32
+	var placement string
+	of := map[string]int32{}
+	if _, err := pgx.ForEachRow(rows, []any{&placement, &units, &boxes}, func() error {
+		fleet += units
+		of[placement] = boxes
+		return nil
+	}); err != nil {
+		return 0, nil, fmt.Errorf("count the fleet: %w", err)
+	}
+	return fleet, of, nil
+}

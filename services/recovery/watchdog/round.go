@@ -1,0 +1,287 @@
+package watchdog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Round counts what one round did.
+type Round struct {
+	Held    bool // the lease was ours
+	Opened  int  // records
+	Asked   int  // requests that were sent, again or for the first time
+	Ended   int  // records
+	Engaged bool // the brake
+}
+
+// parallel requests of one round.
+const parallel = 8
+
+// RunOnce makes one round: it judges in one transaction, and then asks what that wrote down.
+func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
+	out := Round{}
+	held, err := w.hold(ctx)
+	if err != nil || !held {
+		return out, err
+	}
+	out.Held = true
+	asks, err := w.judge(ctx, &out)
+	if err != nil {
+		return out, fmt.Errorf("judge workspaces: %w", err)
+	}
+	w.deps.Wake.Notify()
+	out.Asked = len(asks)
+	if err := w.ask(ctx, asks); err != nil {
+		return out, err
+	}
+	return out, nil
+}
+
+// hold takes or keeps the lease. It is renewed only when a third of it has gone.
+func (w *Watchdog) hold(ctx context.Context) (bool, error) {
+	var mine bool
+	err := w.deps.Pool.QueryRow(ctx, `
+		WITH taken AS (
+			UPDATE recovery.watchdog_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2)
+			WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3)) RETURNING 1)
+		SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease WHERE holder = $1 AND until > mesh.clock())`,
+		w.deps.Replica, w.cfg.Lease.Seconds()).Scan(&mine)
+	if err != nil {
+		return false, fmt.Errorf("take the watchdog's lease: %w", err)
+	}
+	return mine, nil
+}
+
+// judging is one round's view.
+type judging struct {
+	w        *Watchdog
+	tx       pgx.Tx
+	now      time.Time
+	brake    *brake
+	fraction float64          // of the fleet that may fail at once
+	boxes    map[string]int32 // of each placement
+	subjects []*subject
+	of       map[string]*subject
+	records  map[string]*record // open ones, by workspace
+	rate     int                // recreations an hour
+	out      *Round
+}
+
+// judge writes everything that follows from what is known now, and answers the records whose request is to be sent.
+func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
+	var asks []*record
+	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		*out, asks = Round{Held: true}, nil
+		now, err := clock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		set := w.deps.Policy.Current()
+		// The brake's row is the lock under which everything is judged: two who act at once take turns.
+		j := &judging{w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}}
+		if j.brake, err = readBrake(ctx, tx); err != nil {
+			return err
+		}
+		if j.records, err = loadOpen(ctx, tx); err != nil {
+			return err
+		}
+		if j.subjects, err = loadSubjects(ctx, tx, set.HeartbeatStaleAfter(), now); err != nil {
+			return err
+		}
+		for _, s := range j.subjects {
+			j.of[s.WorkspaceID] = s
+		}
+		asks, err = j.all(ctx, set.BrakeFleetFraction())
+		if err != nil {
+			return err
+		}
+		return failpoint.Hit("recovery.watchdog.before_commit")
+	})
+	return asks, err //nolint:wrapcheck // wrapped by RunOnce
+}
+
+func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) {
+	if err := j.detectAll(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.manual(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.machines(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.brakeFleet(ctx, fraction); err != nil {
+		return nil, err
+	}
+	var asks []*record
+	for _, id := range j.order() {
+		r := j.records[id]
+		before := *r
+		asking, err := j.step(ctx, r, j.of[id])
+		if err != nil {
+			return nil, err
+		}
+		if asking {
+			asks = append(asks, r)
+		}
+		if same(before, *r) {
+			continue
+		}
+		if err := r.save(ctx, j.tx); err != nil {
+			return nil, err
+		}
+		if r.EndedAt != nil {
+			j.out.Ended++
+		}
+	}
+	if err := j.budgets(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.classes(ctx); err != nil {
+		return nil, err
+	}
+	if j.now.Sub(j.w.forgot) > time.Minute {
+		j.w.forgot = j.now
+		return asks, forget(ctx, j.tx)
+	}
+	return asks, nil
+}
+
+// order is that of the detections.
+func (j *judging) order() []string {
+	list := make([]string, 0, len(j.records))
+	for id := range j.records {
+		list = append(list, id)
+	}
+	slices.SortFunc(list, func(a, b string) int {
+		ra, rb := j.records[a], j.records[b]
+		return min(max(2*ra.DetectedAt.Compare(rb.DetectedAt)+compareText(ra.ID, rb.ID), -1), 1)
+	})
+	return list
+}
+
+func compareText(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+func (j *judging) detectAll(ctx context.Context) error {
+	for _, s := range j.subjects {
+		if j.records[s.WorkspaceID] != nil {
+			continue
+		}
+		trigger := detect(s, j.w.cfg, j.now)
+		if trigger == 0 {
+			continue
+		}
+		r := open(s, trigger, j.now)
+		inserted, err := r.insert(ctx, j.tx)
+		if err != nil {
+			return err
+		}
+		if !inserted {
+			continue
+		}
+		j.out.Opened++
+		j.records[s.WorkspaceID] = r
+		j.w.deps.Logger.WarnContext(ctx, "a workspace needs a recovery", slog.String(obs.KeyWorkspaceID, r.WorkspaceID),
+			slog.String(obs.KeyCorrelationID, r.CorrelationID), slog.String("trigger", names.Of(r.Trigger)), slog.String("step", r.Step))
+	}
+	return nil
+}
+
+// step moves one record on, and says whether its request is to be sent.
+func (j *judging) step(ctx context.Context, r *record, s *subject) (bool, error) {
+	cfg := j.w.cfg
+	switch follow(r, s, cfg, j.now) {
+	case repeat:
+		return r.NextAt == nil || !r.NextAt.After(j.now), nil
+	case recreate:
+	case nothing:
+		return false, nil
+	}
+	switch {
+	case r.ByPerson:
+		return false, nil
+	case j.brake.Engaged:
+		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
+		return false, nil
+	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
+		r.withhold(withheldByIdentity, "the identity of its node is "+s.Identity+", which is no failure of the box: it stays as it is until that is decided", nil)
+		return false, nil
+	case s.static() && s.Reach == reachLost:
+		r.withhold(withheldByMachine, "its machine cannot be asked, so that nothing proves that its work has ended", nil)
+		return false, nil
+	}
+	if r.WithheldBy == withheldByOwner && r.NextAt != nil && r.NextAt.After(j.now) {
+		return false, nil
+	}
+	if j.now.Sub(r.DetectedAt) < cfg.Settle {
+		return false, nil
+	}
+	wait, err := j.take(ctx, r)
+	if err != nil || wait != nil {
+		if wait != nil {
+			r.withhold(wait.by(), wait.because(), &wait.until)
+		}
+		return false, err
+	}
+	r.proceed()
+	r.Asked++
+	if r.StartedAt == nil {
+		now := j.now
+		r.StartedAt = &now
+	}
+	return true, nil
+}
+
+// same says whether nothing was written. Times that are computed anew each round differ by less than a second.
+func same(a, b record) bool {
+	near := func(x, y *time.Time) bool {
+		if x == nil || y == nil {
+			return x == y
+		}
+		return x.Sub(*y).Abs() < time.Second
+	}
+	if !near(a.NextAt, b.NextAt) || !near(a.StartedAt, b.StartedAt) || !near(a.EndedAt, b.EndedAt) {
+		return false
+	}
+	a.NextAt, a.StartedAt, a.EndedAt, b.NextAt, b.StartedAt, b.EndedAt = nil, nil, nil, nil, nil, nil
+	return a == b
+}
+
+// ask sends what was written down. One failure is no reason not to send the others.
+func (w *Watchdog) ask(ctx context.Context, asks []*record) error {
+	failures := make([]error, len(asks))
+	var calls sync.WaitGroup
+	slots := make(chan struct{}, parallel)
+	for i, r := range asks {
+		slots <- struct{}{}
+		calls.Go(func() {
+			defer func() { <-slots }()
+			failures[i] = w.request(ctx, r)
+		})
+	}
+	calls.Wait()
+	if len(asks) > 0 {
+		w.deps.Wake.Notify()
+	}
+	return errors.Join(failures...)
+}

@@ -1,0 +1,50 @@
+package watchdog
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// ReleaseBrake lets automatic remedies go on, on a person's word. One that is not engaged is refused: there is nothing to release, and the reason would be
+// the record of nothing.
+func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrakeRequest) (*recoveryv1.ReleaseBrakeResponse, error) {
+	out := &recoveryv1.ReleaseBrakeResponse{}
+	by := rpc.ActorFrom(ctx)
+	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		b, err := readBrake(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if !b.Engaged {
+			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged", fault.Unmet("the fleet brake is engaged"),
+				fault.Remedy("nothing is to be done: automatic remedies are at work"))
+		}
+		now, err := clock(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if err := release(ctx, tx, b, by, req.GetReason(), now); err != nil {
+			return err
+		}
+		if out.Pos, err = b.save(ctx, tx, true); err != nil {
+			return err
+		}
+		out.Brake = b.Proto()
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("release the brake: %w", err)
+	}
+	w.deps.Wake.Notify()
+	w.deps.Logger.WarnContext(ctx, "the fleet brake was released", slog.String("by", by), slog.String("reason", req.GetReason()))
+	return out, nil
+}

@@ -1,0 +1,138 @@
+package watchdog
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// requesterName is who asks lifecycle.
+const requesterName = "watchdog"
+
+// Lifecycle is the one that decides over workspaces.
+type Lifecycle interface {
+	RequestOperation(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error)
+}
+
+// Deps is what a watchdog works with; the signals may be nil.
+type Deps struct {
+	Logger    *slog.Logger
+	Pool      *pgxpool.Pool
+	Lifecycle Lifecycle
+	Policy    policy.Reader
+	// Wake is notified after commits that appended events; Numbered wakes the consumer.
+	Wake, Numbered *events.Signal
+	// Replica is the holder of the lease; empty draws one.
+	Replica string
+}
+
+// Config bounds the watchdog; zero fields take the defaults. What operators tune are policy keys.
+type Config struct {
+	Every            time.Duration // between rounds; 1 s
+	Lease            time.Duration // of acting; 15 s
+	Settle           time.Duration // from a detection to the first request, so that what befalls many is seen as such; 5 s
+	Timeout          time.Duration // of one request; 5 s
+	RefusedFirst     time.Duration // before a refused request is made again; 15 s, doubled each time
+	RefusedMost      time.Duration // 5 min
+	RegisterFailures int32         // refused registers that make a box one that cannot enrol; 3, as many as it has mints
+	RegisterFor      time.Duration // for how long; 1 min
+	Attempts         int32         // operations a recovery; 3, after which the runbook says that it is no passing cause
+	PersonFor        time.Duration // how long a workspace that a person has taken over may stay failed before its recovery counts as failed; 1 h
+	BrakeWindow      time.Duration // in which the affected are counted; 5 min
+	BrakeDwell       time.Duration // how long the cause must be gone before the brake lets go by itself; 5 min
+	ClassWindow      time.Duration // in which equal failures are one class; 1 h
+	ClassQuiet       time.Duration // without another one before a class is closed; 1 h
+	ClassTenants     int           // tenants that make a class; 3
+	ClassPair        int           // workspaces of two tenants that make one; 5
+}
+
+func (c Config) withDefaults() Config {
+	for _, d := range []struct {
+		value *time.Duration
+		def   time.Duration
+	}{
+		{&c.Every, time.Second},
+		{&c.Lease, 15 * time.Second},
+		{&c.Settle, 5 * time.Second},
+		{&c.Timeout, 5 * time.Second},
+		{&c.RefusedFirst, 15 * time.Second},
+		{&c.RefusedMost, 5 * time.Minute},
+		{&c.RegisterFor, time.Minute},
+		{&c.PersonFor, time.Hour},
+		{&c.BrakeWindow, 5 * time.Minute},
+		{&c.BrakeDwell, 5 * time.Minute},
+		{&c.ClassWindow, time.Hour},
+		{&c.ClassQuiet, time.Hour},
+	} {
+		if *d.value <= 0 {
+			*d.value = d.def
+		}
+	}
+	if c.RegisterFailures <= 0 {
+		c.RegisterFailures = 3
+	}
+	if c.Attempts <= 0 {
+		c.Attempts = 3
+	}
+	if c.ClassTenants <= 0 {
+		c.ClassTenants = 3
+	}
+	if c.ClassPair <= 0 {
+		c.ClassPair = 5
+	}
+	return c
+}
+
+// Watchdog of one replica. All replicas run one; the holder of the lease acts.
+type Watchdog struct {
+	deps     Deps
+	cfg      Config
+	consumer *events.Consumer
+	forgot   time.Time
+}
+
+// New checks the dependencies; it does not touch the database.
+func New(deps Deps, cfg Config) (*Watchdog, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Lifecycle == nil || deps.Policy == nil {
+		return nil, errors.New("watchdog needs a logger, a pool, lifecycle and the policy")
+	}
+	if deps.Replica == "" {
+		deps.Replica = ids.New()
+	}
+	w := &Watchdog{deps: deps, cfg: cfg.withDefaults()}
+	var err error
+	w.consumer, err = events.NewConsumer(events.ConsumerDeps{
+		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
+	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds()})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what is missing
+	}
+	return w, nil
+}
+
+// Consume takes events until ctx ends.
+func (w *Watchdog) Consume(ctx context.Context) error {
+	return w.consumer.Run(ctx, Apply) //nolint:wrapcheck // it says whose
+}
+
+// Drain takes all events that are there, for tests and tools.
+func (w *Watchdog) Drain(ctx context.Context) error {
+	return w.consumer.Drain(ctx, Apply) //nolint:wrapcheck // it says whose
+}
+
+// Run makes rounds until ctx ends.
+func (w *Watchdog) Run(ctx context.Context) error {
+	return app.Every(ctx, w.deps.Logger, "watchdog", w.cfg.Every, func(ctx context.Context) error { //nolint:wrapcheck // a panic, as it is
+		_, err := w.RunOnce(ctx)
+		return err
+	})
+}
