@@ -1,5 +1,5 @@
 // Package recovery is the service that owns node identities. Its parts decide: identity (sessions, serials, fences), enrol (certificates),
-// authority (nodeapi's view), policyadmin (policy keys). Its root only wires.
+// authority (nodeapi's view), policyadmin (policy keys), watchdog (recoveries, incidents, the brake). Its root only wires.
 package recovery
 
 import (

@@ -125,6 +125,9 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.serveInternal(ctx, identities, enroller, poller, admin); err != nil {
 		return err
 	}
+	if err := s.addWatchdog(lc); err != nil {
+		return err
+	}
 	if err := s.serveEnrolment(ctx, enroller); err != nil {
 		return err
 	}

@@ -379,7 +379,7 @@ func TestRefusesWhoMayNotCall(t *testing.T) {
 		URL: "https://" + m.service.Addr(), Service: "recovery", Authorities: m.authorities,
 		Services: []string{
 			recoveryv1connect.SessionServiceName, recoveryv1connect.InstanceServiceName, recoveryv1connect.IdentityServiceName,
-			recoveryv1connect.PolicyServiceName,
+			recoveryv1connect.PolicyServiceName, recoveryv1connect.WatchdogServiceName,
 		},
 	})
 	if refused < 40 {
