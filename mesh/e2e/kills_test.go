@@ -285,7 +285,7 @@ func TestKillsAtRandom(tt *testing.T) {
 	}
 	t.Logf("all creates are answered after %.1f s", time.Since(began).Seconds())
 	// The killing goes on while sagas run, for as long as some are open, but not for ever.
-	for time.Since(began) < 60*time.Second && app.Sleep(ctx, 500*time.Millisecond) {
+	for time.Since(began) < 40*time.Second && app.Sleep(ctx, 500*time.Millisecond) {
 		open := false
 		for _, ws := range workspaces(t, c) {
 			open = open || !settled(ws.GetState())
