@@ -412,6 +412,9 @@ type GetStatusResponse struct {
 	ParkedEvents     int32                  `protobuf:"varint,9,opt,name=parked_events,json=parkedEvents,proto3" json:"parked_events,omitempty"`
 	Era              int64                  `protobuf:"varint,10,opt,name=era,proto3" json:"era,omitempty"`
 	Version          string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`
+	FindingsP0       int32                  `protobuf:"varint,12,opt,name=findings_p0,json=findingsP0,proto3" json:"findings_p0,omitempty"` // open findings by severity
+	FindingsP1       int32                  `protobuf:"varint,13,opt,name=findings_p1,json=findingsP1,proto3" json:"findings_p1,omitempty"`
+	FindingsP2       int32                  `protobuf:"varint,14,opt,name=findings_p2,json=findingsP2,proto3" json:"findings_p2,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -521,6 +524,27 @@ func (x *GetStatusResponse) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *GetStatusResponse) GetFindingsP0() int32 {
+	if x != nil {
+		return x.FindingsP0
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetFindingsP1() int32 {
+	if x != nil {
+		return x.FindingsP1
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetFindingsP2() int32 {
+	if x != nil {
+		return x.FindingsP2
+	}
+	return 0
 }
 
 // Node is one machine or box, three layers apart.
@@ -681,6 +705,7 @@ type Workspace struct {
 	Stalled          bool                   `protobuf:"varint,20,opt,name=stalled,proto3" json:"stalled,omitempty"`
 	Version          int64                  `protobuf:"varint,21,opt,name=version,proto3" json:"version,omitempty"`
 	CreatedBy        string                 `protobuf:"bytes,22,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	Findings         []*v13.Finding         `protobuf:"bytes,23,rep,name=findings,proto3" json:"findings,omitempty"` // open ones, where one workspace is asked for; none for a tenant's person
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -867,6 +892,13 @@ func (x *Workspace) GetCreatedBy() string {
 		return x.CreatedBy
 	}
 	return ""
+}
+
+func (x *Workspace) GetFindings() []*v13.Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
 }
 
 // TimelineItem is one attempt at one step, or a step not yet begun.
@@ -4487,7 +4519,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12\x1f\n" +
 	"\vnext_action\x18\b \x01(\tR\n" +
-	"nextAction\"\x94\x03\n" +
+	"nextAction\"\xf7\x03\n" +
 	"\x11GetStatusResponse\x12D\n" +
 	"\n" +
 	"components\x18\x01 \x03(\v2$.gpuaas.readmodel.v1.ComponentStatusR\n" +
@@ -4504,7 +4536,13 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\rparked_events\x18\t \x01(\x05R\fparkedEvents\x12\x10\n" +
 	"\x03era\x18\n" +
 	" \x01(\x03R\x03era\x12\x18\n" +
-	"\aversion\x18\v \x01(\tR\aversion\"\x8a\x04\n" +
+	"\aversion\x18\v \x01(\tR\aversion\x12\x1f\n" +
+	"\vfindings_p0\x18\f \x01(\x05R\n" +
+	"findingsP0\x12\x1f\n" +
+	"\vfindings_p1\x18\r \x01(\x05R\n" +
+	"findingsP1\x12\x1f\n" +
+	"\vfindings_p2\x18\x0e \x01(\x05R\n" +
+	"findingsP2\"\x8a\x04\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -4521,7 +4559,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	" \x01(\tR\treplicaId\x12\x1f\n" +
 	"\vnext_action\x18\v \x01(\tR\n" +
 	"nextAction\x120\n" +
-	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xc0\x06\n" +
+	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xfa\x06\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -4550,7 +4588,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\astalled\x18\x14 \x01(\bR\astalled\x12\x18\n" +
 	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x1d\n" +
 	"\n" +
-	"created_by\x18\x16 \x01(\tR\tcreatedBy\"\xcb\x05\n" +
+	"created_by\x18\x16 \x01(\tR\tcreatedBy\x128\n" +
+	"\bfindings\x18\x17 \x03(\v2\x1c.gpuaas.lifecycle.v1.FindingR\bfindings\"\xcb\x05\n" +
 	"\fTimelineItem\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
@@ -4998,30 +5037,31 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(v1.WorkspaceState)(0),             // 69: gpuaas.common.v1.WorkspaceState
 	(*v13.WorkspaceSpec)(nil),          // 70: gpuaas.lifecycle.v1.WorkspaceSpec
 	(*v13.Endpoint)(nil),               // 71: gpuaas.lifecycle.v1.Endpoint
-	(v1.Direction)(0),                  // 72: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 73: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 74: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 75: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 76: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 77: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 78: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 79: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 80: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 81: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 82: gpuaas.lifecycle.v1.Allocation
-	(*v13.Run)(nil),                    // 83: gpuaas.lifecycle.v1.Run
-	(*v13.ActionOption)(nil),           // 84: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 85: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 86: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 87: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 88: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 89: gpuaas.lifecycle.v1.Operation
-	(v1.OperationKind)(0),              // 90: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 91: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 92: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 93: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 94: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 95: gpuaas.lifecycle.v1.Task
+	(*v13.Finding)(nil),                // 72: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 73: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 74: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 75: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 76: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 77: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 78: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 79: gpuaas.common.v1.Reason
+	(*v13.Tenant)(nil),                 // 80: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 81: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 82: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 83: gpuaas.lifecycle.v1.Allocation
+	(*v13.Run)(nil),                    // 84: gpuaas.lifecycle.v1.Run
+	(*v13.ActionOption)(nil),           // 85: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 86: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 87: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 88: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 89: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 90: gpuaas.lifecycle.v1.Operation
+	(v1.OperationKind)(0),              // 91: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 92: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 93: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 94: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 95: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 96: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	63,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
@@ -5041,122 +5081,123 @@ var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	71,  // 14: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
 	63,  // 15: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
 	63,  // 16: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	72,  // 17: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	73,  // 18: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	63,  // 19: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	74,  // 20: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	63,  // 21: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	75,  // 22: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	76,  // 23: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	77,  // 24: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	78,  // 25: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	63,  // 26: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 27: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	7,   // 28: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	79,  // 29: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	69,  // 30: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	8,   // 31: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	76,  // 32: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	10,  // 33: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	80,  // 34: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	81,  // 35: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	82,  // 36: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	7,   // 37: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 38: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	8,   // 39: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	83,  // 40: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	9,   // 41: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	84,  // 42: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	10,  // 43: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	85,  // 44: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	86,  // 45: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	38,  // 46: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	0,   // 47: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	42,  // 48: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	43,  // 49: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	44,  // 50: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	0,   // 51: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	1,   // 52: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	7,   // 53: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 54: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	10,  // 55: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	80,  // 56: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	83,  // 57: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	87,  // 58: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	63,  // 59: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	88,  // 60: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	79,  // 61: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	70,  // 62: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	89,  // 63: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	90,  // 64: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	91,  // 65: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	89,  // 66: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	92,  // 67: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	63,  // 68: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	93,  // 69: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	94,  // 70: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	66,  // 71: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	68,  // 72: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	95,  // 73: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	95,  // 74: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	85,  // 75: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	2,   // 76: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	4,   // 77: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	11,  // 78: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	25,  // 79: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	13,  // 80: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	15,  // 81: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	27,  // 82: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	29,  // 83: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	31,  // 84: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	17,  // 85: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	33,  // 86: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	19,  // 87: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	21,  // 88: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	23,  // 89: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	35,  // 90: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	37,  // 91: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	40,  // 92: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	45,  // 93: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	47,  // 94: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	49,  // 95: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	51,  // 96: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	53,  // 97: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	55,  // 98: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	57,  // 99: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	59,  // 100: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	61,  // 101: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	3,   // 102: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	6,   // 103: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	12,  // 104: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	26,  // 105: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	14,  // 106: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	16,  // 107: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	28,  // 108: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	30,  // 109: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	32,  // 110: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	18,  // 111: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	34,  // 112: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	20,  // 113: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	22,  // 114: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	24,  // 115: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	36,  // 116: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	39,  // 117: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	41,  // 118: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	46,  // 119: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	48,  // 120: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	50,  // 121: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	52,  // 122: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	54,  // 123: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	56,  // 124: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	58,  // 125: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	60,  // 126: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	62,  // 127: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	102, // [102:128] is the sub-list for method output_type
-	76,  // [76:102] is the sub-list for method input_type
-	76,  // [76:76] is the sub-list for extension type_name
-	76,  // [76:76] is the sub-list for extension extendee
-	0,   // [0:76] is the sub-list for field type_name
+	72,  // 17: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	73,  // 18: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	74,  // 19: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	63,  // 20: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	75,  // 21: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	63,  // 22: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	76,  // 23: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	77,  // 24: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	78,  // 25: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	79,  // 26: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	63,  // 27: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	63,  // 28: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	7,   // 29: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	80,  // 30: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	69,  // 31: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	8,   // 32: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	77,  // 33: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	10,  // 34: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	81,  // 35: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	82,  // 36: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	83,  // 37: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	7,   // 38: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	8,   // 39: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	8,   // 40: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	84,  // 41: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	9,   // 42: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	85,  // 43: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	10,  // 44: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	86,  // 45: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	87,  // 46: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	38,  // 47: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	0,   // 48: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	42,  // 49: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	43,  // 50: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	44,  // 51: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	0,   // 52: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	1,   // 53: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	7,   // 54: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	8,   // 55: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	10,  // 56: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	81,  // 57: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	84,  // 58: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	88,  // 59: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	63,  // 60: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	89,  // 61: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	80,  // 62: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	70,  // 63: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	90,  // 64: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	91,  // 65: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	92,  // 66: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	90,  // 67: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	93,  // 68: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	63,  // 69: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	94,  // 70: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	95,  // 71: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	66,  // 72: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	68,  // 73: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	96,  // 74: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	96,  // 75: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	86,  // 76: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	2,   // 77: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	4,   // 78: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	11,  // 79: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	25,  // 80: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	13,  // 81: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	15,  // 82: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	27,  // 83: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	29,  // 84: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	31,  // 85: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	17,  // 86: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	33,  // 87: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	19,  // 88: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	21,  // 89: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	23,  // 90: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	35,  // 91: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	37,  // 92: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	40,  // 93: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	45,  // 94: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	47,  // 95: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	49,  // 96: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	51,  // 97: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	53,  // 98: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	55,  // 99: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	57,  // 100: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	59,  // 101: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	61,  // 102: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	3,   // 103: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	6,   // 104: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	12,  // 105: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	26,  // 106: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	14,  // 107: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	16,  // 108: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	28,  // 109: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	30,  // 110: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	32,  // 111: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	18,  // 112: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	34,  // 113: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	20,  // 114: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	22,  // 115: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	24,  // 116: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	36,  // 117: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	39,  // 118: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	41,  // 119: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	46,  // 120: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	48,  // 121: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	50,  // 122: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	52,  // 123: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	54,  // 124: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	56,  // 125: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	58,  // 126: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	60,  // 127: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	62,  // 128: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	103, // [103:129] is the sub-list for method output_type
+	77,  // [77:103] is the sub-list for method input_type
+	77,  // [77:77] is the sub-list for extension type_name
+	77,  // [77:77] is the sub-list for extension extendee
+	0,   // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
