@@ -148,8 +148,13 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("default placement: %w", err)
 	}
 	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
+	stale, err := workspace.NewStale(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	policy := b.Policy.Current()
 	steps := workspace.NewSteps(workspace.StepDeps{
+		Stale:  stale,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret,

@@ -190,6 +190,10 @@ func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) err
 	if err != nil {
 		return err
 	}
+	if len(req.From) == 0 || slices.ContainsFunc(req.From, func(s commonv1.WorkspaceState) bool { return names.Of(s) == w.State }) {
+		// Its epoch was drawn by an operation that began and ended while this one waited for its turn.
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
+	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
 		fault.Unmet("the workspace is "+w.State))
 }

@@ -24,6 +24,9 @@ func wished(req *lifecyclev1.RequestOperationRequest) audit.Entry {
 	if req.GetOverride() {
 		e.Details["override"] = true
 	}
+	if req.GetFencedProof() != noProof {
+		e.Details["fenced_proof"] = names.Of(req.GetFencedProof())
+	}
 	if c := req.GetCreate(); c != nil {
 		e.SubjectID = c.GetTenant() + "/" + c.GetName()
 	}

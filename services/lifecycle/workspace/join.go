@@ -60,7 +60,7 @@ func (s *Server) settle(ctx context.Context, h herd, op *lifecyclev1.Operation, 
 	case lock.Held:
 	}
 	serves := ""
-	if err == nil && op.GetKind() != commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
+	if err == nil && !op.GetReplayed() && op.GetKind() != commonv1.OperationKind_OPERATION_KIND_DECOMMISSION {
 		serves = op.GetOperationId()
 	}
 	if holder == serves || serves == "" && h.held.Kind == lock.Held {

@@ -43,7 +43,14 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if op, ok := s.joinFast(ctx, req, h); ok {
 		return op, nil
 	}
-	op, err := s.operateOnce(ctx, req, h.runID)
+	var op *lifecyclev1.Operation
+	var err error
+	// Somebody's operation may begin and end between two of our looks: then there is nothing to join and nothing to refuse.
+	for range 3 {
+		if op, err = s.operateOnce(ctx, req, h.runID); !fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
+			break
+		}
+	}
 	s.settle(ctx, h, op, err)
 	return op, err
 }

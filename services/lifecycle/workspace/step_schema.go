@@ -137,7 +137,7 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 	defer conn.Release()
 	version := 0
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if err := fence(ctx, tx, name, env, false); err != nil {
+		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, env, false)); err != nil {
 			return err
 		}
 		var role, schema bool
@@ -218,7 +218,7 @@ func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, er
 
 func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) error {
 	err := pgx.BeginFunc(ctx, s.deps.Workloads, func(tx pgx.Tx) error {
-		if err := fence(ctx, tx, name, env, true); err != nil {
+		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, env, true)); err != nil {
 			return err
 		}
 		return drop(ctx, tx, name)

@@ -49,10 +49,10 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	}
 	a, i, err := s.reserve(ctx, env, spec)
 	if err != nil {
-		return saga.Outcome{}, err
+		return saga.Outcome{}, s.deps.Stale.note(atLaunch, err)
 	}
 	if i, err = s.launch(ctx, env, driver, a, i, spec); err != nil {
-		return saga.Outcome{}, err
+		return saga.Outcome{}, s.deps.Stale.note(atLaunch, err)
 	}
 	g, ok, err := gate.Get(ctx, s.deps.DB, i.NodeID)
 	if err != nil {

@@ -1,0 +1,67 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// The places at which a number that is too low is refused, as the metric labels them.
+const (
+	atLaunch = "launch"
+	atTask   = "task"
+	atSchema = "schema"
+)
+
+// Stale counts what came with an epoch or an operation sequence that has been passed, and was refused where it arrived. A run that did so fails with the
+// same reason, and its timeline shows it. Refused mints are counted by recovery.
+type Stale struct{ refused *prometheus.CounterVec }
+
+// NewStale registers the counters; writes that the fence of a run refused are read from the core.
+func NewStale(metrics prometheus.Registerer, core func() *saga.Core) (*Stale, error) {
+	s := &Stale{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stale_epochs_refused_total", Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of a box, at a task " +
+			"by its agent, or at a schema by its database, by the reason of the refusal.",
+	}, []string{"at", "reason"})}
+	for _, at := range []string{atLaunch, atTask, atSchema} {
+		for _, reason := range []commonv1.Reason{
+			commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, commonv1.Reason_REASON_TASK_SUPERSEDED,
+		} {
+			if (at == atLaunch) != (reason == commonv1.Reason_REASON_TASK_SUPERSEDED) {
+				s.refused.WithLabelValues(at, obs.ReasonLabel(reason))
+			}
+		}
+	}
+	fenced := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "saga_writes_fenced_total", Help: "Writes of a driver that had lost its lease on the run, refused by the run's fence.",
+	}, func() float64 {
+		if c := core(); c != nil {
+			return float64(c.Stats().FencedOut.Load())
+		}
+		return 0
+	})
+	if err := errors.Join(metrics.Register(s.refused), metrics.Register(fenced)); err != nil {
+		return nil, fmt.Errorf("register metrics of stale epochs: %w", err)
+	}
+	return s, nil
+}
+
+// note counts err if it is the refusal of a number that has been passed, and answers it. A nil Stale counts nothing.
+func (s *Stale) note(at string, err error) error {
+	e, ok := errors.AsType[*saga.StepError](err)
+	if s == nil || !ok {
+		return err
+	}
+	switch e.Reason { //nolint:exhaustive // everything else is no matter of epochs
+	case commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+		commonv1.Reason_REASON_TASK_SUPERSEDED:
+		s.refused.WithLabelValues(at, obs.ReasonLabel(e.Reason)).Inc()
+	default:
+	}
+	return err
+}
