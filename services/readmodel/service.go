@@ -167,7 +167,12 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err != nil {
 		return fmt.Errorf("open people's port: %w", err)
 	}
-	path, handler := readmodelv1connect.NewQueryServiceHandler(gateway.NewQuery(deps), s.options()...)
+	query := gateway.NewQuery(deps)
+	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewQueryServiceHandler(query, s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

@@ -82,7 +82,7 @@ func TestEveryMethodRefusesWhoMayNotCallIt(t *testing.T) {
 func canaries(x projecttest.Tenant) []string {
 	return []string{
 		x.ID, `"` + x.Name + `"`, x.Name + "/", x.WorkspaceID, x.WorkspaceName, x.RunID, x.NodeID, x.NodeName, x.InstanceID, x.TaskID, x.ClaimID,
-		x.AllocationID, x.SessionID, "pid-" + x.Name, "slot-" + x.Name, "half of " + x.Name, "person-" + x.Name,
+		x.AllocationID, x.SessionID, "pid-" + x.Name, "slot-" + x.Name, "half of " + x.Name, "person-" + x.Name, "drift of " + x.Name,
 	}
 }
 

@@ -173,8 +173,10 @@ func (q *Query) GetWorkspace(ctx context.Context, req *readmodelv1.GetWorkspaceR
 	out := &readmodelv1.GetWorkspaceResponse{}
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
-		out.Workspace, err = s.Workspace(ctx, req.GetWorkspace())
-		return err //nolint:wrapcheck // it is the answer
+		if out.Workspace, err = s.Workspace(ctx, req.GetWorkspace()); err != nil {
+			return err //nolint:wrapcheck // it is the answer
+		}
+		return s.WithFindings(ctx, out.GetWorkspace()) //nolint:wrapcheck // it says what
 	})
 	return out, err
 }

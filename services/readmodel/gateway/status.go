@@ -46,6 +46,11 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 		}
 		out.Nodes, out.NodesConnected, out.Workspaces = counts.Nodes, counts.Connected, counts.Workspaces
 		out.WorkspacesActive, out.LiveRuns, out.Position = counts.Active, counts.LiveRuns, s.Position
+		findings, err := s.FindingCounts(ctx)
+		if err != nil {
+			return err //nolint:wrapcheck // it says what
+		}
+		out.FindingsP0, out.FindingsP1, out.FindingsP2 = findings.P0, findings.P1, findings.P2
 		replicas, err := s.Replicas(ctx)
 		if err != nil {
 			return err //nolint:wrapcheck // it says what

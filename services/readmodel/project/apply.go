@@ -43,7 +43,7 @@ const (
 func Kinds() []string {
 	return []string{
 		KindNode, KindSession, KindReplica, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
-		KindTask, KindObservation,
+		KindTask, KindObservation, KindFinding,
 	}
 }
 
@@ -137,6 +137,8 @@ func rowsOf(r events.Record) ([]row, error) {
 		})
 	case KindTask:
 		return taskRows(r)
+	case KindFinding:
+		return findingRow(r)
 	case KindObservation:
 		m, err := decode(r, &nodev1.Observation{})
 		if err != nil {

@@ -37,6 +37,7 @@ var tables = map[string]table{
 	"instance":    {name: "instance", key: []string{"instance_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
 	"claim":       {name: "claim", key: []string{"claim_id"}, columns: []string{"workspace_id", "tenant_id", "released", "orphaned"}},
 	"task":        {name: "task", key: []string{"task_id"}, columns: []string{"node_id", "workspace_id", "tenant_id", "state", "expires_at"}},
+	"finding":     {name: "finding", key: []string{"finding_id"}, columns: []string{"workspace_id", "tenant_id", "severity", "open"}},
 	"observation": {name: "observation", key: []string{"workspace_id"}, columns: []string{"node_id"}},
 	"task_transition": {
 		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,

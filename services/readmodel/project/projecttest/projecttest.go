@@ -137,6 +137,8 @@ func event(m proto.Message) (string, events.Event) {
 		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindInstance, "instance", m.GetInstanceId(), m.GetWorkspaceId()
 	case *lifecyclev1.Claim:
 		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindClaim, "claim", m.GetClaimId(), m.GetWorkspaceId()
+	case *lifecyclev1.Finding:
+		e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = project.KindFinding, "finding", m.GetFindingId(), m.GetWorkspaceId()
 	case *lifecyclev1.TaskChanged:
 		t := m.GetTask()
 		e.Kind, e.AggregateType, e.AggregateID, e.NodeID, e.WorkspaceID = project.KindTask, "task", t.GetTaskId(), t.GetNodeId(), t.GetWorkspaceId()
@@ -228,6 +230,10 @@ func (w *World) tenant(name string) Tenant {
 	})
 	w.Append(&lifecyclev1.Claim{
 		ClaimId: t.ClaimID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, RunId: t.RunID, Kind: "slot", Name: "slot-" + name, IntentAt: at,
+	})
+	w.Append(&lifecyclev1.Finding{
+		FindingId: ids.New(), Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE, Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace",
+		SubjectId: t.WorkspaceID, WorkspaceId: t.WorkspaceID, TenantId: t.ID, Summary: "drift of " + name, NextAction: "repair", FirstSeenAt: at, LastSeenAt: at, Count: 1,
 	})
 	w.Append(&lifecyclev1.TaskChanged{
 		Task: &lifecyclev1.Task{

@@ -1,0 +1,65 @@
+package readmodel_test
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	node := ids.New()
+	stranded := &lifecyclev1.Finding{
+		FindingId: ids.New(), Kind: commonv1.FindingKind_FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION, Severity: commonv1.Severity_SEVERITY_P0,
+		SubjectType: "node", SubjectId: node, NodeId: node, Summary: "stranded", NextAction: "look", Cordoned: true, Count: 1,
+	}
+	pos := k.Append(stranded)
+	operator := k.token("", "viewer")
+	findings := readmodelv1connect.NewFindingServiceClient(k.http(operator, true), k.url())
+	all, err := findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{MinPos: pos})
+	if err != nil || len(all.GetItems()) != 3 || all.GetItems()[0].GetFindingId() != stranded.GetFindingId() || !all.GetItems()[0].GetCordoned() {
+		t.Fatalf("ListFindings = %v, %v", all, err)
+	}
+	of, err := findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: "alpha/" + k.A.WorkspaceName})
+	if err != nil || len(of.GetItems()) != 1 || of.GetItems()[0].GetSubjectId() != k.A.WorkspaceID {
+		t.Errorf("ListFindings of a workspace = %v, %v", of, err)
+	}
+	q := k.query(operator)
+	w, err := q.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: k.A.WorkspaceID})
+	if got := w.GetWorkspace().GetFindings(); err != nil || len(got) != 1 || got[0].GetSummary() != "drift of alpha" {
+		t.Errorf("GetWorkspace shows %v, %v", got, err)
+	}
+	status, err := q.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
+	if err != nil || status.GetFindingsP0() != 1 || status.GetFindingsP1() != 2 || status.GetFindingsP2() != 0 {
+		t.Errorf("GetStatus counts %d, %d, %d (%v)", status.GetFindingsP0(), status.GetFindingsP1(), status.GetFindingsP2(), err)
+	}
+	// A tenant's person meets none of them, not even of its own workspace: they speak of machines and of hands behind the scenes.
+	tenant := k.query(k.token(k.A.ID, "tenant", "operator"))
+	if w, err = tenant.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: k.A.WorkspaceID}); err != nil || len(w.GetWorkspace().GetFindings()) != 0 {
+		t.Errorf("a tenant is shown %v, %v", w.GetWorkspace().GetFindings(), err)
+	}
+	if status, err = tenant.GetStatus(ctx, &readmodelv1.GetStatusRequest{}); err != nil || status.GetFindingsP0()+status.GetFindingsP1() != 0 {
+		t.Errorf("a tenant counts %v, %v", status, err)
+	}
+	none, err := readmodelv1connect.NewFindingServiceClient(k.http(k.token(k.A.ID, "tenant", "operator"), true), k.url()).ListFindings(ctx, &readmodelv1.ListFindingsRequest{})
+	if err != nil || len(none.GetItems()) != 0 {
+		t.Errorf("a tenant lists %v, %v", none, err)
+	}
+	// What is resolved leaves the lists, and is there for who asks for all.
+	stranded.ResolvedAt = timestamppb.Now()
+	pos = k.Append(stranded)
+	if all, err = findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{MinPos: pos}); err != nil || len(all.GetItems()) != 2 {
+		t.Errorf("ListFindings = %v, %v", all, err)
+	}
+	if all, err = findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{IncludeResolved: true, PageSize: 2}); err != nil || len(all.GetItems()) != 2 || all.GetNextPageToken() == "" {
+		t.Errorf("ListFindings of all = %v, %v", all, err)
+	}
+}
