@@ -209,6 +209,7 @@ func (k *kit) configure() readmodel.Config {
 	cfg.Peers.Recovery = k.owner("recovery", keys, func(s *rpc.Server) {
 		k.mount(s)(recoveryv1connect.NewIdentityServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewPolicyServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewWatchdogServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("ca"), s.HandlerOptions()...))
 	})
 	return cfg

@@ -148,6 +148,7 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 		Gates:      lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Identities: recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Policies:   recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Watchdog:   recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	}, []gateway.Probe{probe("lifecycle", lc, "lock_store"), probe("recovery", rc, "ca")}, nil
 }
 
@@ -169,6 +170,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	}
 	query := gateway.NewQuery(deps)
 	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(query), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

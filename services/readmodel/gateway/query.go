@@ -30,6 +30,7 @@ type Owners struct {
 	Gates      lifecyclev1connect.GateServiceClient
 	Identities recoveryv1connect.IdentityServiceClient
 	Policies   recoveryv1connect.PolicyServiceClient
+	Watchdog   recoveryv1connect.WatchdogServiceClient
 }
 
 // Probe asks a service how it finds itself and what it works with.

@@ -43,7 +43,7 @@ const (
 func Kinds() []string {
 	return []string{
 		KindNode, KindSession, KindReplica, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
-		KindTask, KindObservation, KindFinding,
+		KindTask, KindObservation, KindFinding, KindRecovery, KindIncident, KindBrake,
 	}
 }
 
@@ -139,6 +139,8 @@ func rowsOf(r events.Record) ([]row, error) {
 		return taskRows(r)
 	case KindFinding:
 		return findingRow(r)
+	case KindRecovery, KindIncident, KindBrake:
+		return watchdogRows(r)
 	case KindObservation:
 		m, err := decode(r, &nodev1.Observation{})
 		if err != nil {

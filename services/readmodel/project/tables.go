@@ -33,11 +33,16 @@ var tables = map[string]table{
 	"step": {
 		name: "step", key: []string{"run_id", "step", "direction", "attempt"}, columns: []string{"workspace_id", "stalled"},
 	},
-	"allocation":  {name: "allocation", key: []string{"allocation_id"}, columns: []string{"workspace_id", "tenant_id"}},
-	"instance":    {name: "instance", key: []string{"instance_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
-	"claim":       {name: "claim", key: []string{"claim_id"}, columns: []string{"workspace_id", "tenant_id", "released", "orphaned"}},
-	"task":        {name: "task", key: []string{"task_id"}, columns: []string{"node_id", "workspace_id", "tenant_id", "state", "expires_at"}},
-	"finding":     {name: "finding", key: []string{"finding_id"}, columns: []string{"workspace_id", "tenant_id", "severity", "open"}},
+	"allocation": {name: "allocation", key: []string{"allocation_id"}, columns: []string{"workspace_id", "tenant_id"}},
+	"instance":   {name: "instance", key: []string{"instance_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
+	"claim":      {name: "claim", key: []string{"claim_id"}, columns: []string{"workspace_id", "tenant_id", "released", "orphaned"}},
+	"task":       {name: "task", key: []string{"task_id"}, columns: []string{"node_id", "workspace_id", "tenant_id", "state", "expires_at"}},
+	"finding":    {name: "finding", key: []string{"finding_id"}, columns: []string{"workspace_id", "tenant_id", "severity", "open"}},
+	"recovery_record": {
+		name: "recovery_record", key: []string{"record_id"}, columns: []string{"workspace_id", "tenant_id", "detected_at"},
+	},
+	"incident":    {name: "incident", key: []string{"incident_id"}, columns: []string{"open"}},
+	"brake":       {name: "brake", key: []string{"name"}, columns: []string{"engaged"}},
 	"observation": {name: "observation", key: []string{"workspace_id"}, columns: []string{"node_id"}},
 	"task_transition": {
 		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,

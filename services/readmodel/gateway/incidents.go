@@ -1,0 +1,88 @@
+package gateway
+
+import (
+	"context"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Incidents serves IncidentService.
+type Incidents struct{ query *Query }
+
+// NewIncidents makes the server.
+func NewIncidents(query *Query) *Incidents { return &Incidents{query: query} }
+
+// ListIncidents lists incidents, the open ones unless asked for all.
+func (i *Incidents) ListIncidents(ctx context.Context, req *readmodelv1.ListIncidentsRequest) (*readmodelv1.ListIncidentsResponse, error) {
+	items, next, err := list(ctx, i.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.Incident, string, error) {
+		return s.Incidents(ctx, req.GetIncludeClosed(), page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListIncidentsResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetIncident answers one with the recoveries that it speaks of.
+func (i *Incidents) GetIncident(ctx context.Context, req *readmodelv1.GetIncidentRequest) (*readmodelv1.GetIncidentResponse, error) {
+	out := &readmodelv1.GetIncidentResponse{}
+	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Incident, out.Recoveries, err = s.Incident(ctx, req.GetIncidentId())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ListRecoveries lists recovery records, newest first. A person of a tenant meets the tenant's.
+func (i *Incidents) ListRecoveries(ctx context.Context, req *readmodelv1.ListRecoveriesRequest) (*readmodelv1.ListRecoveriesResponse, error) {
+	items, next, err := list(ctx, i.query, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+		f := view.RecoveryFilter{}
+		if req.GetWorkspace() != "" {
+			w, err := s.Workspace(ctx, req.GetWorkspace())
+			if err != nil {
+				return nil, "", err //nolint:wrapcheck // it is the answer
+			}
+			f.WorkspaceID = w.GetWorkspaceId()
+		}
+		return s.Recoveries(ctx, f, page)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &readmodelv1.ListRecoveriesResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetBrake answers the fleet brake.
+func (i *Incidents) GetBrake(ctx context.Context, req *readmodelv1.GetBrakeRequest) (*readmodelv1.GetBrakeResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	out := &readmodelv1.GetBrakeResponse{}
+	err := i.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out.Brake, err = s.Brake(ctx)
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ReleaseBrake asks recovery to let automatic remedies go on.
+func (i *Incidents) ReleaseBrake(ctx context.Context, req *readmodelv1.ReleaseBrakeRequest) (*readmodelv1.ReleaseBrakeResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := i.query.deps.Owners.Watchdog.ReleaseBrake(ctx, &recoveryv1.ReleaseBrakeRequest{Reason: req.GetReason()})
+	if err != nil {
+		return nil, ownerError("recovery", err)
+	}
+	return &readmodelv1.ReleaseBrakeResponse{Brake: answer.GetBrake(), Pos: answer.GetPos()}, nil
+}

@@ -1,0 +1,153 @@
+package readmodel_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
+)
+
+func (o *owners) ReleaseBrake(ctx context.Context, r *recoveryv1.ReleaseBrakeRequest) (*recoveryv1.ReleaseBrakeResponse, error) {
+	return &recoveryv1.ReleaseBrakeResponse{Brake: &recoveryv1.Brake{ReleaseReason: r.GetReason()}, Pos: "pos"}, o.note(ctx, r)
+}
+
+func (k *kit) incidents(token string) readmodelv1connect.IncidentServiceClient {
+	k.t.Helper()
+	return readmodelv1connect.NewIncidentServiceClient(k.http(token, true), k.url())
+}
+
+// tell appends what the watchdog would.
+func (k *kit) tell(kind, aggregate, id string, version int64, m proto.Message) string {
+	k.t.Helper()
+	return k.AppendRaw(pg.RoleRecovery, events.Event{Kind: kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: version, Payload: m})
+}
+
+func (k *kit) recovery(of projecttest.Tenant, at time.Time) *recoveryv1.RecoveryRecord {
+	k.t.Helper()
+	r := &recoveryv1.RecoveryRecord{
+		RecordId: ids.New(), WorkspaceId: of.WorkspaceID, TenantId: of.ID, Workspace: of.Name + "/" + of.WorkspaceName, DetectedAt: timestamppb.New(at),
+		Trigger: commonv1.RecoveryTrigger_RECOVERY_TRIGGER_STALLED, Outcome: commonv1.RecoveryOutcome_RECOVERY_OUTCOME_WITHHELD, Version: 1,
+	}
+	k.tell("recovery_record.changed", "recovery_record", r.GetRecordId(), 1, r)
+	return r
+}
+
+func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	operator, tenant := k.incidents(k.token("", "operator")), k.incidents(k.token(k.A.ID, "tenant", "operator", "viewer"))
+	brake, err := operator.GetBrake(ctx, &readmodelv1.GetBrakeRequest{})
+	k.check(err)
+	if brake.GetBrake() == nil || brake.GetBrake().GetEngaged() {
+		t.Fatalf("a brake that never moved: %v", brake)
+	}
+	now := k.Now()
+	own, theirs, old := k.recovery(k.A, now), k.recovery(k.B, now), k.recovery(k.B, now.Add(-3*time.Hour))
+	open := &recoveryv1.Incident{
+		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE, Summary: "too much", OpenedAt: timestamppb.New(now), Version: 1,
+		WorkspaceIds: []string{k.A.WorkspaceID, k.B.WorkspaceID}, TenantIds: []string{k.A.ID, k.B.ID},
+	}
+	closed := &recoveryv1.Incident{
+		IncidentId: ids.New(), Kind: commonv1.IncidentKind_INCIDENT_KIND_STEP_CLASS, OpenedAt: timestamppb.New(now), ClosedAt: timestamppb.New(now), Version: 2,
+	}
+	k.tell("incident.changed", "incident", open.GetIncidentId(), 1, open)
+	k.tell("incident.changed", "incident", closed.GetIncidentId(), 2, closed)
+	k.tell("incident.changed", "incident", closed.GetIncidentId(), 1, &recoveryv1.Incident{IncidentId: closed.GetIncidentId()}) // old news
+	pos := k.tell("brake.changed", "brake", "fleet", 1, &recoveryv1.Brake{Engaged: true, Affected: 5, Limit: 2, IncidentId: open.GetIncidentId(), Version: 1})
+	k.Number()
+
+	list, err := operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{MinPos: pos})
+	k.check(err)
+	if len(list.GetItems()) != 1 || !proto.Equal(list.GetItems()[0], open) {
+		t.Fatalf("%v", list)
+	}
+	if list, err = operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true}); err != nil || len(list.GetItems()) != 2 {
+		t.Fatalf("%v %v", list, err)
+	}
+	got, err := operator.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()})
+	k.check(err)
+	if !proto.Equal(got.GetIncident(), open) || len(got.GetRecoveries()) != 2 || !proto.Equal(got.GetRecoveries()[0], theirs) || !proto.Equal(got.GetRecoveries()[1], own) {
+		t.Fatalf("%v", got) // not the one of three hours ago
+	}
+	if _, err := operator.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: ids.New()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+		t.Fatalf("%v", err)
+	}
+	if brake, err = operator.GetBrake(ctx, &readmodelv1.GetBrakeRequest{}); err != nil || !brake.GetBrake().GetEngaged() || brake.GetBrake().GetAffected() != 5 {
+		t.Fatalf("%v %v", brake, err)
+	}
+	all, err := operator.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{})
+	k.check(err)
+	if len(all.GetItems()) != 3 {
+		t.Fatalf("%v", all)
+	}
+	of, err := operator.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{Workspace: k.B.WorkspaceName})
+	k.check(err)
+	if len(of.GetItems()) != 2 || !proto.Equal(of.GetItems()[0], old) {
+		t.Fatalf("%v", of)
+	}
+
+	// A tenant meets its own recoveries, and nothing that others are part of.
+	mine, err := tenant.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{})
+	k.check(err)
+	if len(mine.GetItems()) != 1 || !proto.Equal(mine.GetItems()[0], own) {
+		t.Fatalf("%v", mine)
+	}
+	if list, err = tenant.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true}); err != nil || len(list.GetItems()) != 0 {
+		t.Fatalf("%v %v", list, err)
+	}
+	if _, err := tenant.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: open.GetIncidentId()}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+		t.Fatalf("%v", err)
+	}
+	for _, procedure := range []string{"GetBrake", "ReleaseBrake"} {
+		answer := k.post(k.http(k.token(k.A.ID, "tenant", "operator"), false), "/gpuaas.readmodel.v1.IncidentService/"+procedure, &readmodelv1.ReleaseBrakeRequest{Reason: "x"})
+		if answer.Status == http.StatusOK || strings.Contains(answer.Body, "affected") {
+			t.Errorf("%s: %+v", procedure, answer)
+		}
+	}
+
+	// The projection equals the one made anew from the first event.
+	report, err := k.service.Verify(ctx)
+	k.check(err)
+	if !report.Equal() {
+		t.Fatalf("%+v", report)
+	}
+}
+
+func TestReleasingTheBrakeIsItsOwnersDecision(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	k.owners.take()
+	out, err := k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "the switch was replaced"})
+	k.check(err)
+	heard := k.owners.take()
+	if len(heard) != 1 || heard[0].person.Subject == "" || out.GetPos() == "" || out.GetBrake().GetReleaseReason() != "the switch was replaced" {
+		t.Fatalf("%v after %v", out, heard)
+	}
+	k.owners.refuse(fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged"))
+	if _, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "again"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
+		t.Fatalf("%v", err)
+	}
+	k.owners.refuse(nil)
+	if _, err = k.incidents(k.token("", "operator")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{}); err == nil {
+		t.Fatal("without a reason")
+	}
+	if _, err = k.incidents(k.token("", "viewer")).ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "x"}); err == nil {
+		t.Fatal("a viewer releases the brake")
+	}
+}

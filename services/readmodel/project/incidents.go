@@ -1,0 +1,43 @@
+package project
+
+import (
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+)
+
+// Kinds of what the watchdog tells.
+const (
+	KindRecovery = "recovery_record.changed"
+	KindIncident = "incident.changed"
+	KindBrake    = "brake.changed"
+)
+
+// watchdogRows are those of a recovery, an incident or the brake.
+func watchdogRows(r events.Record) ([]row, error) {
+	switch r.Kind {
+	case KindRecovery:
+		m, err := decode(r, &recoveryv1.RecoveryRecord{})
+		if err != nil {
+			return nil, err
+		}
+		detected := moment(m.GetDetectedAt())
+		if detected == nil {
+			detected = r.CreatedAt
+		}
+		return one(r, "recovery_record", []any{
+			key(m.GetRecordId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), detected, r.Payload,
+		})
+	case KindIncident:
+		m, err := decode(r, &recoveryv1.Incident{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "incident", []any{key(m.GetIncidentId()), r.AggregateVersion, m.GetClosedAt() == nil, r.Payload})
+	default:
+		m, err := decode(r, &recoveryv1.Brake{})
+		if err != nil {
+			return nil, err
+		}
+		return one(r, "brake", []any{r.AggregateID, r.AggregateVersion, m.GetEngaged(), r.Payload})
+	}
+}

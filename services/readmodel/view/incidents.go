@@ -1,0 +1,88 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+)
+
+// RecoveryFilter narrows a list of recoveries. Zero fields do not.
+type RecoveryFilter struct {
+	WorkspaceID string
+	Workspaces  []string // of these alone, if it is not nil
+	From, To    time.Time
+}
+
+// Recoveries answers one page, newest first.
+func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+	l := s.boxes("recoveries", "readmodel.recovery_record", "record_id", BoxFilter{WorkspaceID: f.WorkspaceID})
+	if f.Workspaces != nil {
+		l.and("x.workspace_id::text = ANY(?)", f.Workspaces)
+	}
+	if !f.From.IsZero() {
+		l.and("x.detected_at >= ?", f.From)
+	}
+	if !f.To.IsZero() {
+		l.and("x.detected_at <= ?", f.To)
+	}
+	return run(ctx, s, l, page, scanBody[recoveryv1.RecoveryRecord])
+}
+
+// Incidents answers one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant meets none.
+func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*recoveryv1.Incident, string, error) {
+	if !s.scope.Everything() {
+		return nil, "", nil
+	}
+	l := listing{name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id"}
+	if !closed {
+		l.and("x.open")
+	}
+	return run(ctx, s, l, page, scanBody[recoveryv1.Incident])
+}
+
+// incidentLead is how long before an incident was opened the recoveries began that it may speak of.
+const incidentLead = time.Hour
+
+// Incident answers one by id, with the recoveries that it speaks of.
+func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord, error) {
+	if !s.scope.Everything() || !isUUID(id) {
+		return nil, nil, notFound("incident")
+	}
+	i, err := scanBody[recoveryv1.Incident](s.tx.QueryRow(ctx, `SELECT x.body FROM readmodel.incident x WHERE x.incident_id = $1`, id))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil, notFound("incident")
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read incident: %w", err)
+	}
+	workspaces := i.GetWorkspaceIds()
+	if len(workspaces) == 0 {
+		return i, nil, nil
+	}
+	f := RecoveryFilter{Workspaces: workspaces, From: i.GetOpenedAt().AsTime().Add(-incidentLead)}
+	if i.GetClosedAt() != nil {
+		f.To = i.GetClosedAt().AsTime()
+	}
+	records, _, err := s.Recoveries(ctx, f, Page{Size: maxPage})
+	return i, records, err
+}
+
+// Brake answers the fleet brake; one that has never moved is not engaged.
+func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
+	if !s.scope.Everything() {
+		return nil, notFound("brake")
+	}
+	b, err := scanBody[recoveryv1.Brake](s.tx.QueryRow(ctx, `SELECT x.body FROM readmodel.brake x WHERE x.name = 'fleet'`))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return &recoveryv1.Brake{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read brake: %w", err)
+	}
+	return b, nil
+}
