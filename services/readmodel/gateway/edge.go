@@ -30,7 +30,8 @@ func Edge(trustedOrigins []string) (func(http.Handler) http.Handler, error) {
 			h := w.Header()
 			h.Set("X-Content-Type-Options", "nosniff")
 			h.Set("Cache-Control", "no-store")
-			if r.URL.Path == readmodelv1connect.QueryServiceWatchProcedure {
+			switch r.URL.Path {
+			case readmodelv1connect.QueryServiceWatchProcedure, readmodelv1connect.EscalationServiceEscalateProcedure:
 				r = r.WithContext(context.WithValue(r.Context(), controllerKey{}, http.NewResponseController(w)))
 			}
 			next.ServeHTTP(w, r)

@@ -141,3 +141,12 @@ func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 func (s *Snapshot) Era(ctx context.Context) (int64, error) {
 	return pg.Era(ctx, s.tx) //nolint:wrapcheck // it says what
 }
+
+// Schema is the version of the database's schema.
+func (s *Snapshot) Schema(ctx context.Context) (string, error) {
+	var version int64
+	if err := s.tx.QueryRow(ctx, `SELECT COALESCE(max(version_id), 0) FROM mesh.goose_db_version WHERE is_applied`).Scan(&version); err != nil {
+		return "", fmt.Errorf("read schema version: %w", err)
+	}
+	return fmt.Sprintf("%05d", version), nil
+}

@@ -1,0 +1,48 @@
+package readmodel
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/escalation"
+	"github.com/gpuaas/mesh/services/readmodel/gateway"
+)
+
+// mountEscalation serves bundles on the people's port.
+func (s *Service) mountEscalation(deps gateway.Deps) error {
+	parts := make([]escalation.Part, len(deps.Probes))
+	for i, p := range deps.Probes {
+		parts[i] = escalation.Part{Name: p.Name, Ask: p.Ask}
+	}
+	collector := escalation.New(escalation.Deps{
+		Logger: deps.Logger, Reader: deps.Reader, Parts: parts,
+		Policy: func(ctx context.Context) (*recoveryv1.GetPolicyResponse, error) {
+			return deps.Owners.Policies.GetPolicy(ctx, &recoveryv1.GetPolicyRequest{}) //nolint:wrapcheck // the collector says whose
+		},
+		Actions: func(ctx context.Context, workspaceID string) (*lifecyclev1.GetActionsResponse, error) {
+			return deps.Owners.Workspaces.GetActions(ctx, &lifecyclev1.GetActionsRequest{WorkspaceId: workspaceID}) //nolint:wrapcheck // the collector says whose
+		},
+	})
+	path, handler := readmodelv1connect.NewEscalationServiceHandler(gateway.NewEscalation(deps, collector, s.record), s.options()...)
+	return s.people.Mount(path, handler) //nolint:wrapcheck // it says what
+}
+
+// record writes an audit entry of what readmodel itself did for a person.
+func (s *Service) record(ctx context.Context, e audit.Entry) error {
+	err := pg.InTx(ctx, s.base.DB, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := s.base.Audit.Record(ctx, tx, e)
+		return err //nolint:wrapcheck // it says what it did
+	})
+	if err != nil {
+		return fmt.Errorf("audit: %w", err)
+	}
+	s.base.Wake.Notify()
+	return nil
+}

@@ -1,0 +1,168 @@
+package escalation
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// mostPages bounds each list: what is beyond it is named as missing.
+const mostPages = 20
+
+// askLimit is how long an owner may take to answer.
+const askLimit = 3 * time.Second
+
+// Part is a service that can be asked for its version and health.
+type Part struct {
+	Name string
+	Ask  func(ctx context.Context) (*commonv1.GetHealthResponse, error)
+}
+
+// Deps of a collector.
+type Deps struct {
+	Logger *slog.Logger
+	Reader *view.Reader
+	// Policy and Actions ask the owners for the person of the context.
+	Policy  func(ctx context.Context) (*recoveryv1.GetPolicyResponse, error)
+	Actions func(ctx context.Context, workspaceID string) (*lifecyclev1.GetActionsResponse, error)
+	Parts   []Part
+}
+
+// Collector makes bundles.
+type Collector struct{ deps Deps }
+
+// New makes a collector.
+func New(deps Deps) *Collector { return &Collector{deps: deps} }
+
+// Request says for whom and of what.
+type Request struct {
+	Scope     view.Scope
+	Subject   string // who asks
+	Workspace *readmodelv1.Workspace
+	At        time.Time
+}
+
+// gathering is one bundle under way: what was read is used by what comes after it.
+type gathering struct {
+	*Collector
+	req    Request
+	bundle *bundle
+
+	position int64 // of the last read
+	runs     []*lifecyclev1.Run
+	nodeIDs  []string
+	nodes    []*readmodelv1.Node
+	tasks    []*readmodelv1.Task
+	trail    []*readmodelv1.AuditRow
+	timeline []*readmodelv1.TimelineItem
+	partial  *Gap // of the source that is being read
+}
+
+// source is one file.
+type source struct {
+	file string
+	what string
+	read func(ctx context.Context) (any, error)
+}
+
+// Write writes the bundle of one workspace. An error means that w has no whole bundle.
+func (c *Collector) Write(ctx context.Context, w io.Writer, req Request) error {
+	ws := req.Workspace
+	g := &gathering{Collector: c, req: req, bundle: newBundle(w, Manifest{
+		Format: Format, WorkspaceID: ws.GetWorkspaceId(), Workspace: ws.GetTenant() + "/" + ws.GetName(), CollectedAt: req.At.UTC(), CollectedBy: req.Subject,
+		CorrelationID: obs.From(ctx).CorrelationID,
+	})}
+	for _, s := range g.sources() {
+		if err := g.collect(ctx, s); err != nil {
+			return err
+		}
+	}
+	return g.bundle.finish()
+}
+
+func (g *gathering) collect(ctx context.Context, s source) error {
+	g.position, g.partial = 0, nil
+	content, err := s.read(ctx)
+	if ctx.Err() != nil {
+		return fmt.Errorf("collect %s: %w", s.file, context.Cause(ctx))
+	}
+	if err != nil {
+		gap, ok := errors.AsType[*absent](err)
+		if !ok {
+			g.deps.Logger.WarnContext(ctx, "part of an escalation not collected", slog.String("part", s.file), obs.Err(err))
+			gap = &absent{Gap{Why: fault.From(err).Public}}
+		}
+		gap.What = cmp.Or(gap.What, s.what)
+		g.bundle.lacks(gap.Gap)
+		return nil
+	}
+	if g.partial != nil {
+		g.bundle.lacks(*g.partial)
+	}
+	return g.bundle.put(s.file, content, g.position)
+}
+
+// absent is the error of a source that says itself what is not there.
+type absent struct{ Gap }
+
+func (a *absent) Error() string { return a.What + ": " + a.Why }
+
+// read calls fn with a snapshot of its own: one source that fails fails alone.
+func (g *gathering) read(ctx context.Context, fn func(ctx context.Context, s *view.Snapshot) error) error {
+	return g.deps.Reader.Read(ctx, g.req.Scope, func(ctx context.Context, s *view.Snapshot) error { //nolint:wrapcheck // it says what
+		g.position = s.Position
+		return fn(ctx, s)
+	})
+}
+
+// all reads every page of a list, up to the bound.
+func all[T any](ctx context.Context, g *gathering, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]T, string, error)) ([]T, error) {
+	var out []T
+	err := g.read(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		page := view.Page{Size: 1000}
+		for range mostPages {
+			part, next, err := fn(ctx, s, page)
+			if err != nil {
+				return err
+			}
+			out = append(out, part...)
+			if page.Token = next; next == "" {
+				return nil
+			}
+		}
+		g.partial = &Gap{What: "the oldest of a long list", Why: fmt.Sprintf("only the newest %d are in the bundle", len(out))}
+		return nil
+	})
+	return out, err
+}
+
+// listed is a source that is a list of the projection.
+func listed[M proto.Message](g *gathering, keep *[]M, fn func(ctx context.Context, s *view.Snapshot, page view.Page) ([]M, string, error)) func(context.Context) (any, error) {
+	return func(ctx context.Context) (any, error) {
+		list, err := all(ctx, g, fn)
+		if err != nil {
+			return nil, err
+		}
+		if keep != nil {
+			*keep = list
+		}
+		if g.partial != nil {
+			g.partial.What = "the oldest of " + string(list[0].ProtoReflect().Descriptor().Name())
+		}
+		return items(list), nil
+	}
+}
