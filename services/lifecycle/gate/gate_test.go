@@ -50,18 +50,22 @@ func TestTheHighestFenceWins(t *testing.T) {
 	}
 }
 
-func TestAFenceCarriesRefusedRegistersWhateverItsNumber(t *testing.T) {
+func TestAFenceCarriesRefusedRegistersUnlessItIsLate(t *testing.T) {
 	k := newKit(t)
 	node, ws := ids.New(), ids.New()
-	for _, epoch := range []int64{3, 3} {
+	for _, tc := range []struct {
+		fence int64
+		count int32
+		why   string
+	}{{3, 4, "mint_consumed"}, {3, 4, "mint_consumed"}, {4, 0, ""}, {3, 5, "mint_consumed"}} {
 		_, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{
-			NodeId: node, FenceEpoch: epoch, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 2, RegisterFailures: 4, RegisterError: "mint_consumed",
+			NodeId: node, FenceEpoch: tc.fence, Admitted: true, InstanceId: ids.New(), WorkspaceId: ws, Epoch: 2, RegisterFailures: tc.count, RegisterError: tc.why,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if want := ws + "/2 4 mint_consumed"; !slices.Equal(k.heard.failures, []string{want, want}) {
+	if want := ws + "/2 4 mint_consumed"; !slices.Equal(k.heard.failures, []string{want, want, ws + "/2 0 "}) {
 		t.Errorf("the workspace was told %q", k.heard.failures)
 	}
 	if g := k.get(node); g.Slots != 1 || g.WorkspaceID != ws || g.Epoch != 2 {

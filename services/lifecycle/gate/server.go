@@ -43,7 +43,7 @@ type Reconciled struct {
 type Box interface {
 	// SessionReady runs in the transaction that raises a box's gate.
 	SessionReady(ctx context.Context, tx pgx.Tx, g Gate) error
-	// RegisterFailures runs in the transaction that applies a fence which carries them.
+	// RegisterFailures runs in the transaction that applies a box's fence: count refusals since it last registered, 0 if it has.
 	RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error
 }
 
@@ -95,6 +95,9 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 				return fault.New(commonv1.Reason_REASON_CONFLICT, "the gate changed meanwhile")
 			}
 			res.FenceEpoch, res.Admitted = held.FenceEpoch, held.Admitted
+			if req.GetFenceEpoch() < held.FenceEpoch {
+				return nil // what is told late is not believed of registers either
+			}
 		case err != nil:
 			return fmt.Errorf("apply fence: %w", err)
 		default:
@@ -103,7 +106,7 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 				return fmt.Errorf("report gate: %w", err)
 			}
 		}
-		if req.GetWorkspaceId() != "" && (req.GetRegisterFailures() > 0 || req.GetRegisterError() != "") {
+		if req.GetWorkspaceId() != "" {
 			err := s.deps.Box.RegisterFailures(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetRegisterFailures(), req.GetRegisterError())
 			if err != nil {
 				return fmt.Errorf("tell workspace of refused registers: %w", err)

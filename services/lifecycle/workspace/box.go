@@ -13,7 +13,7 @@ import (
 // Boxes hears of launched boxes through their gates.
 type Boxes struct{ Core *saga.Core }
 
-// SessionReady wakes the run that waits for its box's agent.
+// SessionReady wakes the run that waits for its box's agent. A box that has a session has registered.
 func (b Boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	if g.WorkspaceID == "" {
 		return nil
@@ -21,15 +21,34 @@ func (b Boxes) SessionReady(ctx context.Context, tx pgx.Tx, g gate.Gate) error {
 	if err := b.Core.WakeWorkspaces(ctx, tx, g.WorkspaceID); err != nil {
 		return fmt.Errorf("wake workspace: %w", err)
 	}
-	return nil
+	return b.registered(ctx, tx, g.WorkspaceID, g.Epoch)
 }
 
-// RegisterFailures writes on the workspace how often its box was refused and why, if the box is of the workspace's epoch.
+// RegisterFailures writes on the workspace how often its box was refused since it last registered and why, if the box is of the workspace's epoch. One
+// that has a session has registered, whoever else tries with its secret; a count of zero says that it has.
 func (b Boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, count int32, lastError string) error {
-	tag, err := tx.Exec(ctx, `
-		UPDATE lifecycle.workspace SET register_failures = $3, last_error_code = 'register_failing', last_error = $4, version = version + 1
-		WHERE id = $1 AND epoch = $2 AND (register_failures <> $3 OR last_error <> $4) AND state NOT IN ('active', 'decommissioned')`,
-		workspaceID, epoch, count, lastError)
+	if count == 0 {
+		return b.registered(ctx, tx, workspaceID, epoch)
+	}
+	return announceIf(ctx, tx, workspaceID, `
+		UPDATE lifecycle.workspace SET register_failures = GREATEST(register_failures, $3), last_error_code = 'register_failing', last_error = $4, version = version + 1
+		WHERE id = $1 AND epoch = $2 AND (register_failures < $3 OR last_error <> $4) AND state <> 'decommissioned'
+			AND NOT EXISTS (SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)`,
+		epoch, count, lastError)
+}
+
+// registered forgets the refusals of a box that got through.
+func (b Boxes) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
+	return announceIf(ctx, tx, workspaceID, `
+		UPDATE lifecycle.workspace SET register_failures = 0, version = version + 1,
+			last_error_code = CASE WHEN last_error_code = 'register_failing' THEN '' ELSE last_error_code END,
+			last_error = CASE WHEN last_error_code = 'register_failing' THEN '' ELSE last_error END
+		WHERE id = $1 AND epoch = $2 AND register_failures > 0`, epoch)
+}
+
+// announceIf reports the workspace if the statement changed it.
+func announceIf(ctx context.Context, tx pgx.Tx, workspaceID, sql string, args ...any) error {
+	tag, err := tx.Exec(ctx, sql, append([]any{workspaceID}, args...)...)
 	if err != nil {
 		return fmt.Errorf("write register failures: %w", err)
 	}

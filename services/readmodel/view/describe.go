@@ -175,7 +175,11 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 		if f.Stalled || f.Workspace.GetRegisterFailures() > 0 {
 			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
-	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
+		if f.Workspace.GetRegisterFailures() > 0 {
+			return commonv1.UserState_USER_STATE_TEMPORARY // its agent is shut out, so nothing that is asked of it is done
+		}
+	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED:
 	}
 	return commonv1.UserState_USER_STATE_NORMAL

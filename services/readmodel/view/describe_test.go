@@ -174,6 +174,10 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 		}
 	}
 	provisioning := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING}
+	shutOut := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, RegisterFailures: 1}
+	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: shutOut}); got != commonv1.UserState_USER_STATE_TEMPORARY {
+		t.Errorf("active with an agent that cannot register: %v", got)
+	}
 	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: provisioning, Stalled: true}); got != commonv1.UserState_USER_STATE_TEMPORARY {
 		t.Errorf("stalled: %s", names.Of(got))
 	}

@@ -302,6 +302,8 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		}
 		if a.token.Kind == KindLaunch {
 			r.Mints++
+			// It is through: lifecycle hears so with the admission, and what is refused from here on is counted anew.
+			r.RefusedRegisters, r.LastRefusal = 0, commonv1.Reason_REASON_UNSPECIFIED
 		}
 		if err := identity.Activate(ctx, tx, r, c.instanceID, serial, "recovery", "enrolled by "+string(a.token.Kind)+" token", m); err != nil {
 			return err
