@@ -22,13 +22,13 @@ var whole = []string{
 	"issued.key-next", "issued.cert-next", "flip.key", "flip.cert",
 }
 
-// TestAnAgentSurvivesBetweenAnyTwoFsyncs kills a machine's agent and recovery and nodeapi at each of their points of enrolment, opening, working and
-// renewing. The machine must stay the node that it was, without an alarm.
+// TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of enrolment, opening, working and
+// renewing. Each machine must stay the node that it was, without an alarm.
 func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	t := within(tt, 4*time.Minute)
 	ctx := t.ctx
 	c := start(t, cluster.Config{
-		Nodes: 1, Replicas: 1, Policy: map[string]string{"node.certificate_ttl_seconds": "70", "node.task_stale_sweep_interval_seconds": "2"},
+		Nodes: 2, Policy: map[string]string{"node.certificate_ttl_seconds": "70", "node.task_stale_sweep_interval_seconds": "2"},
 		Env: []string{
 			"GPUAAS_FAILPOINTS=agent.*=kill,recovery.renew.*=kill,nodeapi.renew.*=kill",
 			// An agent that dies twenty times in a minute opens more often than one that is well may.
@@ -53,22 +53,31 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 		return out
 	}
 	var all []*wish
-	for i := 0; time.Since(began) < 180*time.Second && len(missing()) > 0; i++ {
-		w := &wish{
-			name: fmt.Sprintf("s-%02d", i), key: fmt.Sprintf("s-%02d", i),
-			spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+	for i := 0; time.Since(began) < 150*time.Second && len(missing()) > 0; i++ {
+		var batch []*wish
+		for n := range 2 * len(c.Nodes) {
+			w := &wish{
+				name: fmt.Sprintf("s-%02d-%d", i, n), key: fmt.Sprintf("s-%02d-%d", i, n),
+				spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+			}
+			if n%2 == 1 {
+				w.spec, w.doomed = doomedSpec(), true
+				w.spec.Placement = commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
+			}
+			batch = append(batch, w)
 		}
-		if i%2 == 1 {
-			w.spec, w.doomed = doomedSpec(), true
-			w.spec.Placement = commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC
-		}
-		all = append(all, w)
-		if err := w.create(ctx, c); err != nil {
+		all = append(all, batch...)
+		if err := createAll(ctx, c, batch); err != nil {
 			t.Error(err)
 		}
-		_, _ = c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: "n1"})
-		awaitSettled(t, c, time.Minute, w)
-		if !w.doomed {
+		for name := range before {
+			_, _ = c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: name})
+		}
+		awaitSettled(t, c, time.Minute, batch...)
+		for _, w := range batch {
+			if w.doomed {
+				continue
+			}
 			t.want("the decommission of "+w.name, 30*time.Second, func(ctx context.Context) error {
 				_, err := c.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
 					Workspace: w.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "its turn is over", IdempotencyKey: "end-" + w.key,
@@ -98,9 +107,11 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	quiet(t, c)
 	judgeWishes(t, c, all)
 	mesh := database(t, c, pg.DatabaseMesh)
-	if instances := column(t, mesh, `SELECT count(DISTINCT payload ->> 'node_instance_id')::text FROM events.event WHERE kind = 'node_identity.changed'
-		AND aggregate_id = $1 AND payload ->> 'node_instance_id' <> ''`, before["n1"]); instances[0] != "1" {
-		t.Errorf("the machine was enrolled as %s instances", instances[0])
+	for name, id := range before {
+		if instances := column(t, mesh, `SELECT count(DISTINCT payload ->> 'node_instance_id')::text FROM events.event WHERE kind = 'node_identity.changed'
+			AND aggregate_id = $1 AND payload ->> 'node_instance_id' <> ''`, id); instances[0] != "1" {
+			t.Errorf("machine %s was enrolled as %s instances", name, instances[0])
+		}
 	}
 	judgeWorld(t, c)
 	judgeLogs(t, c, nil)
