@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -54,6 +55,10 @@ func (g *gathering) sources() []source {
 		{"findings.json", "the findings", g.operators(listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*lifecyclev1.Finding, string, error) {
 			return s.Findings(ctx, view.FindingFilter{WorkspaceID: id, Resolved: true}, p)
 		}))},
+		{"recoveries.json", "the recovery records", listed(g, nil, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.RecoveryRecord, string, error) {
+			return s.Recoveries(ctx, view.RecoveryFilter{WorkspaceID: id}, p)
+		})},
+		{"incidents.json", "the incidents that speak of it", g.operators(g.incidents)},
 		{"actions.json", "which operations are possible", g.actions},
 		{"policy.json", "the policy in force", g.policy},
 		{"versions.json", "the versions of all parts", g.versions},
@@ -76,6 +81,19 @@ func (g *gathering) operators(read func(context.Context) (any, error)) func(cont
 		}
 		return read(ctx)
 	}
+}
+
+// incidents are those of the whole mesh that name the workspace.
+func (g *gathering) incidents(ctx context.Context) (any, error) {
+	every, err := all(ctx, g, func(ctx context.Context, s *view.Snapshot, p view.Page) ([]*recoveryv1.Incident, string, error) {
+		return s.Incidents(ctx, true, p)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return items(slices.DeleteFunc(every, func(i *recoveryv1.Incident) bool {
+		return !slices.Contains(i.GetWorkspaceIds(), g.req.Workspace.GetWorkspaceId())
+	})), nil
 }
 
 // sameName lists the workspaces that had the name, one after the other: successive provisions of one slug are a symptom by themselves.

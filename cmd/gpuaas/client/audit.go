@@ -1,0 +1,93 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+var auditView = view[*readmodelv1.AuditRow]{
+	name: func(a *readmodelv1.AuditRow) string { return number(a.GetNumber()) },
+	columns: []column[*readmodelv1.AuditRow]{
+		{"NUMBER", false, func(_ *printer, a *readmodelv1.AuditRow) string { return number(a.GetNumber()) }},
+		{"AT", false, func(pr *printer, a *readmodelv1.AuditRow) string { return pr.when(a.GetEntry().GetAt()) }},
+		{"ACTION", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetAction() }},
+		{"OUTCOME", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetOutcome() }},
+		{"ACTOR", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetActor() }},
+		{"SUBJECT", false, func(_ *printer, a *readmodelv1.AuditRow) string {
+			return a.GetEntry().GetSubjectType() + " " + a.GetEntry().GetSubjectId()
+		}},
+		{"TIMES", false, func(_ *printer, a *readmodelv1.AuditRow) string { return positive(a.GetEntry().GetCount()) }},
+		{"REASON", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetReason() }},
+		{"SOURCE", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetSource() }},
+		{"WORKSPACE", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetWorkspaceId() }},
+		{"NODE", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetNodeId() }},
+		{"CORRELATION", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetCorrelationId() }},
+		{"HASH", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetHash() }},
+	},
+}
+
+func (p *Program) auditCommand() *cobra.Command {
+	return group("audit", "Who decided what", nil, p.auditList(), p.auditVerify())
+}
+
+func (p *Program) auditList() *cobra.Command {
+	var page paging
+	req := &readmodelv1.ListAuditRequest{}
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List decisions, newest first; what repeats has its count",
+		Example: "  gpuaas audit list --workspace acme/demo2\n  gpuaas audit list --action node. --limit 20 -o wide", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.AuditRow, string, error) {
+				req.PageSize, req.PageToken = size, token
+				answer, err := s.client.Audit.ListAudit(ctx, req)
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, auditView, items, next)
+		}),
+	}
+	page.flags(cmd)
+	cmd.Flags().StringVar(&req.Workspace, "workspace", "", "only those about this workspace")
+	cmd.Flags().StringVar(&req.Node, "node", "", "only those about this node")
+	cmd.Flags().StringVar(&req.Action, "action", "", "only actions that begin so: tenant.provisioning")
+	_ = cmd.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
+	_ = cmd.RegisterFlagCompletionFunc("node", p.completeNodes)
+	return cmd
+}
+
+func (p *Program) auditVerify() *cobra.Command {
+	return &cobra.Command{
+		Use: "verify", Short: "Walk the hash chain and compare each row with its event; exit code 5 if one does not fit",
+		Example: "  gpuaas audit verify", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Audit.VerifyAudit(ctx, &readmodelv1.VerifyAuditRequest{})
+			if err != nil {
+				return err
+			}
+			if s.structured() {
+				err = object(s.printer, answer)
+			} else {
+				rows := [][2]string{{"INTACT", yesNo(answer.GetIntact())}, {"ROWS", number(answer.GetRows())}, {"HEAD", answer.GetHeadHash()}}
+				if !answer.GetIntact() {
+					rows = append(rows, [2]string{"BROKEN AT", number(answer.GetBrokenAt())}, [2]string{"BECAUSE", answer.GetBrokenBecause()})
+				}
+				err = s.pairs(rows)
+			}
+			if err != nil || answer.GetIntact() {
+				return err
+			}
+			return &exitError{
+				code: ExitRefused, reason: commonv1.Reason_REASON_PRECONDITION_FAILED,
+				message: fmt.Sprintf("the audit log is broken at row %d: %s", answer.GetBrokenAt(), answer.GetBrokenBecause()),
+				remedy:  "keep the database as it is, and compare the row and its event with a backup",
+			}
+		}),
+	}
+}

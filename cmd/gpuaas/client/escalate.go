@@ -1,0 +1,185 @@
+package client
+
+import (
+	"archive/zip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+// bundled is one file of a bundle, as its manifest has it.
+type bundled struct {
+	Name   string `json:"name"`
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+}
+
+// gap is what a bundle lacks.
+type gap struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+	Next string `json:"next"`
+}
+
+// bundleReport is what a bundle holds.
+type bundleReport struct {
+	out, workspaceID string
+	size             int64
+	files            []bundled
+	missing          []gap
+}
+
+func (p *Program) workspacesEscalate() *cobra.Command {
+	var out string
+	cmd := &cobra.Command{
+		Use: "escalate WS --out FILE.zip", Short: "Write all that is known of a workspace into one file, for whoever is to look into it",
+		Example: "  gpuaas workspaces escalate acme/demo2 --out demo2.zip", Args: args("WS"), ValidArgsFunction: onlyFirst(p.completeWorkspaces),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if out == "" {
+				return Usage(errors.New("--out is needed: the file to write"))
+			}
+			file, err := claimFile(out)
+			if err != nil {
+				return err
+			}
+			report, err := s.escalate(ctx, args[0], out, file)
+			if err != nil {
+				_ = file.Close()
+				return errors.Join(err, os.Remove(file.Name()))
+			}
+			return s.printBundle(report)
+		}),
+	}
+	cmd.Flags().StringVar(&out, "out", "", "file to write; it must not be there yet (required)")
+	return cmd
+}
+
+// claimFile makes the file beside its place, for its owner alone: under its name it is there whole or not at all.
+func claimFile(out string) (*os.File, error) {
+	switch _, err := os.Lstat(out); {
+	case err == nil:
+		return nil, Usage(fmt.Errorf("%s is there already: a bundle is never overwritten", out))
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("look for %s: %w", out, err)
+	}
+	file, err := os.CreateTemp(filepath.Dir(out), "."+filepath.Base(out)+".*") // mode 0600
+	if err != nil {
+		return nil, fmt.Errorf("make file of bundle: %w", err)
+	}
+	return file, nil
+}
+
+// escalate receives a bundle, checks it and gives it its name.
+func (s *session) escalate(ctx context.Context, ref, out string, file *os.File) (bundleReport, error) {
+	stream, err := s.client.Escalate.Escalate(ctx, &readmodelv1.EscalateRequest{Workspace: ref})
+	if err != nil {
+		return bundleReport{}, err //nolint:wrapcheck // it is the answer
+	}
+	defer stream.Close() //nolint:errcheck // read to its end
+	report := bundleReport{out: out}
+	for stream.Receive() {
+		n, err := file.Write(stream.Msg().GetChunk())
+		if report.size += int64(n); err != nil {
+			return report, fmt.Errorf("write bundle: %w", err)
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return report, err //nolint:wrapcheck // it is the answer
+	}
+	if err := report.check(file); err != nil {
+		return report, err
+	}
+	if err := errors.Join(file.Sync(), file.Close()); err != nil {
+		return report, fmt.Errorf("write bundle: %w", err)
+	}
+	// A link refuses what a rename would replace: somebody may have taken the name meanwhile.
+	if err := os.Link(file.Name(), out); err != nil {
+		return report, fmt.Errorf("name bundle: %w", err)
+	}
+	if err := os.Remove(file.Name()); err != nil {
+		return report, fmt.Errorf("name bundle: %w", err)
+	}
+	return report, nil
+}
+
+// check holds every file against the manifest: a bundle that was cut short is none.
+func (r *bundleReport) check(file *os.File) error {
+	z, err := zip.NewReader(file, r.size)
+	if err != nil {
+		return fmt.Errorf("the bundle is no zip, or not whole: %w", err)
+	}
+	var manifest struct {
+		WorkspaceID string    `json:"workspace_id"`
+		Files       []bundled `json:"files"`
+	}
+	if err := entryOf(z, "manifest.json", &manifest); err != nil {
+		return err
+	}
+	for _, f := range manifest.Files {
+		raw, err := fs.ReadFile(z, f.Name)
+		if err != nil {
+			return fmt.Errorf("the bundle lacks %s: %w", f.Name, err)
+		}
+		if sum := sha256.Sum256(raw); hex.EncodeToString(sum[:]) != f.SHA256 || int64(len(raw)) != f.Size {
+			return fmt.Errorf("%s in the bundle is not what its manifest says", f.Name)
+		}
+	}
+	var missing struct {
+		Items []gap `json:"items"`
+	}
+	if err := entryOf(z, "missing.json", &missing); err != nil {
+		return err
+	}
+	r.workspaceID, r.files, r.missing = manifest.WorkspaceID, manifest.Files, missing.Items
+	return nil
+}
+
+func entryOf(z *zip.Reader, name string, into any) error {
+	f, err := z.Open(name)
+	if err != nil {
+		return fmt.Errorf("the bundle lacks %s: %w", name, err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	raw, err := io.ReadAll(f)
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
+	if err != nil {
+		return fmt.Errorf("read %s of the bundle: %w", name, err)
+	}
+	return nil
+}
+
+// printBundle says what the bundle holds and what it lacks.
+func (s *session) printBundle(r bundleReport) error {
+	if s.format == formatName {
+		return s.line(clean(r.out))
+	}
+	if s.structured() {
+		return s.document(members(member{"out", r.out}, member{"workspace_id", r.workspaceID}, member{"size", r.size}, member{"files", r.files}, member{"missing", r.missing}))
+	}
+	err := table(s.printer, []column[bundled]{
+		{"FILE", false, func(_ *printer, f bundled) string { return f.Name }},
+		{"SIZE", false, func(_ *printer, f bundled) string { return bytesText(f.Size) }},
+		{"SHA256", true, func(_ *printer, f bundled) string { return f.SHA256 }},
+	}, r.files)
+	if err != nil {
+		return err
+	}
+	for _, g := range r.missing {
+		note(s.err, "missing: %s: %s%s", clean(g.What), clean(g.Why), onlyIf(g.Next != "", " ("+clean(g.Next)+")"))
+	}
+	note(s.err, "%s, %s", r.out, bytesText(r.size))
+	return nil
+}
