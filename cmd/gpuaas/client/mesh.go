@@ -42,6 +42,7 @@ func (p *Program) statusCommand() *cobra.Command {
 				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
 				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
 				{"LIVE RUNS", number(answer.GetLiveRuns())},
+				{"FINDINGS", fmt.Sprintf("%d P0, %d P1, %d P2 open", answer.GetFindingsP0(), answer.GetFindingsP1(), answer.GetFindingsP2())},
 				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(), answer.GetParkedEvents())},
 				{"ERA", number(answer.GetEra())},
 				{"VERSION", answer.GetVersion()},

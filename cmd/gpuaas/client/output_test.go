@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
 
@@ -66,6 +67,16 @@ func task(state commonv1.TaskState, states ...commonv1.TaskState) *readmodelv1.T
 	return t
 }
 
+func finding() *lifecyclev1.Finding {
+	before, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "active"})
+	after, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "failed"})
+	return &lifecyclev1.Finding{
+		FindingId: claimID, Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE, Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace",
+		SubjectId: workspaceID, WorkspaceId: workspaceID, TenantId: tenantID, Summary: "the row was changed outside its saga: state", NextAction: "set the row back",
+		Before: before, After: after, FirstSeenAt: at(2), LastSeenAt: at(9), Count: 4, Version: 3,
+	}
+}
+
 func operation() *lifecyclev1.Operation {
 	return &lifecyclev1.Operation{
 		OperationId: runID, WorkspaceId: workspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Epoch: bigEpoch,
@@ -81,7 +92,9 @@ func stock(f *fake) {
 	}})
 	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: node()})
 	always(f, "ListWorkspaces", &readmodelv1.ListWorkspacesResponse{Items: []*readmodelv1.Workspace{workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)}})
-	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)})
+	drifted := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+	drifted.Findings = []*lifecyclev1.Finding{finding()}
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: drifted})
 	always(f, "GetTimeline", &readmodelv1.GetTimelineResponse{
 		Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING), Runs: []*lifecyclev1.Run{{RunId: runID}},
 		Items: []*readmodelv1.TimelineItem{
@@ -131,8 +144,9 @@ func stock(f *fake) {
 			},
 			{Name: "ca", Ok: true, State: commonv1.PartState_PART_STATE_OK, Detail: "as recovery finds it", ObservedAt: at(2), Since: at(1)},
 		},
-		Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
+		FindingsP0: 1, FindingsP1: 2, Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
 	})
+	always(f, "ListFindings", &readmodelv1.ListFindingsResponse{Items: []*lifecyclev1.Finding{finding()}})
 	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{TenantId: tenantID, Name: "acme"}, Existed: true, Pos: "1:1"})
 	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: operation()})
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: operation()})
@@ -156,6 +170,7 @@ func TestGolden(t *testing.T) {
 		"claims":      {"claims", "list"},
 		"allocations": {"allocations", "list"},
 		"allocation":  {"allocations", "get", allocID},
+		"findings":    {"findings", "list"},
 		"tenants":     {"tenants", "list"},
 		"tenant":      {"tenants", "get", "acme"},
 		"tenant_new":  {"tenants", "create", "acme"},

@@ -50,6 +50,7 @@ var workspaceView = view[*readmodelv1.Workspace]{
 			}
 			return strings.Join(lines, "\n")
 		}},
+		{"FINDINGS", false, func(_ *printer, w *readmodelv1.Workspace) string { return findingLines(w.GetFindings()) }},
 		{"WAITING FOR", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetWhyWaiting() }},
 		{"RUN", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetRunId() }},
 		{"CREATED", false, func(pr *printer, w *readmodelv1.Workspace) string { return pr.when(w.GetCreatedAt()) }},
