@@ -166,8 +166,8 @@ var keys = prepare([]Key{
 		Meaning: "how long a cancelled step may take to stop before it is abandoned and compensated",
 	},
 	{
-		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "lifecycle",
-		Meaning: "how often a workspace may be recreated within an hour",
+		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "recovery",
+		Meaning: "how often the watchdog may recreate a workspace within an hour; the boxes of a placement share a budget of their own",
 	},
 	{
 		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",

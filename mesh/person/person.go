@@ -74,11 +74,12 @@ type Config struct {
 
 // Client is a person's connection.
 type Client struct {
-	Query    readmodelv1connect.QueryServiceClient
-	Command  readmodelv1connect.CommandServiceClient
-	Findings readmodelv1connect.FindingServiceClient
-	Audit    readmodelv1connect.AuditServiceClient
-	Escalate readmodelv1connect.EscalationServiceClient
+	Query     readmodelv1connect.QueryServiceClient
+	Command   readmodelv1connect.CommandServiceClient
+	Incidents readmodelv1connect.IncidentServiceClient
+	Findings  readmodelv1connect.FindingServiceClient
+	Audit     readmodelv1connect.AuditServiceClient
+	Escalate  readmodelv1connect.EscalationServiceClient
 
 	http *http.Client
 }
@@ -98,12 +99,13 @@ func Dial(cfg Config) (*Client, error) {
 	options := append(rpc.ClientOptions(rpc.ClientConfig{Timeout: cfg.Timeout, MaxReadBytes: 16 << 20}), connect.WithInterceptors(bearer(cfg.Token)))
 	base := "https://" + cfg.Server
 	return &Client{
-		Query:    readmodelv1connect.NewQueryServiceClient(hc, base, options...),
-		Command:  readmodelv1connect.NewCommandServiceClient(hc, base, options...),
-		Findings: readmodelv1connect.NewFindingServiceClient(hc, base, options...),
-		Audit:    readmodelv1connect.NewAuditServiceClient(hc, base, options...),
-		Escalate: readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
-		http:     hc,
+		Query:     readmodelv1connect.NewQueryServiceClient(hc, base, options...),
+		Command:   readmodelv1connect.NewCommandServiceClient(hc, base, options...),
+		Incidents: readmodelv1connect.NewIncidentServiceClient(hc, base, options...),
+		Findings:  readmodelv1connect.NewFindingServiceClient(hc, base, options...),
+		Audit:     readmodelv1connect.NewAuditServiceClient(hc, base, options...),
+		Escalate:  readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
+		http:      hc,
 	}, nil
 }
 

@@ -34,6 +34,7 @@ const token = "gps_test"
 type fake struct {
 	readmodelv1connect.UnimplementedQueryServiceHandler
 	readmodelv1connect.UnimplementedCommandServiceHandler
+	readmodelv1connect.UnimplementedIncidentServiceHandler
 	readmodelv1connect.UnimplementedFindingServiceHandler
 
 	path string // of the contexts file
@@ -149,6 +150,7 @@ func mesh(t *testing.T) *fake {
 	for _, mount := range []func() (string, http.Handler){
 		func() (string, http.Handler) { return readmodelv1connect.NewQueryServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewCommandServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewIncidentServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewFindingServiceHandler(f, options...) },
 	} {
 		path, handler := mount()

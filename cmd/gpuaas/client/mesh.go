@@ -24,8 +24,12 @@ func (p *Program) statusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			wrong, err := s.trouble(ctx)
+			if err != nil {
+				return err
+			}
 			if s.structured() {
-				return object(s.printer, answer)
+				return object(s.printer, answer, wrong.members()...)
 			}
 			if s.format == formatName {
 				for _, c := range answer.GetComponents() {
@@ -38,7 +42,7 @@ func (p *Program) statusCommand() *cobra.Command {
 			if err := table(s.printer, componentColumns, answer.GetComponents()); err != nil {
 				return err
 			}
-			return s.pairs([][2]string{
+			return s.pairs(append([][2]string{
 				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
 				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
 				{"LIVE RUNS", number(answer.GetLiveRuns())},
@@ -46,7 +50,7 @@ func (p *Program) statusCommand() *cobra.Command {
 				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(), answer.GetParkedEvents())},
 				{"ERA", number(answer.GetEra())},
 				{"VERSION", answer.GetVersion()},
-			})
+			}, wrong.lines()...))
 		}),
 	}
 }

@@ -1,0 +1,216 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+var incidentView = view[*recoveryv1.Incident]{
+	name: (*recoveryv1.Incident).GetIncidentId,
+	columns: []column[*recoveryv1.Incident]{
+		{"INCIDENT", false, func(_ *printer, i *recoveryv1.Incident) string { return i.GetIncidentId() }},
+		{"KIND", false, func(_ *printer, i *recoveryv1.Incident) string { return word(i.GetKind()) }},
+		{"SEVERITY", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.ToUpper(word(i.GetSeverity())) }},
+		{"SUMMARY", false, func(_ *printer, i *recoveryv1.Incident) string { return i.GetSummary() }},
+		{"WORKSPACES", false, func(_ *printer, i *recoveryv1.Incident) string { return number(int32(len(i.GetWorkspaceIds()))) }}, //nolint:gosec // a count
+		{"SINCE", false, func(pr *printer, i *recoveryv1.Incident) string { return pr.when(i.GetOpenedAt()) }},
+		{"CLOSED", false, func(pr *printer, i *recoveryv1.Incident) string { return pr.when(i.GetClosedAt()) }},
+		{"NEXT ACTION", true, func(_ *printer, i *recoveryv1.Incident) string { return i.GetNextAction() }},
+		{"OWNER", true, func(_ *printer, i *recoveryv1.Incident) string { return word(i.GetOwnerLayer()) }},
+		{"STEP", true, func(_ *printer, i *recoveryv1.Incident) string { return i.GetStep() }},
+		{"ERROR", true, func(_ *printer, i *recoveryv1.Incident) string { return i.GetErrorCode() }},
+	},
+	more: []column[*recoveryv1.Incident]{
+		{"LAST SEEN", false, func(pr *printer, i *recoveryv1.Incident) string { return pr.when(i.GetLastSeenAt()) }},
+		{"SEEN", false, func(_ *printer, i *recoveryv1.Incident) string { return positive(i.GetCount()) }},
+		{"CLOSED BY", false, func(_ *printer, i *recoveryv1.Incident) string { return i.GetClosedBy() }},
+		{"TENANTS", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.Join(i.GetTenantIds(), "\n") }},
+		{"WORKSPACE", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.Join(i.GetWorkspaceIds(), "\n") }},
+		{"NODES", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.Join(i.GetNodeIds(), "\n") }},
+	},
+}
+
+func (p *Program) incidentsCommand() *cobra.Command {
+	var page paging
+	req := &readmodelv1.ListIncidentsRequest{}
+	ls := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List open incidents", Example: "  gpuaas incidents list\n  gpuaas incidents list --all", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*recoveryv1.Incident, string, error) {
+				req.PageSize, req.PageToken = size, token
+				answer, err := s.client.Incidents.ListIncidents(ctx, req)
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, incidentView, items, next)
+		}),
+	}
+	page.flags(ls)
+	ls.Flags().BoolVar(&req.IncludeClosed, "all", false, "the closed ones as well")
+	get := &cobra.Command{
+		Use: "get INCIDENT", Short: "Show one incident with the recoveries that it speaks of", Example: "  gpuaas incidents get 0197c0de-0000-7000-8000-000000000001", Args: args("INCIDENT"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.client.Incidents.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: args[0]})
+			if err != nil {
+				return err
+			}
+			if s.structured() {
+				return object(s.printer, answer.GetIncident(), member{"recoveries", messages(answer.GetRecoveries()...)})
+			}
+			if err := one(s.printer, incidentView, answer.GetIncident()); err != nil || s.format == formatName || len(answer.GetRecoveries()) == 0 {
+				return err
+			}
+			return table(s.printer, recoveryView.columns, answer.GetRecoveries())
+		}),
+	}
+	return group("incidents", "Failures of the control plane, and of many workspaces at once", []string{"incident"}, ls, get)
+}
+
+var recoveryView = view[*recoveryv1.RecoveryRecord]{
+	name: (*recoveryv1.RecoveryRecord).GetRecordId,
+	columns: []column[*recoveryv1.RecoveryRecord]{
+		{"WORKSPACE", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetWorkspace() }},
+		{"DETECTED", false, func(pr *printer, r *recoveryv1.RecoveryRecord) string { return pr.when(r.GetDetectedAt()) }},
+		{"TRIGGER", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return word(r.GetTrigger()) }},
+		{"OUTCOME", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return word(r.GetOutcome()) }},
+		{"STEP", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetStep() }},
+		{"WHAT WORKED", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetWhatWorked() }},
+		{"TOOK", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return seconds(r.GetTotalSeconds()) }},
+		{"WITHHELD", false, func(pr *printer, r *recoveryv1.RecoveryRecord) string {
+			return r.GetWithheldBecause() + onlyIf(r.GetNextAt() != nil, " (next "+pr.when(r.GetNextAt())+")")
+		}},
+		{"CAUSE", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetCause() }},
+		{"ERROR", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetErrorCode() }},
+		{"ATTEMPTS", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return number(r.GetAttempts()) }},
+		{"USER IMPACT", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetUserImpact() }},
+		{"OPERATION", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetOperationId() }},
+		{"RECORD", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetRecordId() }},
+	},
+}
+
+func (p *Program) workspacesRecoveries() *cobra.Command {
+	var page paging
+	cmd := &cobra.Command{
+		Use: "recoveries WS", Short: "Show how the workspace was brought back, or why it was not: step, cause, what worked, time and impact",
+		Example: "  gpuaas workspaces recoveries acme/demo2\n  gpuaas workspaces recoveries acme/demo2 -o wide", Args: args("WS"),
+		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*recoveryv1.RecoveryRecord, string, error) {
+				answer, err := s.client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{Workspace: args[0], PageSize: size, PageToken: token})
+				return answer.GetItems(), answer.GetNextPageToken(), err
+			})
+			if err != nil {
+				return err
+			}
+			return list(s.printer, recoveryView, items, next)
+		}),
+	}
+	page.flags(cmd)
+	return cmd
+}
+
+var brakeView = view[*recoveryv1.Brake]{
+	name: func(b *recoveryv1.Brake) string { return brakeState(b) },
+	columns: []column[*recoveryv1.Brake]{
+		{"STATE", false, func(_ *printer, b *recoveryv1.Brake) string { return brakeState(b) }},
+		{"REASON", false, func(_ *printer, b *recoveryv1.Brake) string { return onlyIf(b.GetEngaged(), b.GetReason()) }},
+		{"AFFECTED", false, func(_ *printer, b *recoveryv1.Brake) string {
+			return onlyIf(b.GetFleet() > 0, fmt.Sprintf("%d of %d, %d are allowed", b.GetAffected(), b.GetFleet(), b.GetLimit()))
+		}},
+		{"SINCE", false, func(pr *printer, b *recoveryv1.Brake) string { return pr.when(b.GetSince()) }},
+		{"INCIDENT", false, func(_ *printer, b *recoveryv1.Brake) string { return b.GetIncidentId() }},
+	},
+	more: []column[*recoveryv1.Brake]{
+		{"RELEASED BY", false, func(_ *printer, b *recoveryv1.Brake) string { return b.GetReleasedBy() }},
+		{"RELEASED", false, func(pr *printer, b *recoveryv1.Brake) string { return pr.when(b.GetReleasedAt()) }},
+		{"RELEASED FOR", false, func(_ *printer, b *recoveryv1.Brake) string { return b.GetReleaseReason() }},
+	},
+}
+
+func brakeState(b *recoveryv1.Brake) string {
+	if b.GetEngaged() {
+		return "engaged"
+	}
+	return "released"
+}
+
+func (p *Program) brakeCommand() *cobra.Command {
+	status := &cobra.Command{
+		Use: "status", Aliases: []string{"get"}, Short: "Show whether automatic remedies are stopped, and why", Example: "  gpuaas brake status", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Incidents.GetBrake(ctx, &readmodelv1.GetBrakeRequest{})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, brakeView, answer.GetBrake())
+		}),
+	}
+	req := &readmodelv1.ReleaseBrakeRequest{}
+	release := &cobra.Command{
+		Use: "release", Short: "Let automatic remedies go on", Example: "  gpuaas brake release --reason 'the switch was replaced'", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Incidents.ReleaseBrake(ctx, req)
+			if err != nil {
+				return err
+			}
+			return one(s.printer, brakeView, answer.GetBrake(), member{"pos", answer.GetPos()})
+		}),
+	}
+	reasonFlag(release, &req.Reason, true)
+	return group("brake", "The fleet brake: what stops automatic remedies when too much fails at once", nil, status, release)
+}
+
+// trouble is what the status shows beside the parts: open incidents and the brake.
+type trouble struct {
+	incidents []*recoveryv1.Incident
+	brake     *recoveryv1.Brake
+}
+
+// trouble asks for them. A person who may not know, and a mesh that does not, have none to show.
+func (s *session) trouble(ctx context.Context) (trouble, error) {
+	hidden := func(err error) bool {
+		return fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) || fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED)
+	}
+	var t trouble
+	open, err := s.client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{PageSize: 20})
+	if err != nil {
+		if hidden(err) {
+			return t, nil
+		}
+		return t, fmt.Errorf("ask for incidents: %w", err)
+	}
+	t.incidents = open.GetItems()
+	brake, err := s.client.Incidents.GetBrake(ctx, &readmodelv1.GetBrakeRequest{})
+	if err != nil && !hidden(err) {
+		return t, fmt.Errorf("ask for the brake: %w", err)
+	}
+	t.brake = brake.GetBrake()
+	return t, nil
+}
+
+// members are the fields that the status has because of it.
+func (t trouble) members() []member {
+	return []member{{"incidents", messages(t.incidents...)}, {"brake", messages(t.brake)[0]}}
+}
+
+// lines are what people read of it.
+func (t trouble) lines() [][2]string {
+	var out [][2]string
+	if t.brake.GetEngaged() {
+		out = append(out, [2]string{"BRAKE", "engaged: " + t.brake.GetReason() + " (`gpuaas brake release --reason TEXT`)"})
+	}
+	for _, i := range t.incidents {
+		out = append(out, [2]string{"INCIDENT", strings.ToUpper(word(i.GetSeverity())) + " " + word(i.GetKind()) + ": " + i.GetSummary() + " (" + i.GetIncidentId() + ")"})
+	}
+	return out
+}
