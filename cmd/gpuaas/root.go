@@ -33,7 +33,7 @@ func newRoot(program *client.Program) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.AddGroup(&cobra.Group{ID: groupMesh, Title: "A mesh on this machine"}, &cobra.Group{ID: groupServices, Title: "Services and their database"})
-	root.AddCommand(newDevCommand(), newClusterCommand(), newBenchCommand(program))
+	root.AddCommand(newDevCommand(), newClusterCommand(), newBenchCommand(program), newDrillCommand(program))
 	root.AddCommand(newServiceCommands()...)
 	root.AddCommand(newMigrateCommand(), newComposeCommand(), newConfigCommand(), newVersionCommand(program))
 	program.Attach(root)

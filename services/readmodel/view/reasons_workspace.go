@@ -20,6 +20,11 @@ var workspaceReasons = []*readmodelv1.ReasonText{
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
+		Code: "operation_joined", Meaning: "an operation that serves the request was under way: the request was joined to it and began nothing",
+		Impact: "none: one operation runs, whoever asked", Owner: "lifecycle", NextAction: "wait for the operation whose id was answered",
+		Action: commonv1.Action_ACTION_WAIT,
+	},
+	{
 		Code: "release_failed", Meaning: "what a hold has left on its node could not be cleaned up before the deadline",
 		Impact: "the node is cordoned and the hold stays occupied; what already runs on the node goes on", Owner: "lifecycle",
 		NextAction: "bring the node back and `gpuaas allocations retry-release`; or `gpuaas allocations force-release` with evidence and a reason",

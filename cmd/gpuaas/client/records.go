@@ -1,0 +1,71 @@
+package client
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// Column is one column of a table of T.
+type Column[T any] struct {
+	Title string
+	Wide  bool // only in `-o wide`
+	Value func(item T) string
+}
+
+// Records prints items that are no messages of the API in the form that was asked for; as data they are what encoding/json makes of them.
+func Records[T any](p *Program, cmd *cobra.Command, name func(T) string, columns []Column[T], items []T) error {
+	pr, err := p.printer(cmd)
+	if err != nil {
+		return err
+	}
+	switch pr.format {
+	case formatName:
+		for _, item := range items {
+			if err := pr.line(clean(name(item))); err != nil {
+				return err
+			}
+		}
+		return nil
+	case formatJSONL:
+		for _, item := range items {
+			raw, err := json.Marshal(item)
+			if err != nil {
+				return fmt.Errorf("print: %w", err)
+			}
+			if err := pr.document(raw); err != nil {
+				return err
+			}
+		}
+		return nil
+	case formatJSON, formatYAML:
+		if items == nil {
+			items = []T{}
+		}
+		return pr.document(members(member{"items", items}, member{"next_page_token", ""}))
+	}
+	shown := make([]column[T], len(columns))
+	for i, c := range columns {
+		shown[i] = column[T]{c.Title, c.Wide, func(_ *printer, item T) string { return c.Value(item) }}
+	}
+	return table(pr, shown, items)
+}
+
+// Named says whether a mesh was named on the command line itself: the current context is not meant by what can do without one.
+func (p *Program) Named() bool { return p.context != "" || p.server != "" }
+
+// Person connects to the mesh that the flags, the environment and the context name. Close ends it.
+func (p *Program) Person(cmd *cobra.Command) (*person.Client, error) {
+	pr, err := p.printer(cmd)
+	if err != nil {
+		return nil, err
+	}
+	s, err := p.connect(pr)
+	if err != nil {
+		return nil, err
+	}
+	return s.client, nil
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/drill"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/dev"
+)
+
+// drillOptions are the flags of `drill run`.
+type drillOptions struct {
+	all, controls, production, verbose bool
+	dir                                string
+}
+
+// newDrillCommand runs rows of the failure matrix.
+func newDrillCommand(program *client.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "drill", Short: "Break a mesh on purpose and measure how it is seen and how it recovers", GroupID: groupMesh,
+		Args: func(cmd *cobra.Command, _ []string) error {
+			return client.Usage(fmt.Errorf("%s wants list or run", cmd.CommandPath()))
+		},
+		RunE: func(*cobra.Command, []string) error { return nil },
+	}
+	cmd.AddCommand(newDrillListCommand(program), newDrillRunCommand(program))
+	return cmd
+}
+
+func newDrillListCommand(program *client.Program) *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the drills with their budgets and what they do", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var items []listedDrill
+			for _, d := range drill.Drills() {
+				items = append(items, row(d))
+			}
+			return client.Records(program, cmd, func(d listedDrill) string { return d.Name }, drillListColumns, items)
+		},
+	}
+}
+
+// listedDrill is a drill as it is listed, with its production budgets.
+type listedDrill struct {
+	Row                    int      `json:"row"`
+	Name                   string   `json:"name"`
+	Severity               string   `json:"severity"`
+	Reason                 string   `json:"reason"`
+	UserState              string   `json:"user_state"`
+	Owner                  string   `json:"owner"`
+	DetectionBudgetSeconds float64  `json:"detection_budget_seconds"`
+	DetectionBudgetKey     string   `json:"detection_budget_key"` // a policy key whose value is added
+	RecoveryBudgetSeconds  float64  `json:"recovery_budget_seconds"`
+	Recovery               string   `json:"recovery"`
+	Context                bool     `json:"context"` // whether it can be run with --context
+	Injects                string   `json:"injects"`
+	Sees                   string   `json:"sees"`
+	Recovers               string   `json:"recovers"`
+	Needs                  string   `json:"needs"`
+	Controls               []string `json:"controls"`
+	Mutation               string   `json:"mutation"`
+}
+
+func row(d drill.Drill) listedDrill {
+	b := d.Budget()
+	return listedDrill{
+		Row: b.Row, Name: d.Name, Severity: b.Severity.String(), Reason: d.Expect.Reason, UserState: d.Expect.UserState, Owner: d.Expect.Owner,
+		DetectionBudgetSeconds: b.Detect.Seconds(), DetectionBudgetKey: b.DetectKey, RecoveryBudgetSeconds: b.RecoverWithin().Seconds(),
+		Recovery: string(b.Recovery), Context: d.Outside, Injects: d.Injects, Sees: d.Sees, Recovers: d.Recovers, Needs: d.Needs,
+		Controls: []string{string(drill.Withheld), string(drill.Mutated)}, Mutation: d.Mutation,
+	}
+}
+
+var drillListColumns = []client.Column[listedDrill]{
+	{Title: "ROW", Value: func(d listedDrill) string { return strconv.Itoa(d.Row) }},
+	{Title: "NAME", Value: func(d listedDrill) string { return d.Name }},
+	{Title: "SEVERITY", Value: func(d listedDrill) string { return d.Severity }},
+	{Title: "DETECT", Value: func(d listedDrill) string {
+		text := seconds(d.DetectionBudgetSeconds)
+		if d.DetectionBudgetKey != "" {
+			text = d.DetectionBudgetKey + " + " + text
+		}
+		return text
+	}},
+	{Title: "RECOVER", Value: func(d listedDrill) string { return seconds(d.RecoveryBudgetSeconds) }},
+	{Title: "REASON", Value: func(d listedDrill) string { return d.Reason }},
+	{Title: "WITH --context", Value: func(d listedDrill) string { return map[bool]string{true: "yes", false: "no"}[d.Context] }},
+	{Title: "INJECTS", Wide: true, Value: func(d listedDrill) string { return d.Injects }},
+}
+
+func newDrillRunCommand(program *client.Program) *cobra.Command {
+	var o drillOptions
+	cmd := &cobra.Command{
+		Use: "run NAME...|--all", Short: "Run drills and judge them by their budgets",
+		Long: "run brings up a mesh of separate processes, hurts it for real, and judges what the API says and how long recovery takes. The mesh ends with it.\n" +
+			"With --context it runs on the mesh of that context, limited to what can be injected through its API; the others are refused.\n" +
+			"A drill that fails or misses a budget ends with exit code 7. Without --production-timers the mesh has short policy values and the budgets are scaled.",
+		Example: "  gpuaas drill run saga-step-wedged\n  gpuaas drill run --all --controls -o json",
+		RunE:    func(cmd *cobra.Command, args []string) error { return runDrills(cmd, program, o, args) },
+		ValidArgsFunction: func(_ *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, d := range drill.Drills() {
+				names = append(names, d.Name)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.all, "all", false, "every drill, in the order of the matrix")
+	f.BoolVar(&o.controls, "controls", false, "run both controls of each drill too: they must fail, and pass if they do")
+	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "tell on stderr what is done and what the mesh's parts say")
+	f.StringVar(&o.dir, "data-dir", "", "directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
+	return cmd
+}
+
+// chosen are the drills that a command line names.
+func (o drillOptions) chosen(names []string) ([]drill.Drill, error) {
+	switch {
+	case o.all && len(names) > 0:
+		return nil, errors.New("--all and names exclude each other")
+	case o.all:
+		return drill.Drills(), nil
+	case len(names) == 0:
+		return nil, errors.New("name drills, or ask for --all; `gpuaas drill list` shows them")
+	}
+	return drill.Find(names...)
+}
+
+func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, names []string) error {
+	drills, err := o.chosen(names)
+	if err != nil {
+		return client.Usage(err)
+	}
+	if program.Named() && (o.production || o.dir != "") {
+		return client.Usage(errors.New("--production-timers and --data-dir are for a mesh of the drills' own: a mesh with a context runs with its own policy"))
+	}
+	level := slog.LevelError
+	if o.verbose {
+		level = slog.LevelInfo
+	}
+	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	ctx, release := app.WithSignals(cmd.Context(), logger)
+	defer release()
+	mesh, err := drillMesh(ctx, cmd, program, o, logger, drills)
+	if err != nil {
+		return err
+	}
+	tell := func(r drill.Result) {
+		if !program.JSON() {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed], r.Name, r.ElapsedSeconds, r.Why)
+		}
+	}
+	results, err := drill.All(ctx, mesh, drills, drill.Options{Logger: logger, Controls: o.controls, Each: tell})
+	ended, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	err = errors.Join(err, mesh.Close(ended))
+	if printErr := client.Records(program, cmd, func(r drill.Result) string { return r.Name }, drillColumns, results); printErr != nil {
+		return errors.Join(err, printErr)
+	}
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		if !r.Passed {
+			return client.OverBudget("drill "+r.Name+" failed: "+r.Why, "look at the stage that failed; `gpuaas drill run -v` tells each step")
+		}
+	}
+	return nil
+}
+
+// drillMesh is the mesh of a context where one is named, else one of the drills' own.
+func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program, o drillOptions, logger *slog.Logger, drills []drill.Drill) (*drill.Mesh, error) {
+	if program.Named() {
+		person, err := program.Person(cmd)
+		if err != nil {
+			return nil, err
+		}
+		mesh := drill.On(person)
+		var refused []error
+		for _, d := range drills {
+			refused = append(refused, mesh.Refuse(d))
+		}
+		return mesh, client.Usage(errors.Join(refused...))
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find own program: %w", err)
+	}
+	if _, err := agents.Find(filepath.Join(filepath.Dir(self), agents.Program)); err != nil {
+		return nil, fmt.Errorf("the node agent stands beside this program in a drill: %w", err)
+	}
+	if o.dir != "" {
+		if o.dir, err = filepath.Abs(o.dir); err != nil {
+			return nil, client.Usage(err)
+		}
+	}
+	return drill.Start(ctx, logger, drill.Config{
+		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
+	})
+}
+
+func seconds(s float64) string { return strconv.FormatFloat(s, 'f', -1, 64) + "s" }
+
+var drillColumns = []client.Column[drill.Result]{
+	{Title: "NAME", Value: func(r drill.Result) string { return r.Name }},
+	{Title: "SEVERITY", Value: func(r drill.Result) string { return r.Severity }},
+	{Title: "PASSED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Passed] }},
+	{Title: "INJECTED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
+	{Title: "REASON", Value: func(r drill.Result) string { return r.Reason }},
+	{Title: "USER STATE", Value: func(r drill.Result) string { return r.UserState }},
+	{Title: "DETECTED", Value: func(r drill.Result) string { return seconds(r.DetectedSeconds) + " of " + seconds(r.DetectionBudgetSeconds) }},
+	{Title: "RECOVERED", Value: func(r drill.Result) string { return seconds(r.RecoveredSeconds) + " of " + seconds(r.RecoveryBudgetSeconds) }},
+	{Title: "EVIDENCE", Wide: true, Value: func(r drill.Result) string { return strings.Join(r.EvidenceIDs, " ") }},
+	{Title: "WHY", Value: func(r drill.Result) string { return r.Why }},
+}

@@ -1,0 +1,362 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// Tenant of everything that drills make.
+const Tenant = "drill"
+
+// Mesh is what drills run on.
+type Mesh struct {
+	Client *person.Client
+	// Scaled says that the mesh runs with the short policy values of Scaled(): its drills are judged by scaled budgets.
+	Scaled bool
+
+	cluster *cluster.Cluster // nil: somebody else's mesh, of which only the API is known
+	stop    func(context.Context) error
+}
+
+// Config of a mesh of the drills' own.
+type Config struct {
+	Programs   string // directory of gpuaas and gpuaas-node-agent
+	CacheDir   string // searched for Postgres' binaries after the system's
+	Dir        string // empty: a temporary one, which is removed unless Keep
+	Production bool   // production timers instead of the scaled ones
+	LogLevel   string
+}
+
+// lease of sagas in a scaled mesh: how long a run stays with a replica that fell silent.
+const scaledLease = 3 * time.Second
+
+// Scaled answers the policy values of a scaled mesh.
+func Scaled() map[string]string {
+	return map[string]string{
+		policy.SagaStepStallSeconds: "8", policy.SagaWaitReadyStallSeconds: "8", policy.SagaCancelGraceSeconds: "5",
+		policy.TaskStaleSweepIntervalSeconds: "2", policy.ChurnRecreatesPerHour: "60",
+		policy.HeartbeatStaleAfterSeconds: "6",
+	}
+}
+
+// scaledEnv is what of a scaled mesh is configuration and no policy.
+func scaledEnv() []string {
+	return []string{"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_RECOVERY_MINT_WAIT=6s", "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s"}
+}
+
+// nodes of a mesh of the drills' own: one for the fault, one that must not notice.
+const ownNodes = 2
+
+// Start brings up a mesh of the drills' own. Close ends it.
+func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) {
+	dir, temporary := cfg.Dir, cfg.Dir == ""
+	if temporary {
+		var err error
+		if dir, err = os.MkdirTemp("", "gpuaas-drill-*"); err != nil {
+			return nil, fmt.Errorf("make directory of the drills' mesh: %w", err)
+		}
+		if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // servers and workloads run as other users and pass through
+			return nil, fmt.Errorf("open directory of the drills' mesh: %w", err)
+		}
+	}
+	c := cluster.Config{
+		Dir: filepath.Join(dir, "mesh"), Programs: cfg.Programs, CacheDir: cfg.CacheDir, Replicas: 2, Nodes: ownNodes, GPUs: 1, LogLevel: cfg.LogLevel,
+	}
+	if !cfg.Production {
+		c.Policy, c.Env = Scaled(), scaledEnv()
+	}
+	up, err := cluster.New(ctx, logger, c)
+	if err != nil {
+		return nil, err
+	}
+	kept, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var keeping sync.WaitGroup
+	var keepErr error
+	keeping.Go(func() { keepErr = up.Keep(kept) })
+	m := &Mesh{Client: up.Client, Scaled: !cfg.Production, cluster: up}
+	m.stop = func(ctx context.Context) error {
+		cancel()
+		keeping.Wait()
+		err := errors.Join(keepErr, up.Close(ctx))
+		if temporary && err == nil {
+			err = os.RemoveAll(dir)
+		}
+		return err
+	}
+	if err := up.Start(ctx); err != nil {
+		return nil, errors.Join(err, fmt.Errorf("the services' logs end with:\n%s", up.Tails(8)), m.Close(context.WithoutCancel(ctx)))
+	}
+	return m, nil
+}
+
+// On is a mesh that somebody else runs, with its policy as it is. Only faults that the API takes can be injected there.
+func On(client *person.Client) *Mesh { return &Mesh{Client: client} }
+
+// Own says whether the mesh is the drills' own, with hosts and processes that may be hurt.
+func (m *Mesh) Own() bool { return m.cluster != nil }
+
+// Close ends a mesh of the drills' own, whatever runs on it, and removes its files; of another it ends the connection alone.
+func (m *Mesh) Close(ctx context.Context) error {
+	if m.stop == nil {
+		return nil
+	}
+	return m.stop(ctx)
+}
+
+// Tails are the ends of the logs, for people.
+func (m *Mesh) Tails(lines int) string {
+	if m.cluster == nil {
+		return ""
+	}
+	return m.cluster.Tails(lines)
+}
+
+func (m *Mesh) form() string {
+	if m.Scaled {
+		return "scaled"
+	}
+	return "production"
+}
+
+// policy answers the policy that the mesh runs with, as the API tells it.
+func (m *Mesh) policy(ctx context.Context) (policy.Set, error) {
+	resp, err := m.Client.Query.GetPolicy(ctx, &readmodelv1.GetPolicyRequest{})
+	if err != nil {
+		return policy.Set{}, fmt.Errorf("ask for the policy: %w", err)
+	}
+	values := map[string]string{}
+	for _, k := range resp.GetItems() {
+		if _, known := policy.Lookup(k.GetKey()); known {
+			values[k.GetKey()] = k.GetValue()
+		}
+	}
+	return policy.NewSet(values)
+}
+
+// good waits until the mesh is as it should be before a fault: all parts well, all machines connected, and a workspace that nothing is to happen to active.
+func (m *Mesh) good(ctx context.Context) error {
+	if err := await(ctx, "every part of the mesh to be well", time.Minute, m.well); err != nil {
+		return err
+	}
+	return m.bystander(ctx)
+}
+
+func (m *Mesh) well(ctx context.Context) error {
+	status, err := m.Client.Query.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	for _, c := range status.GetComponents() {
+		if !c.GetOk() {
+			return fmt.Errorf("%s is not well: %s %s", c.GetName(), c.GetReason(), c.GetDetail())
+		}
+	}
+	if m.cluster == nil {
+		return nil
+	}
+	for _, p := range m.cluster.Processes() {
+		if err := p.Ready(ctx); err != nil {
+			return err
+		}
+	}
+	if n, err := agents.Await(ctx, m.Client, m.cluster.Nodes, 0); err != nil || n < len(m.cluster.Nodes) {
+		return errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(m.cluster.Nodes)))
+	}
+	return nil
+}
+
+const bystander = "bystander"
+
+// bystander makes the tenant and the workspace that nothing is to happen to, or finds them.
+func (m *Mesh) bystander(ctx context.Context) error {
+	_, err := m.Client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{
+		Name: Tenant, Quota: &lifecyclev1.Quota{Workspaces: 100, Gpus: 64, StorageBytes: 1 << 40},
+	})
+	if err != nil {
+		return fmt.Errorf("make the tenant of the drills: %w", err)
+	}
+	ref := Tenant + "/" + bystander
+	if w, err := m.workspace(ctx, ref); err == nil && w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
+		return nil
+	}
+	if _, err := m.create(ctx, bystander, nil); err != nil {
+		return fmt.Errorf("make the workspace that nothing is to happen to: %w", err)
+	}
+	_, err = m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, time.Minute)
+	return err
+}
+
+// fresh is a name that no drill before has used.
+func fresh(prefix string) string {
+	id := ids.New()
+	return prefix + "-" + id[len(id)-8:]
+}
+
+// create asks for a workspace, again if the answer was lost.
+func (m *Mesh) create(ctx context.Context, name string, spec *lifecyclev1.WorkspaceSpec) (*lifecyclev1.Operation, error) {
+	key := ids.New()
+	return command(ctx, "create "+name, func(ctx context.Context) (*lifecyclev1.Operation, error) {
+		resp, err := m.Client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{Tenant: Tenant, Name: name, Spec: spec, IdempotencyKey: key})
+		return resp.GetOperation(), err
+	})
+}
+
+// operate asks for a verb, as the command line does; again if the answer was lost.
+func (m *Mesh) operate(ctx context.Context, workspace string, kind commonv1.OperationKind) (*lifecyclev1.Operation, error) {
+	key := ids.New()
+	return command(ctx, names.Of(kind), func(ctx context.Context) (*lifecyclev1.Operation, error) {
+		resp, err := m.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+			Workspace: workspace, Kind: kind, Reason: "drill", IdempotencyKey: key,
+		})
+		return resp.GetOperation(), err
+	})
+}
+
+// patience is for answers that are lost while a replica is replaced.
+const patience = 20 * time.Second
+
+// command repeats a request with an idempotency key until it is answered: a refusal is an answer.
+func command[T any](ctx context.Context, what string, ask func(ctx context.Context) (T, error)) (T, error) {
+	var out T
+	var refused error
+	err := await(ctx, "an answer to "+what, patience, func(ctx context.Context) error {
+		var err error
+		out, err = ask(ctx)
+		if err != nil && !passing(err) {
+			refused = fmt.Errorf("%s: %w", what, err)
+			return nil
+		}
+		return err
+	})
+	return out, errors.Join(err, refused)
+}
+
+// passing says whether a request may simply be made again.
+func passing(err error) bool {
+	for _, r := range []commonv1.Reason{
+		commonv1.Reason_REASON_UNAVAILABLE, commonv1.Reason_REASON_DEADLINE_EXCEEDED, commonv1.Reason_REASON_INTERNAL, commonv1.Reason_REASON_CONFLICT,
+	} {
+		if fault.Has(err, r) {
+			return true
+		}
+	}
+	_, typed := fault.As(err)
+	return !typed
+}
+
+func (m *Mesh) workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
+	resp, err := m.Client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
+	return resp.GetWorkspace(), err
+}
+
+// awaitState waits until a workspace is in a state.
+func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.WorkspaceState, limit time.Duration) (*readmodelv1.Workspace, error) {
+	var w *readmodelv1.Workspace
+	err := await(ctx, ref+" to be "+names.Of(want), limit, func(ctx context.Context) error {
+		var err error
+		if w, err = m.workspace(ctx, ref); err != nil {
+			return err
+		}
+		if w.GetState() != want {
+			return fmt.Errorf("it is %s: %s %s %s", names.Of(w.GetState()), w.GetCurrentStep(), w.GetWhyWaiting(), w.GetLastError())
+		}
+		return nil
+	})
+	return w, err
+}
+
+// explain asks the API who owns a reason and what is to be done about it.
+func (m *Mesh) explain(ctx context.Context, v Verdict) (Verdict, error) {
+	var items []*readmodelv1.ReasonText
+	err := await(ctx, "the explanation of "+v.Reason, patience, func(ctx context.Context) error {
+		resp, err := m.Client.Query.ExplainReason(ctx, &readmodelv1.ExplainReasonRequest{Code: v.Reason})
+		items = resp.GetItems()
+		if err != nil && !passing(err) {
+			return at(StageVerdict, err)
+		}
+		return err
+	})
+	if err != nil {
+		return v, err
+	}
+	if len(items) != 1 {
+		return v, fmt.Errorf("the API explains the reason %q %d times", v.Reason, len(items))
+	}
+	v.Owner = items[0].GetOwner()
+	if v.Next == "" {
+		v.Next = items[0].GetNextAction()
+	}
+	return v, nil
+}
+
+// setPolicy changes a key as an operator does.
+func (m *Mesh) setPolicy(ctx context.Context, key, value string) error {
+	_, err := command(ctx, "set "+key, func(ctx context.Context) (*readmodelv1.SetPolicyResponse, error) {
+		return m.Client.Command.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{Key: key, Value: value, Reason: "drill", AcknowledgeWeakening: true})
+	})
+	return err
+}
+
+// anew ends the replicas of a service one after the other and has them started again, with env in their environment from then on.
+func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...string) error {
+	for _, p := range replicas {
+		p.BeforeStart(func() []string { return env })
+		if err := p.Kill9(); err != nil {
+			return fmt.Errorf("end %s: %w", p.Name, err)
+		}
+		starts := p.Starts()
+		if err := await(ctx, p.Name+" to be started again", time.Minute, func(ctx context.Context) error {
+			if p.Starts() == starts {
+				return errors.New("it is not")
+			}
+			return p.Ready(ctx)
+		}); err != nil {
+			return err
+		}
+	}
+	return await(ctx, "every part of the mesh to be well again", time.Minute, m.well)
+}
+
+var errNotOwn = errors.New("this fault hurts hosts and processes: it is injected into a mesh of the drill's own alone; leave --context out")
+
+// own answers the cluster, or why there is none.
+func (m *Mesh) own() (*cluster.Cluster, error) {
+	if m.cluster == nil {
+		return nil, at(StageGood, errNotOwn)
+	}
+	return m.cluster, nil
+}
+
+// Refuse says why a drill cannot be run on this mesh; nil if it can.
+func (m *Mesh) Refuse(d Drill) error {
+	if m.cluster == nil && !d.Outside {
+		return fmt.Errorf("%s: %w", d.Name, errNotOwn)
+	}
+	return nil
+}
+
+// wait sleeps for as long as a fault is to last.
+func wait(ctx context.Context, d time.Duration) error {
+	if !app.Sleep(ctx, d) {
+		return context.Cause(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,440 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+// racers ask at the same instant in each round.
+const racers = 100
+
+// doubleProvision is row 27: everybody who may replace a box does so at once.
+func doubleProvision() Drill {
+	return Drill{
+		Name: "double-provision-race",
+		Injects: "in each round a hundred people ask at once for the recreation of one workspace, beside the watchdog, which misses the session of the box that was " +
+			"killed; the lock store is flushed every few milliseconds, then the replica that holds the run is stopped for longer than its lease",
+		Sees:     "one operation for all, joined by all others; the workspace recovering",
+		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes after its lease is fenced out",
+		Needs:    "its own mesh for the lock store, the pause and the driver's ledger; through the API alone it races without them",
+		Outside:  true,
+		Expect:   Verdict{Reason: "operation_joined", UserState: "recovering", Owner: "lifecycle", Next: "wait"},
+		Mutation: "the detector of a double launch is this drill's judge of the driver's ledger. It is given the other reading: a copy of the ledger in which the last " +
+			"launch of the workspace stands twice. A judge that does not see that would never see a real one",
+		mutated: StageEvidence,
+		run:     runRace,
+	}
+}
+
+// race is what one drill carries from round to round.
+type race struct {
+	r     *Run
+	id    string
+	epoch int64
+	ops   []string
+	turns int
+}
+
+func runRace(ctx context.Context, r *Run) error {
+	m := r.Mesh
+	if err := r.observe(ctx); err != nil {
+		return err
+	}
+	name := fresh("race")
+	op, err := m.create(ctx, name, nil)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	r.about(op.GetWorkspaceId())
+	r.evidence(op.GetOperationId())
+	defer r.leave(ctx, op.GetWorkspaceId())
+	if err := await(ctx, "the workspace to serve", time.Minute, func(ctx context.Context) error {
+		return m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch())
+	}); err != nil {
+		return at(StageGood, err)
+	}
+	x := &race{r: r, id: op.GetWorkspaceId(), epoch: op.GetEpoch()}
+	type round struct {
+		what  string
+		fault func(ctx context.Context, run func(ctx context.Context) (*lifecyclev1.Operation, error)) error
+	}
+	rounds := []round{{"plain", x.plain}}
+	if m.Own() && r.Control == None { // the controls are about the race and its judge, and need no more than one
+		rounds = append(rounds, round{"lock store flushed", x.flushed}, round{"holder paused past its lease", x.paused})
+	}
+	for _, next := range rounds {
+		if err := x.round(ctx, next.what, next.fault); err != nil {
+			return err
+		}
+	}
+	if err := x.judge(ctx); err != nil {
+		return err
+	}
+	return r.retire(ctx, x.id)
+}
+
+// round is one race with its disturbance, from the first request until the next epoch serves.
+func (x *race) round(ctx context.Context, what string, disturb func(context.Context, func(context.Context) (*lifecyclev1.Operation, error)) error) error {
+	r := x.r
+	asked := racers
+	if r.Control == Withheld {
+		asked = 1 // one requester is no race
+	}
+	x.turns++
+	r.faultAt = time.Now()
+	var served *lifecyclev1.Operation
+	var seen Verdict
+	err := disturb(ctx, func(ctx context.Context) (*lifecyclev1.Operation, error) {
+		op, inFlight, err := x.ask(ctx, asked)
+		if err != nil {
+			return nil, err
+		}
+		if asked < racers || inFlight < racers/2 {
+			return nil, at(StageInjected, fmt.Errorf("%s: %d requests were made, at most %d at once: that is no race of %d", what, asked, inFlight, racers))
+		}
+		r.result.Injected = true
+		r.result.InjectedBy = fmt.Sprintf("%d requests, %d of them in flight at once, counted by the callers", asked, inFlight)
+		took := time.Since(r.faultAt)
+		r.result.DetectedSeconds = max(r.result.DetectedSeconds, round(took))
+		if budget := r.result.DetectionBudgetSeconds; took.Seconds() > budget {
+			return nil, at(StageDetected, fmt.Errorf("%s: all answers took %.1f s, longer than %.1f s", what, took.Seconds(), budget))
+		}
+		if op.GetEpoch() != x.epoch+1 {
+			return nil, at(StageDetected, fmt.Errorf("%s: the operation is for epoch %d after epoch %d", what, op.GetEpoch(), x.epoch))
+		}
+		r.note("%s: %d requests, %d at once, one operation %s after %.2f s", what, asked, inFlight, op.GetOperationId(), took.Seconds())
+		seen = Verdict{Reason: "operation_joined", UserState: x.userState(ctx)}
+		served = op
+		return op, nil
+	})
+	if err != nil {
+		return at(StageDetected, err)
+	}
+	r.evidence(served.GetOperationId())
+	x.ops = append(x.ops, served.GetOperationId())
+	r.verdict = seen
+	r.result.Reason, r.result.UserState = seen.Reason, seen.UserState
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	longest := r.result.RecoveredSeconds
+	if err := r.recovered(ctx, what+": the next epoch serves, and no other lives", func(ctx context.Context) error { return r.Mesh.serving(ctx, x.id, x.epoch+1) }); err != nil {
+		return err
+	}
+	r.result.RecoveredSeconds = max(longest, r.result.RecoveredSeconds)
+	x.epoch++
+	return nil
+}
+
+// ask makes n requests at the same instant, all for a recreation, and holds that they were answered by one operation that one of them began at most. It
+// answers how many were in flight at once.
+func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, int64, error) {
+	type answer struct {
+		op  *lifecyclev1.Operation
+		err error
+	}
+	answers := make([]answer, n)
+	begin := make(chan struct{})
+	var wg sync.WaitGroup
+	var flying, most atomic.Int64
+	for i := range n {
+		wg.Go(func() {
+			<-begin
+			now := flying.Add(1)
+			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
+			}
+			defer flying.Add(-1)
+			key := ids.New()
+			answers[i].op, answers[i].err = command(ctx, "recreate", func(ctx context.Context) (*lifecyclev1.Operation, error) {
+				resp, err := x.r.Mesh.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+					Workspace: x.id, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Reason: "drill", IdempotencyKey: key,
+				})
+				return resp.GetOperation(), err
+			})
+		})
+	}
+	close(begin)
+	wg.Wait()
+	first := 0
+	var op *lifecyclev1.Operation
+	for _, a := range answers {
+		if a.err != nil {
+			return nil, most.Load(), at(StageDetected, fmt.Errorf("a racer was refused: %w", a.err))
+		}
+		if op == nil {
+			op = a.op
+		}
+		if a.op.GetOperationId() != op.GetOperationId() || a.op.GetEpoch() != op.GetEpoch() {
+			return nil, most.Load(), at(StageDetected, fmt.Errorf("two operations: %s in epoch %d and %s in epoch %d", op.GetOperationId(), op.GetEpoch(),
+				a.op.GetOperationId(), a.op.GetEpoch()))
+		}
+		if !a.op.GetJoined() && !a.op.GetReplayed() {
+			first++
+		}
+	}
+	if first > 1 {
+		return nil, most.Load(), at(StageDetected, fmt.Errorf("%d racers were told that the operation is theirs", first))
+	}
+	return op, most.Load(), nil
+}
+
+// userState is what the workspace's user is told while the operation is under way.
+func (x *race) userState(ctx context.Context) string {
+	var state string
+	_ = await(ctx, "the recreation to be seen", patience, func(ctx context.Context) error { // what was not seen is judged by check
+		ws, err := x.r.Mesh.workspace(ctx, x.id)
+		state = names.Of(ws.GetUserState())
+		if err == nil && ws.GetEpoch() <= x.epoch {
+			err = fmt.Errorf("it is in epoch %d", ws.GetEpoch())
+		}
+		return err
+	})
+	return state
+}
+
+// plain is a race without anything else.
+func (x *race) plain(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+	_, err := run(ctx)
+	return err
+}
+
+// flushed takes everything from the lock store every few milliseconds while the race goes on. The store's own counter says that it did.
+func (x *race) flushed(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+	c, err := x.r.Mesh.own()
+	if err != nil {
+		return err
+	}
+	options, err := redis.ParseURL(c.Stores.Redis.URL())
+	if err != nil {
+		return err
+	}
+	store := redis.NewClient(options)
+	defer store.Close() //nolint:errcheck // nothing is lost with it
+	before, err := flushes(ctx, store)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	flushing, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for wait(flushing, 5*time.Millisecond) == nil {
+			_ = store.FlushAll(flushing).Err() // counted by the store
+		}
+	})
+	_, err = run(ctx)
+	stop()
+	wg.Wait()
+	if err != nil {
+		return err
+	}
+	after, err := flushes(ctx, store)
+	if err == nil && after <= before {
+		err = errors.New("the lock store was not flushed once")
+	}
+	if err == nil {
+		x.r.note("the lock store counts %d flushes during the race", after-before)
+	}
+	return at(StageInjected, err)
+}
+
+// flushes is how often a store says that it was flushed.
+func flushes(ctx context.Context, store *redis.Client) (int, error) {
+	info, err := store.Info(ctx, "commandstats").Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask the lock store: %w", err)
+	}
+	for text := range strings.Lines(info) {
+		if rest, ok := strings.CutPrefix(text, "cmdstat_flushall:calls="); ok {
+			count, _, _ := strings.Cut(rest, ",")
+			return strconv.Atoi(count)
+		}
+	}
+	return 0, nil
+}
+
+// paused kills the box's agent where no newcomer is let in, so that the watchdog misses its session and asks; a hundred people ask as it does. Then the
+// replica that holds the run is stopped for longer than the run's lease. The kernel says that the agent is gone and that the holder stood still.
+func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+	c, err := x.r.Mesh.own()
+	if err != nil {
+		return err
+	}
+	if err := x.awaken(ctx, c); err != nil {
+		return at(StageInjected, err)
+	}
+	x.r.faultAt = time.Now()
+	op, err := run(ctx)
+	if err != nil {
+		return err
+	}
+	holder, err := x.holder(ctx, c, op)
+	if err != nil {
+		return at(StageInjected, err)
+	}
+	pid := holder.PID()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return at(StageInjected, err)
+	}
+	err = errors.Join(await(ctx, "the holder to stop", took, func(context.Context) error { return stopped(pid) }), wait(ctx, x.pause()), stopped(pid))
+	x.r.note("%s, process %d, was stopped for %s", holder.Name, pid, x.pause())
+	return at(StageInjected, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)))
+}
+
+// awaken has the watchdog ask for a recreation: the box's agent is killed and does not come in again.
+func (x *race) awaken(ctx context.Context, c *cluster.Cluster) error {
+	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
+		return err
+	}
+	open := func() error { _, err := c.ShutOut(c.Plan.Addresses.Agents, false); return err }
+	pid, err := x.r.Mesh.boxPID(x.id, x.epoch)
+	if err != nil {
+		return errors.Join(err, open())
+	}
+	agent := kernel(pid)
+	err = errors.Join(syscall.Kill(pid, syscall.SIGKILL), await(ctx, "the agent to be gone", took, func(context.Context) error { return gone(pid, agent) }))
+	if err != nil {
+		return errors.Join(err, open())
+	}
+	began := time.Now()
+	limit := x.r.policy.HeartbeatStaleAfter() + time.Minute
+	err = await(ctx, "the watchdog to ask for a recreation", limit, func(ctx context.Context) error {
+		resp, err := x.r.Mesh.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: x.id})
+		if err != nil {
+			return err
+		}
+		for _, run := range resp.GetRuns() {
+			if run.GetEpoch() == x.epoch+1 && strings.HasPrefix(run.GetRequester(), "watchdog") {
+				x.r.note("the agent, process %d, is gone, and the watchdog asks %.1f s later: operation %s", pid, time.Since(began).Seconds(), run.GetRunId())
+				return nil
+			}
+		}
+		return fmt.Errorf("the workspace is %s", names.Of(resp.GetWorkspace().GetState()))
+	})
+	return errors.Join(err, open())
+}
+
+// pause is longer than a lease.
+func (x *race) pause() time.Duration {
+	if x.r.Mesh.Scaled {
+		return scaledLease + 3*time.Second
+	}
+	return 20 * time.Second
+}
+
+// holder is the replica that holds a run, caught while it does. A run that always waits when it is looked at is held by nobody: then it is the one that had
+// launched the box of the former epoch, which the kernel knows as the parent of its agent.
+func (x *race) holder(ctx context.Context, c *cluster.Cluster, op *lifecyclev1.Operation) (*cluster.Process, error) {
+	var found *cluster.Process
+	err := await(ctx, "a holder of the run", 2*time.Second, func(ctx context.Context) error {
+		resp, err := x.r.Mesh.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: x.id})
+		if err != nil {
+			return err
+		}
+		for _, run := range resp.GetRuns() {
+			i := slices.IndexFunc(c.Lifecycle, func(p *cluster.Process) bool { return p.Replica() == run.GetOwner() })
+			if run.GetRunId() == op.GetOperationId() && i >= 0 {
+				found = c.Lifecycle[i]
+				return nil
+			}
+		}
+		return errors.New("the run is held by none")
+	})
+	if found == nil && err != nil && ctx.Err() == nil {
+		return c.Lifecycle[0], nil
+	}
+	return found, nil
+}
+
+// judge reads the driver's ledger: one launch for each epoch, never two alive, and as many epochs as there were operations.
+func (x *race) judge(ctx context.Context) error {
+	m, r := x.r.Mesh, x.r
+	if !m.Own() {
+		return x.judgeInstances(ctx)
+	}
+	file := filepath.Join(m.cluster.Plan.BoxDir, "launches.jsonl")
+	if r.Control == Mutated {
+		var err error
+		if file, err = doubled(file, x.id); err != nil {
+			return err
+		}
+		defer os.Remove(file) //nolint:errcheck // a copy
+	}
+	ledger, err := readLedger(file)
+	if err != nil {
+		return at(StageEvidence, err)
+	}
+	n, live, err := launches(ledger, x.id)
+	if err == nil && (n != x.turns+1 || live != x.epoch) {
+		err = fmt.Errorf("%d launches for a create and %d recreations; epoch %d lives, not %d", n, x.turns, live, x.epoch)
+	}
+	if err == nil {
+		r.note("the driver's ledger has %d launches for %d epochs, one each, and never two alive", n, x.epoch)
+	}
+	return at(StageEvidence, err)
+}
+
+// judgeInstances judges what the API lists, where the ledger is out of reach.
+func (x *race) judgeInstances(ctx context.Context) error {
+	resp, err := x.r.Mesh.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 500, WorkspaceId: x.id})
+	if err != nil {
+		return at(StageEvidence, err)
+	}
+	items := resp.GetItems()
+	if x.r.Control == Mutated && len(items) > 0 {
+		items = append(items, items[len(items)-1]) // the other reading
+	}
+	perEpoch, live := map[int64]int{}, 0
+	for _, i := range items {
+		perEpoch[i.GetEpoch()]++
+		x.r.evidence(i.GetInstanceId())
+		if i.GetEndedAt() == nil {
+			live++
+		}
+	}
+	if live != 1 || len(perEpoch) != x.turns+1 || len(items) != len(perEpoch) {
+		return at(StageEvidence, fmt.Errorf("%d instances of %d epochs, %d live, after a create and %d recreations", len(items), len(perEpoch), live, x.turns))
+	}
+	return nil
+}
+
+// doubled copies a ledger with the last launch of a workspace written twice.
+func doubled(file, workspaceID string) (string, error) {
+	data, err := os.ReadFile(file) //nolint:gosec // of our own mesh
+	if err != nil {
+		return "", err
+	}
+	var last string
+	for text := range strings.Lines(string(data)) {
+		if strings.Contains(text, `"launched"`) && strings.Contains(text, workspaceID) {
+			last = text
+		}
+	}
+	if last == "" {
+		return "", errors.New("the ledger has no launch to be doubled")
+	}
+	out, err := os.CreateTemp("", "gpuaas-drill-ledger-*")
+	if err != nil {
+		return "", err
+	}
+	_, err = out.WriteString(string(data) + last)
+	return out.Name(), errors.Join(err, out.Close())
+}

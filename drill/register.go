@@ -1,0 +1,203 @@
+package drill
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// register is row 28: a box consumes its mint and dies, and the one that boots in its place has another key.
+func register() Drill {
+	return Drill{
+		Name: "register-401-no-live-token",
+		Injects: "a box enrols while the node API takes no newcomer, so that its certificate is never used; then its agent is killed, its keys and state are " +
+			"wiped and its first environment put back, as after a reimage: the same launch secret, another key",
+		Sees:     "retryable denials counted on the workspace with their reason; the workspace temporary",
+		Recovers: "by itself: the gate opens again for the box of the present epoch; no launch, no other epoch",
+		Needs:    "its own mesh: process placement on this host, and the balancer before the node API",
+		Expect:   Verdict{Reason: "register_failing", UserState: "temporary", Owner: "recovery", Next: "wait"},
+		Mutation: "the replicas of recovery are started anew with a mint_wait of one millisecond: the gate that is to notice a second key lets it pass and counts " +
+			"nothing; the mint is consumed by a dead box as before",
+		mutated: StageDetected,
+		mutate: func(ctx context.Context, r *Run) (func(context.Context) error, error) {
+			c, err := r.Mesh.own()
+			if err != nil {
+				return nil, err
+			}
+			back := func(ctx context.Context) error { return r.Mesh.anew(ctx, c.Recovery) }
+			return back, r.Mesh.anew(ctx, c.Recovery, "GPUAAS_RECOVERY_MINT_WAIT=1ms")
+		},
+		run: runRegister,
+	}
+}
+
+func runRegister(ctx context.Context, r *Run) error {
+	m := r.Mesh
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
+	if err := r.observe(ctx); err != nil {
+		return err
+	}
+	shutOut := func(shut bool) error {
+		turned, err := c.ShutOut(c.Plan.Addresses.Agents, shut)
+		if !shut && turned > 0 {
+			r.note("the node API turned %d newcomers away", turned)
+		}
+		return err
+	}
+	if err := shutOut(true); err != nil {
+		return at(StageGood, err)
+	}
+	defer func() { _ = shutOut(false) }() // open already, unless it failed before
+	name := fresh("register")
+	op, err := m.create(ctx, name, nil)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	id, epoch := op.GetWorkspaceId(), op.GetEpoch()
+	r.about(id)
+	r.evidence(op.GetOperationId())
+	defer r.leave(ctx, id)
+	box := m.boxDir(id, epoch)
+	env, err := firstEnvironment(ctx, filepath.Join(box, "etc", "node-agent.env"))
+	if err != nil {
+		return at(StageGood, err)
+	}
+	pid, err := m.launched(ctx, id, epoch)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	identity := filepath.Join(box, "state", "node.json")
+	if err := await(ctx, "the box to enrol", 30*time.Second, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
+		return at(StageGood, err)
+	}
+	before, agent := digest(box), kernel(pid)
+	err = r.inject(ctx, fmt.Sprintf("the box's identity (its files' digest was %.12s) wiped and its agent, process %d, killed", before, pid),
+		func(context.Context) error { return reimage(pid, box, env) },
+		func(context.Context) error {
+			if after := digest(box); after == before {
+				return errors.New("the identity's files are as they were")
+			}
+			return gone(pid, agent)
+		})
+	if err = errors.Join(err, shutOut(false)); err != nil {
+		return err
+	}
+	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
+		ws, err := m.workspace(ctx, id)
+		v := Verdict{Reason: ws.GetLastErrorCode(), UserState: names.Of(ws.GetUserState())}
+		if err == nil && (ws.GetRegisterFailures() == 0 || !strings.HasPrefix(ws.GetLastError(), "mint_consumed")) {
+			err = fmt.Errorf("%d registers are counted, the last error is %q; the workspace is %s at %s", ws.GetRegisterFailures(), ws.GetLastError(),
+				names.Of(ws.GetState()), ws.GetCurrentStep())
+		}
+		return v, err
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	refused := int32(0)
+	err = r.recovered(ctx, "the box of the same epoch registered with its new key, the workspace active, its endpoint answers", func(ctx context.Context) error {
+		if ws, err := m.workspace(ctx, id); err == nil {
+			refused = max(refused, ws.GetRegisterFailures())
+		}
+		return m.serving(ctx, id, epoch)
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.oneLaunch(id); err != nil {
+		return at(StageEvidence, err)
+	}
+	ws, err := m.workspace(ctx, id)
+	if err != nil {
+		return at(StageEvidence, err)
+	}
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: ws.GetNodeId()})
+	if err != nil {
+		return at(StageEvidence, err)
+	}
+	if mints := node.GetNode().GetIdentity().GetMints(); mints < 2 {
+		return at(StageEvidence, fmt.Errorf("the node has %d mints: no second key registered", mints))
+	}
+	r.evidence(ws.GetNodeId(), node.GetNode().GetIdentity().GetNodeInstanceId())
+	r.note("%d registers were refused and then the second key was taken", refused)
+	return r.retire(ctx, id)
+}
+
+// oneLaunch holds that a workspace had one launch in all.
+func (m *Mesh) oneLaunch(id string) error {
+	ledger, err := m.ledger()
+	if err != nil {
+		return err
+	}
+	n, _, err := launches(ledger, id)
+	if err == nil && n != 1 {
+		err = fmt.Errorf("the ledger has %d launches", n)
+	}
+	return err
+}
+
+// firstEnvironment is what a box boots with, caught before its agent enrols and writes it anew.
+func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
+	var env []byte
+	err := await(ctx, "the box's environment", 30*time.Second, func(ctx context.Context) error {
+		var err error
+		for range 20 {
+			if env, err = os.ReadFile(file); err == nil { //nolint:gosec // of our own mesh
+				break
+			}
+			if err := wait(ctx, 2*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		return err
+	})
+	if err == nil && strings.Contains(string(env), "GPUAAS_TASK_SIGNING_PUBKEYS") {
+		err = errors.New("the box had enrolled before its environment was caught")
+	}
+	return env, err
+}
+
+// reimage leaves a box as it was before its first boot. The agent is stopped first, so that it writes nothing in between, and killed last, since it is powered
+// on again as soon as it is gone.
+func reimage(pid int, box string, env []byte) error {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	keys, err := filepath.Glob(filepath.Join(box, "etc", "*.pem"))
+	state, stateErr := filepath.Glob(filepath.Join(box, "state", "*"))
+	err = errors.Join(err, stateErr)
+	for _, path := range append(keys, state...) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	file := filepath.Join(box, "etc", "node-agent.env")
+	return errors.Join(err, os.WriteFile(file, env, 0o600), syscall.Kill(pid, syscall.SIGKILL))
+}
+
+// digest is over the files that make a box's identity: its keys and certificates, and who it is.
+func digest(box string) string {
+	sum := sha256.New()
+	keys, _ := filepath.Glob(filepath.Join(box, "etc", "*.pem")) // the pattern is good
+	for _, f := range append(keys, filepath.Join(box, "state", "node.json")) {
+		if data, err := os.ReadFile(f); err == nil { //nolint:gosec // of our own mesh
+			fmt.Fprintf(sum, "%s %d\n", filepath.Base(f), len(data))
+			_, _ = sum.Write(data)
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}

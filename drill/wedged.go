@@ -1,0 +1,248 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// wedged is row 29: a step of a saga stops progressing and its worker dies with it.
+func wedged() Drill {
+	return Drill{
+		Name:     "saga-step-wedged",
+		Injects:  "SIGSTOP of the box's agent while its workspace is provisioned, then SIGKILL of the replica of lifecycle that had launched it",
+		Sees:     "the step stalled on the timeline with likely cause and advice; the workspace temporary",
+		Recovers: "reset is refused, cancel, compensations, reset, retry; nothing orphaned at the API, in the driver's ledger and among the processes",
+		Needs:    "its own mesh: process placement on this host",
+		Expect:   Verdict{Reason: "step_stalled", UserState: "temporary", Owner: "lifecycle", Next: "cancel"},
+		Mutation: "the drivers are started anew with saga.step_stall_seconds at its upper bound, so that their sweep looks for the same silence and reports it " +
+			"an hour later; the step wedges as before and the budget stays that of the shorter policy",
+		mutated: StageDetected,
+		mutate:  blindStalls,
+		run:     runWedged,
+	}
+}
+
+// blindStalls puts the stall budgets out of reach of the sweep, as an operator could, and answers the way back.
+func blindStalls(ctx context.Context, r *Run) (func(context.Context) error, error) {
+	c, err := r.Mesh.own()
+	if err != nil {
+		return nil, err
+	}
+	set := func(values map[string]string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			for key, value := range values {
+				if err := r.Mesh.setPolicy(ctx, key, value); err != nil {
+					return err
+				}
+			}
+			return r.Mesh.anew(ctx, c.Lifecycle) // a driver reads them as it starts
+		}
+	}
+	was, far := map[string]string{}, map[string]string{}
+	for _, key := range []string{policy.SagaStepStallSeconds, policy.SagaWaitReadyStallSeconds} {
+		k, _ := policy.Lookup(key)
+		was[key], far[key] = fmt.Sprint(int(r.policy.Duration(key).Seconds())), k.Max
+	}
+	return set(was), set(far)(ctx)
+}
+
+func runWedged(ctx context.Context, r *Run) error {
+	m := r.Mesh
+	if _, err := m.own(); err != nil {
+		return err
+	}
+	if err := r.observe(ctx); err != nil {
+		return err
+	}
+	name := fresh("wedged")
+	op, err := m.create(ctx, name, nil)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	ref, id := Tenant+"/"+name, op.GetWorkspaceId()
+	r.about(id)
+	r.evidence(op.GetOperationId())
+	defer r.leave(ctx, id)
+	pid, err := m.launched(ctx, id, op.GetEpoch())
+	if err != nil {
+		return at(StageGood, err)
+	}
+	agent := kernel(pid)
+	worker := kernel(agent.parent)
+	err = r.inject(ctx, fmt.Sprintf("SIGSTOP of the box's agent, process %d, and SIGKILL of its launcher, process %d, as the kernel shows them", pid, agent.parent),
+		func(context.Context) error {
+			return errors.Join(syscall.Kill(pid, syscall.SIGSTOP), syscall.Kill(agent.parent, syscall.SIGKILL))
+		},
+		func(context.Context) error { return errors.Join(stopped(pid), gone(agent.parent, worker)) })
+	if err != nil {
+		return err
+	}
+	if err := r.detect(ctx, func(ctx context.Context) (Verdict, error) { return m.stall(ctx, ref, op.GetOperationId()) }); err != nil {
+		return err
+	}
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	if err := stopped(pid); err != nil {
+		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: %w", err))
+	}
+	return r.unwedge(ctx, id, op)
+}
+
+// launched waits until the ledger has the launch of a box and answers its agent's process. It looks often: what comes next must not be missed.
+func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error) {
+	var pid int
+	err := await(ctx, "the launch of the box", 30*time.Second, func(context.Context) error {
+		for range 20 {
+			var err error
+			if pid, err = m.boxPID(id, epoch); err == nil {
+				return nil
+			}
+			if err := wait(ctx, 2*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		return errors.New("there is none")
+	})
+	return pid, err
+}
+
+// stall answers the verdict that the timeline gives of a run, or what is missing of it.
+func (m *Mesh) stall(ctx context.Context, ref, runID string) (Verdict, error) {
+	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: ref})
+	if err != nil {
+		return Verdict{}, err
+	}
+	ws := resp.GetWorkspace()
+	v := Verdict{UserState: names.Of(ws.GetUserState())}
+	for _, run := range resp.GetRuns() {
+		if run.GetRunId() == runID {
+			v.Reason, _, _ = strings.Cut(run.GetStuckReason(), ":")
+			if run.GetWhyWaiting() == "" {
+				return v, errors.New("the run does not say why it is waiting")
+			}
+		}
+	}
+	for _, i := range resp.GetItems() {
+		if i.GetRunId() != runID || !i.GetStalled() {
+			continue
+		}
+		if i.GetLikelyCause() == "" || i.GetAdvice() == "" || !ws.GetStalled() || v.Reason == "" {
+			return v, fmt.Errorf("the step %q is flagged without a cause, advice, or the run's word (%q)", i.GetName(), v.Reason)
+		}
+		v.Next = i.GetAdvice()
+		return v, nil
+	}
+	return v, fmt.Errorf("no step of %d is flagged; the workspace is at %q: %s", len(resp.GetItems()), ws.GetCurrentStep(), ws.GetWhyWaiting())
+}
+
+// unwedge is the runbook, with its first two steps tried in the wrong order too.
+func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operation) error {
+	m := r.Mesh
+	_, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RESET)
+	if _, refused := fault.As(err); !refused {
+		return at(StageRecover, fmt.Errorf("a reset before the cancel was to be refused and was answered %w", or(err, errors.New("yes"))))
+	}
+	r.note("reset before cancel is refused: %v", err)
+	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_CANCEL); err != nil {
+		return at(StageRecover, err)
+	}
+	if _, err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, r.Drill.recoverWithin(m.Scaled)/2); err != nil {
+		return at(StageRecover, err)
+	}
+	if err := await(ctx, "the compensations to be whole", patience, func(ctx context.Context) error { return m.compensated(ctx, id, wedged) }); err != nil {
+		return at(StageRecover, err)
+	}
+	r.note("cancelled and compensated %.1f s after the fault", time.Since(r.faultAt).Seconds())
+	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RESET); err != nil {
+		return at(StageRecover, err)
+	}
+	again, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RETRY)
+	if err != nil {
+		return at(StageRecover, err)
+	}
+	r.evidence(again.GetOperationId())
+	if again.GetEpoch() <= wedged.GetEpoch() {
+		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the box of epoch %d has ended", again.GetEpoch(), wedged.GetEpoch()))
+	}
+	if err := r.recovered(ctx, "active in the next epoch, its endpoint answers, nothing is left of the former one", func(ctx context.Context) error {
+		return m.serving(ctx, id, again.GetEpoch())
+	}); err != nil {
+		return err
+	}
+	return r.retire(ctx, id)
+}
+
+// compensated holds that nothing of an epoch is left: its run ended failed with no attempt open, its claims are released, its box is ended in the ledger and
+// empty on the host.
+func (m *Mesh) compensated(ctx context.Context, id string, op *lifecyclev1.Operation) error {
+	resp, err := m.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: id})
+	if err != nil {
+		return err
+	}
+	undone := 0
+	for _, run := range resp.GetRuns() {
+		if run.GetRunId() == op.GetOperationId() && run.GetState() != commonv1.RunState_RUN_STATE_FAILED {
+			return fmt.Errorf("the run is %s", names.Of(run.GetState()))
+		}
+	}
+	for _, i := range resp.GetItems() {
+		if s := i.GetState(); s == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || s == commonv1.AttemptState_ATTEMPT_STATE_WAITING {
+			return fmt.Errorf("%s is %s", i.GetName(), names.Of(s))
+		}
+		if i.GetDirection() == commonv1.Direction_DIRECTION_UNDO && i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED {
+			undone++
+		}
+	}
+	if undone == 0 {
+		return errors.New("the timeline shows nothing undone")
+	}
+	return m.nothingLeft(ctx, id)
+}
+
+// nothingLeft holds that a workspace without a box has no claims, no hold, no live instance, and that the ledger and the host agree.
+func (m *Mesh) nothingLeft(ctx context.Context, id string) error {
+	claims, err := m.claims(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, c := range claims {
+		return fmt.Errorf("%d claims are not released, such as %s %s of epoch %d (orphaned: %t)", len(claims), c.GetKind(), c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
+	}
+	instances, err := m.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: 100, WorkspaceId: id, LiveOnly: true})
+	if err != nil {
+		return err
+	}
+	if n := len(instances.GetItems()); n > 0 {
+		return fmt.Errorf("%d instances are live", n)
+	}
+	if m.cluster == nil {
+		return nil
+	}
+	ledger, err := m.ledger()
+	if err != nil {
+		return err
+	}
+	_, live, err := launches(ledger, id)
+	if err == nil && live != 0 {
+		err = fmt.Errorf("the ledger has epoch %d alive", live)
+	}
+	return errors.Join(err, m.oneLife(id, 0))
+}
+
+// claims are those of a workspace that are not released.
+func (m *Mesh) claims(ctx context.Context, id string) ([]*lifecyclev1.Claim, error) {
+	resp, err := m.Client.Query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{PageSize: 500, WorkspaceId: id})
+	return resp.GetItems(), err
+}

@@ -1,0 +1,135 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// observe takes the look that later ones are compared with. What is made after it is not compared.
+func (r *Run) observe(ctx context.Context) error {
+	var err error
+	r.before, err = r.Mesh.look(ctx, r.subject)
+	return at(StageGood, err)
+}
+
+// serving holds that a workspace is whole again in an epoch: active and normal to its user, its endpoints answer, and claims, ledger and host know of no
+// other epoch and of no orphan.
+func (m *Mesh) serving(ctx context.Context, id string, epoch int64) error {
+	ws, err := m.workspace(ctx, id)
+	if err != nil {
+		return err
+	}
+	if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || ws.GetUserState() != commonv1.UserState_USER_STATE_NORMAL || ws.GetEpoch() != epoch {
+		return fmt.Errorf("it is %s, %s to its user, in epoch %d: %s %s %s", names.Of(ws.GetState()), names.Of(ws.GetUserState()), ws.GetEpoch(),
+			ws.GetCurrentStep(), ws.GetWhyWaiting(), ws.GetLastError())
+	}
+	if len(ws.GetEndpoints()) == 0 {
+		return errors.New("it has no endpoint")
+	}
+	claims, err := m.claims(ctx, id)
+	if err != nil {
+		return err
+	}
+	bound := []string{"slot", "instance", "identity", "workload"} // to an epoch; the others may outlive one
+	for _, c := range claims {
+		if c.GetOrphanedAt() != nil || (slices.Contains(bound, c.GetKind()) && c.GetEpoch() != epoch) {
+			return fmt.Errorf("the claim on %s %s is of epoch %d, orphaned: %t", c.GetKind(), c.GetName(), c.GetEpoch(), c.GetOrphanedAt() != nil)
+		}
+	}
+	if m.cluster == nil {
+		return nil
+	}
+	for _, e := range ws.GetEndpoints() {
+		if err := answers(ctx, e.GetUrl()); err != nil {
+			return err
+		}
+	}
+	if ws.GetSpec().GetPlacement() != commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS {
+		return nil
+	}
+	ledger, err := m.ledger()
+	if err != nil {
+		return err
+	}
+	_, live, err := launches(ledger, id)
+	if err == nil && live != epoch {
+		err = fmt.Errorf("the ledger has epoch %d alive", live)
+	}
+	return errors.Join(err, m.oneLife(id, epoch))
+}
+
+// answers says whether a URL answers 200.
+func answers(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // nothing was sent
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, resp.Status)
+	}
+	return nil
+}
+
+// retire decommissions a workspace at the end of a drill and holds that nothing of it is left anywhere.
+func (r *Run) retire(ctx context.Context, id string) error {
+	m := r.Mesh
+	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
+		return at(StageEvidence, err)
+	}
+	if _, err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, time.Minute); err != nil {
+		return at(StageEvidence, err)
+	}
+	err := await(ctx, "everything of it to be gone", patience, func(ctx context.Context) error { return m.nothingLeft(ctx, id) })
+	if err == nil {
+		r.note("decommissioned: no claim, no instance, no process is left")
+	}
+	return at(StageEvidence, err)
+}
+
+// leave takes away, as well as it can, what a drill that failed has left, so that the next one finds a mesh that is well.
+func (r *Run) leave(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+	defer cancel()
+	m := r.Mesh
+	asked := map[commonv1.OperationKind]time.Time{}
+	_ = await(ctx, "the drill's workspace to go", 2*time.Minute, func(ctx context.Context) error { // what it does not reach, Close ends
+		ws, err := m.workspace(ctx, id)
+		if err != nil {
+			return err
+		}
+		kind := commonv1.OperationKind_OPERATION_KIND_CANCEL
+		switch ws.GetState() { //nolint:exhaustive // the others are on their way
+		case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
+			return nil
+		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK:
+			kind = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
+		}
+		if time.Since(asked[kind]) > 5*time.Second {
+			asked[kind] = time.Now()
+			_, err = m.operate(ctx, id, kind)
+		}
+		return errors.Join(fmt.Errorf("it is %s", names.Of(ws.GetState())), err)
+	})
+}
+
+// or is the first error that is one.
+func or(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
