@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/join"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
@@ -43,6 +44,14 @@ func benchSagas(ctx context.Context, o benchOptions, db *bench.Database) (bench.
 	})
 }
 
+func benchJoin(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return join.Run(ctx, join.Options{LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger})
+}
+
+func benchJoinAlone(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return join.Run(ctx, join.Options{LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger, WithoutRedis: true})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -68,7 +77,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("streams", "Server memory of each connected, heartbeating agent", 5000, benchStreams)
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
 	add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
-	add("all", "All of them, one after the other", 0, benchSagas, benchTasks, benchStreams)
+	add("join", "How soon somebody is answered who joins a recreation, with Redis and without", 0, benchJoin, benchJoinAlone)
+	add("all", "All of them, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },

@@ -2,11 +2,13 @@ package workspace
 
 import (
 	"context"
+	"slices"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -28,25 +30,29 @@ func (s *Server) herdOf(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	return h
 }
 
-// joinFast answers a join from the run that the lock store named, confirmed by its primary key: it is of this workspace and on its way up. Whoever
-// brings an idempotency key takes the long way, where the key is kept.
+// joinableSQL is what a run must be to serve, beside being of the workspace $1; $2 are the kinds.
+const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')`
+
+// joinFast answers a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that
+// holds the workspace. Whoever brings an idempotency key takes the long way, where the key is kept.
 func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperationRequest, h herd) (*lifecyclev1.Operation, bool) {
-	if h.held.Kind != lock.Held || req.GetIdempotencyKey() != "" {
+	if h.held.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
-	var tenantID, kind, state string
-	var epoch int64
-	err := s.deps.DB.QueryRow(ctx, `
-		SELECT r.tenant_id::text, r.kind, r.epoch, w.state FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-		WHERE r.id = $1 AND r.workspace_id = $2 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.state IN ('pending', 'running', 'waiting')
-			AND r.kind = ANY ($3)`, h.held.RunID, h.workspaceID, bringing()).Scan(&tenantID, &kind, &epoch, &state)
-	if err != nil {
+	sql, args := joinableSQL, []any{h.workspaceID, bringing()}
+	if h.held.Kind == lock.Held {
+		sql, args = sql+` AND r.id = $3`, append(args, h.held.RunID)
+	}
+	var run saga.Run
+	var tenantID, state string
+	if err := s.deps.DB.QueryRow(ctx, sql, args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
 		return nil, false // nothing of it is sure: the long way finds out, and says what is wrong
 	}
 	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {
 		return nil, false
 	}
-	return joined(saga.Workspace{ID: h.workspaceID, State: state}, saga.Run{ID: h.held.RunID, Kind: kind, Epoch: epoch}), true
+	return joined(saga.Workspace{ID: h.workspaceID, State: state}, run), true
 }
 
 // settle leaves the lock store naming the run that serves, so that the next one finds it at once.

@@ -1,0 +1,285 @@
+// Package join measures how fast somebody is answered who asks for a recreation that is under way: with the lock store, and without it.
+//
+// It owns the load. The server is lifecycle's own, in this process, over a Postgres that writes durably and a Redis of the bench's own; nobody drives the
+// operations, so that they stay open. What is asked is the absolute p95 of an answer; the raw round trips that it is made of, a SET NX at Redis and a
+// read by primary key at Postgres, are measured in the same run by as many clients.
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/gpuaas/mesh/bench"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/lock"
+	"github.com/gpuaas/mesh/internal/lock/embedded"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+)
+
+// The p95 of an answer, in milliseconds, with Redis and without.
+const (
+	MostWithRedis    = 5.0
+	MostWithoutRedis = 15.0
+)
+
+// Options says where and how long to measure. The URLs name one database.
+type Options struct {
+	LifecycleURL string // role lifecycle
+	OwnerURL     string // a role that may finish operations nobody drives
+	WithoutRedis bool
+	Logger       *slog.Logger
+	// Length of each measured stretch; zero means 4 s. There are Rounds of them, in turn with the baseline's; zero means 3.
+	Length time.Duration
+	Rounds int
+	// Clients ask one after the other, each for one of Workspaces in turn; zero means 8 and 64.
+	Clients, Workspaces int
+}
+
+func (o Options) withDefaults() Options {
+	number := func(n *int, v int) {
+		if *n == 0 {
+			*n = v
+		}
+	}
+	number(&o.Rounds, 3)
+	number(&o.Clients, 8)
+	number(&o.Workspaces, 64)
+	if o.Length == 0 {
+		o.Length = 4 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// rig is lifecycle's server with open operations.
+type rig struct {
+	opts   Options
+	pool   *pgxpool.Pool
+	redis  *redis.Client // nil: without
+	server *workspace.Server
+	open   []operation
+}
+
+type operation struct{ workspaceID, runID string }
+
+// Run measures.
+func Run(ctx context.Context, opts Options) (bench.Result, error) {
+	opts = opts.withDefaults()
+	owner, err := pg.Open(ctx, pg.Config{URL: opts.OwnerURL, ApplicationName: "bench owner", MaxConns: 2})
+	if err != nil {
+		return bench.Result{}, err
+	}
+	defer owner.Close()
+	details, err := bench.Environment(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	r := &rig{opts: opts}
+	if r.pool, err = pg.Open(ctx, pg.Config{
+		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: int32(opts.Clients) + 4, MinConns: int32(opts.Clients), Settings: saga.PoolSettings(), //nolint:gosec // small counts
+	}); err != nil {
+		return bench.Result{}, err
+	}
+	defer r.pool.Close()
+	var joins *lock.Lock
+	details["env_redis"] = "none"
+	if !opts.WithoutRedis {
+		store, err := embedded.Start(ctx, embedded.Config{Logger: opts.Logger})
+		if err != nil {
+			return bench.Result{}, fmt.Errorf("start the bench's Redis: %w", err)
+		}
+		defer func() { _ = store.Stop(context.WithoutCancel(ctx)) }()
+		details["env_redis"] = map[bool]string{true: "redis-server", false: "the imitation built in"}[store.Real()]
+		if r.redis, err = lock.Dial(store.URL(), lock.Config{}); err != nil {
+			return bench.Result{}, fmt.Errorf("dial Redis: %w", err)
+		}
+		defer func() { _ = r.redis.Close() }()
+		if joins, err = lock.New(lock.Deps{Client: r.redis, Logger: opts.Logger}, lock.Config{}); err != nil {
+			return bench.Result{}, fmt.Errorf("make lock: %w", err)
+		}
+	}
+	if err := r.build(joins); err != nil {
+		return bench.Result{}, err
+	}
+	if err := r.begin(ctx, owner); err != nil {
+		return bench.Result{}, err
+	}
+	return r.measure(ctx, details)
+}
+
+func (r *rig) build(joins *lock.Lock) error {
+	catalogue := workspace.Catalogue{
+		Plans: map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}}, Regions: []string{"here"},
+		Default: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
+	}
+	registry, err := workspace.NewSteps(workspace.StepDeps{Catalogue: catalogue}).Registry()
+	if err != nil {
+		return fmt.Errorf("define sagas: %w", err)
+	}
+	core, err := saga.New(saga.Deps{DB: r.pool, Registry: registry, Logger: r.opts.Logger})
+	if err != nil {
+		return fmt.Errorf("make saga core: %w", err)
+	}
+	log, err := audit.New(audit.Deps{
+		Logger: r.opts.Logger, Pool: r.pool, Schema: pg.RoleLifecycle, Policy: policy.Fixed{Set: policy.Defaults()}, Wake: &events.Signal{},
+	})
+	if err != nil {
+		return fmt.Errorf("make audit log: %w", err)
+	}
+	r.server = workspace.NewServer(workspace.Deps{
+		Logger: r.opts.Logger, DB: r.pool, Core: core, Catalogue: catalogue, Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
+		DefaultQuota: workspace.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60},
+	})
+	return nil
+}
+
+// begin makes workspaces with a recreation under way on each.
+func (r *rig) begin(ctx context.Context, owner *pgxpool.Pool) error {
+	tenant := "b" + ids.New()[24:]
+	if _, err := r.server.CreateTenant(ctx, &lifecyclev1.CreateTenantRequest{Name: tenant}); err != nil {
+		return fmt.Errorf("make tenant: %w", err)
+	}
+	for n := range r.opts.Workspaces {
+		res, err := r.server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+			Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+			Target: &lifecyclev1.RequestOperationRequest_Create{
+				Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: fmt.Sprintf("w%d", n)},
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("make workspace: %w", err)
+		}
+		r.open = append(r.open, operation{workspaceID: res.GetOperation().GetWorkspaceId()})
+	}
+	_, err := owner.Exec(ctx, `UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), why_waiting = '' WHERE finished_at IS NULL`)
+	if err == nil {
+		_, err = owner.Exec(ctx, `UPDATE lifecycle.workspace SET state = 'active'`)
+	}
+	if err != nil {
+		return fmt.Errorf("finish what nobody drives: %w", err)
+	}
+	for i := range r.open {
+		op, err := r.ask(ctx, r.open[i].workspaceID)
+		if err != nil {
+			return err
+		}
+		if op.GetJoined() {
+			return errors.New("begin recreation: somebody else's is open")
+		}
+		r.open[i].runID = op.GetOperationId()
+	}
+	return nil
+}
+
+func (r *rig) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Operation, error) {
+	res, err := r.server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+		Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Requester: "watchdog",
+		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: workspaceID},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ask for a recreation: %w", err)
+	}
+	return res.GetOperation(), nil
+}
+
+// join asks once, and holds the answer to be the operation that is open.
+func (r *rig) join(ctx context.Context, o operation) error {
+	op, err := r.ask(ctx, o.workspaceID)
+	if err != nil {
+		return err
+	}
+	if !op.GetJoined() || op.GetOperationId() != o.runID {
+		return fmt.Errorf("join: answered %s (joined %v), %s is open", op.GetOperationId(), op.GetJoined(), o.runID)
+	}
+	return nil
+}
+
+func (r *rig) measure(ctx context.Context, details map[string]any) (bench.Result, error) {
+	if _, err := r.load(ctx, time.Second/2, r.join); err != nil { // statements prepared, pools filled
+		return bench.Result{}, err
+	}
+	var answers, setNX, reads []time.Duration
+	for range r.opts.Rounds {
+		for _, one := range []struct {
+			into *[]time.Duration
+			do   func(context.Context, operation) error
+			when bool
+		}{{&setNX, r.rawSetNX, r.redis != nil}, {&reads, r.rawRead, true}, {&answers, r.join, true}} {
+			if !one.when {
+				continue
+			}
+			length := r.opts.Length
+			if one.into != &answers {
+				length /= 2
+			}
+			took, err := r.load(ctx, length, one.do)
+			if err != nil {
+				return bench.Result{}, err
+			}
+			*one.into = append(*one.into, took...)
+		}
+	}
+	name, most := "join with Redis", MostWithRedis
+	if r.redis == nil {
+		name, most = "join without Redis", MostWithoutRedis
+	}
+	value, baseline := bench.Percentile(answers, .95), bench.Percentile(reads, .95)
+	details["baseline"] = "p95 of one read by primary key"
+	if r.redis != nil {
+		raw := bench.Percentile(setNX, .95)
+		details["baseline"] = "p95 of one SET NX at Redis and p95 of one read by primary key, added"
+		details["raw_redis_set_nx_ms_p50"], details["raw_redis_set_nx_ms_p95"] = bench.Percentile(setNX, .5), raw
+		baseline += raw
+	}
+	details["raw_postgres_read_ms_p50"], details["raw_postgres_read_ms_p95"] = bench.Percentile(reads, .5), bench.Percentile(reads, .95)
+	details["answer_ms_p50"], details["answer_ms_p99"] = bench.Percentile(answers, .5), bench.Percentile(answers, .99)
+	details["answers"], details["clients"], details["workspaces"] = len(answers), r.opts.Clients, r.opts.Workspaces
+	details["required_ms_p95"] = most
+	return bench.Result{
+		Name: name, Value: value, Unit: "ms p95", Baseline: baseline, Ratio: value / baseline, Required: most / baseline, Passed: value <= most, Details: details,
+	}, nil
+}
+
+// load has every client do the same thing over and over, in turn on each operation, and answers how long each time took.
+func (r *rig) load(ctx context.Context, length time.Duration, do func(context.Context, operation) error) ([]time.Duration, error) {
+	var wg sync.WaitGroup
+	var turn atomic.Int64
+	took := make([][]time.Duration, r.opts.Clients)
+	errs := make([]error, r.opts.Clients)
+	stop := time.Now().Add(length)
+	for n := range r.opts.Clients {
+		wg.Go(func() {
+			for time.Now().Before(stop) {
+				o := r.open[int(turn.Add(1))%len(r.open)]
+				begin := time.Now()
+				if errs[n] = do(ctx, o); errs[n] != nil {
+					return
+				}
+				took[n] = append(took[n], time.Since(begin))
+			}
+		})
+	}
+	wg.Wait()
+	var all []time.Duration
+	for _, t := range took {
+		all = append(all, t...)
+	}
+	return all, errors.Join(errs...)
+}
