@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"time"
@@ -43,6 +45,8 @@ type Config struct {
 	Dir        string // empty: a temporary one, which is removed unless Keep
 	Production bool   // production timers instead of the scaled ones
 	LogLevel   string
+	// Reaper is a process that outlives this one and calls Reap(dir) as soon as its standard input ends, however suddenly; nil: nobody does.
+	Reaper func(dir string) *exec.Cmd
 }
 
 // lease of sagas in a scaled mesh: how long a run stays with a replica that fell silent.
@@ -83,9 +87,13 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 	if !cfg.Production {
 		c.Policy, c.Env = Scaled(), scaledEnv()
 	}
-	up, err := cluster.New(ctx, logger, c)
+	released, err := reapLater(cfg, c.Dir)
 	if err != nil {
 		return nil, err
+	}
+	up, err := cluster.New(ctx, logger, c)
+	if err != nil {
+		return nil, errors.Join(err, released())
 	}
 	kept, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var keeping sync.WaitGroup
@@ -95,7 +103,7 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 	m.stop = func(ctx context.Context) error {
 		cancel()
 		keeping.Wait()
-		err := errors.Join(keepErr, up.Close(ctx))
+		err := errors.Join(keepErr, up.Close(ctx), released())
 		if temporary && err == nil {
 			err = os.RemoveAll(dir)
 		}
@@ -105,6 +113,32 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 		return nil, errors.Join(err, fmt.Errorf("the services' logs end with:\n%s", up.Tails(8)), m.Close(context.WithoutCancel(ctx)))
 	}
 	return m, nil
+}
+
+// reapLater starts the process that ends what a mesh has launched if we cannot any more. The answer lets it go.
+func reapLater(cfg Config, dir string) (func() error, error) {
+	if cfg.Reaper == nil {
+		return func() error { return nil }, nil
+	}
+	cmd := cfg.Reaper(dir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("prepare the reaper: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the reaper: %w", err)
+	}
+	return func() error { return errors.Join(in.Close(), cmd.Wait()) }, nil
+}
+
+// Reap waits until its caller's caller is gone, which ends in, and then ends what runs below the directory of a mesh: boxes, agents and workloads.
+func Reap(ctx context.Context, in io.Reader, dir string) error {
+	_, _ = io.Copy(io.Discard, in)
+	if err := wait(ctx, 300*time.Millisecond); err != nil { // the kernel ends the services, which would launch boxes again
+		return err
+	}
+	_, err := agents.End(ctx, dir, 500*time.Millisecond)
+	return err
 }
 
 // On is a mesh that somebody else runs, with its policy as it is. Only faults that the API takes can be injected there.

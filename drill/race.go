@@ -79,10 +79,15 @@ func runRace(ctx context.Context, r *Run) error {
 	}
 	rounds := []round{{"plain", x.plain}}
 	if m.Own() && r.Control == None { // the controls are about the race and its judge, and need no more than one
-		rounds = append(rounds, round{"lock store flushed", x.flushed}, round{"holder paused past its lease", x.paused})
+		rounds = append(rounds, round{"lock store flushed", x.flushed}, round{"beside the watchdog", x.watched})
 	}
 	for _, next := range rounds {
 		if err := x.round(ctx, next.what, next.fault); err != nil {
+			return err
+		}
+	}
+	if m.Own() && r.Control == None {
+		if err := x.hold(ctx); err != nil {
 			return err
 		}
 	}
@@ -271,9 +276,8 @@ func flushes(ctx context.Context, store *redis.Client) (int, error) {
 	return 0, nil
 }
 
-// paused kills the box's agent where no newcomer is let in, so that the watchdog misses its session and asks; a hundred people ask as it does. Then the
-// replica that holds the run is stopped for longer than the run's lease. The kernel says that the agent is gone and that the holder stood still.
-func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+// watched races beside the watchdog: a hundred people ask as it does.
+func (x *race) watched(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
 	c, err := x.r.Mesh.own()
 	if err != nil {
 		return err
@@ -282,21 +286,64 @@ func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecycle
 		return at(StageInjected, err)
 	}
 	x.r.faultAt = time.Now()
+	_, err = run(ctx)
+	return err
+}
+
+// holds is how often a holder is tried to be caught: a run is parked most of the time, and one that is parked when its last holder stops loses nothing.
+const holds = 6
+
+// hold races until a replica was stopped that held the run, for longer than the lease, and another went on with it meanwhile.
+func (x *race) hold(ctx context.Context) error {
+	for range holds {
+		lost := false
+		err := x.round(ctx, "holder paused past its lease", func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+			var err error
+			lost, err = x.paused(ctx, run)
+			return err
+		})
+		if err != nil || lost {
+			return err
+		}
+	}
+	return at(StageInjected, fmt.Errorf("in %d rounds no run was held by the replica that was stopped", holds))
+}
+
+// paused stops the replica that holds the run for longer than the run's lease, and answers whether the run's attempt was lost by that: another replica took
+// the run over and said so on the timeline. The kernel says that the holder stood still from the first moment to the last.
+func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
+	c, err := x.r.Mesh.own()
+	if err != nil {
+		return false, err
+	}
 	op, err := run(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	holder, err := x.holder(ctx, c, op)
-	if err != nil {
-		return at(StageInjected, err)
+	if err != nil || holder == nil {
+		return false, at(StageInjected, err)
 	}
 	pid := holder.PID()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		return at(StageInjected, err)
+		return false, at(StageInjected, err)
 	}
 	err = errors.Join(await(ctx, "the holder to stop", took, func(context.Context) error { return stopped(pid) }), wait(ctx, x.pause()), stopped(pid))
-	x.r.note("%s, process %d, was stopped for %s", holder.Name, pid, x.pause())
-	return at(StageInjected, errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)))
+	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
+		return false, at(StageInjected, err)
+	}
+	resp, err := x.r.Mesh.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: x.id})
+	if err != nil {
+		return false, at(StageInjected, err)
+	}
+	for _, i := range resp.GetItems() {
+		if i.GetRunId() == op.GetOperationId() && i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_LOST {
+			x.r.note("%s, process %d, was stopped for %s in %q, which another replica took over", holder.Name, pid, x.pause(), i.GetName())
+			return true, nil
+		}
+	}
+	x.r.note("%s, process %d, was stopped for %s and held nothing by then", holder.Name, pid, x.pause())
+	return false, nil
 }
 
 // awaken has the watchdog ask for a recreation: the box's agent is killed and does not come in again.
@@ -340,28 +387,21 @@ func (x *race) pause() time.Duration {
 	return 20 * time.Second
 }
 
-// holder is the replica that holds a run, caught while it does. A run that always waits when it is looked at is held by nobody: then it is the one that had
-// launched the box of the former epoch, which the kernel knows as the parent of its agent.
+// holder is the replica that holds a run, caught while it does; nil: it was held by none for as long as it was looked at.
 func (x *race) holder(ctx context.Context, c *cluster.Cluster, op *lifecyclev1.Operation) (*cluster.Process, error) {
-	var found *cluster.Process
-	err := await(ctx, "a holder of the run", 2*time.Second, func(ctx context.Context) error {
+	for began := time.Now(); time.Since(began) < time.Second; {
 		resp, err := x.r.Mesh.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: x.id})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, run := range resp.GetRuns() {
 			i := slices.IndexFunc(c.Lifecycle, func(p *cluster.Process) bool { return p.Replica() == run.GetOwner() })
 			if run.GetRunId() == op.GetOperationId() && i >= 0 {
-				found = c.Lifecycle[i]
-				return nil
+				return c.Lifecycle[i], nil
 			}
 		}
-		return errors.New("the run is held by none")
-	})
-	if found == nil && err != nil && ctx.Err() == nil {
-		return c.Lifecycle[0], nil
 	}
-	return found, nil
+	return nil, nil //nolint:nilnil // nobody is an answer
 }
 
 // judge reads the driver's ledger: one launch for each epoch, never two alive, and as many epochs as there were operations.

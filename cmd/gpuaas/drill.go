@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -35,8 +37,19 @@ func newDrillCommand(program *client.Program) *cobra.Command {
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
-	cmd.AddCommand(newDrillListCommand(program), newDrillRunCommand(program))
+	cmd.AddCommand(newDrillListCommand(program), newDrillRunCommand(program), newDrillReapCommand())
 	return cmd
+}
+
+// newDrillReapCommand ends what a drill has left if it dies before it can.
+func newDrillReapCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "reap DIR", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			signal.Ignore(os.Interrupt) // a Ctrl-C is the drill's, which ends and then lets us go
+			return drill.Reap(cmd.Context(), cmd.InOrStdin(), args[0])
+		},
+	}
 }
 
 func newDrillListCommand(program *client.Program) *cobra.Command {
@@ -209,6 +222,9 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program,
 	}
 	return drill.Start(ctx, logger, drill.Config{
 		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",
+		Reaper: func(dir string) *exec.Cmd {
+			return exec.Command(self, "drill", "reap", dir) //nolint:gosec,noctx // this very program, which outlives us on purpose
+		},
 	})
 }
 
@@ -221,8 +237,12 @@ var drillColumns = []client.Column[drill.Result]{
 	{Title: "INJECTED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
 	{Title: "REASON", Value: func(r drill.Result) string { return r.Reason }},
 	{Title: "USER STATE", Value: func(r drill.Result) string { return r.UserState }},
-	{Title: "DETECTED", Value: func(r drill.Result) string { return seconds(r.DetectedSeconds) + " of " + seconds(r.DetectionBudgetSeconds) }},
-	{Title: "RECOVERED", Value: func(r drill.Result) string { return seconds(r.RecoveredSeconds) + " of " + seconds(r.RecoveryBudgetSeconds) }},
+	{Title: "DETECTED", Value: func(r drill.Result) string {
+		return seconds(r.DetectedSeconds) + " of " + seconds(r.DetectionBudgetSeconds)
+	}},
+	{Title: "RECOVERED", Value: func(r drill.Result) string {
+		return seconds(r.RecoveredSeconds) + " of " + seconds(r.RecoveryBudgetSeconds)
+	}},
 	{Title: "EVIDENCE", Wide: true, Value: func(r drill.Result) string { return strings.Join(r.EvidenceIDs, " ") }},
 	{Title: "WHY", Value: func(r drill.Result) string { return r.Why }},
 }

@@ -1,0 +1,140 @@
+package drill_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/drill"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/meshtest"
+)
+
+// envReap makes this test binary the reaper of the named directory.
+const envReap = "GPUAAS_DRILL_REAP"
+
+// TestMain doubles as the process that ends what a mesh has launched, however suddenly the tests end.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(envReap); dir != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+		defer cancel()
+		if err := drill.Reap(ctx, os.Stdin, dir); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	testkit.Main(m)
+}
+
+// TestEveryDrillIsWhole holds that nothing is missing by which a drill could be read, judged or doubted.
+func TestEveryDrillIsWhole(t *testing.T) {
+	rows := []int{}
+	for _, d := range drill.Drills() {
+		t.Run(d.Name, func(t *testing.T) {
+			b, ok := policy.BudgetOf(d.Name)
+			if !ok {
+				t.Fatal("the matrix has no row of this name")
+			}
+			rows = append(rows, b.Row)
+			if b.Detect+time.Duration(len(b.DetectKey)) == 0 || b.RecoverWithin() == 0 {
+				t.Errorf("budgets are missing: %+v", b)
+			}
+			for what, text := range map[string]string{
+				"what is injected": d.Injects, "what is seen": d.Sees, "how it is over": d.Recovers, "what it needs": d.Needs, "why the mutation is one": d.Mutation,
+				"reason": d.Expect.Reason, "user state": d.Expect.UserState, "owner": d.Expect.Owner, "next action": d.Expect.Next,
+			} {
+				if text == "" {
+					t.Errorf("%s is not said", what)
+				}
+			}
+			if !drill.Complete(d) {
+				t.Error("the drill has no way to be run, or no stage at which its mutated detector must fail")
+			}
+		})
+	}
+	if !slices.IsSorted(rows) {
+		t.Errorf("the rows come as %v", rows)
+	}
+}
+
+// TestResultsCarryTheContract holds the names that scripts read.
+func TestResultsCarryTheContract(t *testing.T) {
+	raw, err := json.Marshal(drill.Result{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := map[string]any{}
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{
+		"name", "severity", "injected", "reason", "user_state", "detected_seconds", "detection_budget_seconds", "recovered_seconds", "recovery_budget_seconds",
+		"passed", "evidence_ids", "why",
+	} {
+		if _, ok := fields[name]; !ok {
+			t.Errorf("a result has no field %s", name)
+		}
+	}
+}
+
+func TestUnknownDrillsAreNamed(t *testing.T) {
+	if _, err := drill.Find("saga-step-wedged", "no-such-drill"); err == nil {
+		t.Error("an unknown drill is taken")
+	}
+	got, err := drill.Find("saga-step-wedged", "double-provision-race")
+	if err != nil || len(got) != 2 || got[0].Name != "double-provision-race" {
+		t.Errorf("found %v, %v", got, err)
+	}
+}
+
+// TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run --all --controls` does.
+func TestDrillsAndTheirControls(t *testing.T) {
+	testkit.IO(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	defer cancel()
+	began := time.Now()
+	m, err := drill.Start(ctx, testkit.Logger(t), drill.Config{
+		Dir: meshtest.Dir(t), Programs: meshtest.Programs(t), LogLevel: "info",
+		Reaper: func(dir string) *exec.Cmd {
+			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this binary, which outlives us on purpose
+			cmd.Env = append(os.Environ(), envReap+"="+dir)
+			return cmd
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the logs end with:\n%s", m.Tails(10))
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		if err := m.Close(ctx); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	t.Logf("the mesh stands after %.1f s", time.Since(began).Seconds())
+	results, err := drill.All(ctx, m, drill.Drills(), drill.Options{Logger: testkit.Logger(t), Controls: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		t.Logf("%-45s passed %t, detected %.2f s of %.0f, recovered %.2f s of %.0f, took %.1f s: %s", r.Name, r.Passed, r.DetectedSeconds,
+			r.DetectionBudgetSeconds, r.RecoveredSeconds, r.RecoveryBudgetSeconds, r.ElapsedSeconds, r.Why)
+		if !r.Passed {
+			t.Errorf("%s failed at %q: %s; %q", r.Name, r.Stage, r.Why, r.Notes)
+		}
+		if r.Control == "" && (len(r.EvidenceIDs) < 2 || !r.Injected || r.DetectedSeconds == 0 || r.RecoveredSeconds == 0) {
+			t.Errorf("%s passed and says too little: %+v", r.Name, r)
+		}
+	}
+	if want := 3 * len(drill.Drills()); len(results) != want {
+		t.Errorf("%d results, not %d", len(results), want)
+	}
+}
