@@ -158,6 +158,9 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("insert finding: %w", err)
 	}
+	if err := decided(ctx, tx, "finding.open", made); err != nil {
+		return false, err
+	}
 	return true, announce(ctx, tx, made)
 }
 
@@ -223,6 +226,9 @@ func resolve(ctx context.Context, tx pgx.Tx, r row) error {
 		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+findingColumns, r.id))
 	if err != nil {
 		return fmt.Errorf("resolve finding: %w", err)
+	}
+	if err := decided(ctx, tx, "finding.resolve", now); err != nil {
+		return err
 	}
 	if now.cordoned && now.NodeID != "" {
 		var heir, reason string

@@ -40,6 +40,7 @@ const (
 	kCancel       = commonv1.OperationKind_OPERATION_KIND_CANCEL
 	kReset        = commonv1.OperationKind_OPERATION_KIND_RESET
 	kRetry        = commonv1.OperationKind_OPERATION_KIND_RETRY
+	kRecreate     = commonv1.OperationKind_OPERATION_KIND_RECREATE
 	kDecommission = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
 )
 

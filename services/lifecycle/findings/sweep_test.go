@@ -97,6 +97,26 @@ func TestABoxThatEndedBehindTheProductsBack(t *testing.T) {
 	}
 }
 
+// What a run holds is its own to bring in order, however long it takes.
+func TestWhatARunHoldsIsPassedOver(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	run := b.text(`SELECT run_id::text FROM lifecycle.workspace WHERE id = $1`, id)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET state = 'stuck', finished_at = NULL, stuck_reason = 'a test', why_waiting = 'a test' WHERE id = $1`, run)
+	if err := b.world.End(t.Context(), id, 1); err != nil {
+		t.Fatal(err)
+	}
+	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1`, id)
+	if _, err := b.workloads.Exec(t.Context(), `DROP SCHEMA `+b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)+` CASCADE`); err != nil {
+		t.Fatal(err)
+	}
+	wantOnly(t, b.seen(), "row_changed_outside run "+run)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), stuck_reason = '', why_waiting = '' WHERE id = $1`, run)
+	if found := without(b.seen(), "row_changed_outside"); len(found) != 4 {
+		t.Errorf("no run holds it and %d things are found: %v", len(found), found)
+	}
+}
+
 func TestACordonOfAPersonStays(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -377,7 +397,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 					all.Store(id, n)
 					continue
 				}
-				kind := []commonv1.OperationKind{kCancel, kReset, kRetry, kDecommission, kDecommission}[rng.IntN(5)]
+				kind := []commonv1.OperationKind{kCancel, kReset, kRetry, kRecreate, kDecommission, kDecommission}[rng.IntN(6)]
 				_ = b.operate(ctx, kind, mine[rng.IntN(len(mine))]) // most are refused at one moment or another
 				settled(ctx, b, mine[rng.IntN(len(mine))], rng.IntN(2) == 0)
 			}
