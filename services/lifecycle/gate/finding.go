@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 )
 
@@ -39,5 +40,6 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by, nextReason, nextBy 
 	if _, err := events.Append(ctx, tx, g.event()); err != nil {
 		return fmt.Errorf("report gate: %w", err)
 	}
-	return nil
+	_, err = audit.Record(ctx, tx, cordoned(g, nextReason, by))
+	return err //nolint:wrapcheck // it says what it did
 }

@@ -6,10 +6,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/rpc"
 )
 
 // wished is the entry of a request as far as the request tells.
@@ -39,7 +41,11 @@ func (s *Server) decided(ctx context.Context, tx pgx.Tx, tenantID string, req *l
 		return nil
 	}
 	e := wished(req)
-	e.WorkspaceID, e.WorkflowID, e.TenantID, e.Details["epoch"] = op.GetWorkspaceId(), op.GetOperationId(), tenantID, op.GetEpoch()
+	e.SubjectID, e.WorkspaceID, e.WorkflowID, e.TenantID = op.GetWorkspaceId(), op.GetWorkspaceId(), op.GetOperationId(), tenantID
+	e.Details["epoch"] = op.GetEpoch()
+	if c := req.GetCreate(); c != nil {
+		e.Details["name"] = c.GetTenant() + "/" + c.GetName()
+	}
 	_, err := s.deps.Audit.Record(ctx, tx, e)
 	return err //nolint:wrapcheck // it says what it did
 }
@@ -62,5 +68,21 @@ func (s *Server) refused(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if req.GetDryRun() {
 		return err
 	}
-	return s.deps.Audit.Refuse(ctx, wished(req), err) //nolint:wrapcheck // it is the answer
+	e := wished(req)
+	if person, ok := rpc.PersonFrom(ctx); ok {
+		e.TenantID = person.TenantID // a person of the operator was refused whoever's it is
+	}
+	return s.deps.Audit.Refuse(ctx, e, err) //nolint:wrapcheck // it is the answer
+}
+
+// releaseFailed records that a hold could not be given back; any other change of it is part of what its run did.
+func releaseFailed(ctx context.Context, tx pgx.Tx, a allocation) error {
+	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		return nil
+	}
+	_, err := audit.Record(ctx, tx, audit.Entry{
+		Action: "allocation.release", Outcome: audit.Failed, Reason: a.LastError, SubjectType: "allocation", SubjectID: a.ID, TenantID: a.TenantID,
+		WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID, Details: map[string]any{"epoch": a.Epoch, "occupancy": a.Occupancy},
+	})
+	return err //nolint:wrapcheck // it says what it did
 }

@@ -95,7 +95,7 @@ func setAllocation(ctx context.Context, tx pgx.Tx, a allocation, state commonv1.
 	if _, err := events.Append(ctx, tx, moved.event()); err != nil {
 		return allocation{}, fmt.Errorf("report allocation: %w", err)
 	}
-	return moved, nil
+	return moved, releaseFailed(ctx, tx, moved)
 }
 
 // instance is a row of instance.

@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -95,6 +96,20 @@ func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.ID, AggregateVersion: i.Version, Payload: i.Proto(),
 		Correlation: events.Correlation{CorrelationID: i.ID},
 	})
+	if err != nil || (i.Version > 1 && i.ClosedAt == nil) {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	e := audit.Entry{
+		Action: "incident.open", Reason: i.Summary, SubjectType: "incident", SubjectID: i.ID, CorrelationID: i.ID,
+		Details: map[string]any{"kind": i.Kind, "severity": i.Severity, "count": i.Count},
+	}
+	if i.ClosedAt != nil {
+		e.Action = "incident.close"
+		if i.ClosedBy != requesterName {
+			e.Actor = i.ClosedBy
+		}
+	}
+	_, err = audit.Record(ctx, tx, e)
 	return err //nolint:wrapcheck // it says what it did
 }
 

@@ -1,0 +1,19 @@
+package findings
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/audit"
+)
+
+// decided leaves the entry of a finding that was opened or is over. Seeing one again decides nothing.
+func decided(ctx context.Context, tx pgx.Tx, action string, r row) error {
+	_, err := audit.Record(ctx, tx, audit.Entry{
+		Action: action, Reason: r.Summary, SubjectType: r.SubjectType, SubjectID: r.SubjectID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID,
+		AllocationID: r.AllocationID, NodeID: r.NodeID,
+		Details: map[string]any{"finding_id": r.id, "kind": r.Kind, "severity": r.Severity, "cordoned": r.cordoned},
+	})
+	return err //nolint:wrapcheck // it says what it did
+}
