@@ -185,6 +185,9 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}
+	if err := s.mountEscalation(deps); err != nil {
+		return err
+	}
 	path, handler = readmodelv1connect.NewCommandServiceHandler(gateway.NewCommand(deps), s.options()...)
 	return s.people.Mount(path, handler) //nolint:wrapcheck // it says what
 }

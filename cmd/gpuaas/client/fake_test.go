@@ -36,6 +36,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedCommandServiceHandler
 	readmodelv1connect.UnimplementedIncidentServiceHandler
 	readmodelv1connect.UnimplementedFindingServiceHandler
+	readmodelv1connect.UnimplementedAuditServiceHandler
 
 	path string // of the contexts file
 
@@ -43,6 +44,7 @@ type fake struct {
 	answers  map[string]func(any) (connect.AnyResponse, error)
 	watch    func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error
 	requests []proto.Message
+	bundle   func(send func(*readmodelv1.EscalateResponse) error) error
 }
 
 // answer sets what a method answers, by its name.
@@ -152,6 +154,8 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewCommandServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewIncidentServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewFindingServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
 	} {
 		path, handler := mount()
 		if err := server.Mount(path, handler); err != nil {

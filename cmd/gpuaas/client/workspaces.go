@@ -77,6 +77,7 @@ var operationView = view[*lifecyclev1.Operation]{
 func (p *Program) workspacesCommand() *cobra.Command {
 	return group("workspaces", "Workspaces of tenants", []string{"workspace", "ws"},
 		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(), p.workspacesTimeline(), p.workspacesActions(), p.workspacesRecoveries(),
+		p.workspacesEscalate(),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did", false),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try", false),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again", false),

@@ -17,6 +17,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -35,6 +36,7 @@ type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Wake   *events.Signal // notified after commits that appended events
+	Audit  *audit.Log     // writes down what is refused; nil: nothing is
 }
 
 // Server implements PolicyService.
@@ -77,7 +79,8 @@ func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest
 		return failpoint.Hit("recovery.set_policy.before_commit")
 	})
 	if err != nil {
-		return nil, fmt.Errorf("set policy: %w", err)
+		refused := audit.Entry{Action: "policy.set", SubjectType: "policy", SubjectID: req.GetKey(), Details: map[string]any{"value": req.GetValue()}}
+		return nil, fmt.Errorf("set policy: %w", s.deps.Audit.Refuse(ctx, refused, err))
 	}
 	s.deps.Wake.Notify()
 	s.deps.Logger.InfoContext(ctx, "policy changed", slog.String("key", req.GetKey()), slog.String("value", out.GetKey().GetValue()), slog.String("by", by))
@@ -160,6 +163,7 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 		return nil, "", err //nolint:wrapcheck // it says what it did
 	}
 	key, _ := policy.Lookup(c.key)
+	before := describe(key, rows).GetValue()
 	now, err := stored(ctx, tx)
 	if err != nil {
 		return nil, "", err
@@ -178,6 +182,13 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("append policy event: %w", err)
+	}
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: "policy.set", Actor: c.by, Reason: c.reason, SubjectType: "policy", SubjectID: key.Name,
+		Details: map[string]any{"value": c.value, "before": before},
+	})
+	if err != nil {
+		return nil, "", err //nolint:wrapcheck // it says what it did
 	}
 	return shown, pos, nil
 }
