@@ -292,7 +292,8 @@ func (s *Server) dryCreate(ctx context.Context, w wish) (*lifecyclev1.Operation,
 			return err
 		}
 		if ok {
-			op.OperationId, op.WorkspaceId, op.Joined, op.Consequence = there.GetOperationId(), there.GetWorkspaceId(), true, "joins the operation under way"
+			op = there
+			op.DryRun, op.Consequence = true, "joins the operation under way"
 			return nil
 		}
 		return within(ctx, tx, w.tenant, "", w.spec)

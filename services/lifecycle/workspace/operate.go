@@ -213,18 +213,23 @@ func (s *Server) decommission(ctx context.Context, tx pgx.Tx, w saga.Workspace, 
 }
 
 func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
-	if req.GetKind() == kRetry || req.GetKind() == kRecreate {
-		run, open, err := saga.LiveRun(ctx, tx, w.ID)
-		if err != nil {
-			return nil, err //nolint:wrapcheck // it says what it read
-		}
-		if open && joinable(run) {
-			op := joined(w, run)
-			op.DryRun, op.Consequence = true, "joins the operation under way"
-			return op, nil
-		}
+	run, open, err := saga.LiveRun(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
 	}
-	options, err := s.options(ctx, tx, w, req.GetFencedProof() != noProof)
+	brings := req.GetKind() == kRetry || req.GetKind() == kRecreate
+	ends := req.GetKind() == kDecommission && run.Kind == names.Of(kDecommission)
+	switch {
+	case open && (brings && joinable(run) || ends && run.Joinable()):
+		op := joined(w, run)
+		op.DryRun, op.Consequence = true, "joins the operation under way"
+		return op, nil
+	case open && req.GetKind() == kCancel && run.State != "stuck" && (run.State == "compensating" || run.CancelAt != nil):
+		op := joined(w, run)
+		op.Joined, op.DryRun, op.Consequence = false, true, "changes nothing: the operation is being undone already"
+		return op, nil
+	}
+	options, err := s.options(ctx, tx, w, req.GetFencedProof() != noProof, req.GetOverride())
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +254,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		if err != nil {
 			return err
 		}
-		if res.Actions, err = s.options(ctx, tx, w, false); err != nil {
+		if res.Actions, err = s.options(ctx, tx, w, false, false); err != nil {
 			return err
 		}
 		var at timestamp
@@ -265,33 +270,57 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 	return res, nil
 }
 
-// condition is one thing that must hold for a verb.
+// condition is one thing that must hold for a verb, and the reason with which the verb is refused if it does not.
 type condition struct {
-	holds bool
-	text  string
+	holds  bool
+	text   string
+	reason commonv1.Reason
 }
 
-// options computes every verb from the workspace and its open run. It is the one source for command line and console.
-func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven bool) ([]*lifecyclev1.ActionOption, error) {
+// options computes every verb from the workspace and its open run. It is the one source for command line and console. A verb that is not possible has
+// the reason with which it would be refused: of the first condition that is unmet.
+func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven, override bool) ([]*lifecyclev1.ActionOption, error) {
 	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it read
 	}
+	const unmet, inProgress, isStuck = commonv1.Reason_REASON_PRECONDITION_FAILED, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, commonv1.Reason_REASON_RUN_STUCK
 	stuck := open && run.State == "stuck"
 	undoing := open && run.State == "compensating"
-	quiet := condition{!open, "no operation on the workspace is open"}
+	ended := "no operation on the workspace is open"
 	if open {
-		quiet.text = fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)
+		ended = fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)
 	}
-	failed := condition{w.State == "failed", "the workspace is failed; it is " + w.State}
+	held := inProgress
+	if stuck {
+		held = isStuck
+	}
+	failed := condition{w.State == "failed", "the workspace is failed; it is " + w.State, unmet}
 	limit := s.deps.Policy.Current().SagaRetryLimit()
-	option := func(kind commonv1.OperationKind, reason commonv1.Reason, consequence string, conditions ...condition) *lifecyclev1.ActionOption {
+	retry := []condition{{!open, ended, held}, failed}
+	if err := s.roomForRetry(ctx, tx, w); err != nil {
+		f, ok := fault.As(err)
+		if !ok {
+			return nil, err
+		}
+		for _, u := range f.Unmet {
+			retry = append(retry, condition{false, u, f.Reason})
+		}
+	}
+	retry = append(retry, condition{w.ResetDone, "the workspace was reset", commonv1.Reason_REASON_NOT_RESET}, condition{
+		w.RetryUsed < limit || override, fmt.Sprintf("fewer than %d retries were used; more need an override with a reason", limit),
+		commonv1.Reason_REASON_RETRY_LIMIT_REACHED,
+	})
+	option := func(kind commonv1.OperationKind, consequence string, conditions ...condition) *lifecyclev1.ActionOption {
 		o := &lifecyclev1.ActionOption{Kind: kind, Possible: true, Consequence: consequence}
 		for _, c := range conditions {
-			if !c.holds {
-				o.Possible, o.Reason = false, reason
-				o.Unmet = append(o.Unmet, c.text)
+			if c.holds {
+				continue
 			}
+			if o.Possible {
+				o.Possible, o.Reason = false, c.reason
+			}
+			o.Unmet = append(o.Unmet, c.text)
 		}
 		return o
 	}
@@ -301,18 +330,17 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 	}
 	endable := w.State == "active" || w.State == "failed" || w.State == "stuck"
 	return []*lifecyclev1.ActionOption{
-		option(kCancel, commonv1.Reason_REASON_PRECONDITION_FAILED, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
-			condition{open, "an operation is open"}, condition{!stuck, "the operation is not stuck"}, condition{!undoing, "the operation is not being undone already"},
-			condition{!open || run.Kind != "decommission", "the operation is no decommission"}),
-		option(kReset, commonv1.Reason_REASON_PRECONDITION_FAILED, "archives the history of the runs and keeps what they made, so that a retry adopts it", quiet, failed),
-		option(kRetry, commonv1.Reason_REASON_NOT_RESET, "provisions again under the same id and adopts what is there", quiet, failed,
-			condition{w.ResetDone, "the workspace was reset"},
-			condition{w.RetryUsed < limit, fmt.Sprintf("fewer than %d retries were used; more need an override with a reason", limit)}),
-		option(kRetryUndo, commonv1.Reason_REASON_PRECONDITION_FAILED, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck"}),
-		option(kSkipUndo, commonv1.Reason_REASON_PRECONDITION_FAILED, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck"}),
+		option(kCancel, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
+			condition{open, "an operation is open", unmet}, condition{!stuck, "the operation is not stuck", isStuck},
+			condition{!undoing, "the operation is not being undone already", unmet},
+			condition{!open || run.Kind != "decommission", "the operation is no decommission", unmet}),
+		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, ended, unmet}, failed),
+		option(kRetry, "provisions again under the same id and adopts what is there", retry...),
+		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck", unmet}),
+		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck", unmet}),
 		again,
-		option(kDecommission, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "removes workloads, schema, handle, storage and box, for good",
-			condition{endable, "the workspace is active, failed or stuck; it is " + w.State},
-			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first"}),
+		option(kDecommission, "removes workloads, schema, handle, storage and box, for good",
+			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first", inProgress},
+			condition{endable, "the workspace is active, failed or stuck; it is " + w.State, unmet}),
 	}, nil
 }
