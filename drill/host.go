@@ -2,7 +2,6 @@ package drill
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,7 +56,8 @@ func (m *Mesh) ledger() ([]line, error) {
 
 // launches judges a ledger's lines of one workspace: each epoch is launched once, and none begins while another lives. It answers how many were launched,
 // and the epoch that lives, zero for none.
-func launches(ledger []line, workspaceID string) (count int, live int64, err error) {
+func launches(ledger []line, workspaceID string) (int, int64, error) {
+	count, live := 0, int64(0)
 	launched := map[int64]int{}
 	var errs []error
 	for _, l := range ledger {
@@ -109,17 +109,6 @@ func (m *Mesh) boxPID(workspaceID string, epoch int64) (int, error) {
 		return 0, errors.New("the ledger knows no launch of it")
 	}
 	return pid, nil
-}
-
-// running lists the processes of a box: agents, and all.
-func (m *Mesh) running(workspaceID string, epoch int64) (agent, all int, err error) {
-	procs, err := reap.Under(m.boxDir(workspaceID, epoch), agents.Program)
-	for _, p := range procs {
-		if len(p.Args) > 1 && p.Args[1] == "run" {
-			agent++
-		}
-	}
-	return agent, len(procs), err
 }
 
 // oneLife holds that of all epochs of a workspace just this one has an agent; zero: none has.
@@ -187,15 +176,4 @@ func stopped(pid int) error {
 		return fmt.Errorf("process %d is in state %q, not stopped", pid, s)
 	}
 	return nil
-}
-
-// emptied waits until no process of a box is left.
-func (m *Mesh) emptied(ctx context.Context, workspaceID string, epoch int64, limit time.Duration) error {
-	return await(ctx, fmt.Sprintf("the box of epoch %d to be empty", epoch), limit, func(context.Context) error {
-		_, all, err := m.running(workspaceID, epoch)
-		if err == nil && all > 0 {
-			err = fmt.Errorf("%d processes run there", all)
-		}
-		return err
-	})
 }

@@ -234,8 +234,7 @@ func (m *Mesh) bystander(ctx context.Context) error {
 	if _, err := m.create(ctx, bystander, nil); err != nil {
 		return fmt.Errorf("make the workspace that nothing is to happen to: %w", err)
 	}
-	_, err = m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, time.Minute)
-	return err
+	return m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, time.Minute)
 }
 
 // fresh is a name that no drill before has used.
@@ -302,11 +301,10 @@ func (m *Mesh) workspace(ctx context.Context, ref string) (*readmodelv1.Workspac
 }
 
 // awaitState waits until a workspace is in a state.
-func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.WorkspaceState, limit time.Duration) (*readmodelv1.Workspace, error) {
-	var w *readmodelv1.Workspace
-	err := await(ctx, ref+" to be "+names.Of(want), limit, func(ctx context.Context) error {
-		var err error
-		if w, err = m.workspace(ctx, ref); err != nil {
+func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.WorkspaceState, limit time.Duration) error {
+	return await(ctx, ref+" to be "+names.Of(want), limit, func(ctx context.Context) error {
+		w, err := m.workspace(ctx, ref)
+		if err != nil {
 			return err
 		}
 		if w.GetState() != want {
@@ -314,7 +312,6 @@ func (m *Mesh) awaitState(ctx context.Context, ref string, want commonv1.Workspa
 		}
 		return nil
 	})
-	return w, err
 }
 
 // explain asks the API who owns a reason and what is to be done about it.

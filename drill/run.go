@@ -135,7 +135,7 @@ func (r *Run) whole(ctx context.Context) error {
 // note tells the step under way, and keeps it with the result.
 func (r *Run) note(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
-	r.Logger.Info(line)
+	r.Logger.Info("step of a drill", slog.String("step", line))
 	r.result.Notes = append(r.result.Notes, line)
 }
 

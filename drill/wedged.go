@@ -158,7 +158,7 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_CANCEL); err != nil {
 		return at(StageRecover, err)
 	}
-	if _, err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, r.Drill.recoverWithin(m.Scaled)/2); err != nil {
+	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, r.Drill.recoverWithin(m.Scaled)/2); err != nil {
 		return at(StageRecover, err)
 	}
 	if err := await(ctx, "the compensations to be whole", patience, func(ctx context.Context) error { return m.compensated(ctx, id, wedged) }); err != nil {
