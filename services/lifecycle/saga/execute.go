@@ -62,7 +62,7 @@ func (d *Driver) turn(work context.Context, a *activity) (bool, error) {
 		})
 	case forward && h.overdue:
 		late := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, Public: "the operation is past its deadline"}
-		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.giveUp(ctx, h, attemptFailed, late) })
+		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, late) })
 	case h.run.Losses >= d.cfg.MaxLosses:
 		lost := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_INTERNAL, Public: fmt.Sprintf("%d workers in a row were lost at this step", h.run.Losses)}
 		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.exhausted(ctx, h, attemptFailed, lost) })

@@ -198,7 +198,7 @@ func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]Run, erro
 	return out, nil
 }
 
-// RetryUndo lets a stuck run try its step again from the first attempt of its policy.
+// RetryUndo lets a stuck run try its step again from the first attempt of its policy. One that is past its deadline gets another.
 func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb, error) {
 	r, err := lockStuck(ctx, tx, runID)
 	if err != nil {
@@ -280,15 +280,17 @@ func (c *Core) endStuck(ctx context.Context, tx pgx.Tx, r *Run, state, workspace
 
 func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why string) (Verb, error) {
 	state, workspace := stateCompensating, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING)
+	more := defaultDeadline
 	if r.Phase == phaseDo {
 		state = stateWaiting
 		if def, ok := c.registry.Get(r.Definition, r.DefVersion); ok {
-			workspace = names.Of(def.States.Running)
+			workspace, more = names.Of(def.States.Running), def.Deadline
 		}
 	}
 	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET state = $2, step = $3, attempts = 0, losses = 0, tried_since = mesh.clock(), stuck_reason = '',
-			why_waiting = 'waiting for a worker: ' || $4, next_at = mesh.clock(), wakeable = true, version = r.version + 1
-		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state, step, why).Scan(r.targets()...)
+			why_waiting = 'waiting for a worker: ' || $4, next_at = mesh.clock(), wakeable = true, version = r.version + 1,
+			deadline_at = CASE WHEN r.deadline_at <= mesh.clock() THEN mesh.clock() + make_interval(secs => $5) ELSE r.deadline_at END
+		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state, step, why, more.Seconds()).Scan(r.targets()...)
 	if err != nil {
 		return Verb{}, fmt.Errorf("let run go on: %w", err)
 	}
