@@ -133,11 +133,15 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
+	stale, err := workspace.NewStale(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
 	tasks := task.NewServer(task.Deps{
 		Logger: b.Logger, DB: b.DB, Key: m.key, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
-		Committed: s.committed, Audit: b.Audit,
+		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit,
 	})
 	drivers, err := s.drivers()
 	if err != nil {
@@ -148,10 +152,6 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("default placement: %w", err)
 	}
 	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
-	stale, err := workspace.NewStale(b.Registry.ForService(b.Name), func() *saga.Core { return s.core })
-	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
-	}
 	policy := b.Policy.Current()
 	steps := workspace.NewSteps(workspace.StepDeps{
 		Stale:  stale,

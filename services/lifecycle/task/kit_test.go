@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,8 +57,9 @@ type kit struct {
 	keys   *joinstate.Keys
 	signal *events.Signal
 
-	mu    sync.Mutex
-	woken []string
+	mu         sync.Mutex
+	woken      []string
+	superseded atomic.Int64
 }
 
 type noBox struct{}
@@ -89,6 +91,7 @@ func newKit(t *testing.T) *kit {
 	k.hub = task.NewHub(testkit.Logger(t), k.pool, k.signal)
 	k.tasks = task.NewServer(task.Deps{
 		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Hub: k.hub, Committed: func() {},
+		Superseded: func(n int) { k.superseded.Add(int64(n)) },
 		Wake: func(_ context.Context, _ pgx.Tx, runs []string) error {
 			k.mu.Lock()
 			defer k.mu.Unlock()

@@ -65,6 +65,7 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		durable = durable || len(r.GetResults()) > 0
 	}
 	var res *lifecyclev1.ReportTasksResponse
+	superseded := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res = &lifecyclev1.ReportTasksResponse{}
 		if !durable {
@@ -87,7 +88,8 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 				late = append(late, w)
 			}
 		}
-		acked, err := s.apply(ctx, tx, take)
+		var acked map[string]bool
+		acked, superseded, err = s.apply(ctx, tx, take)
 		if err != nil {
 			return err
 		}
@@ -116,6 +118,9 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		return nil, err
 	}
 	s.deps.Committed()
+	if superseded > 0 && s.deps.Superseded != nil {
+		s.deps.Superseded(superseded)
+	}
 	return res, nil
 }
 
@@ -155,11 +160,12 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string) {
 	return words, order
 }
 
-// apply moves tasks forward and answers the attempts whose result is settled: applied now, applied before, or kept as late evidence.
-func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string]bool, error) {
-	settled := map[string]bool{}
+// apply moves tasks forward and answers the attempts whose result is settled (applied now, applied before, or kept as late evidence), and how many
+// were applied as superseded.
+func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string]bool, int, error) {
+	settled, superseded := map[string]bool{}, 0
 	if len(words) == 0 {
-		return settled, nil
+		return settled, 0, nil
 	}
 	n := len(words)
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
@@ -205,7 +211,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 			coalesce(array_position(ARRAY['dispatched', 'delivered', 'running'], h.state), 9))
 		RETURNING h.was, `+columns, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs)
 	if err != nil {
-		return nil, fmt.Errorf("apply reports: %w", err)
+		return nil, 0, fmt.Errorf("apply reports: %w", err)
 	}
 	var evs []events.Event
 	var wake []string
@@ -222,6 +228,9 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 			evs = append(evs, r.event(transitions(r, was, w)...))
 			if w.result != nil {
 				settled[k] = true
+				if r.State == commonv1.TaskState_TASK_STATE_SUPERSEDED {
+					superseded++
+				}
 				if r.RunID != "" {
 					wake = append(wake, r.RunID)
 				}
@@ -230,17 +239,17 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 		err = rows.Err()
 	}()
 	if err != nil {
-		return nil, fmt.Errorf("apply reports: %w", err)
+		return nil, 0, fmt.Errorf("apply reports: %w", err)
 	}
 	if len(evs) > 0 {
 		if _, err := events.Append(ctx, tx, evs...); err != nil {
-			return nil, fmt.Errorf("report tasks: %w", err)
+			return nil, 0, fmt.Errorf("report tasks: %w", err)
 		}
 	}
 	if len(wake) > 0 {
 		slices.Sort(wake)
 		if err := s.deps.Wake(ctx, tx, slices.Compact(wake)); err != nil {
-			return nil, fmt.Errorf("wake runs: %w", err)
+			return nil, 0, fmt.Errorf("wake runs: %w", err)
 		}
 	}
 	var rest []word
@@ -250,7 +259,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 			settled[k] = true
 		}
 	}
-	return settled, keepLate(ctx, tx, rest)
+	return settled, superseded, keepLate(ctx, tx, rest)
 }
 
 // transitions lists the states that the task went through since `was`, so that what came together is still told apart.

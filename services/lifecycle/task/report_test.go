@@ -59,6 +59,24 @@ func TestWhatComesTogetherIsStillToldApart(t *testing.T) {
 	}
 }
 
+// TestSupersededTasksAreCountedOnce: an agent that refuses a task because it has seen a later operation is counted when that is written, and not again
+// when it says so again.
+func TestSupersededTasksAreCountedOnce(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	row := k.enqueue(n, ofRun(ids.New()))
+	ref := k.lease(n)
+	for range 2 {
+		if !k.result(n, ref, commonv1.TaskState_TASK_STATE_SUPERSEDED) {
+			t.Fatal("the result is not acknowledged")
+		}
+	}
+	k.wants(row.TaskID, commonv1.TaskState_TASK_STATE_SUPERSEDED, 1, 0)
+	if got := k.superseded.Load(); got != 1 {
+		t.Errorf("counted %d times", got)
+	}
+}
+
 // TestLostAnswersCostNothing sends each report twice, as an agent does whose answer was lost after the commit.
 func TestLostAnswersCostNothing(t *testing.T) {
 	k := newKit(t)

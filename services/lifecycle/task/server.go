@@ -38,6 +38,8 @@ type Deps struct {
 	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	// Committed is called after each commit that wrote events or woke a run.
 	Committed func()
+	// Superseded is told how many results of a report say that the agent has seen a later operation, after its commit. May be nil.
+	Superseded func(n int)
 	// Audit writes down what is refused; what changes a task is written with its change. Nil: that alone.
 	Audit *audit.Log
 }

@@ -187,7 +187,7 @@ func (d *desk) answers(what, id, name string) (string, *lifecyclev1.Operation, e
 func lockStates(t *testing.T) map[string]func(t *testing.T) (*lock.Lock, func(workspaceID string)) {
 	t.Helper()
 	nothing := func(string) {}
-	real := func(t *testing.T) (*lock.Lock, *embedded.Server, *redis.Client) {
+	dial := func(t *testing.T) (*lock.Lock, *embedded.Server, *redis.Client) {
 		t.Helper()
 		testkit.IO(t)
 		server := testkit.Redis(t)
@@ -206,22 +206,22 @@ func lockStates(t *testing.T) map[string]func(t *testing.T) (*lock.Lock, func(wo
 		"none": func(*testing.T) (*lock.Lock, func(string)) { return nil, nothing },
 		"up": func(t *testing.T) (*lock.Lock, func(string)) {
 			t.Helper()
-			l, _, _ := real(t)
+			l, _, _ := dial(t)
 			return l, nothing
 		},
 		"flushed": func(t *testing.T) (*lock.Lock, func(string)) {
 			t.Helper()
-			l, _, client := real(t)
+			l, _, client := dial(t)
 			return l, func(string) { client.FlushAll(t.Context()) }
 		},
 		"lying": func(t *testing.T) (*lock.Lock, func(string)) {
 			t.Helper()
-			l, _, client := real(t)
+			l, _, client := dial(t)
 			return l, func(id string) { client.Set(t.Context(), "gpuaas:ws:"+id+":op", ids.New(), time.Minute) }
 		},
 		"dead": func(t *testing.T) (*lock.Lock, func(string)) {
 			t.Helper()
-			l, server, _ := real(t)
+			l, server, _ := dial(t)
 			if err := server.Kill9(); err != nil {
 				t.Fatal(err)
 			}
@@ -229,7 +229,7 @@ func lockStates(t *testing.T) map[string]func(t *testing.T) (*lock.Lock, func(wo
 		},
 		"paused": func(t *testing.T) (*lock.Lock, func(string)) {
 			t.Helper()
-			l, server, _ := real(t)
+			l, server, _ := dial(t)
 			if err := syscall.Kill(server.PID(), syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}

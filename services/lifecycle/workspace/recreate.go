@@ -95,7 +95,6 @@ type recreation struct {
 	unmet       []string
 	help        string
 	conflicting string
-	after       bool // waiting may help
 	consequence string
 }
 
@@ -162,8 +161,11 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, p
 			return nil, err
 		}
 	}
+	if !proven {
+		away = ""
+	}
 	r.consequence = recreateConsequence(w, spec, claims, away)
-	if away != "" && proven && r.possible() {
+	if away != "" && r.possible() {
 		// It begins anew on another machine, so there must be one; else the run would take away what cannot come back.
 		if _, _, err := freeSlot(ctx, tx, spec.GetGpus()); err != nil {
 			stepErr, ok := errors.AsType[*saga.StepError](err)

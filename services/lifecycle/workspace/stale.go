@@ -51,6 +51,11 @@ func NewStale(metrics prometheus.Registerer, core func() *saga.Core) (*Stale, er
 	return s, nil
 }
 
+// Tasks counts tasks whose agent refused them because it has seen a later operation of their workspace.
+func (s *Stale) Tasks(n int) {
+	s.refused.WithLabelValues(atTask, obs.ReasonLabel(commonv1.Reason_REASON_TASK_SUPERSEDED)).Add(float64(n))
+}
+
 // note counts err if it is the refusal of a number that has been passed, and answers it. A nil Stale counts nothing.
 func (s *Stale) note(at string, err error) error {
 	e, ok := errors.AsType[*saga.StepError](err)

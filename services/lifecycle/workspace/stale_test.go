@@ -48,5 +48,9 @@ func TestStaleEpochsAreCountedByReasonAlone(t *testing.T) {
 	if n := read(atTask, commonv1.Reason_REASON_TASK_SUPERSEDED); n != 0 {
 		t.Errorf("%v tasks counted", n)
 	}
+	s.Tasks(2)
+	if n := read(atTask, commonv1.Reason_REASON_TASK_SUPERSEDED); n != 2 {
+		t.Errorf("%v tasks counted, want 2", n)
+	}
 	obstest.Lint(t, registry.Gatherer())
 }

@@ -148,8 +148,8 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 	case commonv1.TaskState_TASK_STATE_SUCCEEDED:
 		return row.Output, true, nil
 	case commonv1.TaskState_TASK_STATE_SUPERSEDED:
-		return nil, false, s.deps.Stale.note(atTask, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
-			"the agent has seen a later operation on this workspace", errors.New(row.Error)))
+		return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_TASK_SUPERSEDED,
+			"the agent has seen a later operation on this workspace", errors.New(row.Error))
 	case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_EXPIRED, commonv1.TaskState_TASK_STATE_CANCELLED,
 		commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN:
 		reason := commonv1.Reason_REASON_WORKLOAD_FAILED
