@@ -1,0 +1,264 @@
+package workspace
+
+import (
+	"slices"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// This is the state machine of a workspace as the design tells it, written down without a look at how it is built: which requests are possible in which
+// state, and what each is answered. Two tests hold the product to it: one with random sequences, one with concurrent clients.
+
+// The requests of a workspace that is there, and the two creates: the second asks for the same name with another spec.
+const (
+	askCreate       = "create"
+	askOther        = "create_other"
+	askRetry        = "retry"
+	askRecreate     = "recreate"
+	askDecommission = "decommission"
+	askCancel       = "cancel"
+	askReset        = "reset"
+	askRetryUndo    = "retry_undo"
+	askSkipUndo     = "skip_undo"
+)
+
+func verbs() []string {
+	return []string{askRetry, askRecreate, askDecommission, askCancel, askReset, askRetryUndo, askSkipUndo}
+}
+
+func kindOf(verb string) commonv1.OperationKind {
+	if verb == askOther {
+		verb = askCreate
+	}
+	k, err := names.Parse[commonv1.OperationKind](verb)
+	if err != nil {
+		return commonv1.OperationKind_OPERATION_KIND_UNSPECIFIED
+	}
+	return k
+}
+
+// retryLimit is how many retries there are without an override.
+const retryLimit = 3
+
+// sketch is a workspace as the rules know it. The run is the one that has it, or had it last.
+type sketch struct {
+	ID, State string
+	Epoch     int64
+	Other     bool // it was made with the other spec
+	Run, Kind string
+	Open      bool
+	Undoing   bool
+	Cancelled bool
+	Stuck     bool
+	Reset     bool
+	Used      int  // retries
+	Healthy   bool // active for an hour
+	Boxed     bool // a box is claimed
+	Placed    bool // something is claimed on a shared machine
+	Away      bool // that machine does not answer
+	Unclean   bool // the release of its allocation has failed
+}
+
+// The ways of an answer.
+const (
+	begins  = "begins"  // a run of its own
+	joins   = "joins"   // the run that is open
+	does    = "does"    // something to the run or the workspace
+	same    = "same"    // nothing: it is so already
+	refuses = "refuses" // with a reason
+)
+
+type verdict struct {
+	how    string
+	reason string
+}
+
+func refusal(r commonv1.Reason) verdict { return verdict{refuses, names.Of(r)} }
+
+// rules decide. plant names a rule that is wrong on purpose, by which a test shows that it would see it.
+type rules struct{ plant string }
+
+func running(kind string) string {
+	switch kind {
+	case askRecreate:
+		return "recreating"
+	case askDecommission:
+		return "decommissioning"
+	default:
+		return "provisioning"
+	}
+}
+
+func (s *sketch) brings() bool {
+	return slices.Contains([]string{askCreate, askRetry, askRecreate}, s.Kind)
+}
+
+// onItsWay says whether a run is open that somebody may join.
+func (s *sketch) onItsWay() bool { return s.Open && !s.Stuck && !s.Undoing && !s.Cancelled }
+
+// decide answers what a request is answered of a workspace in this state.
+func (r rules) decide(s sketch, verb string, override bool) verdict {
+	if r.plant == verb+" always" {
+		return verdict{how: does}
+	}
+	switch verb {
+	case askCreate, askOther:
+		switch {
+		case s.ID == "", s.State == "decommissioned":
+			return verdict{how: begins}
+		case s.onItsWay() && s.brings() && s.Other == (verb == askOther):
+			return verdict{how: joins}
+		}
+		return refusal(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN)
+	case askCancel:
+		switch {
+		case !s.Open:
+			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+		case s.Stuck:
+			return refusal(commonv1.Reason_REASON_RUN_STUCK)
+		case s.Undoing, s.Cancelled:
+			return verdict{how: same}
+		case s.Kind == askDecommission:
+			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+		}
+		return verdict{how: does}
+	case askReset:
+		switch {
+		case s.Open, s.State != "failed":
+			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+		case s.Reset:
+			return verdict{how: same}
+		}
+		return verdict{how: does}
+	case askRetryUndo, askSkipUndo:
+		if !s.Stuck {
+			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+		}
+		return verdict{how: does}
+	case askDecommission:
+		switch {
+		case s.Stuck:
+			return verdict{how: begins}
+		case s.onItsWay() && s.Kind == askDecommission:
+			return verdict{how: joins}
+		case s.Open:
+			return refusal(commonv1.Reason_REASON_OPERATION_IN_PROGRESS)
+		case s.State == "active", s.State == "failed":
+			return verdict{how: begins}
+		}
+		return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+	default:
+		return r.bring(s, verb, override)
+	}
+}
+
+// bring decides a retry or a recreation.
+func (r rules) bring(s sketch, verb string, override bool) verdict {
+	switch {
+	case s.Stuck:
+		return refusal(commonv1.Reason_REASON_RUN_STUCK)
+	case s.onItsWay() && s.brings():
+		return verdict{how: joins}
+	case s.Open:
+		return refusal(commonv1.Reason_REASON_OPERATION_IN_PROGRESS)
+	}
+	if verb == askRetry {
+		switch {
+		case s.State != "failed":
+			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+		case !s.Reset && r.plant != "retry without reset":
+			return refusal(commonv1.Reason_REASON_NOT_RESET)
+		case s.Used >= retryLimit && !override:
+			return refusal(commonv1.Reason_REASON_RETRY_LIMIT_REACHED)
+		}
+		return verdict{how: begins}
+	}
+	switch {
+	case s.State != "active" && s.State != "failed":
+		return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+	case s.Unclean, s.Placed && s.Away:
+		return refusal(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE)
+	}
+	return verdict{how: begins}
+}
+
+// after is the workspace once the answer is given. run and id are those that the answer named; they count where something began.
+func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
+	switch {
+	case v.how == begins && (verb == askCreate || verb == askOther):
+		return sketch{ID: id, State: "provisioning", Epoch: 1, Other: verb == askOther, Run: run, Kind: askCreate, Open: true, Away: s.Away}
+	case v.how == begins:
+		if s.State == "active" && s.Healthy {
+			s.Used = 0
+		}
+		switch {
+		case verb == askRecreate && r.plant != "recreate keeps epoch", verb == askRetry && !s.Boxed:
+			s.Epoch++
+		}
+		if verb == askRetry {
+			s.Used++
+		}
+		s.State, s.Run, s.Kind = running(verb), run, verb
+		s.Open, s.Undoing, s.Cancelled, s.Stuck, s.Reset = true, false, false, false, false
+	case v.how != does:
+	case verb == askCancel:
+		s.Cancelled, s.State = true, "cancelling"
+	case verb == askReset:
+		s.Reset = true
+	case verb == askRetryUndo:
+		s.Stuck = false
+		if s.State = "cancelling"; !s.Undoing {
+			s.State = running(s.Kind)
+		}
+	}
+	return s
+}
+
+// reachable says whether drivers alone may have brought a workspace from one state to another, and what is wrong with it if not.
+func reachable(was, now sketch) string {
+	if was.ID != now.ID || was.Run != now.Run || was.Epoch != now.Epoch || was.Reset != now.Reset || was.Used != now.Used || was.Kind != now.Kind {
+		return "a driver gave it to another run, epoch or count"
+	}
+	if was.Cancelled && now.Open && !now.Cancelled {
+		return "a cancel was forgotten"
+	}
+	ended := !now.Open
+	good := ended && now.State != "failed"
+	switch {
+	case !was.Open && (now.Open || now.State != was.State):
+		return "it moved without a run"
+	case !was.Open:
+		return ""
+	case was.Stuck && (!now.Stuck || now.State != "stuck"):
+		return "a stuck run moved by itself"
+	case (was.Undoing || was.Cancelled) && good:
+		return "what was to be undone ended well"
+	case was.Undoing && now.Open && !now.Undoing:
+		return "an undo turned round"
+	case was.Kind == askDecommission && (now.Undoing || ended && now.State != "decommissioned"):
+		return "a decommission was undone"
+	case was.Kind != askDecommission && good && now.State != "active":
+		return "it ended well and is not active"
+	}
+	return ""
+}
+
+// fits says whether state and run go together, and what is wrong if not.
+func fits(s sketch) string {
+	allowed := []string{"active", "failed", "decommissioned"}
+	switch {
+	case s.Stuck:
+		allowed = []string{"stuck"}
+	case s.Open && s.Undoing:
+		allowed = []string{"cancelling", running(s.Kind)}
+	case s.Open && s.Cancelled:
+		allowed = []string{"cancelling"}
+	case s.Open:
+		allowed = []string{running(s.Kind)}
+	}
+	if !slices.Contains(allowed, s.State) {
+		return "the workspace is " + s.State
+	}
+	return ""
+}
