@@ -15,12 +15,12 @@ import (
 // occupying are the kinds of claims whose resource may still use a slot and its devices.
 func occupying() []string { return []string{kindSlot, kindInstance, kindStorage, kindWorkload} }
 
-// orphansOf counts what was given up and may still be there.
-func orphansOf(ctx context.Context, tx pgx.Tx, workspaceID string) (int, error) {
+// orphansOf counts what was given up of one epoch and may still be there. What an earlier epoch left stands on that epoch's machine.
+func orphansOf(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) (int, error) {
 	var n int
 	err := tx.QueryRow(ctx, `
 		SELECT count(*) FROM lifecycle.resource_claim
-		WHERE workspace_id = $1 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`, workspaceID, occupying()).Scan(&n)
+		WHERE workspace_id = $1 AND epoch = $3 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`, workspaceID, occupying(), epoch).Scan(&n)
 	if err != nil {
 		return 0, fmt.Errorf("count orphans: %w", err)
 	}

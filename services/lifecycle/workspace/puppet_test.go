@@ -35,6 +35,7 @@ type world struct {
 	overlaps   []string // launches while an earlier epoch stood and was not fenced: what no real driver does
 	refuse     string   // the type of task that fails at every agent
 	mute       bool     // no agent takes work
+	endless    bool     // no box can be confirmed ended
 	replica    string   // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
 	tasks      *task.Server
@@ -102,6 +103,9 @@ func (w *world) End(_ context.Context, workspaceID string, epoch int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := fmt.Sprintf("%s:%d", workspaceID, epoch)
+	if w.endless {
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the provider does not answer")
+	}
 	if w.boxes[k] == nil {
 		w.boxes[k] = &worldBox{}
 	}

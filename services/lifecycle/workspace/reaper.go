@@ -224,7 +224,7 @@ func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 	if err != nil || !ok || a.Epoch != b.Epoch || a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		return err
 	}
-	if left, err := orphansOf(ctx, tx, b.WorkspaceID); err != nil || left > 0 {
+	if left, err := orphansOf(ctx, tx, b.WorkspaceID, a.Epoch); err != nil || left > 0 {
 		return err
 	}
 	_, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none")

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -163,6 +164,60 @@ func TestACancelledRecreationIsUndone(t *testing.T) {
 	}
 }
 
+// A provider that confirms nothing holds a recreation up, unless an operator gives their word; what may stand is left to the sweep.
+func TestABoxThatCannotBeConfirmedEnded(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	id := p.create(p.tenant(), "demo", byProcess)
+	p.world.mu.Lock()
+	p.world.endless = true
+	p.world.mu.Unlock()
+	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 30*time.Second, func() error {
+		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1 AND name = $2 AND state = 'failed' AND error_code = 'unavailable'`, id, StepPrevious); n < 2 {
+			return fmt.Errorf("%d attempts have failed", n)
+		}
+		return nil
+	})
+	if n := p.count(`SELECT count(*) FROM lifecycle.instance WHERE workspace_id = $1 AND epoch = 2`, id); n != 0 {
+		t.Fatal("the next epoch has begun")
+	}
+	if got := p.world.standing(); !slices.Contains(got, "box "+id+":1") || slices.Contains(got, "box "+id+":2") {
+		t.Fatalf("there stand %q", got)
+	}
+	p.world.mu.Lock()
+	p.world.endless = false
+	p.world.mu.Unlock()
+	p.rests(id, "active")
+	p.world.mu.Lock()
+	p.world.endless = true
+	p.world.mu.Unlock()
+	_, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, func(r *lifecyclev1.RequestOperationRequest) {
+		r.FencedProof, r.Reason = commonv1.FencedProof_FENCED_PROOF_NETWORK_ISOLATED, "the provider is gone"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := p.rests(id, "active"); w.Epoch != 3 {
+		t.Errorf("epoch %d", w.Epoch)
+	}
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND epoch = 2 AND kind = 'instance' AND orphaned_at IS NOT NULL AND released_at IS NULL`, id); n != 1 {
+		t.Error("the box that may stand is no orphan claim")
+	}
+	if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND epoch = 2 AND released_at IS NULL AND orphaned_at IS NULL`, id); n != 0 {
+		t.Errorf("%d claims of the fenced epoch are live", n)
+	}
+	owners, err := ownersOf(t.Context(), p.db.Pool(pg.RoleLifecycle), []placement.Instance{{WorkspaceID: id, Epoch: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, why := Judge(placement.Instance{WorkspaceID: id, Epoch: 2}, owners[0]); v != Orphan {
+		t.Errorf("the sweep would leave the fenced box standing: %s %s", v, why)
+	}
+	p.never("a fenced box")
+}
+
 func operator(ctx context.Context) context.Context {
 	return rpc.WithPerson(ctx, rpc.Person{Subject: "olga", Roles: []string{"operator"}})
 }
@@ -263,6 +318,17 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	}
 	if n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = $1 AND input->'word'->>'fenced_proof' = 'powered_off'`, op.GetOperationId()); n != 1 {
 		t.Error("the proof is not on record with the run")
+	}
+	// What was left behind on the dark machine holds nothing up on this one.
+	if w, _ := p.recreated(id); w.NodeID != fresh {
+		t.Errorf("it went on to %s", w.NodeID)
+	}
+	if _, err := p.seats[0].ask(t.Context(), kDecommission, id); err != nil {
+		t.Fatal(err)
+	}
+	p.rests(id, "decommissioned")
+	if n := p.count(`SELECT count(*) FROM lifecycle.allocation WHERE workspace_id = $1 AND state <> 'released'`, id); n != 0 {
+		t.Error("its end holds a slot because of what an earlier epoch left elsewhere")
 	}
 }
 

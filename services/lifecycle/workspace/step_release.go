@@ -54,7 +54,7 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 		if err != nil || !ok {
 			return err
 		}
-		left, err := orphansOf(ctx, tx, env.WorkspaceID)
+		left, err := orphansOf(ctx, tx, env.WorkspaceID, live.Epoch)
 		if err != nil {
 			return err
 		}

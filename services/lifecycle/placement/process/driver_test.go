@@ -168,6 +168,36 @@ func TestEpochsDoNotOverlap(t *testing.T) {
 	mustLaunch(t, d, newBox(ws, 3))
 }
 
+// A box that counts as ended on a person's word stands in nobody's way, is listed until it is really gone, and takes its place on the host until then.
+func TestAFencedEpochStandsInNobodysWay(t *testing.T) {
+	d := newDriver(t, 2, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	waitProcs(t, d, ws, 1, 1, 2)
+	for range 2 {
+		if err := d.Fence(t.Context(), ws, 1, "powered_off, says olga: it is dark"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	wantReason(t, err, commonv1.Reason_REASON_EPOCH_ENDED)
+	mustLaunch(t, d, newBox(ws, 2))
+	waitProcs(t, d, ws, 1, 1, 2) // a word ends nothing
+	_, err = d.Launch(t.Context(), newBox(ids.New(), 1))
+	wantReason(t, err, commonv1.Reason_REASON_NO_CAPACITY)
+	list, err := d.List(t.Context())
+	if err != nil || len(list) != 2 || !list[0].EndedAt.IsZero() || !list[1].EndedAt.IsZero() {
+		t.Fatalf("%+v %v", list, err)
+	}
+	raw, err := os.ReadFile(d.journal.path)
+	if err != nil || strings.Count(string(raw), "says olga") != 1 {
+		t.Errorf("the word is not once on record: %s %v", raw, err)
+	}
+	mustEnd(t, d, ws, 1)
+	waitProcs(t, d, ws, 1, 0, 0)
+	mustLaunch(t, d, newBox(ids.New(), 1))
+}
+
 func TestAnEpochEndedBeforeItWasIsNeverLaunched(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()

@@ -73,7 +73,9 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		var left int
 		err := tx.QueryRow(ctx, `
 			SELECT count(*) FROM lifecycle.resource_claim
-			WHERE workspace_id = $1 AND epoch <= $2 AND kind IN ('workload', 'storage') AND released_at IS NULL`, workspaceID, epoch).Scan(&left)
+			WHERE workspace_id = $1 AND epoch <= $2 AND kind IN ('workload', 'storage') AND released_at IS NULL
+				-- What an earlier epoch was given up with stands on its own machine, and is reaped there.
+				AND (orphaned_at IS NULL OR epoch = $2)`, workspaceID, epoch).Scan(&left)
 		if err != nil {
 			return fmt.Errorf("look for what is left: %w", err)
 		}
