@@ -167,7 +167,7 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	started, err := c.Start(ctx, tx, StartRequest{
 		WorkspaceID: req.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, Definition: req.Definition, Input: req.Input,
 		Requester: req.Requester, CorrelationID: req.CorrelationID, From: []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
-		NextEpoch: len(claims) == 0, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true,
+		NextEpoch: len(claims) == 0, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true, retryUsed: w.RetryUsed,
 	})
 	out := Retried{Started: started, Used: w.RetryUsed + 1}
 	if len(former) > 1 && former[0].ErrorCode != "" && former[0].ErrorCode == former[1].ErrorCode && former[0].ErrorStep == former[1].ErrorStep {

@@ -38,7 +38,9 @@ type StartRequest struct {
 	// RunID is the id of the run if this request makes it; empty draws one.
 	RunID string
 
+	// countRetry makes it a retry: it counts, and begins only if the workspace is still reset and retryUsed retries are still counted.
 	countRetry bool
+	retryUsed  int
 }
 
 // Started answers a start.
@@ -153,8 +155,9 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 			retry_used = `+healthyReset+` + $8,
 			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
 		WHERE w.id = $1 AND (cardinality($5::text[]) = 0 OR w.state = ANY ($5)) AND $3 = CASE WHEN $6 THEN mesh.next(w.epoch) ELSE w.epoch END
+			AND ($8 = 0 OR (w.reset_done AND w.retry_used = $9))
 		RETURNING `+workspaceColumns,
-		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry),
+		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry), req.retryUsed,
 	).Scan(w.targets()...)
 	if pg.IsNoRows(err) {
 		return Started{}, c.refuseStart(ctx, tx, req)

@@ -144,6 +144,17 @@ func (s *Server) replay(ctx context.Context, q pg.Querier, tenantID, key, wanted
 	return op, true, nil
 }
 
+// lockKey lets two who use one key at once take turns, so that the second finds what the first was answered. It comes before every other lock.
+func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
+	if key == "" {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`, tenantID+"/"+key); err != nil {
+		return fmt.Errorf("lock operation key: %w", err)
+	}
+	return nil
+}
+
 // keepKey writes down what a key was answered, for ever.
 func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
 	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`, tenantID, key, digest, runID)
@@ -174,6 +185,9 @@ func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationReq
 func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
 	var op *lifecyclev1.Operation
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := lockKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey()); err != nil {
+			return err
+		}
 		// The tenant's row is locked, so that a quota is exact however many ask at once.
 		t, err := s.tenantFor(ctx, tx, w.tenant.ID, true)
 		if err != nil {

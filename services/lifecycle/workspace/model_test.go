@@ -367,7 +367,7 @@ func (a *tale) settles() {
 	if a.s.ID == "" {
 		return
 	}
-	if diff, err := a.disagrees(a.s.ID, a.tenant, a.name, a.machine); err != nil || len(diff) > 0 {
+	if diff, err := a.disagrees(a.s.ID, a.tenant, a.name, a.machine, a.s.Stuck); err != nil || len(diff) > 0 {
 		a.fail("the world disagrees: %q %v", diff, err)
 	}
 }

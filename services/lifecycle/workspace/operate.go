@@ -46,13 +46,32 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	var op *lifecyclev1.Operation
 	var err error
 	// Somebody's operation may begin and end between two of our looks: then there is nothing to join and nothing to refuse.
-	for range 3 {
+	for range operateTries {
 		if op, err = s.operateOnce(ctx, req, h.runID); !fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
 			break
 		}
 	}
 	s.settle(ctx, h, op, err)
 	return op, err
+}
+
+// operateTries bounds how often a request looks again at a workspace that moves while it looks.
+const operateTries = 8
+
+// ofOneMoment answers a refusal only if the workspace stood still while it was looked at: the workspace and its run are read one after the other, and what
+// was true of neither moment must not be answered. Whatever changes the run changes the workspace's version with it.
+func (s *Server) ofOneMoment(ctx context.Context, tx pgx.Tx, was saga.Workspace, err error) error {
+	if _, refused := fault.As(err); !refused {
+		return err
+	}
+	now, readErr := saga.GetWorkspace(ctx, tx, was.ID)
+	if readErr != nil {
+		return readErr //nolint:wrapcheck // it says what it read
+	}
+	if now.Version != was.Version {
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "the workspace moved while the request was looked at")
+	}
+	return err
 }
 
 func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperationRequest, runID string) (*lifecyclev1.Operation, error) {
@@ -68,9 +87,8 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 		}
 		key, wanted := req.GetIdempotencyKey(), keyOf(req, w.ID)
 		if key != "" {
-			// Two who use one key at once take turns, so that the second finds what the first was answered.
-			if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`, w.TenantID+"/"+key); err != nil {
-				return fmt.Errorf("lock operation key: %w", err)
+			if err := lockKey(ctx, tx, w.TenantID, key); err != nil {
+				return err
 			}
 			var ok bool
 			if op, ok, err = s.replay(ctx, tx, w.TenantID, key, wanted); err != nil || ok {
@@ -78,7 +96,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 			}
 		}
 		if op, err = s.verb(ctx, tx, w, req, runID); err != nil {
-			return err
+			return s.ofOneMoment(ctx, tx, w, err)
 		}
 		if err := s.decided(ctx, tx, w.TenantID, req, op); err != nil || key == "" || op.GetOperationId() == "" {
 			return err

@@ -325,7 +325,7 @@ func (g *stage) claims(id, which string) ([]claimed, error) {
 }
 
 // disagrees compares what is claimed with what the world and the workload database have, of a workspace on which nothing runs.
-func (g *stage) disagrees(id, tenant, name, machine string) ([]string, error) {
+func (g *stage) disagrees(id, tenant, name, machine string, stuck bool) ([]string, error) {
 	claims, err := g.claims(id, `released_at IS NULL`)
 	if err != nil {
 		return nil, err
@@ -382,7 +382,7 @@ func (g *stage) disagrees(id, tenant, name, machine string) ([]string, error) {
 		}
 	}
 	for thing := range must {
-		if !there[thing] {
+		if !there[thing] && !stuck { // what is stuck may have taken it away already
 			out = append(out, thing+" is claimed and not there")
 		}
 	}

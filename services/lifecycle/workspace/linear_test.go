@@ -1,0 +1,543 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// askLook reads the workspace's row.
+const askLook = "look"
+
+// called is a request of a client, and heard what it was answered.
+type called struct {
+	verb, id, key string
+	override      bool
+}
+
+type heard struct {
+	reason           string
+	joined, replayed bool
+	id, run, state   string
+	epoch            int64
+	reset            bool
+	used             int
+}
+
+const linearKeys = 3
+
+// account is all that the sequential specification remembers: the workspace that has the name, and what keys were answered.
+type account struct {
+	s    sketch
+	keys [linearKeys]struct{ stands, run string }
+}
+
+// hidden answers every state to which drivers may have brought the workspace while nobody looked.
+func hidden(s sketch) []sketch {
+	out := []sketch{s}
+	seen := map[sketch]bool{s: true}
+	for i := 0; i < len(out); i++ {
+		at := out[i]
+		to := func(change func(n *sketch)) {
+			n := at
+			if change(&n); !seen[n] {
+				seen[n] = true
+				out = append(out, n)
+			}
+		}
+		end := func(state string) func(n *sketch) {
+			return func(n *sketch) { n.Open, n.Undoing, n.Cancelled, n.State = false, false, false, state }
+		}
+		stick := func(n *sketch) { n.Stuck, n.State = true, "stuck" }
+		switch {
+		case !at.Open || at.Stuck:
+		case at.Kind == askDecommission:
+			to(end("decommissioned"))
+			to(stick)
+		case at.Undoing:
+			to(end("failed"))
+			to(stick)
+		case at.Cancelled:
+			to(func(n *sketch) { n.Undoing = true })
+		default:
+			to(end("active"))
+			to(func(n *sketch) { n.Undoing = true })
+		}
+	}
+	return out
+}
+
+// step answers the states in which the workspace may be after an answer; none if no order of things explains it.
+func (r rules) step(was account, in called, out heard) []account {
+	var next []account
+	for _, s := range hidden(was.s) {
+		now := was
+		now.s = s
+		if after, ok := r.explains(now, in, out); ok {
+			next = append(next, after)
+		}
+	}
+	return next
+}
+
+func (r rules) explains(now account, in called, out heard) (account, bool) {
+	s := now.s
+	create := in.verb == askCreate || in.verb == askOther
+	if !create && in.id != s.ID {
+		s = sketch{ID: in.id, State: "decommissioned"} // one that had the name before
+	}
+	if in.verb == askLook {
+		if s.ID != now.s.ID {
+			return now, out.state == s.State
+		}
+		s.State = out.state
+		return now, fits(s) == "" && (now.s.Open || now.s.State == out.state) && s.Epoch == out.epoch && s.Run == out.run && s.Reset == out.reset && s.Used == out.used
+	}
+	stands, slot := in.verb, -1
+	if !create {
+		stands += "/" + in.id
+	}
+	if in.key != "" {
+		slot = int(in.key[1] - '0')
+		if was := now.keys[slot]; was.run != "" {
+			if was.stands != stands {
+				return now, out.reason == names.Of(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED)
+			}
+			return now, out.replayed && out.run == was.run
+		}
+	}
+	v := r.decide(s, in.verb, in.override)
+	if v.how == refuses {
+		ended := in.verb == askCancel && !s.Open && out.reason == names.Of(commonv1.Reason_REASON_STATE_TERMINAL)
+		return now, out.reason == v.reason || ended
+	}
+	if out.reason != "" || out.replayed || out.joined != (v.how == joins) || (v.how == begins) == (out.run == s.Run) {
+		return now, false
+	}
+	after := r.after(s, in.verb, v, out.id, out.run)
+	if after.Epoch != out.epoch || after.ID != out.id {
+		return now, false
+	}
+	if in.verb == askSkipUndo && v.how == does {
+		after.Stuck, after.State = false, "cancelling"
+		if !after.Undoing {
+			after.State = running(after.Kind)
+		}
+	}
+	if slot >= 0 {
+		now.keys[slot] = struct{ stands, run string }{stands, out.run}
+	}
+	if s.ID == now.s.ID || create {
+		now.s = after
+	}
+	return now, true
+}
+
+// specification is the rules as porcupine takes them.
+func (r rules) specification() porcupine.Model {
+	m := porcupine.NondeterministicModel{
+		Init: func() []any { return []any{account{}} },
+		Step: func(state, in, out any) []any {
+			var next []any
+			for _, a := range r.step(state.(account), in.(called), out.(heard)) {
+				next = append(next, a)
+			}
+			return next
+		},
+		Equal:             func(a, b any) bool { return a == b },
+		DescribeOperation: func(in, out any) string { return fmt.Sprintf("%+v -> %+v", in, out) },
+		DescribeState:     func(s any) string { return fmt.Sprintf("%+v", s) },
+	}
+	return m.ToModel()
+}
+
+// moody is lifecycle's definitions with one step each, which takes a moment, and now and then fails or cannot be undone.
+func moody(t *testing.T) *saga.Registry {
+	t.Helper()
+	mood := func(ctx context.Context, in, total int) (saga.Outcome, error) {
+		select {
+		case <-time.After(time.Duration(rand.IntN(4)) * time.Millisecond): //nolint:gosec // moods need no secrecy
+		case <-ctx.Done():
+		}
+		if rand.IntN(total) < in { //nolint:gosec // moods need no secrecy
+			return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_UNAVAILABLE, "a mood", nil)
+		}
+		return saga.Done(nil), nil
+	}
+	once := saga.RetryPolicy{Attempts: 1}
+	do := func(bad int) []saga.Step {
+		return []saga.Step{{
+			Name: "a mood", Class: saga.Idempotent, Retry: once, UndoRetry: once,
+			Do:   func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) { return mood(ctx, bad, 8) },
+			Undo: func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) { return mood(ctx, 1, 4) },
+			Observe: func(context.Context, *saga.Env) (saga.Observation, error) {
+				return saga.Observation{Presence: saga.Partial}, nil
+			},
+		}}
+	}
+	states := func(running, succeeded commonv1.WorkspaceState) saga.WorkspaceStates {
+		return saga.WorkspaceStates{Running: running, Succeeded: succeeded, Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}
+	}
+	const active = commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
+	reg, err := saga.NewRegistry(
+		saga.Definition{Name: DefinitionProvision, Version: 1, Steps: do(3), States: states(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, active)},
+		saga.Definition{Name: DefinitionRecreate, Version: 1, Steps: do(3), States: states(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, active)},
+		saga.Definition{
+			Name: DefinitionDecommission, Version: 1, Steps: do(4), Sticks: true, Uncancellable: true,
+			States: states(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
+		},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reg
+}
+
+// replica is one instance of the server, with a driver.
+type replica struct {
+	pool   *pgxpool.Pool
+	server *Server
+}
+
+func (r *replica) call(ctx context.Context, tenant string, in called) (heard, error) {
+	if in.verb == askLook {
+		w, err := saga.GetWorkspace(ctx, r.pool, in.id)
+		return heard{id: w.ID, run: w.RunID, state: w.State, epoch: w.Epoch, reset: w.ResetDone, used: w.RetryUsed}, err
+	}
+	req := &lifecyclev1.RequestOperationRequest{Kind: kindOf(in.verb), IdempotencyKey: in.key, Override: in.override, Reason: "a client asks"}
+	if in.verb == askCreate || in.verb == askOther {
+		spec := &lifecyclev1.WorkspaceSpec{Gpus: 1}
+		if in.verb == askOther {
+			spec.Gpus = 2
+		}
+		req.Target = &lifecyclev1.RequestOperationRequest_Create{Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: "demo", Spec: spec}}
+	} else {
+		req.Target = &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: in.id}
+	}
+	res, err := r.server.RequestOperation(ctx, req)
+	if f, ok := fault.As(err); ok && f.Reason != commonv1.Reason_REASON_INTERNAL {
+		return heard{reason: names.Of(f.Reason)}, nil
+	}
+	op := res.GetOperation()
+	return heard{joined: op.GetJoined(), replayed: op.GetReplayed(), id: op.GetWorkspaceId(), run: op.GetOperationId(), epoch: op.GetEpoch()}, err
+}
+
+// bench is several replicas over one database and one lock store that forgets everything all the time.
+func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
+	t.Helper()
+	testkit.IO(t)
+	db := testkit.DB(t)
+	store := testkit.Redis(t)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	var loops sync.WaitGroup
+	t.Cleanup(func() { stop(); loops.Wait() })
+	var out []*replica
+	for i := range n {
+		pool, err := pg.Open(t.Context(), pg.Config{URL: db.URL(pg.RoleLifecycle), MaxConns: 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		core, err := saga.New(saga.Deps{DB: pool, Registry: moody(t), Logger: testkit.Logger(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		driver, err := saga.NewDriver(core, saga.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 3 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		loops.Go(func() {
+			if err := driver.Run(ctx); err != nil {
+				t.Errorf("driver: %v", err)
+			}
+		})
+		out = append(out, &replica{pool: pool, server: NewServer(Deps{
+			Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: locks(t, dialLocks(t, store.URL())), Policy: policy.Fixed{Set: policy.Defaults()},
+			DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
+		})})
+	}
+	flusher := dialLocks(t, store.URL())
+	loops.Go(func() {
+		tick := time.NewTicker(7 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			select {
+			case <-tick.C:
+				flusher.FlushAll(ctx)
+			case <-ctx.Done():
+			}
+		}
+	})
+	return out, db
+}
+
+// round lets clients ask at once and answers the history of it.
+func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, requests int) []porcupine.Operation {
+	t.Helper()
+	ctx := testkit.Context(t)
+	var mu sync.Mutex
+	var past []porcupine.Operation
+	newest := ""
+	base := time.Now()
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			dice := rand.New(rand.NewPCG(seed, uint64(c))) //nolint:gosec // it is to be repeated
+			wishes := append([]string{askCreate, askCreate, askOther, askLook, askLook, askRetry, askRecreate, askReset, askReset}, verbs()...)
+			for range requests {
+				in := called{verb: wishes[dice.IntN(len(wishes))], override: dice.IntN(4) == 0}
+				if dice.IntN(5) == 0 {
+					in.key = fmt.Sprintf("k%d", dice.IntN(linearKeys))
+				}
+				mu.Lock()
+				id := newest
+				mu.Unlock()
+				if id == "" && in.verb != askOther {
+					in.verb = askCreate
+				}
+				if in.verb != askCreate && in.verb != askOther {
+					in.id = id
+				}
+				if in.verb == askLook {
+					in.key = ""
+				}
+				call := time.Since(base)
+				out, err := all[dice.IntN(len(all))].call(ctx, tenant, in)
+				back := time.Since(base)
+				if err != nil {
+					t.Errorf("%+v: %v", in, err)
+					return
+				}
+				mu.Lock()
+				past = append(past, porcupine.Operation{ClientId: c, Input: in, Output: out, Call: call.Nanoseconds(), Return: back.Nanoseconds()})
+				if out.id != "" && !out.replayed {
+					newest = out.id
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return past
+}
+
+// TestConcurrentRequestsTakeTurns holds what concurrent clients of several replicas were answered to the rules: there must be an order, in which each
+// request takes effect at one moment between its call and its answer, that explains every answer.
+func TestConcurrentRequestsTakeTurns(t *testing.T) {
+	const clients, requests = 6, 25
+	within, seed := modelTime(t)/2, modelSeed(t)
+	all, _ := replicas(t, 3)
+	until := time.Now().Add(within)
+	hows := map[string]int{}
+	caught := map[string]int{"reset always": 0, "retry without reset": 0, "recreate keeps epoch": 0}
+	rounds := 0
+	for ; rounds < 2 || time.Now().Before(until); rounds++ {
+		tenant := fmt.Sprintf("t%d", rounds)
+		if _, err := all[0].server.CreateTenant(t.Context(), &lifecyclev1.CreateTenantRequest{Name: tenant}); err != nil {
+			t.Fatal(err)
+		}
+		past := round(t, all, tenant, seed+uint64(rounds), clients, requests) //nolint:gosec // a small count
+		if t.Failed() {
+			return
+		}
+		for _, op := range past {
+			out := op.Output.(heard)
+			switch {
+			case out.reason != "":
+				hows[op.Input.(called).verb+" "+out.reason]++
+			case out.joined:
+				hows[op.Input.(called).verb+" joined"]++
+			case out.replayed:
+				hows[op.Input.(called).verb+" replayed"]++
+			default:
+				hows[op.Input.(called).verb]++
+			}
+		}
+		result, info := porcupine.CheckOperationsVerbose(rules{}.specification(), past, 20*time.Second)
+		if result != porcupine.Ok {
+			path := filepath.Join(os.TempDir(), fmt.Sprintf("linear-%d.html", seed))
+			err := porcupine.VisualizePath(rules{}.specification(), info, path)
+			t.Fatalf("round %d of seed %d: %s; see %s (%v)\n%s", rounds, seed, result, path, err, stopsAt(past, info))
+		}
+		for plant := range caught {
+			if porcupine.CheckOperationsTimeout(rules{plant: plant}.specification(), past, 2*time.Second) == porcupine.Illegal {
+				caught[plant]++
+			}
+		}
+	}
+	t.Logf("%d rounds of %d requests by %d clients: %v; wrong rules that were seen: %v", rounds, clients*requests, clients, hows, caught)
+	for plant, n := range caught {
+		if n == 0 {
+			t.Errorf("a specification with %q explains everything as well: this shows nothing", plant)
+		}
+	}
+}
+
+// stopsAt shows the end of the longest order that was found, where the workspace may be then, and what does not go on from there.
+func stopsAt(past []porcupine.Operation, info porcupine.LinearizationInfo) string {
+	var longest []porcupine.Operation
+	for _, partition := range info.PartialLinearizationsOperations() {
+		for _, order := range partition {
+			if len(order) > len(longest) {
+				longest = order
+			}
+		}
+	}
+	done := map[string]bool{}
+	states := []account{{}}
+	for _, op := range longest {
+		done[fmt.Sprint(op)] = true
+		var next []account
+		for _, s := range states {
+			for _, n := range (rules{}).step(s, op.Input.(called), op.Output.(heard)) {
+				if !slices.Contains(next, n) {
+					next = append(next, n)
+				}
+			}
+		}
+		states = next
+	}
+	out := &strings.Builder{}
+	show := func(what string, list []porcupine.Operation) {
+		for _, op := range list {
+			fmt.Fprintf(out, "%s client %d %d-%d %+v -> %+v\n", what, op.ClientId, op.Call/1000, op.Return/1000, op.Input, op.Output)
+		}
+	}
+	show("explained", longest[max(0, len(longest)-8):])
+	for _, s := range states {
+		fmt.Fprintf(out, "it may be %+v\n", s)
+	}
+	left := slices.DeleteFunc(slices.Clone(past), func(op porcupine.Operation) bool { return done[fmt.Sprint(op)] })
+	slices.SortFunc(left, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+	show("left", left[:min(len(left), 10)])
+	return out.String()
+}
+
+// The judge must be able to find somebody guilty, and to acquit.
+func TestTheSpecificationFindsSomebodyGuilty(t *testing.T) {
+	at := func(n int64, verb string, out heard) porcupine.Operation {
+		in := called{verb: verb}
+		if verb != askCreate {
+			in.id = "w"
+		}
+		return porcupine.Operation{Input: in, Output: out, Call: n, Return: n + 15}
+	}
+	made := at(0, askCreate, heard{id: "w", run: "r1", epoch: 1})
+	active := at(20, askLook, heard{id: "w", run: "r1", epoch: 1, state: "active"})
+	for name, tc := range map[string]struct {
+		past   []porcupine.Operation
+		guilty bool
+	}{
+		"one begins, the other joins": {past: []porcupine.Operation{
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(41, askRecreate, heard{id: "w", run: "r2", epoch: 2, joined: true}),
+		}},
+		"two begin the same epoch": {guilty: true, past: []porcupine.Operation{
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(41, askRecreate, heard{id: "w", run: "r3", epoch: 2}),
+		}},
+		"two begin one after the other": {past: []porcupine.Operation{
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(41, askRecreate, heard{id: "w", run: "r3", epoch: 3}),
+		}},
+		"a join of what nobody began": {guilty: true, past: []porcupine.Operation{made, active, at(40, askRecreate, heard{id: "w", run: "r9", epoch: 2, joined: true})}},
+		"a reset of what is active":   {guilty: true, past: []porcupine.Operation{made, active, at(40, askReset, heard{id: "w", run: "r1", epoch: 1})}},
+		"a stale look": {guilty: true, past: []porcupine.Operation{
+			made, active, at(40, askRecreate, heard{id: "w", run: "r2", epoch: 2}), at(60, askLook, heard{id: "w", run: "r1", epoch: 1, state: "active"}),
+		}},
+	} {
+		if got := porcupine.CheckOperations(rules{}.specification(), tc.past); got == tc.guilty {
+			t.Errorf("%s: linearizable is %v", name, got)
+		}
+	}
+}
+
+// guilty is how a test of the model ends that has found something.
+type guilty struct{ text string }
+
+type accuser struct{}
+
+func (accuser) Fatalf(format string, args ...any) { panic(guilty{fmt.Sprintf(format, args...)}) }
+
+// A model with a wrong rule must be found to differ from the product.
+func TestTheModelSeesAWrongRule(t *testing.T) {
+	g := newStage(t, nil)
+	for plant, script := range map[string]func(a *tale){
+		"":             func(*tale) {},
+		"reset always": func(a *tale) { a.request(asking{verb: askReset}) },
+		"retry without reset": func(a *tale) {
+			a.mu.Lock()
+			a.faults[StepDeploy+"/do"], a.troubled = failsBefore, true
+			a.mu.Unlock()
+			a.settles()
+			a.request(asking{verb: askRetry})
+		},
+		"recreate keeps epoch": func(a *tale) {
+			a.settles()
+			a.request(asking{verb: askRecreate})
+		},
+	} {
+		t.Run(plant, func(t *testing.T) {
+			a := &tale{stage: g, rt: accuser{}, rules: rules{plant: plant}, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+			a.tenant = g.tenant()
+			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+				t.Fatal(err)
+			}
+			defer a.leave()
+			defer func() {
+				found, _ := recover().(guilty)
+				if (found.text == "") != (plant == "") {
+					t.Errorf("the model says %q", found.text)
+				}
+				if plant != "" {
+					first, _, _ := strings.Cut(found.text, "\n")
+					t.Logf("caught: %s", first)
+				}
+			}()
+			a.request(asking{verb: askCreate})
+			script(a)
+		})
+	}
+}
+
+// A teardown that is late has nothing to go back to: it is stuck, and its claims stay.
+func TestALateDecommissionIsStuck(t *testing.T) {
+	g := newStage(t, nil)
+	id := ""
+	a := &tale{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+	a.tenant = g.tenant()
+	if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+		t.Fatal(err)
+	}
+	a.request(asking{verb: askCreate})
+	a.settles()
+	id = a.s.ID
+	a.request(asking{verb: askDecommission})
+	a.troubled = true
+	g.jump(2 * time.Hour)
+	a.settles()
+	if a.s.State != "stuck" {
+		t.Fatalf("it is %s", a.s.State)
+	}
+	a.request(asking{verb: askRetryUndo})
+	a.settles()
+	if a.s.State != "decommissioned" {
+		t.Fatalf("%s is %s after it was tried again", id, a.s.State)
+	}
+}
