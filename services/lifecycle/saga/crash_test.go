@@ -253,6 +253,38 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 	})
 }
 
+// TestAStepStallsThoughItsDriversAreLost holds that the clock of a stall does not begin anew with each driver that the step outlives, as it does with a try that
+// ended by itself.
+func TestAStepStallsThoughItsDriversAreLost(t *testing.T) {
+	testkit.IO(t)
+	for _, tc := range []struct {
+		before string
+		want   int
+	}{{"lost", 1}, {"failed", 0}} {
+		t.Run(tc.before, func(t *testing.T) {
+			steps := pureSteps("wedged")
+			steps[0].StallAfter = time.Minute
+			steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+				return saga.Wait(saga.WaitFor{For: time.Hour, Why: "waiting for nobody"}), nil
+			}
+			b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: time.Hour})
+			stop := b.drive(b.config("a"))
+			_, id := b.create("toy")
+			b.await(id, 5*time.Second, "waiting")
+			stop()
+			b.exec(`UPDATE lifecycle.saga_step SET attempt = 2 WHERE run_id = $1`, id)
+			b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, idem_key, state, fence, op_seq, stall_after,
+					started_at, finished_at, version)
+				SELECT run_id, step, name, dir, 1, workspace_id, tenant_id, idem_key, $2, fence, op_seq, stall_after, started_at - interval '50 seconds', started_at, 1
+				FROM lifecycle.saga_step WHERE run_id = $1`, id, tc.before)
+			testkit.SetClockOffset(b.db, 20*time.Second)
+			if n, err := b.core.MarkStalls(testkit.Context(t), time.Hour); err != nil || n != tc.want {
+				t.Errorf("%d steps stall after an attempt that was %s, not %d: %v", n, tc.before, tc.want, err)
+			}
+		})
+	}
+}
+
 func TestBudgetAndDeadlineEndTheForwardPhase(t *testing.T) {
 	testkit.IO(t)
 	var rec record

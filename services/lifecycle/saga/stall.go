@@ -12,6 +12,16 @@ import (
 
 const stallBatch = 100
 
+// quietSince is when the step of an attempt s last moved. Attempts that were lost with their drivers count as one with the one that goes on: a step that wedges
+// and takes its worker with it has been wedged since then, not since another worker began to wait for it.
+//
+// Scenario: saga-step-wedged.
+const quietSince = `GREATEST(
+	(SELECT max(p.progress_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir),
+	(SELECT min(p.started_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.attempt > COALESCE(
+		(SELECT max(q.attempt) FROM lifecycle.saga_step q
+		WHERE q.run_id = s.run_id AND q.step = s.step AND q.dir = s.dir AND q.attempt < s.attempt AND q.state <> 'lost'), 0)))`
+
 type stall struct {
 	runID   string
 	step    int
@@ -54,7 +64,7 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 	rows, err := c.db.Query(ctx, `
 		(SELECT s.run_id, s.step, s.dir, s.attempt, 'step_stalled: no progress at "' || s.name || '" for ' || s.stall_after
 		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
-		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND GREATEST(s.started_at, s.progress_at) + s.stall_after < mesh.clock() LIMIT $1)
+		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND `+quietSince+` + s.stall_after < mesh.clock() LIMIT $1)
 		UNION ALL
 		(SELECT r.id, r.step, r.phase, 0, 'driver_silent: due since ' || to_char(r.next_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') ||
 			' and taken up by no worker'
