@@ -92,8 +92,9 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	r := &rig{opts: opts}
+	conns := int32(opts.Clients) //nolint:gosec // small counts
 	if r.pool, err = pg.Open(ctx, pg.Config{
-		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: int32(opts.Clients) + 4, MinConns: int32(opts.Clients), Settings: saga.PoolSettings(), //nolint:gosec // small counts
+		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: conns + 4, MinConns: conns, Settings: saga.PoolSettings(),
 	}); err != nil {
 		return bench.Result{}, err
 	}

@@ -31,7 +31,8 @@ func (s *Server) herdOf(ctx context.Context, req *lifecyclev1.RequestOperationRe
 }
 
 // joinableSQL is what a run must be to serve, beside being of the workspace $1; $2 are the kinds.
-const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
+const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state
+	FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')`
 
 // joinFast answers a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that

@@ -47,7 +47,9 @@ func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) err
 }
 
 // recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it.
-func (s *Server) recreate(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string) (*lifecyclev1.Operation, error) {
+func (s *Server) recreate(
+	ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string,
+) (*lifecyclev1.Operation, error) {
 	_, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it read
@@ -211,14 +213,16 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 	switch {
 	case len(claims) == 0:
 	case away != "":
-		first = fmt.Sprintf("counts epoch %d on machine %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and cordons the machine; ", w.Epoch, away)
+		first = fmt.Sprintf("counts epoch %d on machine %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and "+
+			"cordons the machine; ", w.Epoch, away)
 	case ownBox(spec.GetPlacement()):
 		first = fmt.Sprintf("stops the workloads and ends the box of epoch %d with the storage on it; ", w.Epoch)
 	default:
 		first = fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)
 		kept = "storage, schema and handle are kept, on the same machine"
 	}
-	return first + "then provisions the next epoch: " + kept + ". If that fails for good or is cancelled everything is undone, storage and schema too, and the workspace ends failed"
+	return first + "then provisions the next epoch: " + kept +
+		". If that fails for good or is cancelled everything is undone, storage and schema too, and the workspace ends failed"
 }
 
 // recreateOption is the row of the table of actions.

@@ -30,7 +30,8 @@ func NewStale(metrics prometheus.Registerer, core func() *saga.Core) (*Stale, er
 	}, []string{"at", "reason"})}
 	for _, at := range []string{atLaunch, atTask, atSchema} {
 		for _, reason := range []commonv1.Reason{
-			commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, commonv1.Reason_REASON_TASK_SUPERSEDED,
+			commonv1.Reason_REASON_EPOCH_SUPERSEDED, commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
+			commonv1.Reason_REASON_TASK_SUPERSEDED,
 		} {
 			if (at == atLaunch) != (reason == commonv1.Reason_REASON_TASK_SUPERSEDED) {
 				s.refused.WithLabelValues(at, obs.ReasonLabel(reason))

@@ -218,7 +218,8 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 		}
 	}
 	// A box that was prepared and never launched has nothing at any provider.
-	rows, err := tx.Query(ctx, `SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`, env.WorkspaceID, env.Epoch)
+	rows, err := tx.Query(ctx, `SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`,
+		env.WorkspaceID, env.Epoch)
 	if err != nil {
 		return fmt.Errorf("look for prepared boxes: %w", err)
 	}
