@@ -9,6 +9,7 @@ require (
 	connectrpc.com/connect v1.21.1
 	connectrpc.com/validate v0.7.0
 	github.com/alicebob/miniredis/v2 v2.40.0
+	github.com/anishathalye/porcupine v1.0.3
 	github.com/cli/go-gh/v2 v2.17.0
 	github.com/compose-spec/compose-go/v2 v2.16.2
 	github.com/go-chi/chi/v5 v5.2.5
@@ -45,8 +46,6 @@ require (
 	pgregory.net/rapid v1.3.0
 	sigs.k8s.io/yaml v1.6.0
 )
-
-require github.com/anishathalye/porcupine v1.0.3 // indirect
 
 require (
 	cel.dev/cel-go v0.32.0 // indirect

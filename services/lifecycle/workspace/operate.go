@@ -335,7 +335,7 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			if c.holds {
 				continue
 			}
-			if o.Possible {
+			if o.GetPossible() {
 				o.Possible, o.Reason = false, c.reason
 			}
 			o.Unmet = append(o.Unmet, c.text)

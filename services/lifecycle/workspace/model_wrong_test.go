@@ -1,0 +1,80 @@
+package workspace
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// guilty is how a test of the model ends that has found something.
+type guilty struct{ text string }
+
+type accuser struct{}
+
+func (accuser) Fatalf(format string, args ...any) { panic(guilty{fmt.Sprintf(format, args...)}) }
+
+// A model with a wrong rule must be found to differ from the product.
+func TestTheModelSeesAWrongRule(t *testing.T) {
+	g := newStage(t, nil)
+	for plant, script := range map[string]func(a *tale){
+		"":             func(*tale) {},
+		"reset always": func(a *tale) { a.request(asking{verb: askReset}) },
+		"retry without reset": func(a *tale) {
+			a.mu.Lock()
+			a.faults[StepDeploy+"/do"], a.troubled = failsBefore, true
+			a.mu.Unlock()
+			a.settles()
+			a.request(asking{verb: askRetry})
+		},
+		"recreate keeps epoch": func(a *tale) {
+			a.settles()
+			a.request(asking{verb: askRecreate})
+		},
+	} {
+		t.Run(plant, func(t *testing.T) {
+			a := &tale{stage: g, rt: accuser{}, rules: rules{plant: plant}, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+			a.tenant = g.tenant()
+			if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+				t.Fatal(err)
+			}
+			defer a.leave()
+			defer func() {
+				found, _ := recover().(guilty)
+				if (found.text == "") != (plant == "") {
+					t.Errorf("the model says %q", found.text)
+				}
+				if plant != "" {
+					first, _, _ := strings.Cut(found.text, "\n")
+					t.Logf("caught: %s", first)
+				}
+			}()
+			a.request(asking{verb: askCreate})
+			script(a)
+		})
+	}
+}
+
+// A teardown that is late has nothing to go back to: it is stuck, and its claims stay.
+func TestALateDecommissionIsStuck(t *testing.T) {
+	g := newStage(t, nil)
+	a := &tale{stage: g, rt: t, name: "demo", where: byProcess, keys: map[string]string{}, counts: map[string]int{}}
+	a.tenant = g.tenant()
+	if err := g.pool.QueryRow(t.Context(), `SELECT id::text FROM lifecycle.tenant WHERE name = $1`, a.tenant).Scan(&a.tenantID); err != nil {
+		t.Fatal(err)
+	}
+	a.request(asking{verb: askCreate})
+	a.settles()
+	a.request(asking{verb: askDecommission})
+	a.troubled = true
+	g.jump(2 * time.Hour)
+	a.settles()
+	if a.s.State != "stuck" {
+		t.Fatalf("it is %s", a.s.State)
+	}
+	a.request(asking{verb: askRetryUndo})
+	a.settles()
+	if a.s.State != "decommissioned" {
+		t.Fatalf("it is %s after it was tried again", a.s.State)
+	}
+}
