@@ -59,10 +59,20 @@ func (p *pipelined) flush(ctx context.Context, add func(*pgx.Batch)) (pgx.BatchR
 	answers := p.conn.SendBatch(ctx, b)
 	for range pending {
 		if _, err := answers.Exec(); err != nil {
-			return nil, errors.Join(err, closing(answers, err))
+			err = errors.Join(err, closing(answers, err))
+			p.endUnbegun()
+			return nil, err
 		}
 	}
 	return answers, nil
+}
+
+// endUnbegun ends a transaction whose BEGIN was never executed: the driver prepares statements it does not know before it sends anything else, and one that
+// is refused there leaves the connection outside of any transaction. Whatever came next would be committed by itself.
+func (p *pipelined) endUnbegun() {
+	if conn := p.conn.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'I' {
+		p.release()
+	}
 }
 
 // closing closes the answers and keeps what that says beyond the error that is known.
@@ -153,13 +163,19 @@ func (p *pipelined) Commit(ctx context.Context) error {
 	}
 	tag, err := p.Exec(ctx, "commit")
 	if err != nil {
-		// A refused statement leaves the transaction open, as a refused commit does not.
-		if !p.conn.Conn().IsClosed() && p.conn.Conn().PgConn().TxStatus() != 'I' {
-			_ = p.Rollback(ctx) //nolint:errcheck // the refusal is what counts; a connection that is not clean is closed
+		switch {
+		case p.conn == nil: // it had not begun
+			return errors.Join(err, pgx.ErrTxCommitRollback)
+		case p.conn.Conn().IsClosed():
+			p.release()
 			return err
+		case p.conn.Conn().PgConn().TxStatus() != 'I': // a statement that was refused leaves the transaction open, as a refused commit does not
+			_ = p.Rollback(ctx) //nolint:errcheck // the refusal is what counts; a connection that is not clean is closed
+		default:
+			p.release()
 		}
-		p.release()
-		return err
+		// Over a connection that lives the answer is known, whatever the error: it is not committed.
+		return errors.Join(err, pgx.ErrTxCommitRollback)
 	}
 	p.release()
 	if tag.String() == "ROLLBACK" {

@@ -81,6 +81,15 @@ func TestQueuedStatements(t *testing.T) {
 			var n int
 			return tx.QueryRow(ctx, "SELECT count(*) FROM mesh.nowhere").Scan(&n)
 		}},
+		{name: "a first statement that cannot be prepared ends it for those that follow", err: pgx.ErrTxClosed, do: func(tx pgx.Tx) error {
+			if exec(ctx, tx, "INSERT INTO mesh.nowhere (word) VALUES ($1)", "a") == nil {
+				return errors.New("not refused")
+			}
+			return exec(ctx, tx, add, "b")
+		}},
+		{name: "a queued statement that cannot be sent is no unknown commit", err: pgx.ErrTxCommitRollback, do: func(tx pgx.Tx) error {
+			return errors.Join(exec(ctx, tx, add, "a"), pg.Queue(ctx, tx, add, struct{}{}))
+		}},
 		{name: "a failure drops what is queued", err: broken, do: func(tx pgx.Tx) error { return errors.Join(pg.Queue(ctx, tx, add, "a"), broken) }},
 		{name: "a savepoint that is undone takes what was queued in it along", want: []string{"a", "d"}, do: func(tx pgx.Tx) error {
 			err := pg.Queue(ctx, tx, add, "a")

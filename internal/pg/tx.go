@@ -70,7 +70,7 @@ func once(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("before commit: %w", context.Cause(ctx))
 	}
-	if tx.Conn().IsClosed() {
+	if conn := tx.Conn(); conn != nil && conn.IsClosed() {
 		return fmt.Errorf("before commit: %w", pgconn.ErrConnClosed)
 	}
 	commitCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitGrace)
