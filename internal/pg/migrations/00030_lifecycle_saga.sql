@@ -46,7 +46,7 @@ CREATE TABLE lifecycle.saga_run (
     id                  uuid        PRIMARY KEY,
     workspace_id        uuid        NOT NULL REFERENCES lifecycle.workspace (id),
     tenant_id           uuid        NOT NULL,
-    kind                text        NOT NULL CHECK (kind IN ('create', 'retry', 'recreate', 'decommission')),
+    kind                text        NOT NULL CHECK (kind IN ('create', 'retry', 'recreate', 'decommission', 'retry_release', 'force_release')),
     definition          text        NOT NULL,
     def_version         integer     NOT NULL,
     round               integer     NOT NULL DEFAULT 1,
