@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -199,6 +200,85 @@ func TestRefusalsAreCounted(t *testing.T) {
 	}
 	if got = w.entries(t); len(got) != 6 {
 		t.Fatalf("entries of decisions: %d", len(got))
+	}
+}
+
+// What was counted and not yet told is in the entry of the transaction that commits, whichever were undone before.
+func TestCountsOutliveWhatIsUndone(t *testing.T) {
+	w := newWorld(t)
+	ctx := person(testkit.Context(t))
+	entry := audit.Entry{Action: "workspace.reset", SubjectType: "workspace", SubjectID: ids.New()}
+	refusal := fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation is open")
+	for range 5 {
+		if err := w.log.Refuse(ctx, entry, refusal); !errors.Is(err, refusal) {
+			t.Fatal(err)
+		}
+	}
+	undone := errors.New("undone")
+	record := func(end error) error {
+		return pg.InTx(ctx, w.db.Pool("lifecycle"), func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := w.log.Record(ctx, tx, entry); err != nil {
+				return err
+			}
+			return end
+		})
+	}
+	if err := record(undone); !errors.Is(err, undone) {
+		t.Fatal(err)
+	}
+	// Undone in a part of a transaction, and done in the rest of it.
+	err := pg.InTx(ctx, w.db.Pool("lifecycle"), func(ctx context.Context, tx pgx.Tx) error {
+		part, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err := w.log.Record(ctx, part, entry); err != nil {
+			return err
+		}
+		if err := part.Rollback(ctx); err != nil {
+			return err
+		}
+		_, err = w.log.Record(ctx, tx, entry)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := w.entries(t)
+	if len(got) != 3 || got[1].GetCount() != 5 || got[1].GetDetails().AsMap()["recovered"] != "true" {
+		t.Fatalf("entries after it went through: %v", got)
+	}
+	// The window is over: the next refusal is the first again.
+	if err := w.log.Refuse(ctx, entry, refusal); !errors.Is(err, refusal) {
+		t.Fatal(err)
+	}
+	if got = w.entries(t); len(got) != 4 || got[3].GetCount() != 1 {
+		t.Fatalf("the first refusal after it: %v", got)
+	}
+}
+
+// Refusals and rounds go on side by side, and every refusal is counted once.
+func TestCountingAndTellingAtOnce(t *testing.T) {
+	w := newWorld(t)
+	ctx := person(testkit.Context(t))
+	entry := audit.Entry{Action: "node.enrol", Outcome: audit.Refused, SubjectType: "node", SubjectID: "n", Reason: "no"}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 25 {
+				if err := errors.Join(w.log.Repeated(ctx, entry), w.log.RunOnce(ctx)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := w.log.RunOnce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var n int64
+	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT sum(count) FROM lifecycle.audit_window`).Scan(&n); err != nil || n != 100 {
+		t.Fatalf("%d are counted (%v)", n, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -99,16 +100,16 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 		return fmt.Errorf("encode audit entry: %w", err)
 	}
 	ev := event(p, e.AllocationID)
-	pending := l.forget(settles)
+	pending := l.take(tx, settles)
 	err = pg.Queue(ctx, tx, `
 		WITH gone AS (DELETE FROM `+l.table+` WHERE settles = $1 RETURNING count, first_at, last_at)
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id, workspace_id, workflow_id,
 			allocation_id, node_id)
-		SELECT $2::uuid, $3, $4, $5, 1, $6::jsonb || jsonb_build_object('count', (sum(g.count) + $13)::text,
-				'first_at', to_char(min(g.first_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-				'last_at', to_char(max(g.last_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+		SELECT $2::uuid, $3, $4, $5, 1, $6::jsonb || jsonb_build_object('count', (coalesce(sum(g.count), 0) + $13::bigint)::text,
+				'first_at', to_char(coalesce(min(g.first_at), mesh.clock()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+				'last_at', to_char(coalesce(max(g.last_at), mesh.clock()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
 			NULLIF($7, ''), NULLIF($8, ''), NULLIF($9, ''), NULLIF($10, ''), NULLIF($11, ''), NULLIF($12, '')
-		FROM gone g HAVING count(*) > 0`,
+		FROM gone g HAVING count(*) > 0 OR $13::bigint > 0`,
 		settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
 		ev.AllocationID, ev.NodeID, pending)
 	if err != nil {
@@ -117,18 +118,48 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	return nil
 }
 
-// forget ends what is counted here for one thing, and answers how much of it the database has not been told.
-func (l *Log) forget(settles string) int64 {
+// take answers how much of what is counted here for one thing the database has not been told, for a transaction to tell it. It is counted here again
+// unless that commits, and forgotten if it does. A transaction whose end nobody says takes nothing: that is told later, as a window of its own.
+func (l *Log) take(tx pgx.Tx, settles string) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var n int64
-	for k, c := range l.counted {
+	var taken []*counter
+	for _, c := range l.counted {
 		if c.keys.settles == settles {
-			n += c.n
-			delete(l.counted, k)
+			taken = append(taken, &counter{entry: c.entry, keys: c.keys, n: c.n, known: c.known})
 		}
 	}
+	if len(taken) == 0 || !pg.OnEnd(tx, func(committed bool) { l.took(taken, committed) }) {
+		return 0
+	}
+	var n int64
+	for _, c := range taken {
+		n += c.n
+		l.counted[c.keys.key].n = 0
+	}
 	return n
+}
+
+// took ends what take began.
+func (l *Log) took(taken []*counter, committed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range taken {
+		if !committed {
+			l.giveBack(c)
+		} else if now := l.counted[c.keys.key]; now != nil && now.n == 0 {
+			delete(l.counted, c.keys.key) // the next one is the first again
+		}
+	}
+}
+
+// giveBack counts again what the database was not told after all. The lock is held.
+func (l *Log) giveBack(c *counter) {
+	if now := l.counted[c.keys.key]; now != nil {
+		now.n += c.n
+	} else if c.n > 0 {
+		l.counted[c.keys.key] = c
+	}
 }
 
 // Repeated writes down what may repeat and changed nothing: at once if it is the first of its kind in the window, else counted.
@@ -215,6 +246,7 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 }
 
 func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count int64, first, last time.Time) error {
+	p = proto.Clone(p).(*commonv1.AuditEntry) // others count with this one meanwhile
 	p.Count, p.FirstAt, p.LastAt = count, timestamppb.New(first), timestamppb.New(last)
 	if _, err := events.Append(ctx, tx, event(p, p.GetDetails().GetFields()["allocation_id"].GetStringValue())); err != nil {
 		return fmt.Errorf("record repeated decision: %w", err)
@@ -261,8 +293,9 @@ func (l *Log) flush(ctx context.Context, all bool) error {
 	for k, c := range l.counted {
 		switch {
 		case c.n > 0:
-			due = append(due, &counter{entry: c.entry, keys: c.keys, n: c.n})
-			c.n, c.known = 0, time.Now()
+			c.known = time.Now()
+			due = append(due, &counter{entry: c.entry, keys: c.keys, n: c.n, known: c.known})
+			c.n = 0
 		case all || time.Since(c.known) >= window:
 			delete(l.counted, k)
 		}
@@ -273,9 +306,7 @@ func (l *Log) flush(ctx context.Context, all bool) error {
 		if err := l.tell(ctx, c.entry, c.keys, c.n); err != nil {
 			errs = append(errs, err)
 			l.mu.Lock()
-			if again := l.counted[c.keys.key]; again != nil {
-				again.n += c.n
-			}
+			l.giveBack(c)
 			l.mu.Unlock()
 		}
 	}

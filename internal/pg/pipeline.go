@@ -22,6 +22,23 @@ func Queue(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	return err //nolint:wrapcheck // the caller says what it did
 }
 
+// OnEnd has a transaction of InTx call fn when it has ended, or the savepoint that it is called in was undone: committed says whether what was done in it
+// stands. Where the outcome is not known it is false. It answers false, and does nothing, on any other transaction.
+func OnEnd(tx pgx.Tx, fn func(committed bool)) bool {
+	var p *pipelined
+	switch x := tx.(type) {
+	case *pipelined:
+		p = x
+	case *savepoint:
+		p = x.pipelined
+	}
+	if p == nil || p.conn == nil {
+		return false
+	}
+	p.onEnd = append(p.onEnd, fn)
+	return true
+}
+
 // statement waits for company.
 type statement struct {
 	sql  string
@@ -33,7 +50,10 @@ type statement struct {
 type pipelined struct {
 	conn    *pgxpool.Conn // nil once the transaction has ended
 	pending []statement
+	onEnd   []func(committed bool)
 	begun   bool // BEGIN was sent
+
+	committed bool // it ended, and what was done in it stands
 }
 
 func begin(ctx context.Context, pool *pgxpool.Pool) (*pipelined, error) {
@@ -149,7 +169,7 @@ func (p *pipelined) Begin(ctx context.Context) (pgx.Tx, error) {
 	if _, err := p.Exec(ctx, "savepoint "+name); err != nil {
 		return nil, err
 	}
-	return &savepoint{pipelined: p, name: name}, nil
+	return &savepoint{pipelined: p, name: name, ends: len(p.onEnd)}, nil
 }
 
 // Commit implements pgx.Tx.
@@ -158,6 +178,7 @@ func (p *pipelined) Commit(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	if !p.begun && len(p.pending) == 1 { // BEGIN alone
+		p.committed = true
 		p.release()
 		return nil
 	}
@@ -177,6 +198,7 @@ func (p *pipelined) Commit(ctx context.Context) error {
 		// Over a connection that lives the answer is known, whatever the error: it is not committed.
 		return errors.Join(err, pgx.ErrTxCommitRollback)
 	}
+	p.committed = tag.String() != "ROLLBACK"
 	p.release()
 	if tag.String() == "ROLLBACK" {
 		return pgx.ErrTxCommitRollback
@@ -203,6 +225,16 @@ func (p *pipelined) Rollback(ctx context.Context) error {
 func (p *pipelined) release() {
 	p.conn.Release()
 	p.conn, p.pending = nil, nil
+	p.tell(0, p.committed)
+}
+
+// tell calls what waits for the end from one on.
+func (p *pipelined) tell(from int, committed bool) {
+	told := p.onEnd[from:]
+	p.onEnd = p.onEnd[:from:from]
+	for _, fn := range told {
+		fn(committed)
+	}
 }
 
 // Conn implements pgx.Tx. What is pending is not known to who uses the connection itself.
@@ -251,6 +283,7 @@ func (p *pipelined) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 type savepoint struct {
 	*pipelined
 	name  string
+	ends  int // how many waited for the end before it
 	ended bool
 }
 
@@ -263,6 +296,7 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	s.pending = nil
+	s.tell(s.ends, false)
 	if err := s.end(ctx, "rollback to savepoint "+s.name); err != nil {
 		return err
 	}
