@@ -50,6 +50,10 @@ func allowed(role, schema, table, statement string) bool {
 		return service && (statement == "SELECT" || (role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
 	case "mesh.era", "mesh.goose_db_version", "mesh.clock_offset":
 		return statement == "SELECT"
+	case "readmodel.audit": // added to and never changed
+		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
+	case "readmodel.audit_head": // one row, which only moves
+		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
 	}
 	return schema == role && statement != "TRUNCATE"
 }
