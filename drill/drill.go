@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type Drill struct {
 	mutate  func(ctx context.Context, r *Run) (undo func(context.Context) error, err error) // nil: the drill feeds its verifier the other reading by itself
 	mutated Stage                                                                           // where the mutated detector must make it fail
 	run     func(ctx context.Context, r *Run) error
+	scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
 }
 
 // Verdict is what the API must say of the fault.
@@ -108,7 +110,7 @@ func at(stage Stage, err error) error {
 }
 
 // Drills answers every drill, in the order of the matrix.
-func Drills() []Drill { return []Drill{doubleProvision(), register(), wedged()} }
+func Drills() []Drill { return []Drill{doubleProvision(), register(), wedged(), releaseFailed()} }
 
 // Find answers the drills of these names in the order of the matrix; an unknown name is an error that lists those there are.
 func Find(names ...string) ([]Drill, error) {
@@ -146,7 +148,7 @@ const (
 func (d Drill) detectWithin(set policy.Set, scaled bool) time.Duration {
 	b := d.Budget()
 	if scaled && b.DetectKey == "" {
-		return b.Detect / scaleDetect
+		return b.Detect / cmp.Or(d.scale, scaleDetect)
 	}
 	return b.DetectWithin(set)
 }

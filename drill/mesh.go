@@ -63,7 +63,10 @@ func Scaled() map[string]string {
 
 // scaledEnv is what of a scaled mesh is configuration and no policy.
 func scaledEnv() []string {
-	return []string{"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_RECOVERY_MINT_WAIT=6s", "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s"}
+	return []string{
+		"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s", "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=5s",
+		"GPUAAS_RECOVERY_MINT_WAIT=6s",
+	}
 }
 
 // nodes of a mesh of the drills' own: one for the fault, one that must not notice.

@@ -382,7 +382,7 @@ func (x *race) awaken(ctx context.Context, c *cluster.Cluster) error {
 // pause is longer than a lease.
 func (x *race) pause() time.Duration {
 	if x.r.Mesh.Scaled {
-		return scaledLease + 3*time.Second
+		return scaledLease + 2*time.Second
 	}
 	return 20 * time.Second
 }

@@ -179,7 +179,7 @@ func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx contex
 }
 
 // took is how long a fault may need until the host shows it.
-const took = 5 * time.Second
+const took = 3 * time.Second
 
 // detect asks the API until it gives a verdict, at most for the detection budget.
 func (r *Run) detect(ctx context.Context, look func(ctx context.Context) (Verdict, error)) error {

@@ -80,6 +80,7 @@ type Client struct {
 	Findings  readmodelv1connect.FindingServiceClient
 	Audit     readmodelv1connect.AuditServiceClient
 	Escalate  readmodelv1connect.EscalationServiceClient
+	Release   readmodelv1connect.ReleaseServiceClient
 
 	http *http.Client
 }
@@ -105,6 +106,7 @@ func Dial(cfg Config) (*Client, error) {
 		Findings:  readmodelv1connect.NewFindingServiceClient(hc, base, options...),
 		Audit:     readmodelv1connect.NewAuditServiceClient(hc, base, options...),
 		Escalate:  readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
+		Release:   readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
 		http:      hc,
 	}, nil
 }

@@ -1,0 +1,341 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/reap"
+)
+
+// releaseFailed is row 30: the machine that holds a workspace is away while the workspace is released.
+func releaseFailed() Drill {
+	return Drill{
+		Name: "release-failed-stuck",
+		Injects: "the agent of the machine that holds a workspace is killed and stays away, its workload runs on, and the workspace is decommissioned; once for each " +
+			"way out",
+		Sees: "the hold `release_failed` with occupancy `cleanup` and its reason, the machine cordoned; the workspace wants an operator",
+		Recovers: "the first hold by retry-release after the machine's return; the second by force-release with evidence while it is away (a wrong fence and orphans " +
+			"that nobody acknowledged are refused), and the machine reaps the orphans and is uncordoned as it returns",
+		Needs:  "its own mesh: a machine whose agent can be killed",
+		Expect: Verdict{Reason: "release_failed", UserState: "operator_action_required", Owner: "lifecycle", Next: "retry-release"},
+		Mutation: "the replicas of lifecycle are started anew with a release_deadline of an hour: the clock that is to give up the release runs as before and never " +
+			"gets there; the machine is away as before",
+		mutated: StageDetected,
+		scale:   15, // the deadline of a release is two minutes in production and five seconds here
+		mutate: func(ctx context.Context, r *Run) (func(context.Context) error, error) {
+			c, err := r.Mesh.own()
+			if err != nil {
+				return nil, err
+			}
+			back := func(ctx context.Context) error { return r.Mesh.anew(ctx, c.Lifecycle) }
+			return back, r.Mesh.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=1h")
+		},
+		run: runRelease,
+	}
+}
+
+// held is a workspace on a machine.
+type held struct {
+	id, node, url string
+	machine       *agents.Agent
+}
+
+func runRelease(ctx context.Context, r *Run) error {
+	c, err := r.Mesh.own()
+	if err != nil {
+		return err
+	}
+	ways := []func(context.Context, held, *lifecyclev1.Allocation) error{r.retried, r.forced}
+	if r.Control != None {
+		ways = ways[:1] // both begin alike
+	}
+	var detected, recovered float64
+	for _, way := range ways {
+		r.subject = nil
+		if err := r.oneRelease(ctx, c, way); err != nil {
+			return err
+		}
+		detected, recovered = max(detected, r.result.DetectedSeconds), max(recovered, r.result.RecoveredSeconds)
+	}
+	r.result.DetectedSeconds, r.result.RecoveredSeconds = detected, recovered
+	return nil
+}
+
+func (r *Run) oneRelease(ctx context.Context, c *cluster.Cluster, way func(context.Context, held, *lifecyclev1.Allocation) error) error {
+	m := r.Mesh
+	h, err := m.onMachine(ctx, c)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	r.about(h.id, h.node)
+	defer r.leave(ctx, h.id)
+	defer h.machine.Start() //nolint:errcheck // it runs already, unless the drill failed before
+	if err := r.observe(ctx); err != nil {
+		return err
+	}
+	pid := h.machine.PID()
+	agent := kernel(pid)
+	err = r.inject(ctx, fmt.Sprintf("the agent of %s, process %d, is gone as the kernel shows, and the workload that it ran still answers", h.machine.Name(), pid),
+		func(ctx context.Context) error { return h.machine.Stop(ctx) },
+		func(ctx context.Context) error { return errors.Join(gone(pid, agent), answers(ctx, h.url)) })
+	if err != nil {
+		return err
+	}
+	op, err := m.operate(ctx, h.id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION)
+	if err != nil {
+		return at(StageInjected, err)
+	}
+	r.evidence(op.GetOperationId())
+	var hold *lifecyclev1.Allocation
+	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
+		var err error
+		if hold, err = m.hold(ctx, h.id); err != nil {
+			return Verdict{}, err
+		}
+		return m.failedRelease(ctx, h, hold)
+	})
+	if err != nil {
+		return err
+	}
+	r.evidence(hold.GetAllocationId())
+	r.note("allocation %s is %s, occupancy %s: %s", hold.GetAllocationId(), names.Of(hold.GetState()), hold.GetOccupancy(), hold.GetLastError())
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	if err := answers(ctx, h.url); err != nil {
+		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: the workload has ended: %w", err))
+	}
+	return way(ctx, h, hold)
+}
+
+// onMachine makes a workspace on one of the machines and answers where it is.
+func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) {
+	op, err := m.create(ctx, fresh("release"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
+	if err != nil {
+		return held{}, err
+	}
+	id := op.GetWorkspaceId()
+	if err := await(ctx, "the workspace to serve", time.Minute, func(ctx context.Context) error { return m.serving(ctx, id, op.GetEpoch()) }); err != nil {
+		return held{}, err
+	}
+	ws, err := m.workspace(ctx, id)
+	if err != nil {
+		return held{}, err
+	}
+	for _, a := range c.Nodes {
+		if a.Name() == ws.GetNodeName() {
+			return held{id: id, node: ws.GetNodeId(), url: ws.GetEndpoints()[0].GetUrl(), machine: a}, nil
+		}
+	}
+	return held{}, fmt.Errorf("the workspace stands on %s, which is no machine of this mesh", ws.GetNodeName())
+}
+
+// hold answers the newest allocation of a workspace.
+func (m *Mesh) hold(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
+	resp, err := m.Client.Query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: 100, WorkspaceId: id})
+	if err != nil {
+		return nil, err
+	}
+	var newest *lifecyclev1.Allocation
+	for _, a := range resp.GetItems() {
+		if newest == nil || a.GetEpoch() > newest.GetEpoch() {
+			newest = a
+		}
+	}
+	if newest == nil {
+		return nil, errors.New("the workspace has no allocation")
+	}
+	return newest, nil
+}
+
+// failedRelease is the verdict on a hold whose release has failed, whole: occupied for cleanup, with a reason, on a machine that takes nothing new.
+func (m *Mesh) failedRelease(ctx context.Context, h held, hold *lifecyclev1.Allocation) (Verdict, error) {
+	ws, err := m.workspace(ctx, h.id)
+	if err != nil {
+		return Verdict{}, err
+	}
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+	if err != nil {
+		return Verdict{}, err
+	}
+	v := Verdict{Reason: names.Of(hold.GetState()), UserState: names.Of(ws.GetUserState())}
+	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED || hold.GetOccupancy() != "cleanup" || hold.GetLastError() == "" ||
+		!node.GetNode().GetGate().GetCordoned() {
+		return v, fmt.Errorf("the hold is %s, its occupancy %s, its error %q; the machine is cordoned: %t; the workspace is %s at %q: %s", v.Reason,
+			hold.GetOccupancy(), hold.GetLastError(), node.GetNode().GetGate().GetCordoned(), names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetWhyWaiting())
+	}
+	return v, nil
+}
+
+// retried is the first way out: the machine returns, and the release is tried again.
+func (r *Run) retried(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
+	if err := r.back(ctx, h); err != nil {
+		return err
+	}
+	_, err := command(ctx, "retry-release", func(ctx context.Context) (*readmodelv1.RetryReleaseResponse, error) {
+		return r.Mesh.Client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{
+			Request: &lifecyclev1.RetryReleaseRequest{AllocationId: hold.GetAllocationId(), Reason: "drill"},
+		})
+	})
+	if err != nil {
+		return at(StageRecover, err)
+	}
+	return r.recovered(ctx, "released after the machine's return: no claim, no workload is left, the machine takes new work", func(ctx context.Context) error {
+		return r.Mesh.freed(ctx, h, hold)
+	})
+}
+
+// forced is the second: the hold is given up with evidence while the machine is away, and cleaned when it returns.
+func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) error {
+	m := r.Mesh
+	force := func(ctx context.Context, dry bool, fence int64, orphans ...string) (*lifecyclev1.ForceReleaseResponse, error) {
+		resp, err := m.Client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: &lifecyclev1.ForceReleaseRequest{
+			AllocationId: hold.GetAllocationId(), ExpectedFence: fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_NETWORK_ISOLATED, AckOrphans: orphans,
+			Reason: "drill: the machine's agent is gone", DryRun: dry,
+		}})
+		return resp.GetResponse(), err
+	}
+	shown, err := m.Client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: hold.GetAllocationId()})
+	if err != nil {
+		return at(StageRecover, err)
+	}
+	hold = shown.GetAllocation()
+	if _, err := force(ctx, false, hold.GetFence()+1); !refused(err) {
+		return at(StageRecover, fmt.Errorf("a force-release with another fence was to be refused and was answered %w", or(err, errors.New("yes"))))
+	}
+	if _, err := force(ctx, false, hold.GetFence()); !refused(err) {
+		return at(StageRecover, fmt.Errorf("a force-release without its orphans acknowledged was to be refused and was answered %w", or(err, errors.New("yes"))))
+	}
+	var orphans []string
+	for _, c := range shown.GetClaims() {
+		orphans = append(orphans, c.GetClaimId())
+	}
+	if plan, err := force(ctx, true, hold.GetFence(), orphans...); err == nil {
+		orphans = nil
+		for _, c := range plan.GetClaims() {
+			orphans = append(orphans, c.GetClaimId())
+		}
+	}
+	_, err = command(ctx, "force-release", func(ctx context.Context) (*lifecyclev1.ForceReleaseResponse, error) {
+		return force(ctx, false, hold.GetFence(), orphans...)
+	})
+	if err != nil {
+		return at(StageRecover, err)
+	}
+	r.evidence(orphans...)
+	if err := await(ctx, "the hold to be released on a cordoned machine", time.Minute, func(ctx context.Context) error { return m.givenUp(ctx, h) }); err != nil {
+		return at(StageRecover, err)
+	}
+	r.note("released by force with %d claims left as orphans, the machine cordoned", len(orphans))
+	if err := r.back(ctx, h); err != nil {
+		return err
+	}
+	return r.recovered(ctx, "the machine is back and has reaped the orphans: no claim, no workload is left, it takes new work", func(ctx context.Context) error {
+		return m.freed(ctx, h, hold)
+	})
+}
+
+// refused says that an answer is a refusal: of a changed fence too, which asking again would not mend.
+func refused(err error) bool {
+	_, typed := fault.As(err)
+	return typed && (!passing(err) || fault.Has(err, commonv1.Reason_REASON_CONFLICT))
+}
+
+// back starts the machine's agent again and waits for its session.
+func (r *Run) back(ctx context.Context, h held) error {
+	if err := h.machine.Start(); err != nil {
+		return at(StageRecover, err)
+	}
+	return at(StageRecover, await(ctx, h.machine.Name()+" to be connected again", time.Minute, func(ctx context.Context) error {
+		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+		if err == nil && !resp.GetNode().GetConnected() {
+			err = errors.New("it is not")
+		}
+		return err
+	}))
+}
+
+// givenUp holds that a hold is released on a person's word: what was not cleaned is orphaned and the machine takes nothing new.
+func (m *Mesh) givenUp(ctx context.Context, h held) error {
+	hold, err := m.hold(ctx, h.id)
+	if err != nil {
+		return err
+	}
+	claims, err := m.claims(ctx, h.id)
+	if err != nil {
+		return err
+	}
+	orphans := 0
+	for _, c := range claims {
+		if c.GetOrphanedAt() != nil {
+			orphans++
+		}
+	}
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+	if err != nil {
+		return err
+	}
+	if hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || orphans == 0 || !node.GetNode().GetGate().GetCordoned() {
+		return fmt.Errorf("it is %s: %s, %d claims are orphaned, the machine is cordoned: %t", names.Of(hold.GetState()), hold.GetLastError(), orphans,
+			node.GetNode().GetGate().GetCordoned())
+	}
+	return nil
+}
+
+// freed holds that nothing of a hold is left: at the API, and on the machine's own list of processes.
+func (m *Mesh) freed(ctx context.Context, h held, was *lifecyclev1.Allocation) error {
+	hold, err := m.hold(ctx, h.id)
+	if err != nil {
+		return err
+	}
+	if hold.GetAllocationId() != was.GetAllocationId() || hold.GetState() != commonv1.AllocationState_ALLOCATION_STATE_RELEASED || hold.GetOccupancy() != "none" {
+		return fmt.Errorf("the hold is %s, its occupancy %s: %s", names.Of(hold.GetState()), hold.GetOccupancy(), hold.GetLastError())
+	}
+	ws, err := m.workspace(ctx, h.id)
+	if err != nil {
+		return err
+	}
+	if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED {
+		return fmt.Errorf("the workspace is %s at %q: %s", names.Of(ws.GetState()), ws.GetCurrentStep(), ws.GetWhyWaiting())
+	}
+	claims, err := m.claims(ctx, h.id)
+	if err != nil {
+		return err
+	}
+	if len(claims) > 0 {
+		return fmt.Errorf("%d claims are not released, such as %s %s (orphaned: %t)", len(claims), claims[0].GetKind(), claims[0].GetName(), claims[0].GetOrphanedAt() != nil)
+	}
+	node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
+	if err != nil {
+		return err
+	}
+	if gate := node.GetNode().GetGate(); gate.GetCordoned() || !node.GetNode().GetConnected() {
+		return fmt.Errorf("the machine is connected: %t, cordoned: %t %s", node.GetNode().GetConnected(), gate.GetCordoned(), gate.GetCordonReason())
+	}
+	return m.noWorkload(h)
+}
+
+// noWorkload holds that no process of a workspace runs on its machine.
+func (m *Mesh) noWorkload(h held) error {
+	procs, err := reap.Under(filepath.Join(m.cluster.Dir(), "agents", h.machine.Name()), agents.Program)
+	if err != nil {
+		return err
+	}
+	for _, p := range procs {
+		if line := strings.Join(p.Args, " "); strings.Contains(line, h.id) || (len(p.Args) > 1 && p.Args[1] != "run") {
+			return fmt.Errorf("process %d runs on the machine: %s", p.PID, line)
+		}
+	}
+	return nil
+}
