@@ -98,4 +98,9 @@ var rows = []Row{
 		Cause:  "the last change of state was not committed; this is rare",
 		Advice: "look at lifecycle's database; " + patience,
 	},
+	{
+		Step:   "Mark released",
+		Cause:  "the last change of state was not committed; this is rare",
+		Advice: "look at lifecycle's database; " + patience,
+	},
 }

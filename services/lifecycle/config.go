@@ -49,18 +49,20 @@ type Config struct {
 	DefaultQuota         workspace.Quota           `koanf:"default_quota"`
 	Placement            Placement                 `koanf:"placement"`
 	Peers                Peers                     `koanf:"peers"`
-	Workers              int                       `koanf:"workers"`       // sagas driven at once
-	SagaLease            time.Duration             `koanf:"saga_lease"`    // how long a run stays with a replica that fell silent
-	OrphanSweep          time.Duration             `koanf:"orphan_sweep"`  // how often boxes are looked for that are nobody's
-	FindingSweep         time.Duration             `koanf:"finding_sweep"` // how often rows and resources are compared
-	FindingGrace         time.Duration             `koanf:"finding_grace"` // how long a contradiction must last to be a finding
+	Workers              int                       `koanf:"workers"`          // sagas driven at once
+	SagaLease            time.Duration             `koanf:"saga_lease"`       // how long a run stays with a replica that fell silent
+	OrphanSweep          time.Duration             `koanf:"orphan_sweep"`     // how often boxes are looked for that are nobody's
+	ReleaseDeadline      time.Duration             `koanf:"release_deadline"` // how long a release may take before its hold is release_failed
+	FindingSweep         time.Duration             `koanf:"finding_sweep"`    // how often rows and resources are compared
+	FindingGrace         time.Duration             `koanf:"finding_grace"`    // how long a contradiction must last to be a finding
 }
 
 // Default answers the defaults.
 func Default() Config {
 	return Config{
 		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
-		FindingSweep: 30 * time.Second, FindingGrace: findings.Default().Grace,
+		ReleaseDeadline: workspace.ReleaseDeadline,
+		FindingSweep:    30 * time.Second, FindingGrace: findings.Default().Grace,
 		Plans: map[string]workspace.Plan{
 			"local": {MaxGPUs: 8, MaxStorageBytes: 100 << 30, MaxWorkloads: 8},
 			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
@@ -96,6 +98,9 @@ func (c Config) Validate() error {
 	}
 	if c.SagaLease < time.Second {
 		errs = append(errs, errors.New("saga_lease is shorter than a second"))
+	}
+	if c.ReleaseDeadline < time.Second {
+		errs = append(errs, errors.New("release_deadline is shorter than a second"))
 	}
 	if c.OrphanSweep < time.Second {
 		errs = append(errs, errors.New("orphan_sweep is shorter than a second"))

@@ -158,7 +158,7 @@ func (s *Service) build(ctx context.Context) error {
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret,
-		StepStall: policy.SagaStepStall(), WaitReadyStall: policy.SagaWaitReadyStall(), SagaStall: policy.SagaStall(),
+		ReleaseDeadline: s.cfg.ReleaseDeadline, StepStall: policy.SagaStepStall(), WaitReadyStall: policy.SagaWaitReadyStall(), SagaStall: policy.SagaStall(),
 	})
 	registry, err := steps.Registry()
 	if err != nil {
@@ -192,9 +192,14 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
+	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger},
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
 			_, err := reaper.Sweep(ctx)
+			return err //nolint:wrapcheck // it says what it did
+		}},
+		background.Job{Name: "machine_orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+			_, err := machines.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
 		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Run: func(ctx context.Context) error {
@@ -241,6 +246,8 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
 	err := s.server.Mount(path, h)
 	path, h = lifecyclev1connect.NewTaskServiceHandler(tasks, opts...)
+	err = errors.Join(err, s.server.Mount(path, h))
+	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewWorkspaceServiceHandler(workspaces, opts...)
 	if err = errors.Join(err, s.server.Mount(path, h)); err != nil {

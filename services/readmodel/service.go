@@ -143,12 +143,13 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 		}}
 	}
 	return gateway.Owners{
-		Workspaces: lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Tasks:      lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Gates:      lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
-		Identities: recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Policies:   recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Watchdog:   recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Tasks:       lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Gates:       lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Identities:  recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	}, []gateway.Probe{probe("lifecycle", lc, "lock_store"), probe("recovery", rc, "ca")}, nil
 }
 
@@ -174,6 +175,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return err //nolint:wrapcheck // it says what
 	}
 	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(query), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewReleaseServiceHandler(gateway.NewReleases(query, deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

@@ -120,7 +120,7 @@ func (p *Program) workspacesRecoveries() *cobra.Command {
 }
 
 var brakeView = view[*recoveryv1.Brake]{
-	name: func(b *recoveryv1.Brake) string { return brakeState(b) },
+	name: brakeState,
 	columns: []column[*recoveryv1.Brake]{
 		{"STATE", false, func(_ *printer, b *recoveryv1.Brake) string { return brakeState(b) }},
 		{"REASON", false, func(_ *printer, b *recoveryv1.Brake) string { return onlyIf(b.GetEngaged(), b.GetReason()) }},

@@ -213,67 +213,6 @@ func (p *Program) claimsCommand() *cobra.Command {
 	return group("claims", "Resource claims", []string{"claim"}, ls)
 }
 
-var allocationView = view[*lifecyclev1.Allocation]{
-	name: (*lifecyclev1.Allocation).GetAllocationId,
-	columns: []column[*lifecyclev1.Allocation]{
-		{"ALLOCATION", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetAllocationId() }},
-		{"WORKSPACE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetWorkspaceId() }},
-		{"EPOCH", false, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetEpoch()) }},
-		{"STATE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetState()) }},
-		{"OCCUPANCY", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetOccupancy() }},
-		{"PLACEMENT", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetPlacement()) }},
-		{"NODE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetNodeId() }},
-		{"GPUS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return strings.Join(a.GetGpuDeviceIds(), ",") }},
-		{"LAST ERROR", true, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetLastError() }},
-	},
-}
-
-func (p *Program) allocationsCommand() *cobra.Command {
-	var (
-		page      paging
-		workspace string
-	)
-	fetch := func(ctx context.Context, s *session, page paging, workspaceID string) ([]*lifecyclev1.Allocation, string, error) {
-		return pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
-			answer, err := s.query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: workspaceID})
-			return answer.GetItems(), answer.GetNextPageToken(), err
-		})
-	}
-	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the holds on slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
-		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			id, err := s.workspaceID(ctx, workspace)
-			if err != nil {
-				return err
-			}
-			items, next, err := fetch(ctx, s, page, id)
-			if err != nil {
-				return err
-			}
-			return list(s.printer, allocationView, items, next)
-		}),
-	}
-	page.flags(ls)
-	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
-	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	get := &cobra.Command{
-		Use: "get ALLOC", Short: "Show one allocation", Example: "  gpuaas allocations get 0192f0c1-0000-7000-8000-000000000001", Args: args("ALLOC"),
-		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			items, _, err := fetch(ctx, s, paging{}, "")
-			if err != nil {
-				return err
-			}
-			for _, a := range items {
-				if a.GetAllocationId() == args[0] {
-					return one(s.printer, allocationView, a)
-				}
-			}
-			return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no allocation %q", args[0]))
-		}),
-	}
-	return group("allocations", "Holds on slots and their GPUs", []string{"allocation", "alloc"}, ls, get)
-}
-
 // workspaceID resolves a reference to a workspace where the API wants an id; the empty one stays empty.
 func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
 	if ref == "" || ids.Valid(ref) {

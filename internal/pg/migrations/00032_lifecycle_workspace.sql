@@ -16,6 +16,10 @@ CREATE TABLE lifecycle.allocation (
     last_error    text        NOT NULL DEFAULT '',
     created_at    timestamptz NOT NULL DEFAULT mesh.clock(),
     state_at      timestamptz NOT NULL DEFAULT mesh.clock(),
+    -- Raised with each change of state: who forces a release names the one that they saw.
+    fence         bigint      NOT NULL DEFAULT 1,
+    -- While it is releasing: past this it is release_failed.
+    release_deadline_at timestamptz,
     version       bigint      NOT NULL DEFAULT 1,
     CONSTRAINT released_is_empty CHECK (state <> 'released' OR occupancy = 'none'),
     CONSTRAINT failed_needs_cleanup CHECK (state <> 'release_failed' OR occupancy = 'cleanup')

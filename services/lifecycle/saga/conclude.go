@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -169,7 +171,7 @@ func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError
 	failures := h.run.Attempts + 1
 	outOfTime := policy.Within > 0 && h.attempt.StartedAt.Sub(h.run.TriedSince) >= policy.Within
 	// An undo is always worth another try: only its policy ends it.
-	final := failures >= policy.Attempts || outOfTime || (!e.Retryable && h.run.Phase == phaseDo)
+	final := failures >= policy.Attempts || outOfTime || e.Final || (!e.Retryable && h.run.Phase == phaseDo)
 	if final {
 		return d.exhausted(ctx, h, state, e)
 	}
@@ -202,8 +204,13 @@ func (d *Driver) exhausted(ctx context.Context, h *held, state string, e *StepEr
 		return d.giveUp(ctx, h, state, e)
 	}
 	reason := fmt.Sprintf("undo_exhausted: %s the step %q failed %d times (%s: %s)", direction(h), h.attempt.Name, h.run.Attempts+1, names.Of(e.Reason), e.Public)
+	var rows []TxFunc
+	if h.def.OnStuck != nil {
+		workspaceID := h.run.WorkspaceID
+		rows = append(rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) })
+	}
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
-		state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo", stuck: reason,
+		rows: rows, state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo", stuck: reason,
 		workspace: stateStuck, passOver: true, keepError: h.run.Phase == phaseDo, point: "finish",
 	})
 	if err == nil {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 )
 
@@ -99,6 +101,8 @@ type Definition struct {
 	Sticks bool
 	// Uncancellable refuses Cancel.
 	Uncancellable bool
+	// OnStuck writes, in the transaction that makes a run stuck, what that means for what it holds. May be nil.
+	OnStuck func(ctx context.Context, tx pgx.Tx, workspaceID string, why *StepError) error
 }
 
 const (

@@ -220,22 +220,38 @@ func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...
 
 // ReleaseOrphans writes down that what a workspace gave up of one epoch is confirmed gone, of the given kinds.
 func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, kinds ...string) error {
-	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET released_at = mesh.clock(), version = c.version + 1
-		WHERE c.workspace_id = $1 AND c.epoch = $2 AND c.kind = ANY ($3) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL
-		RETURNING `+claimColumns, workspaceID, epoch, kinds)
+	return changeOrphans(ctx, tx, `released_at = mesh.clock()`, `c.workspace_id = $1 AND c.epoch = $2 AND c.kind = ANY ($3)`, workspaceID, epoch, kinds)
+}
+
+// ReleaseOrphan writes down that one claim that was given up is confirmed gone.
+func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID string) error {
+	return changeOrphans(ctx, tx, `released_at = mesh.clock()`, `c.id = $1`, claimID)
+}
+
+// ReadoptOrphans takes back what was given up of one epoch, so that it is undone once more. What a later claim of the same name stands for stays given up.
+func ReadoptOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
+	return changeOrphans(ctx, tx, `orphaned_at = NULL, orphaned_by = '', orphan_reason = ''`, `c.workspace_id = $1 AND c.epoch = $2
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind
+			AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
+			AND (l.orphaned_at IS NULL OR l.id > c.id))`, workspaceID, epoch)
+}
+
+func changeOrphans(ctx context.Context, tx pgx.Tx, set, which string, args ...any) error {
+	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET `+set+`, version = c.version + 1
+		WHERE `+which+` AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL RETURNING `+claimColumns, args...)
 	if err != nil {
-		return fmt.Errorf("release orphan claims: %w", err)
+		return fmt.Errorf("change orphan claims: %w", err)
 	}
-	released, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
+	changed, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
 		var c Claim
 		return c, row.Scan(c.targets()...)
 	})
 	if err != nil {
-		return fmt.Errorf("release orphan claims: %w", err)
+		return fmt.Errorf("change orphan claims: %w", err)
 	}
 	var j journal
-	for i := range released {
-		j.claim(&released[i])
+	for i := range changed {
+		j.claim(&changed[i])
 	}
 	return j.flush(ctx, tx)
 }

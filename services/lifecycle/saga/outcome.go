@@ -71,6 +71,7 @@ type StepError struct {
 	Reason    commonv1.Reason
 	Public    string // one sentence, shown to people
 	Retryable bool
+	Final     bool          // ends even an undo, which is tried again otherwise
 	After     time.Duration // not before; zero: the step's policy
 	cause     error
 }
@@ -90,6 +91,11 @@ func (e *StepError) Unwrap() error { return e.cause }
 // Fail makes an error that no further attempt can mend: the step fails for good.
 func Fail(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
 	return &StepError{Layer: layer, Reason: reason, Public: public, cause: cause}
+}
+
+// GiveUp makes an error that ends an undo too: it is past the time in which it was worth another try.
+func GiveUp(layer commonv1.OwnerLayer, reason commonv1.Reason, public string, cause error) error {
+	return &StepError{Layer: layer, Reason: reason, Public: public, Final: true, cause: cause}
 }
 
 // Retry makes an error after which the step is tried again, within its policy.

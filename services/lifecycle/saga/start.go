@@ -30,6 +30,8 @@ type StartRequest struct {
 	JoinKinds []commonv1.OperationKind
 	// NextEpoch draws a new epoch for the workspace; otherwise the run keeps the present one.
 	NextEpoch bool
+	// OfEpoch, if set, is the workspace's epoch at which the run may begin; at another it is a conflict.
+	OfEpoch int64
 	// Round and ParentRunID tie a retry to what it follows; zero means round 1.
 	Round       int
 	ParentRunID string
@@ -155,9 +157,9 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 			retry_used = `+healthyReset+` + $8,
 			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
 		WHERE w.id = $1 AND (cardinality($5::text[]) = 0 OR w.state = ANY ($5)) AND $3 = CASE WHEN $6 THEN mesh.next(w.epoch) ELSE w.epoch END
-			AND ($8 = 0 OR (w.reset_done AND w.retry_used = $9))
+			AND ($8 = 0 OR (w.reset_done AND w.retry_used = $9)) AND ($10 = 0::bigint OR w.epoch = $10)
 		RETURNING `+workspaceColumns,
-		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry), req.retryUsed,
+		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry), req.retryUsed, req.OfEpoch,
 	).Scan(w.targets()...)
 	if pg.IsNoRows(err) {
 		return Started{}, c.refuseStart(ctx, tx, req)

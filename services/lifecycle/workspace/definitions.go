@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,6 +18,9 @@ const (
 	DefinitionProvision    = "provision"
 	DefinitionDecommission = "decommission"
 	DefinitionRecreate     = "recreate"
+	// A release cleans up what a failed one has left; the workspace ends failed, or decommissioned if that was under way.
+	DefinitionRelease               = "release"
+	DefinitionReleaseDecommissioned = "release_decommissioned"
 )
 
 // validate checks the request against the configuration as it is now: what was admitted may have been taken out of the catalogue meanwhile.
@@ -127,22 +131,40 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 			Retry: saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second},
 		}
 	}
+	forced := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, last bool, kinds ...string) saga.Step {
+		return down(name, s.forced(do, last, kinds...), layer, kinds...)
+	}
+	away := []saga.Step{
+		forced("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, false, kindWorkload),
+		forced("Drop per-tenant schema", s.dropSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, false, kindSchema),
+		forced("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, false, kindHandle),
+		forced("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, true, kindSlot, kindIdentity, kindInstance, kindStorage),
+	}
 	decommission := saga.Definition{
 		Name: DefinitionDecommission, Version: 1,
-		Steps: []saga.Step{
-			down("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, kindWorkload),
-			down("Drop per-tenant schema", s.dropSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema),
-			down("Release workflow handle", s.dropHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle),
-			down("Release storage and box", s.release, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindSlot, kindIdentity, kindInstance, kindStorage),
-			down("Mark decommissioned", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW),
-		},
+		Steps: append(slices.Clone(away), down("Mark decommissioned", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
 		States: saga.WorkspaceStates{
 			Running: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
 		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute), Sticks: true, Uncancellable: true,
 	}
-	reg, err := saga.NewRegistry(provision, recreate, decommission)
+	release := func(name string, running, ended commonv1.WorkspaceState) saga.Definition {
+		return saga.Definition{
+			Name: name, Version: 1, Steps: append(slices.Clone(away), down("Mark released", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
+			States:   saga.WorkspaceStates{Running: running, Succeeded: ended, Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+			Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute), Sticks: true, Uncancellable: true,
+		}
+	}
+	all := []saga.Definition{
+		provision, recreate, decommission,
+		release(DefinitionRelease, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED),
+		release(DefinitionReleaseDecommissioned, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
+	}
+	for i := range all {
+		all[i].OnStuck = s.onStuck
+	}
+	reg, err := saga.NewRegistry(all...)
 	if err != nil {
 		return nil, fmt.Errorf("define sagas: %w", err)
 	}

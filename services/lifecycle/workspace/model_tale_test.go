@@ -84,7 +84,7 @@ func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
 // expects is what the model says to a request: who may ask at all, whether the key was answered before, and then the rules.
 func (a *tale) expects(q asking) (verdict, string) {
 	create := q.verb == askCreate || q.verb == askOther
-	if !create && q.override && (q.who == "member" || q.who == "stranger") {
+	if !create && (q.override || q.verb == askSkipUndo || q.verb == askRetryUndo) && (q.who == "member" || q.who == "stranger") {
 		return refusal(commonv1.Reason_REASON_PERMISSION_DENIED), ""
 	}
 	if !create && q.noReason && (q.override || q.verb == askSkipUndo) {

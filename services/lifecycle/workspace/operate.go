@@ -33,11 +33,18 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	if person, ok := rpc.PersonFrom(ctx); ok && req.GetOverride() && !person.Has("operator") {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "an override is for operators")
 	}
+	if person, ok := rpc.PersonFrom(ctx); ok && (req.GetKind() == kSkipUndo || req.GetKind() == kRetryUndo) && !person.Has("operator") {
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "only an operator helps an operation that is stuck",
+			fault.Remedy("ask an operator: what is left may stand on a machine that others share"))
+	}
 	if (req.GetOverride() || req.GetKind() == kSkipUndo) && req.GetReason() == "" {
 		return nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "this operation wants a reason in words")
 	}
 	if err := mayProve(ctx, req); err != nil {
 		return nil, err
+	}
+	if req.GetExpectedEpoch() != 0 && req.GetKind() != kRecreate {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an expected epoch goes with a recreation alone")
 	}
 	h := s.herdOf(ctx, req)
 	if op, ok := s.joinFast(ctx, req, h); ok {
@@ -151,8 +158,8 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 	case kDecommission:
 		return s.decommission(ctx, tx, w, by)
 	default:
-		return nil, fault.New(commonv1.Reason_REASON_UNIMPLEMENTED, names.Of(req.GetKind())+" is not offered by this version",
-			fault.Remedy("decommission the workspace and create it again"))
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, names.Of(req.GetKind())+" is asked of an allocation, not of a workspace",
+			fault.Remedy("use `allocations retry-release` or `allocations force-release` with the allocation's id"))
 	}
 }
 
@@ -246,6 +253,9 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 		op := joined(w, run)
 		op.Joined, op.DryRun, op.Consequence = false, true, "changes nothing: the operation is being undone already"
 		return op, nil
+	}
+	if err := ofEpoch(w, req); err != nil {
+		return nil, err
 	}
 	options, err := s.options(ctx, tx, w, req.GetFencedProof() != noProof, req.GetOverride())
 	if err != nil {
@@ -346,8 +356,12 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 	if err != nil {
 		return nil, err
 	}
+	releases, err := s.releaseOptions(ctx, tx, w)
+	if err != nil {
+		return nil, err
+	}
 	endable := w.State == "active" || w.State == "failed" || w.State == "stuck"
-	return []*lifecyclev1.ActionOption{
+	return append([]*lifecyclev1.ActionOption{
 		option(kCancel, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
 			condition{open, "an operation is open", unmet}, condition{!stuck, "the operation is not stuck", isStuck},
 			condition{!undoing, "the operation is not being undone already", unmet},
@@ -360,5 +374,5 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 		option(kDecommission, "removes workloads, schema, handle, storage and box, for good",
 			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first", inProgress},
 			condition{endable, "the workspace is active, failed or stuck; it is " + w.State, unmet}),
-	}, nil
+	}, releases...), nil
 }

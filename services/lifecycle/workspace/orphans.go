@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -37,16 +35,5 @@ func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []
 	if err != nil || !ok {
 		return err
 	}
-	if a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
-		if a, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, "cleanup"); err != nil {
-			return err
-		}
-	}
-	if a.NodeID == "" {
-		return nil
-	}
-	if err := gate.CordonFor(ctx, tx, a.NodeID, "a release was given up here: "+reason, by); err != nil {
-		return fmt.Errorf("cordon node: %w", err)
-	}
-	return nil
+	return failRelease(ctx, tx, a, "given up by "+by+": "+reason)
 }

@@ -53,6 +53,7 @@ type planeConfig struct {
 	joins   func(seat int) *lock.Lock
 	boxes   func(w *world) placement.Driver // nil: the world itself
 	workers int
+	release time.Duration // deadline of releases
 }
 
 // freeze stops everything that the replica says to the database, as a pause of its process would, until thaw is called.
@@ -143,6 +144,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 	})
 	s.steps = NewSteps(StepDeps{
+		ReleaseDeadline: cfg.release, ForceGrace: cfg.release,
 		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: boxes, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),

@@ -227,8 +227,10 @@ func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 	if left, err := orphansOf(ctx, tx, b.WorkspaceID, a.Epoch); err != nil || left > 0 {
 		return err
 	}
-	_, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none")
-	return err
+	if a, err = setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil || a.NodeID == "" {
+		return err
+	}
+	return uncordonClean(ctx, tx, a.NodeID)
 }
 
 // insertEnded gives a box that was never recorded its line among the ended ones.

@@ -46,16 +46,34 @@ func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) err
 	return nil
 }
 
+// ofEpoch refuses a recreation that was decided about another epoch than the present one: somebody has replaced that box already.
+func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
+	if req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_CONFLICT,
+		fmt.Sprintf("the recreation was asked of epoch %d, and the workspace is in epoch %d", req.GetExpectedEpoch(), w.Epoch),
+		fault.Unmet(fmt.Sprintf("the workspace is in epoch %d; it is in %d", req.GetExpectedEpoch(), w.Epoch)),
+		fault.Remedy("look at the workspace again, and ask anew if its present epoch is to be replaced"))
+}
+
 // recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it.
 func (s *Server) recreate(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string,
 ) (*lifecyclev1.Operation, error) {
-	_, open, err := saga.LiveRun(ctx, tx, w.ID)
+	run, open, err := saga.LiveRun(ctx, tx, w.ID)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it read
 	}
+	if open && req.GetFencedProof() != noProof {
+		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation that began without the proof is open, and would not see it", fault.Conflicting(run.ID),
+			fault.Unmet(fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)), fault.Remedy("cancel it, or wait until it has ended, and give the proof again"))
+	}
 	in := newInput(w.Tenant, w.Name, w.Spec)
 	if !open {
+		if err := ofEpoch(w, req); err != nil {
+			return nil, err
+		}
 		v, err := s.recreatable(ctx, tx, w, req.GetFencedProof() != noProof)
 		if err != nil {
 			return nil, err
@@ -73,6 +91,7 @@ func (s *Server) recreate(
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
 		WorkspaceID: w.ID, Kind: kRecreate, Definition: DefinitionRecreate, RunID: runID, Input: in, Requester: by, CorrelationID: correlation, NextEpoch: true,
+		OfEpoch:   req.GetExpectedEpoch(),
 		JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, kRetry},
 		From:      []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
 	})

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -359,4 +361,76 @@ func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
 	p.world.mu.Unlock()
 	p.beat(time.Hour)
 	p.rests(id, "active")
+}
+
+// What was decided about one epoch does not replace the next one; while an operation that serves is open it is joined.
+func TestARecreationOfAnotherEpochIsRefused(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	id := p.create(p.tenant(), "demo", byProcess)
+	ask := func(kind commonv1.OperationKind, epoch int64, dry bool, key string) (*lifecyclev1.Operation, error) {
+		return p.seats[0].ask(t.Context(), kind, id, func(r *lifecyclev1.RequestOperationRequest) {
+			r.ExpectedEpoch, r.DryRun, r.IdempotencyKey = epoch, dry, key
+		})
+	}
+	if _, err := ask(kRecreate, 1, true, ""); err != nil {
+		t.Fatal(err)
+	}
+	p.recreated(id) // somebody is quicker
+	was := p.workspace(id)
+	for _, dry := range []bool{true, false} {
+		_, err := ask(kRecreate, 1, dry, "one")
+		want(t, err, commonv1.Reason_REASON_CONFLICT)
+		f, _ := fault.As(err)
+		if f.Remedy == "" || !strings.Contains(f.Public, "epoch 1") || !strings.Contains(f.Public, "epoch 2") {
+			t.Errorf("dry run %v: %+v", dry, f)
+		}
+	}
+	if now := p.workspace(id); now.Version != was.Version || now.RunID != was.RunID {
+		t.Errorf("a refusal changed %+v to %+v", was, now)
+	}
+	_, err := ask(kDecommission, 2, false, "")
+	want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)
+	p.world.mu.Lock()
+	p.world.mute = true // nobody answers, so the run waits in the middle
+	p.world.mu.Unlock()
+	op, err := ask(kRecreate, 2, false, "one") // the refusal did not use the key up
+	if err != nil || op.GetJoined() || op.GetEpoch() != 3 {
+		t.Fatalf("%v %v", op, err)
+	}
+	again, err := ask(kRecreate, 1, false, "one")
+	if err != nil || again.GetOperationId() != op.GetOperationId() {
+		t.Errorf("the same key was answered %v %v", again, err)
+	}
+	for _, key := range []string{"", "two"} {
+		for _, dry := range []bool{true, false} {
+			joins, err := ask(kRecreate, 2, dry, key)
+			if err != nil || !joins.GetJoined() || joins.GetOperationId() != op.GetOperationId() {
+				t.Errorf("key %q, dry run %v: %v %v", key, dry, joins, err)
+			}
+		}
+	}
+	p.world.mu.Lock()
+	p.world.mute = false
+	p.world.mu.Unlock()
+	p.rests(id, "active")
+	_, err = ask(kRecreate, 2, false, "three")
+	want(t, err, commonv1.Reason_REASON_CONFLICT)
+}
+
+// The epoch is compared where the run begins: of many who decided about one epoch, and come when it is over, none replaces the next.
+func TestTheEpochIsComparedWhereTheRunBegins(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	id := p.create(p.tenant(), "demo", byProcess)
+	err := pg.InTx(t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+		stale := p.workspace(id)
+		stale.Epoch = 7 // as it was read before others were done
+		_, err := p.seats[0].server.recreate(ctx, tx, stale, &lifecyclev1.RequestOperationRequest{
+			Kind: kRecreate, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, ExpectedEpoch: 7,
+		}, ids.New(), "watchdog")
+		return err
+	})
+	want(t, err, commonv1.Reason_REASON_CONFLICT)
+	if w := p.workspace(id); w.Epoch != 1 || w.State != "active" {
+		t.Errorf("it is %+v", w)
+	}
 }

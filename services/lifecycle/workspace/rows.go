@@ -28,18 +28,21 @@ type allocation struct {
 	Occupancy, LastError      string
 	CreatedAt, StateAt        time.Time
 	Devices                   []string
+	Fence                     int64
+	ReleaseDeadline           *time.Time
 	Version                   int64
 }
 
 const allocationColumns = `a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, a.epoch, a.state, a.placement, coalesce(a.node_id::text, ''),
 	coalesce(a.instance_id::text, ''), a.gpus, a.occupancy, a.last_error, a.created_at, a.state_at,
-	ARRAY(SELECT h.device_id FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id ORDER BY h.device_id), a.version`
+	ARRAY(SELECT h.device_id FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id ORDER BY h.device_id), a.fence,
+	a.release_deadline_at, a.version`
 
 func scanAllocation(row pgx.Row) (allocation, error) {
 	var a allocation
 	var state, where string
 	err := row.Scan(&a.ID, &a.WorkspaceID, &a.TenantID, &a.Epoch, &state, &where, &a.NodeID, &a.InstanceID, &a.GPUs, &a.Occupancy, &a.LastError,
-		&a.CreatedAt, &a.StateAt, &a.Devices, &a.Version)
+		&a.CreatedAt, &a.StateAt, &a.Devices, &a.Fence, &a.ReleaseDeadline, &a.Version)
 	if err != nil {
 		return allocation{}, err //nolint:wrapcheck // the caller says what it read
 	}
@@ -52,14 +55,21 @@ func scanAllocation(row pgx.Row) (allocation, error) {
 	return a, nil
 }
 
+func (a allocation) proto() *lifecyclev1.Allocation {
+	p := &lifecyclev1.Allocation{
+		AllocationId: a.ID, WorkspaceId: a.WorkspaceID, TenantId: a.TenantID, Epoch: a.Epoch, State: a.State, NodeId: a.NodeID, InstanceId: a.InstanceID,
+		GpuDeviceIds: a.Devices, Occupancy: a.Occupancy, Placement: a.Placement, CreatedAt: timestamppb.New(a.CreatedAt),
+		StateAt: timestamppb.New(a.StateAt), LastError: a.LastError, Fence: a.Fence, Version: a.Version,
+	}
+	if a.ReleaseDeadline != nil {
+		p.ReleaseDeadlineAt = timestamppb.New(*a.ReleaseDeadline)
+	}
+	return p
+}
+
 func (a allocation) event() events.Event {
 	return events.Event{
-		Kind: "allocation.changed", AggregateType: "allocation", AggregateID: a.ID, AggregateVersion: a.Version,
-		Payload: &lifecyclev1.Allocation{
-			AllocationId: a.ID, WorkspaceId: a.WorkspaceID, TenantId: a.TenantID, Epoch: a.Epoch, State: a.State, NodeId: a.NodeID, InstanceId: a.InstanceID,
-			GpuDeviceIds: a.Devices, Occupancy: a.Occupancy, Placement: a.Placement, CreatedAt: timestamppb.New(a.CreatedAt),
-			StateAt: timestamppb.New(a.StateAt), LastError: a.LastError, Version: a.Version,
-		},
+		Kind: "allocation.changed", AggregateType: "allocation", AggregateID: a.ID, AggregateVersion: a.Version, Payload: a.proto(),
 		Correlation: events.Correlation{TenantID: a.TenantID, WorkspaceID: a.WorkspaceID, AllocationID: a.ID, NodeID: a.NodeID},
 	}
 }
@@ -78,14 +88,28 @@ func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allo
 
 // setAllocation changes the state of a hold by compare-and-set, and reports it.
 func setAllocation(ctx context.Context, tx pgx.Tx, a allocation, state commonv1.AllocationState, occupancy string) (allocation, error) {
-	if state == commonv1.AllocationState_ALLOCATION_STATE_RELEASED {
+	return moveAllocation(ctx, tx, a, allocationMove{state: state, occupancy: occupancy})
+}
+
+// allocationMove is a change of a hold's state.
+type allocationMove struct {
+	state     commonv1.AllocationState
+	occupancy string
+	why       string        // of a release that failed
+	deadline  time.Duration // of a release that begins
+}
+
+func moveAllocation(ctx context.Context, tx pgx.Tx, a allocation, m allocationMove) (allocation, error) {
+	if m.state == commonv1.AllocationState_ALLOCATION_STATE_RELEASED {
 		if _, err := tx.Exec(ctx, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, a.ID); err != nil {
 			return allocation{}, fmt.Errorf("free devices: %w", err)
 		}
 	}
 	moved, err := scanAllocation(tx.QueryRow(ctx, `
-		UPDATE lifecycle.allocation a SET state = $3, occupancy = $4, state_at = mesh.clock(), last_error = '', version = a.version + 1
-		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+allocationColumns, a.ID, names.Of(a.State), names.Of(state), occupancy))
+		UPDATE lifecycle.allocation a SET state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
+			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
+		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+allocationColumns,
+		a.ID, names.Of(a.State), names.Of(m.state), m.occupancy, m.why, m.deadline.Seconds()))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return allocation{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the allocation changed meanwhile")
 	}

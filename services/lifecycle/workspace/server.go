@@ -163,6 +163,9 @@ func (s *Server) RequestOperation(ctx context.Context, req *lifecyclev1.RequestO
 		if req.GetCreate() == nil {
 			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a create names tenant, name and spec")
 		}
+		if req.GetExpectedEpoch() != 0 {
+			return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "an expected epoch goes with a recreation alone")
+		}
 		op, err = s.create(ctx, req)
 	} else {
 		if req.GetWorkspaceId() == "" {

@@ -172,7 +172,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		}
 		if !own && box.NodeID != "" && len(left) > 0 {
 			reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", box.Epoch, env.WorkspaceID, w.Proof, w.Reason)
-			if err := gate.CordonFor(ctx, tx, box.NodeID, reason, w.By); err != nil {
+			if _, err := gate.CordonUnlessIs(ctx, tx, box.NodeID, reason, cordonOwner); err != nil {
 				return fmt.Errorf("cordon node: %w", err)
 			}
 		}

@@ -34,7 +34,12 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 			return saga.Outcome{}, err
 		}
 	}
-	if waiting, err := s.releaseStorage(ctx, env, held && ownBox(a.Placement)); err != nil || waiting {
+	own := held && ownBox(a.Placement)
+	waiting, err := s.releaseStorage(ctx, env, own)
+	if !own && (waiting || err != nil) && s.releaseLate(ctx, env) {
+		return saga.Outcome{}, lateFault("remove the workspace's directory")
+	}
+	if err != nil || waiting {
 		return waitTask("waiting for the agent to remove the workspace's directory"), err
 	}
 	if err := s.endBoxes(ctx, env); err != nil {
@@ -60,18 +65,21 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 		}
 		if left > 0 {
 			// What nobody could clean may still use the slot and the devices: they are kept, visible and never placeable, until it is.
-			_, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, "cleanup")
+			return failRelease(ctx, tx, live, fmt.Sprintf("%d resources were given up and are not reaped yet", left))
+		}
+		if live, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil || live.NodeID == "" {
 			return err
 		}
-		_, err = setAllocation(ctx, tx, live, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none")
-		return err
+		return uncordonClean(ctx, tx, live.NodeID)
 	}), nil
 }
 
 func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (allocation, error) {
 	out := a
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		moved, err := setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASING, "cleanup")
+		moved, err := moveAllocation(ctx, tx, a, allocationMove{
+			state: commonv1.AllocationState_ALLOCATION_STATE_RELEASING, occupancy: "cleanup", deadline: orDefault(s.deps.ReleaseDeadline, ReleaseDeadline),
+		})
 		if err == nil {
 			out = moved
 		}

@@ -164,11 +164,15 @@ func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 					(SELECT coalesce(sum(a.gpus), 0) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS devices
 			FROM lifecycle.node_gate g
 			WHERE g.admitted AND NOT g.cordoned AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
+				-- Whatever became of its cordon: what a release has left there may still use its devices.
+				AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim o WHERE o.node_id = g.node_id AND o.kind = ANY ($2)
+					AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)
+				AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation f WHERE f.node_id = g.node_id AND f.state = 'release_failed')
 		)
 		SELECT c.node_id::text, s.n FROM candidate c
 		CROSS JOIN LATERAL (SELECT n FROM generate_series(0, c.slots - 1) n
 			WHERE NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = c.node_id AND a.slot = n AND a.state <> 'released') ORDER BY n LIMIT 1) s
-		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`, gpus).Scan(&node, &slot)
+		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`, gpus, occupying()).Scan(&node, &slot)
 	if err == pgx.ErrNoRows { //nolint:errorlint // pgx answers it bare
 		return "", 0, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY,
 			fmt.Sprintf("no enrolled machine has a free slot and %d free GPUs", gpus), nil)

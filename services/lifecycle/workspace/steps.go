@@ -68,6 +68,9 @@ type StepDeps struct {
 	Stale *Stale
 	// Secret derives launch secrets and database passwords, so that none is stored.
 	Secret []byte
+	// ReleaseDeadline is how long a release may take before its hold is release_failed; zero means two minutes. ForceGrace is how long a forced release
+	// tries each undo; zero means ten seconds.
+	ReleaseDeadline, ForceGrace time.Duration
 	// WaitReadyStall and StepStall are policy.
 	StepStall, WaitReadyStall, SagaStall time.Duration
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"net/http"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -19,7 +20,8 @@ import (
 )
 
 const (
-	// escalateLimit is how long a bundle may take, and bundlesAtOnce how many a replica makes side by side: each reads everything about a workspace.
+	// escalateLimit is how long a bundle may take, and bundlesAtOnce how many a replica makes side by side: each reads everything about a workspace. The
+	// last of them is for people of the operator, and nobody has two.
 	escalateLimit = time.Minute
 	bundlesAtOnce = 4
 	// chunkSize of what is streamed.
@@ -31,22 +33,16 @@ type Escalation struct {
 	deps      Deps
 	collector *escalation.Collector
 	record    func(ctx context.Context, e audit.Entry) error
-	busy      chan struct{}
+	slots     slots
 }
 
 // NewEscalation makes the server. record writes an audit entry of readmodel's own.
 func NewEscalation(deps Deps, collector *escalation.Collector, record func(ctx context.Context, e audit.Entry) error) *Escalation {
-	return &Escalation{deps: deps, collector: collector, record: record, busy: make(chan struct{}, bundlesAtOnce)}
+	return &Escalation{deps: deps, collector: collector, record: record}
 }
 
 // Escalate streams a zip with all that is known of a workspace, as far as the person may know it.
 func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequest, stream *connect.ServerStream[readmodelv1.EscalateResponse]) error {
-	select {
-	case e.busy <- struct{}{}:
-		defer func() { <-e.busy }()
-	default:
-		return fault.New(commonv1.Reason_REASON_OVERLOADED, "other bundles are being made", fault.RetryAfter(5*time.Second))
-	}
 	ctx, cancel := context.WithTimeout(ctx, escalateLimit)
 	defer cancel()
 	scope, err := scopeOf(ctx)
@@ -68,6 +64,11 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 	if err != nil {
 		return err
 	}
+	free, err := e.slots.take(person)
+	if err != nil {
+		return err
+	}
+	defer free()
 	w := ask.Workspace
 	// Before the first byte leaves: who took it is known whatever becomes of the stream.
 	err = e.record(ctx, audit.Entry{
@@ -82,6 +83,36 @@ func (e *Escalation) Escalate(ctx context.Context, req *readmodelv1.EscalateRequ
 		return err //nolint:wrapcheck // it says what
 	}
 	return buffered.Flush() //nolint:wrapcheck // the stream's
+}
+
+// slots are the bundles that are being made, by who asked. The zero value has none.
+type slots struct {
+	mu    sync.Mutex
+	taken map[string]bool
+}
+
+// take answers what ends the bundle, or a refusal.
+func (s *slots) take(p rpc.Person) (func(), error) {
+	who, most := p.TenantID+"/"+p.Subject, bundlesAtOnce
+	if p.TenantID != "" {
+		most--
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.taken[who]:
+		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "a bundle is being made for you", fault.RetryAfter(5*time.Second))
+	case len(s.taken) >= most:
+		return nil, fault.New(commonv1.Reason_REASON_OVERLOADED, "other bundles are being made", fault.RetryAfter(5*time.Second))
+	case s.taken == nil:
+		s.taken = map[string]bool{}
+	}
+	s.taken[who] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.taken, who)
+	}, nil
 }
 
 // chunks sends what is written to it, each part with a time limit.

@@ -25,12 +25,13 @@ import (
 
 // Owners are the services that decide. Their clients assert the person of the context.
 type Owners struct {
-	Workspaces lifecyclev1connect.WorkspaceServiceClient
-	Tasks      lifecyclev1connect.TaskServiceClient
-	Gates      lifecyclev1connect.GateServiceClient
-	Identities recoveryv1connect.IdentityServiceClient
-	Policies   recoveryv1connect.PolicyServiceClient
-	Watchdog   recoveryv1connect.WatchdogServiceClient
+	Workspaces  lifecyclev1connect.WorkspaceServiceClient
+	Allocations lifecyclev1connect.AllocationServiceClient
+	Tasks       lifecyclev1connect.TaskServiceClient
+	Gates       lifecyclev1connect.GateServiceClient
+	Identities  recoveryv1connect.IdentityServiceClient
+	Policies    recoveryv1connect.PolicyServiceClient
+	Watchdog    recoveryv1connect.WatchdogServiceClient
 }
 
 // Probe asks a service how it finds itself and what it works with.

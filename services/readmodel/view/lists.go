@@ -175,6 +175,18 @@ func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*
 	return run(ctx, s, s.boxes("allocations", "readmodel.allocation", "allocation_id", f), page, scanBody[lifecyclev1.Allocation])
 }
 
+// Allocation answers one hold.
+func (s *Snapshot) Allocation(ctx context.Context, id string) (*lifecyclev1.Allocation, error) {
+	found, _, err := s.Allocations(ctx, BoxFilter{IDs: idList(id)}, Page{Size: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, notFound("allocation")
+	}
+	return found[0], nil
+}
+
 // RunFilter narrows a list of runs. Zero fields do not.
 type RunFilter struct {
 	WorkspaceID string

@@ -1821,8 +1821,11 @@ type RequestOperationRequest struct {
 	DryRun         bool                             `protobuf:"varint,8,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	FencedProof    v1.FencedProof                   `protobuf:"varint,9,opt,name=fenced_proof,json=fencedProof,proto3,enum=gpuaas.common.v1.FencedProof" json:"fenced_proof,omitempty"` // to recreate what cannot be confirmed ended
 	CorrelationId  string                           `protobuf:"bytes,10,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`                             // of a watchdog's recovery
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// With a recreation: the epoch that is to be replaced. If the workspace is in another by then, nothing begins (conflict). An open operation that
+	// serves is joined all the same. Zero: any.
+	ExpectedEpoch int64 `protobuf:"varint,11,opt,name=expected_epoch,json=expectedEpoch,proto3" json:"expected_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RequestOperationRequest) Reset() {
@@ -1934,6 +1937,13 @@ func (x *RequestOperationRequest) GetCorrelationId() string {
 		return x.CorrelationId
 	}
 	return ""
+}
+
+func (x *RequestOperationRequest) GetExpectedEpoch() int64 {
+	if x != nil {
+		return x.ExpectedEpoch
+	}
+	return 0
 }
 
 type isRequestOperationRequest_Target interface {
@@ -2505,7 +2515,7 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x0fCreateWorkspace\x12!\n" +
 	"\x06tenant\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18@R\x06tenant\x12>\n" +
 	"\x04name\x18\x02 \x01(\tB*\xbaH'r%\x10\x01\x18(2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x04name\x126\n" +
-	"\x04spec\x18\x03 \x01(\v2\".gpuaas.lifecycle.v1.WorkspaceSpecR\x04spec\"\x89\x04\n" +
+	"\x04spec\x18\x03 \x01(\v2\".gpuaas.lifecycle.v1.WorkspaceSpecR\x04spec\"\xb9\x04\n" +
 	"\x17RequestOperationRequest\x12?\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.gpuaas.common.v1.OperationKindB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x04kind\x12>\n" +
@@ -2518,7 +2528,8 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\adry_run\x18\b \x01(\bR\x06dryRun\x12J\n" +
 	"\ffenced_proof\x18\t \x01(\x0e2\x1d.gpuaas.common.v1.FencedProofB\b\xbaH\x05\x82\x01\x02\x10\x01R\vfencedProof\x12/\n" +
 	"\x0ecorrelation_id\x18\n" +
-	" \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\rcorrelationIdB\x0f\n" +
+	" \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\rcorrelationId\x12.\n" +
+	"\x0eexpected_epoch\x18\v \x01(\x03B\a\xbaH\x04\"\x02(\x00R\rexpectedEpochB\x0f\n" +
 	"\x06target\x12\x05\xbaH\x02\b\x01\"X\n" +
 	"\x18RequestOperationResponse\x12<\n" +
 	"\toperation\x18\x01 \x01(\v2\x1e.gpuaas.lifecycle.v1.OperationR\toperation\"@\n" +

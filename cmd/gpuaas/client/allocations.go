@@ -1,0 +1,131 @@
+package client
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+var allocationView = view[*lifecyclev1.Allocation]{
+	name: (*lifecyclev1.Allocation).GetAllocationId,
+	columns: []column[*lifecyclev1.Allocation]{
+		{"ALLOCATION", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetAllocationId() }},
+		{"WORKSPACE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetWorkspaceId() }},
+		{"EPOCH", false, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetEpoch()) }},
+		{"STATE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetState()) }},
+		{"OCCUPANCY", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetOccupancy() }},
+		{"PLACEMENT", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetPlacement()) }},
+		{"NODE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetNodeId() }},
+		{"GPUS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return strings.Join(a.GetGpuDeviceIds(), ",") }},
+		{"FENCE", true, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetFence()) }},
+		{"SINCE", false, func(pr *printer, a *lifecyclev1.Allocation) string { return pr.when(a.GetStateAt()) }},
+		{"LAST ERROR", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetLastError() }},
+	},
+}
+
+func (p *Program) allocationsCommand() *cobra.Command {
+	var (
+		page      paging
+		workspace string
+	)
+	fetch := func(ctx context.Context, s *session, page paging, workspaceID string) ([]*lifecyclev1.Allocation, string, error) {
+		return pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
+			answer, err := s.query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: workspaceID})
+			return answer.GetItems(), answer.GetNextPageToken(), err
+		})
+	}
+	ls := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the holds on slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			id, err := s.workspaceID(ctx, workspace)
+			if err != nil {
+				return err
+			}
+			items, next, err := fetch(ctx, s, page, id)
+			if err != nil {
+				return err
+			}
+			return list(s.printer, allocationView, items, next)
+		}),
+	}
+	page.flags(ls)
+	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
+	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
+	get := &cobra.Command{
+		Use: "get ALLOC", Short: "Show one allocation, with its fence and the claims that are not released",
+		Example: "  gpuaas allocations get 0192f0c1-0000-7000-8000-000000000001 -o json", Args: args("ALLOC"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: args[0]})
+			if err != nil {
+				return err
+			}
+			if s.printer.structured() {
+				return object(s.printer, answer.GetAllocation(), member{"claims", messages(answer.GetClaims()...)})
+			}
+			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil {
+				return err
+			}
+			return table(s.printer, claimView.columns, answer.GetClaims())
+		}),
+	}
+	return group("allocations", "Holds on slots and their GPUs", []string{"allocation", "alloc"}, ls, get, p.retryReleaseCommand(), p.forceReleaseCommand())
+}
+
+func (p *Program) retryReleaseCommand() *cobra.Command {
+	req := &lifecyclev1.RetryReleaseRequest{}
+	cmd := &cobra.Command{
+		Use: "retry-release ALLOC", Short: "Clean up again what a failed release has left",
+		Example: "  gpuaas allocations retry-release 0192f0c1-0000-7000-8000-000000000001 --reason 'the machine is back'", Args: args("ALLOC"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			req.AllocationId = args[0]
+			answer, err := s.client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{Request: req})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, operationView, answer.GetResponse().GetOperation())
+		}),
+	}
+	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
+	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "say what it would do")
+	return cmd
+}
+
+func (p *Program) forceReleaseCommand() *cobra.Command {
+	req := &lifecyclev1.ForceReleaseRequest{}
+	var proof string
+	cmd := &cobra.Command{
+		Use: "force-release ALLOC", Short: "Free an allocation on your word; what cannot be cleaned becomes orphan claims",
+		Example: "  gpuaas allocations force-release ALLOC --expected-fence 5 --fenced-proof powered_off --ack-orphan CLAIM --reason 'rack 12 is dead' --dry-run",
+		Args:    args("ALLOC"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			given, err := parseEnum[commonv1.FencedProof]("fenced-proof", proof)
+			if err != nil {
+				return err
+			}
+			req.AllocationId, req.FencedProof = args[0], given
+			answer, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: req})
+			if err != nil {
+				return err
+			}
+			if s.printer.structured() {
+				return object(s.printer, answer.GetResponse().GetOperation(), member{"claims", messages(answer.GetResponse().GetClaims()...)})
+			}
+			if err := one(s.printer, operationView, answer.GetResponse().GetOperation()); err != nil {
+				return err
+			}
+			return table(s.printer, claimView.columns, answer.GetResponse().GetClaims())
+		}),
+	}
+	flags := cmd.Flags()
+	flags.Int64Var(&req.ExpectedFence, "expected-fence", 0, "fence of the allocation as you saw it")
+	flags.StringVar(&proof, "fenced-proof", "", "why nothing of it runs any more: powered_off, network_isolated, reimaged, operator_asserts")
+	flags.StringSliceVar(&req.AckOrphans, "ack-orphan", nil, "claim that may be left behind; give each")
+	flags.StringVar(&req.Reason, "reason", "", "why, for the audit log")
+	flags.BoolVar(&req.DryRun, "dry-run", false, "say what it would do, and which claims it may leave behind")
+	return cmd
+}

@@ -1,0 +1,197 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// MachineReaperDeps is what a reaper of machines works with.
+type MachineReaperDeps struct {
+	Logger    *slog.Logger
+	DB        *pgxpool.Pool
+	Tasks     *task.Server
+	Committed func()
+}
+
+// MachineReaper has removed what releases have left behind on machines, once those answer again. It asks by typed tasks while no operation on the
+// workspace is open, and never for what a claim of a later epoch stands for.
+type MachineReaper struct{ deps MachineReaperDeps }
+
+// NewMachineReaper makes one.
+func NewMachineReaper(deps MachineReaperDeps) *MachineReaper { return &MachineReaper{deps: deps} }
+
+// leftBehind is an orphan on a machine that answers.
+type leftBehind struct {
+	claimID, kind, name, workspaceID, tenantID, nodeID string
+	epoch                                              int64
+	takenOver                                          bool // a later claim of the same name stands for it
+	key                                                string
+	before                                             string // key of the minute before
+}
+
+const reapBatch = 200
+
+// Sweep asks for each orphan once a minute, and releases those that are confirmed gone. It answers how many it released.
+func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
+	rows, err := r.deps.DB.Query(ctx, `
+		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.node_id::text, c.epoch,
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id = c.node_id
+				AND l.deterministic_name = c.deterministic_name AND l.epoch > c.epoch AND l.released_at IS NULL),
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint,
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1
+		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
+			-- While a run is open its own commands are the newest word.
+			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
+				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
+		ORDER BY c.orphaned_at, c.id LIMIT $2`, []string{kindWorkload, kindStorage}, reapBatch)
+	if err != nil {
+		return 0, fmt.Errorf("list orphans on machines: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (leftBehind, error) {
+		var l leftBehind
+		return l, row.Scan(&l.claimID, &l.kind, &l.name, &l.workspaceID, &l.tenantID, &l.nodeID, &l.epoch, &l.takenOver, &l.key, &l.before)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list orphans on machines: %w", err)
+	}
+	released := 0
+	var errs []error
+	for _, l := range list {
+		gone, err := r.reap(ctx, l)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.kind, l.name, l.workspaceID, err))
+			continue
+		}
+		if gone {
+			released++
+			r.deps.Logger.InfoContext(ctx, "orphan on a machine is gone", slog.String(obs.KeyWorkspaceID, l.workspaceID), slog.String(obs.KeyNodeID, l.nodeID),
+				slog.Int64("epoch", l.epoch), slog.String("kind", l.kind), slog.String("name", l.name))
+		}
+	}
+	return released, errors.Join(errs...)
+}
+
+// reap looks at the last task for an orphan and queues the next. Workloads go before the storage that they stand on.
+func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
+	gone, queued := false, false
+	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		gone, queued = false, false
+		// An operation that begins meanwhile comes before, and is found, or after, and asks later.
+		if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, l.workspaceID); err != nil {
+			return fmt.Errorf("lock workspace: %w", err)
+		}
+		if _, open, err := saga.LiveRun(ctx, tx, l.workspaceID); err != nil || open {
+			return err //nolint:wrapcheck // wrapped by the caller
+		}
+		why := "a later epoch has taken its place"
+		if !l.takenOver {
+			state, err := r.lastWord(ctx, tx, l)
+			if err != nil {
+				return err
+			}
+			if state != commonv1.TaskState_TASK_STATE_SUCCEEDED {
+				queued, err = r.ask(ctx, tx, l, state)
+				return err
+			}
+			why = "the agent has removed it"
+		}
+		gone = true
+		return r.forget(ctx, tx, l, why)
+	})
+	if err != nil {
+		return false, err //nolint:wrapcheck // wrapped by the caller
+	}
+	r.deps.Committed()
+	if queued {
+		r.deps.Tasks.Notify(l.nodeID)
+	}
+	return gone, nil
+}
+
+// lastWord is the state of the newest task for an orphan, of this minute or the one before; unspecified if there is none.
+func (r *MachineReaper) lastWord(ctx context.Context, tx pgx.Tx, l leftBehind) (commonv1.TaskState, error) {
+	state := commonv1.TaskState_TASK_STATE_UNSPECIFIED
+	for _, key := range []string{l.before, l.key} {
+		row, err := task.ByKey(ctx, tx, key)
+		if errors.Is(err, pgx.ErrNoRows) {
+			continue
+		}
+		if err != nil {
+			return state, err //nolint:wrapcheck // it says what it read
+		}
+		if state != commonv1.TaskState_TASK_STATE_SUCCEEDED {
+			state = row.State
+		}
+	}
+	return state, nil
+}
+
+// ask queues a task of the orphan's own epoch, unless one of this minute stands.
+func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last commonv1.TaskState) (bool, error) {
+	if last != commonv1.TaskState_TASK_STATE_UNSPECIFIED && !task.Terminal(last) {
+		return false, nil
+	}
+	if l.kind == kindStorage {
+		var standing bool
+		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
+			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`, l.workspaceID, l.nodeID, kindWorkload, l.epoch).Scan(&standing)
+		if err != nil || standing {
+			return false, err //nolint:wrapcheck // wrapped by the caller
+		}
+	}
+	// Above everything that was asked of this workspace before, so that the agent takes it for the newest word. Nothing of a later epoch has this name on
+	// this machine, so that word may be of the newest epoch: an agent that has seen it would refuse an older one.
+	var opSeq, epoch int64
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`,
+		l.workspaceID).Scan(&opSeq, &epoch)
+	if err != nil {
+		return false, fmt.Errorf("draw number of operation: %w", err)
+	}
+	if _, _, err := saga.AnnounceWorkspace(ctx, tx, l.workspaceID); err != nil {
+		return false, err //nolint:wrapcheck // it says what it did
+	}
+	kind, payload := commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, proto.Message(&nodev1.WorkloadRef{Name: l.name})
+	if l.kind == kindStorage {
+		kind, payload = commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, &nodev1.StorageRelease{Name: l.name}
+	}
+	_, err = task.Enqueue(ctx, tx, task.Spec{
+		Type: kind, NodeID: l.nodeID, WorkspaceID: l.workspaceID, TenantID: l.tenantID, Epoch: epoch, OpSeq: opSeq, IdempotencyKey: l.key,
+		Payload: payload, CreatedBy: "reaper",
+	})
+	return err == nil, err //nolint:wrapcheck // it says what it did
+}
+
+// forget releases the claim of an orphan that is gone, and what was kept back because of it: the hold, and the machine's cordon.
+func (r *MachineReaper) forget(ctx context.Context, tx pgx.Tx, l leftBehind, why string) error {
+	if err := saga.ReleaseOrphan(ctx, tx, l.claimID); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	_, err := audit.Record(ctx, tx, audit.Entry{
+		Action: "workspace.orphan.reap", Reason: why, SubjectType: "claim", SubjectID: l.claimID, TenantID: l.tenantID, WorkspaceID: l.workspaceID, NodeID: l.nodeID,
+		Details: map[string]any{"epoch": l.epoch, "kind": l.kind, "name": l.name},
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.workspaceID, Epoch: l.epoch}); err != nil {
+		return err
+	}
+	return uncordonClean(ctx, tx, l.nodeID)
+}

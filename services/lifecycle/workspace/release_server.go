@@ -1,0 +1,288 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+const (
+	kRetryRelease = commonv1.OperationKind_OPERATION_KIND_RETRY_RELEASE
+	kForceRelease = commonv1.OperationKind_OPERATION_KIND_FORCE_RELEASE
+)
+
+// Allocations serves AllocationService: the two ways out of release_failed. Both are runs like any other, so that cleaning up is written down once.
+type Allocations struct{ server *Server }
+
+// NewAllocations makes it.
+func NewAllocations(s *Server) *Allocations { return &Allocations{server: s} }
+
+// RetryRelease cleans up again what a failed release has left.
+func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryReleaseRequest) (*lifecyclev1.RetryReleaseResponse, error) {
+	s, res := a.server, &lifecyclev1.RetryReleaseResponse{}
+	entry := audit.Entry{Action: "allocation.retry_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId()}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		f, err := s.failedHold(ctx, tx, req.GetAllocationId())
+		if err != nil {
+			return err
+		}
+		if err := f.refusal(); err != nil {
+			return err
+		}
+		if req.GetDryRun() {
+			res.Allocation = f.hold.proto()
+			res.Operation = f.foretell(kRetryRelease, retryReleaseConsequence)
+			return nil
+		}
+		if res.Operation, err = s.retryRelease(ctx, tx, f); err != nil {
+			return err
+		}
+		if res.Allocation, err = allocationNow(ctx, tx, f.hold); err != nil {
+			return err
+		}
+		return f.record(ctx, tx, entry, res.Operation)
+	})
+	if err != nil {
+		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
+	}
+	s.deps.Core.Committed()
+	return res, nil
+}
+
+// ForceRelease frees a hold on a person's word.
+func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceReleaseRequest) (*lifecyclev1.ForceReleaseResponse, error) {
+	s, res := a.server, &lifecyclev1.ForceReleaseResponse{}
+	entry := audit.Entry{
+		Action: "allocation.force_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId(),
+		Details: map[string]any{"fenced_proof": req.GetFencedProof(), "expected_fence": req.GetExpectedFence(), "ack_orphans": req.GetAckOrphans()},
+	}
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		res.Claims = nil
+		f, err := s.failedHold(ctx, tx, req.GetAllocationId())
+		if err != nil {
+			return err
+		}
+		for _, c := range f.claims {
+			res.Claims = append(res.Claims, c.Proto())
+		}
+		res.Allocation = f.hold.proto()
+		if err := f.refusal(); err != nil {
+			return err
+		}
+		if f.hold.Fence != req.GetExpectedFence() {
+			return fault.New(commonv1.Reason_REASON_CONFLICT, fmt.Sprintf("the allocation has changed since: its fence is %d, and %d was expected", f.hold.Fence, req.GetExpectedFence()),
+				fault.Unmet(fmt.Sprintf("--expected-fence is %d", f.hold.Fence)), fault.Remedy("look at the allocation again, and force the fence that you see"))
+		}
+		if req.GetDryRun() {
+			res.Operation = f.foretell(kForceRelease, f.forceConsequence())
+			return nil
+		}
+		if err := f.acknowledged(req.GetAckOrphans()); err != nil {
+			return err
+		}
+		w := &word{Proof: names.Of(req.GetFencedProof()), By: rpc.ActorFrom(ctx), Reason: req.GetReason()}
+		if res.Operation, err = s.startRelease(ctx, tx, f, kForceRelease, w); err != nil {
+			return err
+		}
+		if res.Allocation, err = allocationNow(ctx, tx, f.hold); err != nil {
+			return err
+		}
+		return f.record(ctx, tx, entry, res.Operation)
+	})
+	if err != nil {
+		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
+	}
+	s.deps.Core.Committed()
+	return res, nil
+}
+
+const retryReleaseConsequence = "cleans up again what the release has left; the allocation ends released, or release_failed again"
+
+// failedHold is a hold that is looked at to be got free.
+type failedHold struct {
+	hold      allocation
+	workspace saga.Workspace
+	run       saga.Run
+	open      bool
+	claims    []saga.Claim // that nobody has given up yet, and may have to be
+}
+
+func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string) (*failedHold, error) {
+	f := &failedHold{}
+	var err error
+	f.hold, err = scanAllocation(tx.QueryRow(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`, allocationID))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read allocation: %w", err)
+	}
+	if f.workspace, err = s.workspaceFor(ctx, tx, f.hold.WorkspaceID); err != nil {
+		return nil, err
+	}
+	if f.run, f.open, err = saga.LiveRun(ctx, tx, f.hold.WorkspaceID); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	if f.claims, err = saga.LiveClaims(ctx, tx, f.hold.WorkspaceID); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	f.claims = slices.DeleteFunc(f.claims, func(c saga.Claim) bool {
+		return c.Kind == kindSlot || c.Kind == kindInstance && !ownBox(f.hold.Placement) // rows of ours, given back with the hold
+	})
+	return f, nil
+}
+
+// unmet lists what keeps the hold from being got free.
+func (f *failedHold) unmet() []string {
+	var out []string
+	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		out = append(out, "the release of the allocation has failed; it is "+names.Of(f.hold.State))
+	}
+	if f.open && f.run.State != "stuck" {
+		out = append(out, fmt.Sprintf("operation %s (%s, %s) has ended or is stuck", f.run.ID, f.run.Kind, f.run.State))
+	}
+	return out
+}
+
+func (f *failedHold) refusal() error {
+	unmet := f.unmet()
+	if len(unmet) == 0 {
+		return nil
+	}
+	options := []fault.Option{fault.Unmet(unmet...)}
+	if f.open {
+		options = append(options, fault.Conflicting(f.run.ID))
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be got free that way now", options...)
+}
+
+// acknowledged refuses unless everything that may be left behind was named, and nothing else.
+func (f *failedHold) acknowledged(acks []string) error {
+	var missing []string
+	known := map[string]bool{}
+	for _, c := range f.claims {
+		known[c.ID] = true
+		if !slices.Contains(acks, c.ID) {
+			missing = append(missing, fmt.Sprintf("claim %s (%s %s) is acknowledged with --ack-orphan", c.ID, c.Kind, c.Name))
+		}
+	}
+	for _, id := range acks {
+		if !known[id] {
+			return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "claim "+id+" is not one that this release may leave behind",
+				fault.Remedy("name the claims that a dry run lists"))
+		}
+	}
+	if len(missing) > 0 {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "what may be left behind is not acknowledged", fault.Unmet(missing...),
+			fault.Remedy("look at each claim, and name it with --ack-orphan"))
+	}
+	return nil
+}
+
+func (f *failedHold) forceConsequence() string {
+	return fmt.Sprintf("tries each undo for %s; up to %d claims that cannot be cleaned become orphans, the allocation ends released, and its machine stays cordoned until "+
+		"they are reaped", ForceGrace, len(f.claims))
+}
+
+func (f *failedHold) foretell(kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
+	state, _ := names.Parse[commonv1.WorkspaceState](f.workspace.State)
+	return &lifecyclev1.Operation{
+		OperationId: f.workspace.RunID, WorkspaceId: f.workspace.ID, Kind: kind, Epoch: f.workspace.Epoch, State: state, DryRun: true, Consequence: consequence,
+	}
+}
+
+func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
+	e.TenantID, e.WorkspaceID, e.AllocationID, e.NodeID, e.WorkflowID = f.hold.TenantID, f.hold.WorkspaceID, f.hold.ID, f.hold.NodeID, op.GetOperationId()
+	_, err := audit.Record(ctx, tx, e)
+	return err //nolint:wrapcheck // it says what it did
+}
+
+func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.Allocation, error) {
+	now, err := scanAllocation(tx.QueryRow(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`, a.ID))
+	if err != nil {
+		return nil, fmt.Errorf("read allocation: %w", err)
+	}
+	return now.proto(), nil
+}
+
+// retryRelease lets the stuck run go on, or begins one of its own where none is open. What was given up before is tried again too.
+func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedHold) (*lifecyclev1.Operation, error) {
+	if err := saga.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it did
+	}
+	if !f.open {
+		return s.startRelease(ctx, tx, f, kRetryRelease, nil)
+	}
+	v, err := s.deps.Core.RetryUndo(ctx, tx, f.run.ID, rpc.ActorFrom(ctx))
+	if err != nil {
+		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+	}
+	after, err := saga.GetWorkspace(ctx, tx, f.workspace.ID)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	return verbAnswer(after, v), nil
+}
+
+// startRelease begins a run that cleans up. One that is stuck is closed in the same transaction.
+func (s *Server) startRelease(ctx context.Context, tx pgx.Tx, f *failedHold, kind commonv1.OperationKind, w *word) (*lifecyclev1.Operation, error) {
+	definition := DefinitionRelease
+	if f.workspace.DesiredState == "decommissioned" || f.workspace.State == "decommissioned" || f.open && f.run.Kind == "decommission" {
+		definition = DefinitionReleaseDecommissioned
+	}
+	if f.open {
+		if _, err := s.deps.Core.CloseStuck(ctx, tx, f.run.ID); err != nil {
+			return nil, err //nolint:wrapcheck // a fault, or it says what it did
+		}
+	}
+	in := newInput(f.workspace.Tenant, f.workspace.Name, f.workspace.Spec)
+	in.Word = w
+	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
+		WorkspaceID: f.workspace.ID, Kind: kind, Definition: definition, Input: in, Requester: rpc.ActorFrom(ctx), CorrelationID: obs.From(ctx).CorrelationID,
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+	}
+	return answer(f.workspace.ID, started), nil
+}
+
+// releaseOptions are the rows of the table of actions for the workspace's hold.
+func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace) ([]*lifecyclev1.ActionOption, error) {
+	retry := &lifecyclev1.ActionOption{Kind: kRetryRelease, Consequence: retryReleaseConsequence}
+	force := &lifecyclev1.ActionOption{Kind: kForceRelease, Consequence: "frees the allocation on a person's word: what cannot be cleaned becomes orphan claims"}
+	a, held, err := liveAllocation(ctx, tx, w.ID)
+	if err != nil {
+		return nil, err
+	}
+	unmet := []string{"the workspace has an allocation whose release has failed"}
+	if held {
+		f, err := s.failedHold(ctx, tx, a.ID)
+		if err != nil {
+			return nil, err
+		}
+		if unmet = f.unmet(); len(unmet) == 0 {
+			force.Consequence = fmt.Sprintf("allocation %s, fence %d: %s", a.ID, a.Fence, f.forceConsequence())
+			retry.Consequence = fmt.Sprintf("allocation %s: %s", a.ID, retryReleaseConsequence)
+		}
+	}
+	for _, o := range []*lifecyclev1.ActionOption{retry, force} {
+		o.Possible, o.Unmet = len(unmet) == 0, unmet
+		if !o.Possible {
+			o.Reason = commonv1.Reason_REASON_PRECONDITION_FAILED
+		}
+	}
+	return []*lifecyclev1.ActionOption{retry, force}, nil
+}

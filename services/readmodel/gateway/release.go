@@ -1,0 +1,61 @@
+package gateway
+
+import (
+	"context"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// Releases serves ReleaseService: it shows holds, and forwards what gets them free to lifecycle.
+type Releases struct {
+	query *Query
+	deps  Deps
+}
+
+// NewReleases makes the server.
+func NewReleases(query *Query, deps Deps) *Releases { return &Releases{query: query, deps: deps} }
+
+// GetAllocation shows one hold with the claims of its workspace that are not released.
+func (r *Releases) GetAllocation(ctx context.Context, req *readmodelv1.GetAllocationRequest) (*readmodelv1.GetAllocationResponse, error) {
+	res := &readmodelv1.GetAllocationResponse{}
+	err := r.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		if res.Allocation, err = s.Allocation(ctx, req.GetAllocationId()); err != nil {
+			return err //nolint:wrapcheck // it is the answer
+		}
+		res.Claims, _, err = s.Claims(ctx, view.BoxFilter{WorkspaceID: res.GetAllocation().GetWorkspaceId()}, view.Page{Size: mostClaims})
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+// mostClaims bounds what is shown with a hold: a workspace has a few.
+const mostClaims = 200
+
+// RetryRelease cleans up again what a failed release has left.
+func (r *Releases) RetryRelease(ctx context.Context, req *readmodelv1.RetryReleaseRequest) (*readmodelv1.RetryReleaseResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := r.deps.Owners.Allocations.RetryRelease(ctx, req.GetRequest())
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.RetryReleaseResponse{Response: answer}, nil
+}
+
+// ForceRelease frees a hold on a person's word.
+func (r *Releases) ForceRelease(ctx context.Context, req *readmodelv1.ForceReleaseRequest) (*readmodelv1.ForceReleaseResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := r.deps.Owners.Allocations.ForceRelease(ctx, req.GetRequest())
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.ForceReleaseResponse{Response: answer}, nil
+}
