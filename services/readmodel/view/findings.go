@@ -17,10 +17,10 @@ type FindingFilter struct {
 	Resolved    bool // those that are over as well
 }
 
-// Findings answers one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant meets none.
+// Findings answers one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant is refused.
 func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]*lifecyclev1.Finding, string, error) {
 	if !s.scope.Everything() {
-		return nil, "", nil
+		return nil, "", operatorsOnly()
 	}
 	l := listing{name: "findings", columns: "x.body", from: "readmodel.finding x", id: "x.finding_id"}
 	if f.WorkspaceID != "" {

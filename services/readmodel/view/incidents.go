@@ -33,10 +33,10 @@ func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) 
 	return run(ctx, s, l, page, scanBody[recoveryv1.RecoveryRecord])
 }
 
-// Incidents answers one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant meets none.
+// Incidents answers one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant is refused.
 func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*recoveryv1.Incident, string, error) {
 	if !s.scope.Everything() {
-		return nil, "", nil
+		return nil, "", operatorsOnly()
 	}
 	l := listing{name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id"}
 	if !closed {

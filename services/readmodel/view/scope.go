@@ -48,6 +48,11 @@ func (s Scope) arg() any {
 	return s.tenantID
 }
 
+// operatorsOnly refuses what is of no tenant: an empty answer would say that there is nothing.
+func operatorsOnly() error {
+	return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator")
+}
+
 // notFound is the one answer to what does not exist and to what is another tenant's.
 func notFound(what string) error {
 	return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such "+what)
