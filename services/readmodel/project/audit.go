@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,13 +24,18 @@ import (
 // AuditConsumerName is the name of the cursor of the audit log.
 const AuditConsumerName = "audit"
 
-// verifyBatch is how many rows of the audit log are compared at a time.
-const verifyBatch = 500
+const (
+	// verifyBatch is how many rows of the audit log are compared at a time.
+	verifyBatch = 500
+	// verifyLimit is how long a check may take: it holds one snapshot of the database all the while.
+	verifyLimit = 10 * time.Minute
+)
 
 // Audit makes and checks the audit log: its rows in the order of their events' positions, each with a hash over the one before.
 type Audit struct {
 	db       *pgxpool.Pool
 	consumer *events.Consumer
+	checking sync.Mutex
 }
 
 // NewAudit makes the audit log's consumer; it does not touch the database.
@@ -136,8 +142,15 @@ type auditRow struct {
 	previous, hash []byte
 }
 
-// Verify walks the log and the events side by side, in one snapshot. The first row that does not fit ends it.
+// Verify walks the log and the events side by side, in one snapshot. The first row that does not fit ends it. One check at a time is made here; another
+// is refused as overloaded.
 func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
+	if !a.checking.TryLock() {
+		return Verdict{}, fault.New(commonv1.Reason_REASON_OVERLOADED, "the audit log is being checked", fault.RetryAfter(10*time.Second))
+	}
+	defer a.checking.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
+	defer cancel()
 	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
