@@ -207,7 +207,7 @@ func TestEscalationOfATenant(t *testing.T) {
 
 func TestEscalationNamesWhatIsMissing(t *testing.T) {
 	k := troubled(t)
-	k.owners.refuse(fault.New(commonv1.Reason_REASON_UNAVAILABLE, "gone fishing"))
+	k.owners.refuse(fault.New(commonv1.Reason_REASON_UNAVAILABLE, "gone fishing with password=hunter22"))
 	files, err := k.escalate(k.token("", "operator"), k.A.WorkspaceID)
 	k.check(err)
 	var missing struct {
@@ -219,6 +219,9 @@ func TestEscalationNamesWhatIsMissing(t *testing.T) {
 		if i < 0 || missing.Items[i].Why == "" {
 			t.Errorf("%q is not named: %s", what, files[escalation.FileMissing])
 		}
+	}
+	if strings.Contains(string(files[escalation.FileMissing]), "hunter22") {
+		t.Errorf("what is missing holds a secret: %s", files[escalation.FileMissing])
 	}
 	if _, ok := files["policy.json"]; ok {
 		t.Error("a source that failed left a file")

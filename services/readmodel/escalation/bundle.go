@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
 )
 
 // The names of the files that are always there.
@@ -63,7 +64,10 @@ func newBundle(w io.Writer, m Manifest) *bundle {
 	return &bundle{zip: zip.NewWriter(w), manifest: m, missing: []Gap{}}
 }
 
-func (b *bundle) lacks(g Gap) { b.missing = append(b.missing, g) }
+// lacks names a gap. What it says may be words of an owner or of an agent.
+func (b *bundle) lacks(g Gap) {
+	b.missing = append(b.missing, Gap{What: obs.Redact(g.What), Why: obs.Redact(g.Why), Next: obs.Redact(g.Next)})
+}
 
 // put writes one file and its line of the manifest.
 func (b *bundle) put(name string, content any, position int64) error {
