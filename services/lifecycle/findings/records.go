@@ -35,6 +35,7 @@ const (
 	nextUnknownBox = "end it at the provider once you know that nobody works in it; if this database was restored, follow the rollback procedure first"
 	nextClaimEmpty = "recreate or decommission the workspace: both make what is missing again or release the claim"
 	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
+	nextLeftBehind = "find out whether anybody needs what is in it; then drop the schema and the login role of that name: this stays until both are gone"
 	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three failures decommission, and create under a new name"
 )
 
@@ -172,8 +173,12 @@ func occupied(node string, held []record) Seen {
 
 // lookAtProvisions finds names that are provisioned again and again.
 func (s *Sweeper) lookAtProvisions(ctx context.Context) ([]Seen, error) {
-	// Ids of runs rise with time, so the window is a range of the primary key; the clock of the database still decides.
-	from := lowestID(time.Now().Add(-s.cfg.ProvisionWindow - 5*time.Minute))
+	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by clocks of replicas, for which some minutes are allowed.
+	var now time.Time
+	if err := s.deps.DB.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	from := lowestID(now.Add(-s.cfg.ProvisionWindow - 5*time.Minute))
 	rows, err := s.deps.DB.Query(ctx, `
 		SELECT w.tenant_id::text, w.name, count(*)::int, (array_agg(w.id::text ORDER BY r.created_at DESC))[1], array_agg(r.kind || ' ' || r.id ORDER BY r.created_at),
 			count(DISTINCT w.id)::int

@@ -3,6 +3,7 @@ package findings
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -11,12 +12,14 @@ import (
 // schemaClaim is a claim on a schema and the login role of its name.
 type schemaClaim struct{ id, name, workspaceID, tenantID string }
 
-// heldSchemas reads the claims on schemas that are there by our rows. With all, those that were given up or are being worked on stand among them.
+// heldSchemas reads the claims on schemas that are there by our rows. With all, those that are being worked on stand among them. One that was given up
+// holds nothing, unless a run may be taking it up again.
 func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
 	rows, err := s.deps.DB.Query(ctx, `
 		SELECT c.id::text, c.deterministic_name, c.workspace_id::text, c.tenant_id::text FROM lifecycle.resource_claim c
 		WHERE c.kind = 'schema' AND c.released_at IS NULL
-			AND ($1 OR c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`)`, all)
+			AND (CASE WHEN $1 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
+				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`, all)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas: %w", err)
 	}
@@ -24,6 +27,22 @@ func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bo
 	var c schemaClaim
 	if _, err := pgx.ForEachRow(rows, []any{&c.id, &c.name, &c.workspaceID, &c.tenantID}, func() error { out[c] = true; return nil }); err != nil {
 		return nil, fmt.Errorf("read claims on schemas: %w", err)
+	}
+	return out, nil
+}
+
+// leftSchemas reads the claims on schemas that were given up, by name: a forced release leaves what they held where it stands.
+func (s *Sweeper) leftSchemas(ctx context.Context) (map[string]schemaClaim, error) {
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT c.id::text, c.deterministic_name, c.workspace_id::text, c.tenant_id::text FROM lifecycle.resource_claim c
+		WHERE c.kind = 'schema' AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL ORDER BY c.id`)
+	if err != nil {
+		return nil, fmt.Errorf("read claims on schemas that were given up: %w", err)
+	}
+	out := map[string]schemaClaim{}
+	var c schemaClaim
+	if _, err := pgx.ForEachRow(rows, []any{&c.id, &c.name, &c.workspaceID, &c.tenantID}, func() error { out[c.name] = c; return nil }); err != nil {
+		return nil, fmt.Errorf("read claims on schemas that were given up: %w", err)
 	}
 	return out, nil
 }
@@ -41,7 +60,11 @@ func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	claimed := make([]string, 0, len(before))
+	left, err := s.leftSchemas(ctx)
+	if err != nil {
+		return nil, err
+	}
+	claimed := slices.Collect(maps.Keys(left))
 	for c := range before {
 		claimed = append(claimed, c.name)
 	}
@@ -75,11 +98,17 @@ func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
 		if held[name] || !t.schema && !t.role {
 			continue
 		}
-		out = append(out, Seen{
+		seen := Seen{
 			Kind: resourceUnclaimed, Severity: p2, SubjectType: "schema", SubjectID: name, WorkspaceID: t.workspaceID, NextAction: nextUnclaimed,
 			Summary: fmt.Sprintf("%q stands in the workload database and no claim holds it", name),
 			Before:  map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
-		})
+		}
+		if c, ok := left[name]; ok {
+			seen.WorkspaceID, seen.TenantID, seen.NextAction = c.workspaceID, c.tenantID, nextLeftBehind
+			seen.Summary = fmt.Sprintf("%q was left behind in the workload database: its claim was given up", name)
+			seen.Before = map[string]any{"claim": "given up", "claim_id": c.id}
+		}
+		out = append(out, seen)
 	}
 	return out, nil
 }

@@ -212,6 +212,27 @@ func TestSchemasAndTheirClaims(t *testing.T) {
 	wantOnly(t, b.seen(), "claim_without_resource claim "+claim)
 }
 
+// What a forced release leaves behind is shown until both the schema and its role are gone.
+func TestSchemasThatWereLeftBehind(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	schema := b.text(`SELECT deterministic_name FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET orphaned_at = mesh.clock(), orphaned_by = 'ana', orphan_reason = 'the host burnt' WHERE workspace_id = $1 AND kind = 'schema'`, id)
+	tenant := b.text(`SELECT tenant_id::text FROM lifecycle.workspace WHERE id = $1`, id)
+	found := wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
+	if f := found[0]; f.WorkspaceID != id || f.TenantID != tenant || f.NextAction != nextLeftBehind || f.Before["claim"] != "given up" {
+		t.Errorf("the finding is %+v", f)
+	}
+	name := pgx.Identifier{schema}.Sanitize()
+	for _, sql := range []string{`DROP SCHEMA ` + name + ` CASCADE`, `DROP OWNED BY ` + name + `; DROP ROLE ` + name} {
+		wantOnly(t, b.seen(), "resource_without_claim schema "+schema)
+		if _, err := b.workloads.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantOnly(t, b.seen())
+}
+
 func TestNodesThatAreOccupiedWithoutAnAllocation(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
