@@ -345,7 +345,11 @@ func TestSlowPeersAreClosed(t *testing.T) {
 					if _, err := conn.Write([]byte{b}); err != nil {
 						return
 					}
-					time.Sleep(50 * time.Millisecond) //nolint:forbidigo // slowness is what is tested
+					select { // slowness is what is tested
+					case <-t.Context().Done():
+						return
+					case <-time.After(50 * time.Millisecond):
+					}
 				}
 			}
 		}},
