@@ -130,6 +130,7 @@ CREATE TABLE recovery.recovery_record (
     run_id           text        NOT NULL, -- of the workspace when it was detected
     asked            integer     NOT NULL DEFAULT 0, -- attempts whose request was written down before it was sent
     answered         integer     NOT NULL DEFAULT 0, -- attempts whose answer is known
+    asked_epoch      bigint      NOT NULL DEFAULT 0, -- of the box that the last request is about
     following        boolean     NOT NULL DEFAULT false, -- operation_id is under way
     by_person        boolean     NOT NULL DEFAULT false, -- a person has taken over: nothing is asked any more
     refusals         integer     NOT NULL DEFAULT 0, -- in a row

@@ -33,7 +33,7 @@ func (w *Watchdog) request(ctx context.Context, r *record) error {
 	resp, err := w.deps.Lifecycle.RequestOperation(call, &lifecyclev1.RequestOperationRequest{
 		Kind:   commonv1.OperationKind_OPERATION_KIND_RECREATE,
 		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: r.WorkspaceID}, Requester: requesterName, IdempotencyKey: r.key(),
-		Reason: string(reason[:min(len(reason), reasonMost)]), CorrelationId: r.CorrelationID,
+		Reason: string(reason[:min(len(reason), reasonMost)]), CorrelationId: r.CorrelationID, ExpectedEpoch: r.AskedEpoch,
 	})
 	cancel()
 	if ctx.Err() != nil {
@@ -108,7 +108,12 @@ func (w *Watchdog) refused(ctx context.Context, tx pgx.Tx, r *record, refusal er
 		r.end(outcomeFailed, "", now)
 		return r.save(ctx, tx)
 	}
-	r.withhold(withheldByOwner, names.Of(f.Reason)+": "+f.Public, &next)
+	because := names.Of(f.Reason) + ": " + f.Public
+	if f.Reason == commonv1.Reason_REASON_CONFLICT {
+		// The box that was judged is there no longer. What is there instead is judged when its events have come, and ends the record if it serves.
+		because, r.Refusals = "somebody was quicker: "+because, 0
+	}
+	r.withhold(withheldByOwner, because, &next)
 	w.deps.Logger.InfoContext(ctx, "recovery withheld", slog.String(obs.KeyReason, names.Of(f.Reason)))
 	return r.save(ctx, tx)
 }

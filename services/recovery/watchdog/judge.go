@@ -65,12 +65,38 @@ type wish int
 
 const (
 	nothing  wish = iota
-	repeat        // the request that was written down and is not answered
+	withdraw      // the request that was written down and is not answered: it is wanted no longer
+	replay        // that request, whose operation can be seen: its answer alone is missing
+	repeat        // that request, if nothing withholds it
 	recreate      // a new request, if nothing withholds it
 )
 
 // follow looks at the workspace of an open record and moves the record on. It touches the record alone. s is nil if nothing is known of the workspace.
+// A request that is not answered is judged like one that was never made: what has changed since may be that it must not be made.
 func follow(r *record, s *subject, cfg Config, now time.Time) wish {
+	if !r.pending() {
+		return moveOn(r, s, cfg, now)
+	}
+	if r.NextAt != nil && r.NextAt.After(now) {
+		return nothing // what it may have done is still being told
+	}
+	if s != nil && s.RunID != r.RunID && s.RunID != r.OperationID && s.Run != nil && ours(s.Run.Requester) && s.Run.CancelBy == "" {
+		return replay
+	}
+	judged := *r
+	judged.Asked--
+	switch w := moveOn(&judged, s, cfg, now); {
+	case w == recreate:
+		return repeat
+	case judged.EndedAt != nil || judged.ByPerson:
+		*r = judged
+		return withdraw
+	}
+	return nothing
+}
+
+// moveOn is follow for a record without a request on its way.
+func moveOn(r *record, s *subject, cfg Config, now time.Time) wish {
 	switch {
 	case s == nil:
 		return nothing // its events have not come, or come no more: nothing may be concluded
@@ -78,9 +104,6 @@ func follow(r *record, s *subject, cfg Config, now time.Time) wish {
 		r.Cause += "; the workspace was decommissioned meanwhile"
 		r.end(outcomeFailed, "", now)
 		return nothing
-	}
-	if r.pending() {
-		return repeat
 	}
 	if r.Following {
 		return followOperation(r, s, cfg, now)

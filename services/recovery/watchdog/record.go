@@ -54,6 +54,7 @@ type record struct {
 
 	Unit, Placement, NodeID, RunID string
 	Asked, Answered                int32
+	AskedEpoch                     int64
 	Following, ByPerson            bool
 	Refusals                       int32
 	LastFailure                    string
@@ -62,7 +63,7 @@ type record struct {
 const recordColumns = `c.record_id::text, c.workspace_id::text, c.workspace, c.tenant_id::text, c.trigger, c.outcome, c.step, c.error_code, c.cause,
 	c.what_worked, c.operation_id, c.withheld_because, c.withheld_by, c.next_at, c.detected_at, c.started_at, c.ended_at, c.user_impact, c.attempts,
 	c.correlation_id, c.version, c.unit, c.placement, COALESCE(c.node_id::text, ''), c.run_id, c.asked, c.answered, c.following, c.by_person, c.refusals,
-	c.last_failure`
+	c.last_failure, c.asked_epoch`
 
 func scanRecord(row pgx.Row, more ...any) (*record, error) {
 	r := &record{}
@@ -71,6 +72,7 @@ func scanRecord(row pgx.Row, more ...any) (*record, error) {
 		&r.ID, &r.WorkspaceID, &r.Workspace, &r.TenantID, &trigger, &outcome, &r.Step, &r.ErrorCode, &r.Cause, &r.WhatWorked, &r.OperationID, &r.Withheld,
 		&r.WithheldBy, &r.NextAt, &r.DetectedAt, &r.StartedAt, &r.EndedAt, &r.Impact, &r.Attempts, &r.CorrelationID, &r.Version, &r.Unit, &r.Placement,
 		&r.NodeID, &r.RunID, &r.Asked, &r.Answered, &r.Following, &r.ByPerson, &r.Refusals, &r.LastFailure,
+		&r.AskedEpoch,
 	}, more...)...)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it read
@@ -163,10 +165,12 @@ func (r *record) save(ctx context.Context, tx pgx.Tx) error {
 	err := tx.QueryRow(ctx, `
 		UPDATE recovery.recovery_record SET trigger = $3, outcome = $4, step = $5, error_code = $6, cause = $7, what_worked = $8, operation_id = $9,
 			withheld_because = $10, withheld_by = $11, next_at = $12, started_at = $13, ended_at = $14, user_impact = $15, attempts = $16, asked = $17,
-			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, version = version + 1
+			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, asked_epoch = $23,
+			version = version + 1
 		WHERE record_id = $1 AND version = $2 AND ended_at IS NULL RETURNING version`,
 		r.ID, r.Version, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID, r.Withheld, r.WithheldBy,
-		r.NextAt, r.StartedAt, r.EndedAt, r.Impact, r.Attempts, r.Asked, r.Answered, r.Following, r.ByPerson, r.Refusals, r.LastFailure).Scan(&r.Version)
+		r.NextAt, r.StartedAt, r.EndedAt, r.Impact, r.Attempts, r.Asked, r.Answered, r.Following, r.ByPerson, r.Refusals, r.LastFailure,
+		r.AskedEpoch).Scan(&r.Version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errMoved
 	}

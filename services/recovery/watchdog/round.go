@@ -210,25 +210,24 @@ func (j *judging) detectAll(ctx context.Context) error {
 // step moves one record on, and says whether its request is to be sent.
 func (j *judging) step(ctx context.Context, r *record, s *subject) (bool, error) {
 	cfg := j.w.cfg
-	switch follow(r, s, cfg, j.now) {
-	case repeat:
-		return r.NextAt == nil || !r.NextAt.After(j.now), nil
-	case recreate:
+	wanted := follow(r, s, cfg, j.now)
+	switch wanted {
+	case replay:
+		return true, nil
+	case withdraw:
+		return false, j.w.giveBack(ctx, j.tx, r)
 	case nothing:
 		return false, nil
+	case repeat, recreate:
 	}
-	switch {
-	case r.ByPerson:
+	if r.ByPerson || j.withheld(r, s) {
 		return false, nil
-	case j.brake.Engaged:
-		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
-		return false, nil
-	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
-		r.withhold(withheldByIdentity, "the identity of its node is "+s.Identity+", which is no failure of the box: it stays as it is until that is decided", nil)
-		return false, nil
-	case s.static() && s.Reach == reachLost:
-		r.withhold(withheldByMachine, "its machine cannot be asked, so that nothing proves that its work has ended", nil)
-		return false, nil
+	}
+	if wanted == repeat {
+		if r.WithheldBy != "" {
+			r.proceed()
+		}
+		return true, nil
 	}
 	if r.WithheldBy == withheldByOwner && r.NextAt != nil && r.NextAt.After(j.now) {
 		return false, nil
@@ -245,11 +244,27 @@ func (j *judging) step(ctx context.Context, r *record, s *subject) (bool, error)
 	}
 	r.proceed()
 	r.Asked++
+	r.AskedEpoch = s.Epoch
 	if r.StartedAt == nil {
 		now := j.now
 		r.StartedAt = &now
 	}
 	return true, nil
+}
+
+// withheld says whether anything but a budget keeps a workspace from being recreated, and notes what.
+func (j *judging) withheld(r *record, s *subject) bool {
+	switch {
+	case j.brake.Engaged:
+		r.withhold(withheldByBrake, "the fleet brake is engaged: too much failed at once for single causes; otherwise lifecycle would be asked to recreate the workspace", nil)
+	case s.Identity != "" && s.Identity != "active" && s.Identity != "pending" && s.Identity != "retired":
+		r.withhold(withheldByIdentity, "the identity of its node is "+s.Identity+", which is no failure of the box: it stays as it is until that is decided", nil)
+	case s.static() && s.Reach == reachLost:
+		r.withhold(withheldByMachine, "its machine cannot be asked, so that nothing proves that its work has ended", nil)
+	default:
+		return false
+	}
+	return true
 }
 
 // same says whether nothing was written. Times that are computed anew each round differ by less than a second.

@@ -394,7 +394,7 @@ func TestLostAnswerIsAskedAgainUnderTheSameKey(t *testing.T) {
 	k.wantAsked(1)
 	k.wantOutcome(k.record(b), open)
 	k.owner.set(func() { k.owner.after = nil })
-	k.pass(20 * time.Second) // its lease is over: another replica goes on
+	k.listen(20 * time.Second) // its lease is over: another replica goes on
 	k.w = k.watchdog("")
 	k.beat()
 	if out := k.round(); !out.Held || out.Asked != 1 {
