@@ -59,15 +59,19 @@ func Pick(ctx context.Context, host string) (int, error) {
 		if err := l.Close(); err != nil {
 			return 0, fmt.Errorf("pick a port: %w", err)
 		}
-		reservations.Lock()
-		defer reservations.Unlock()
-		if reservations.held == nil {
-			reservations.held = map[int]net.Listener{}
-		}
-		reservations.held[port] = reservation
+		keep(port, reservation)
 		return port, nil
 	}
 	return 0, fmt.Errorf("pick a port: none of %d between %d and %d is free: %w", attemptsPerPort, lowest, highest, last)
+}
+
+func keep(port int, reservation net.Listener) {
+	reservations.Lock()
+	defer reservations.Unlock()
+	if reservations.held == nil {
+		reservations.held = map[int]net.Listener{}
+	}
+	reservations.held[port] = reservation
 }
 
 // Release gives a picked port back. One that is not reserved is left alone.

@@ -53,7 +53,7 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 		if res.Allocation, err = allocationNow(ctx, tx, f.hold); err != nil {
 			return err
 		}
-		return f.record(ctx, tx, entry, res.Operation)
+		return f.record(ctx, tx, entry, res.GetOperation())
 	})
 	if err != nil {
 		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
@@ -100,7 +100,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		if res.Allocation, err = allocationNow(ctx, tx, f.hold); err != nil {
 			return err
 		}
-		return f.record(ctx, tx, entry, res.Operation)
+		return f.record(ctx, tx, entry, res.GetOperation())
 	})
 	if err != nil {
 		return nil, s.deps.Audit.Refuse(ctx, entry, err) //nolint:wrapcheck // it is the answer
@@ -280,7 +280,7 @@ func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace
 	}
 	for _, o := range []*lifecyclev1.ActionOption{retry, force} {
 		o.Possible, o.Unmet = len(unmet) == 0, unmet
-		if !o.Possible {
+		if !o.GetPossible() {
 			o.Reason = commonv1.Reason_REASON_PRECONDITION_FAILED
 		}
 	}

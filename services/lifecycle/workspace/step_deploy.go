@@ -94,7 +94,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	}
 	own := held && ownBox(a.Placement)
 	if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
-		if a, err = s.beginRelease(ctx, env, a); err != nil {
+		if _, err := s.beginRelease(ctx, env, a); err != nil {
 			return saga.Outcome{}, err
 		}
 	}
