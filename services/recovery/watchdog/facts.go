@@ -278,6 +278,13 @@ func forget(ctx context.Context, tx pgx.Tx) error {
 		`DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.epoch < (
 			SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`,
 		`DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`,
+		`DELETE FROM recovery.watch_session s WHERE s.since < mesh.clock() - interval '1 day' AND (NOT s.serving OR NOT EXISTS (
+			SELECT FROM recovery.watch_replica p WHERE p.replica_id = s.replica_id AND p.beat_at > mesh.clock() - interval '1 day'))
+			AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`,
+		`DELETE FROM recovery.watch_instance i USING recovery.watch_workspace w
+			WHERE w.workspace_id = i.workspace_id AND w.state = 'decommissioned' AND w.state_at < mesh.clock() - interval '1 day'`,
+		`DELETE FROM recovery.watch_workspace w WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - interval '1 day' AND NOT EXISTS (
+			SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL)`,
 	} {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return fmt.Errorf("forget what is over: %w", err)

@@ -1,0 +1,106 @@
+package watchdog_test
+
+import (
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// The tables spell states as everybody does.
+func TestStatesAreSpelledAsTheirEnums(t *testing.T) {
+	k := newKit(t)
+	for _, tt := range []struct {
+		table, column string
+		want          []string
+	}{
+		{"recovery_record", "trigger", names.Spellings[commonv1.RecoveryTrigger]()},
+		{"recovery_record", "outcome", names.Spellings[commonv1.RecoveryOutcome]()},
+		{"incident", "kind", names.Spellings[commonv1.IncidentKind]()},
+		{"incident", "severity", names.Spellings[commonv1.Severity]()},
+		{"watch_workspace", "state", names.Spellings[commonv1.WorkspaceState]()},
+		{"watch_run", "state", names.Spellings[commonv1.RunState]()},
+		{"watch_instance", "state", names.Spellings[commonv1.InstanceState]()},
+	} {
+		var text string
+		k.must(k.db.OwnerPool().QueryRow(k.ctx, `SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c
+			WHERE c.conrelid = ('recovery.' || $1)::regclass AND c.conname = $1 || '_' || $2 || '_check'`, tt.table, tt.column).Scan(&text))
+		var got []string
+		for _, m := range regexp.MustCompile(`'([a-z_0-9]+)'`).FindAllStringSubmatch(text, -1) {
+			got = append(got, m[1])
+		}
+		slices.Sort(got)
+		slices.Sort(tt.want)
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s.%s allows %v, the enum has %v", tt.table, tt.column, got, tt.want)
+		}
+	}
+}
+
+// What is over is forgotten after a while; what is under way is not.
+func TestForgetting(t *testing.T) {
+	k := newKit(t)
+	k.up("acme", "live", byProcess, ids.New())
+	gone := k.up("acme", "gone", byProcess, ids.New())
+	broken := k.provision("acme", "broken", byProcess)
+	k.fail(broken, 3, "schema_failed")
+	k.lose(gone)
+	k.start(gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, ids.New(), "user:ada", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED)
+	k.pass(25 * time.Hour)
+	k.beat()
+	k.w = k.watchdog("")
+	k.round()
+	k.round()
+	for sql, want := range map[string]int{
+		`SELECT count(*) FROM recovery.watch_workspace`:                            2,
+		`SELECT count(*) FROM recovery.watch_instance`:                             1,
+		`SELECT count(*) FROM recovery.watch_session`:                              1,
+		`SELECT count(*) FROM recovery.class_sighting`:                             0,
+		`SELECT count(*) FROM recovery.watch_run`:                                  1, // the failed workspace's last one: a recreation by hand is measured from it
+		`SELECT count(*) FROM recovery.watch_replica`:                              1,
+		`SELECT count(*) FROM recovery.recovery_record`:                            0,
+		`SELECT count(*) FROM recovery.watchdog_lease`:                             1,
+		`SELECT count(*) FROM recovery.watch_workspace w WHERE w.state = 'active'`: 1,
+	} {
+		if got := k.count(sql); got != want {
+			t.Errorf("%s: %d, not %d", sql, got, want)
+		}
+	}
+}
+
+// A round over ten thousand healthy workspaces is short: it is made every second.
+func TestRoundOverAFleetIsShort(t *testing.T) {
+	k := newKit(t)
+	k.beat()
+	for _, sql := range []string{
+		`INSERT INTO recovery.watch_workspace SELECT gen_random_uuid(), 1, gen_random_uuid(), 't', 'w' || n, 'active', mesh.clock(), 1, 'r' || n,
+			md5('node' || n)::uuid, 'process', 0, NULL, '', '' FROM generate_series(1, 10000) n`,
+		`INSERT INTO recovery.watch_instance SELECT w.workspace_id, 1, 1, gen_random_uuid(), 'live', 'process', w.node_id, mesh.clock() FROM recovery.watch_workspace w`,
+		`INSERT INTO recovery.watch_session SELECT gen_random_uuid(), 1, w.node_id, '` + k.replica + `', 1, true, mesh.clock(), '' FROM recovery.watch_workspace w`,
+	} {
+		if _, err := k.db.Pool(pg.RoleRecovery).Exec(k.ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := k.db.OwnerPool().Exec(k.ctx, `ANALYZE recovery.watch_workspace, recovery.watch_instance, recovery.watch_session`); err != nil {
+		t.Fatal(err)
+	}
+	k.round()
+	began := time.Now()
+	const rounds = 5
+	for range rounds {
+		if out := k.round(); out.Opened != 0 {
+			t.Fatalf("%+v", out)
+		}
+	}
+	took := time.Since(began) / rounds
+	t.Logf("a round over 10000 workspaces took %s", took)
+	if took > time.Second {
+		t.Errorf("a round took %s: it is made every second", took)
+	}
+}
