@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -9,6 +10,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 )
 
 var allocationView = view[*lifecyclev1.Allocation]{
@@ -60,6 +63,9 @@ func (p *Program) allocationsCommand() *cobra.Command {
 		Use: "get ALLOC", Short: "Show one allocation, with its fence and the claims that are not released",
 		Example: "  gpuaas allocations get 0192f0c1-0000-7000-8000-000000000001 -o json", Args: args("ALLOC"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if !ids.Valid(args[0]) {
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no allocation %q", args[0]))
+			}
 			answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: args[0]})
 			if err != nil {
 				return err
@@ -67,7 +73,7 @@ func (p *Program) allocationsCommand() *cobra.Command {
 			if s.printer.structured() {
 				return object(s.printer, answer.GetAllocation(), member{"claims", messages(answer.GetClaims()...)})
 			}
-			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil {
+			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil || s.format == formatName || len(answer.GetClaims()) == 0 {
 				return err
 			}
 			return table(s.printer, claimView.columns, answer.GetClaims())
@@ -115,7 +121,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 			if s.printer.structured() {
 				return object(s.printer, answer.GetResponse().GetOperation(), member{"claims", messages(answer.GetResponse().GetClaims()...)})
 			}
-			if err := one(s.printer, operationView, answer.GetResponse().GetOperation()); err != nil {
+			if err := one(s.printer, operationView, answer.GetResponse().GetOperation()); err != nil || s.format == formatName || len(answer.GetResponse().GetClaims()) == 0 {
 				return err
 			}
 			return table(s.printer, claimView.columns, answer.GetResponse().GetClaims())

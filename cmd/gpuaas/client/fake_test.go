@@ -36,6 +36,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedCommandServiceHandler
 	readmodelv1connect.UnimplementedIncidentServiceHandler
 	readmodelv1connect.UnimplementedFindingServiceHandler
+	readmodelv1connect.UnimplementedReleaseServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
 
 	path string // of the contexts file
@@ -154,6 +155,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewCommandServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewIncidentServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewFindingServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewReleaseServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
 	} {

@@ -125,9 +125,14 @@ func stock(f *fake) {
 		{ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1", Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2)},
 		{ClaimId: instanceID, WorkspaceId: workspaceID, Kind: "slot", Name: "slot-1", Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, OrphanedAt: at(2), OrphanedBy: "op", OrphanReason: "gone"},
 	}})
-	always(f, "ListAllocations", &readmodelv1.ListAllocationsResponse{Items: []*lifecyclev1.Allocation{{
-		AllocationId: allocID, WorkspaceId: workspaceID, Epoch: 1, State: commonv1.AllocationState_ALLOCATION_STATE_ACTIVE, Occupancy: "in_use", GpuDeviceIds: []string{"gpu-0", "gpu-1"},
-	}}})
+	hold := &lifecyclev1.Allocation{
+		AllocationId: allocID, WorkspaceId: workspaceID, Epoch: 1, State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Occupancy: "cleanup",
+		GpuDeviceIds: []string{"gpu-0", "gpu-1"}, Fence: 4, StateAt: at(3), LastError: "the machine did not answer",
+	}
+	always(f, "ListAllocations", &readmodelv1.ListAllocationsResponse{Items: []*lifecyclev1.Allocation{hold}})
+	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: hold, Claims: []*lifecyclev1.Claim{
+		{ClaimId: claimID, WorkspaceId: workspaceID, Kind: "storage", Name: "ws-1", Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, IntentAt: at(1), ConfirmedAt: at(2)},
+	}})
 	always(f, "ListTenants", &readmodelv1.ListTenantsResponse{Items: []*lifecyclev1.Tenant{{
 		TenantId: tenantID, Name: "acme", Quota: &lifecyclev1.Quota{Workspaces: 10, Gpus: 8, StorageBytes: 1 << 40}, CreatedAt: at(1),
 	}}})
