@@ -16,7 +16,7 @@ const (
 	maxBatch  = 512  // writes of one commit
 
 	// lazyWait is how long an acknowledgement may wait for a commit that is made anyway. A lost acknowledgement costs one result sent again.
-	lazyWait = 250 * time.Millisecond
+	lazyWait = 2 * time.Second
 )
 
 // write is one caller's change. apply runs inside the transaction and must not fail half done; after, if set, runs once the commit is on disk.
