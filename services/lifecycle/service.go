@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -54,7 +53,6 @@ type Service struct {
 	redis     *redis.Client
 	boxes     *process.Driver
 	core      *saga.Core
-	runnable  *events.Signal
 }
 
 // New builds a replica. It listens, and serves nothing before Run.
@@ -63,7 +61,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}
-	s := &Service{base: base, cfg: cfg, runnable: &events.Signal{}}
+	s := &Service{base: base, cfg: cfg}
 	if err := s.build(ctx); err != nil {
 		s.close()
 		base.Close()
@@ -164,7 +162,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Runnable: s.runnable, Appended: b.Wake})
+	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake})
 	if err != nil {
 		return fmt.Errorf("build saga core: %w", err)
 	}
@@ -229,7 +227,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
-		app.Task{Name: "wake-elsewhere", Run: s.wakeElsewhere},
+		app.Task{Name: "wake-elsewhere", Run: func(ctx context.Context) error { return s.core.FollowElsewhere(ctx, b.Numbered) }},
 		app.Task{Name: "background", Run: sweeps.Run},
 		app.Task{Name: "finding-counts", Run: func(ctx context.Context) error {
 			return app.Every(ctx, b.Logger, "finding-counts", s.cfg.FindingSweep, finder.Measure)
@@ -336,21 +334,6 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 		}
 		if swept.Expired+swept.Unknown > 0 {
 			s.base.Logger.InfoContext(ctx, "stale tasks swept", slog.Int("expired", swept.Expired), slog.Int("outcome_unknown", swept.Unknown))
-		}
-	}
-}
-
-// wakeElsewhere looks for runs that another replica started or woke, soon after its events were numbered and not more than a few times a second.
-func (s *Service) wakeElsewhere(ctx context.Context) error {
-	for {
-		select {
-		case <-s.base.Numbered.C():
-			s.runnable.Notify()
-		case <-ctx.Done():
-			return nil
-		}
-		if !app.Sleep(ctx, 100*time.Millisecond) {
-			return nil
 		}
 	}
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// heartbeats extends all leases of this driver every Heartbeat, and looks for cancels at once when there was one in this process.
+// heartbeats extends all leases of this driver every Heartbeat, and looks for cancels when one was heard of, in this process or elsewhere.
 func (d *Driver) heartbeats(ctx context.Context) {
 	ticker := time.NewTicker(d.cfg.Heartbeat)
 	defer ticker.Stop()
+	cancels := d.core.cancels.C()
 	for {
-		cancels := d.core.cancels.C()
 		select {
 		case <-ctx.Done():
 			return
@@ -27,6 +27,7 @@ func (d *Driver) heartbeats(ctx context.Context) {
 				d.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
 			}
 		case <-cancels:
+			cancels = d.core.cancels.C() // before the look: a cancel that comes during it is looked for after it
 			if err := d.lookForCancels(ctx); err != nil && ctx.Err() == nil {
 				d.log.WarnContext(ctx, "look for cancels failed", slog.String("error", err.Error()))
 			}
@@ -166,8 +167,8 @@ func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {
 	return nil
 }
 
-// lookForCancels asks, without extending anything, which runs in hand have been cancelled: the quick way from a Cancel in this process to the
-// step's context. Across replicas the heartbeat brings it.
+// lookForCancels asks, without extending anything, which runs in hand have been cancelled: the quick way from a Cancel to the step's context. The next
+// heartbeat brings what it misses.
 func (d *Driver) lookForCancels(ctx context.Context) error {
 	held := map[string]*activity{}
 	var runIDs []string

@@ -21,9 +21,6 @@ type Deps struct {
 	DB       *pgxpool.Pool
 	Registry *Registry
 	Logger   *slog.Logger
-	// Runnable wakes the drivers of this process; nil makes one. Notify it after a commit that started, woke or cancelled a run, and when
-	// another replica said that it did.
-	Runnable *events.Signal
 	// Appended is notified after every commit that appended events: the sequencer's Wake. May be nil.
 	Appended *events.Signal
 	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run where it stands,
@@ -55,11 +52,11 @@ type Core struct {
 	db       *pgxpool.Pool
 	registry *Registry
 	log      *slog.Logger
-	runnable *events.Signal
+	runnable events.Signal // a run may be leased
 	appended *events.Signal
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
-	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed
+	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
 	stats    Stats
 }
 
@@ -68,11 +65,8 @@ func New(deps Deps) (*Core, error) {
 	if deps.DB == nil || deps.Registry == nil || deps.Logger == nil {
 		return nil, errors.New("saga core needs a database, a registry and a logger")
 	}
-	if deps.Runnable == nil {
-		deps.Runnable = &events.Signal{}
-	}
 	return &Core{
-		db: deps.DB, registry: deps.Registry, log: deps.Logger, runnable: deps.Runnable, appended: deps.Appended, onPoint: deps.OnPoint,
+		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, onPoint: deps.OnPoint,
 	}, nil
 }
 
