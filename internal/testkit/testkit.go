@@ -64,11 +64,15 @@ func (w *testWriter) close() {
 	w.t = nil
 }
 
+// patience is what a machine that is busy with other packages may take for anything that a test waits for.
+const patience = time.Minute
+
 // Eventually asks check until it answers nil, every few milliseconds, and fails the test with its last error after
-// timeout.
+// timeout, or a minute if that is longer. It is no measure: whoever holds somebody to a time takes it and compares.
 func Eventually(tb testing.TB, timeout time.Duration, check func() error) {
 	tb.Helper()
 	const tick = 5 * time.Millisecond
+	timeout = max(timeout, patience)
 	deadline := time.NewTimer(timeout)
 	defer deadline.Stop()
 	ticker := time.NewTicker(tick)
