@@ -94,12 +94,14 @@ func TestInTxRetriesConflicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool := d.Pool(pg.RoleLifecycle)
-	// Two transactions that lock two rows in opposite order: one of them is made the victim, and runs again.
+	// Two transactions that lock two rows in opposite order, each its second when both have their first: one of them is
+	// made the victim, and runs again.
 	var mu sync.Mutex
+	var both sync.WaitGroup
+	both.Add(2)
 	calls := 0
 	var g errgroup.Group
 	for _, order := range [][2]int{{1, 2}, {2, 1}} {
-		both := make(chan struct{})
 		g.Go(func() error {
 			return pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
 				mu.Lock()
@@ -108,10 +110,8 @@ func TestInTxRetriesConflicts(t *testing.T) {
 				mu.Unlock()
 				for i, id := range order {
 					if i == 1 && first {
-						select {
-						case <-both:
-						case <-time.After(100 * time.Millisecond):
-						}
+						both.Done()
+						both.Wait()
 					}
 					if _, err := tx.Exec(ctx, "UPDATE lifecycle.counter SET n = n + 1 WHERE id = $1", id); err != nil {
 						return err
