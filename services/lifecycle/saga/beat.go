@@ -61,14 +61,14 @@ func (d *Driver) watch(ctx context.Context) {
 const beatSQL = `WITH h AS (
 	SELECT r.id FROM lifecycle.saga_run r JOIN unnest($1::uuid[], $2::bigint[]) AS x (id, fence) ON r.id = x.id AND r.fence = x.fence
 	WHERE r.owner = $3 FOR NO KEY UPDATE OF r SKIP LOCKED)
-UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4), next_at = mesh.clock() + make_interval(secs => $4),
+UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = mesh.clock() + make_interval(secs => $4), next_at = mesh.clock() + make_interval(secs => $4),
 	heartbeat_at = mesh.clock(), version = r.version + 1
 FROM h WHERE r.id = h.id RETURNING ` + runColumns
 
 const beatStepSQL = `UPDATE lifecycle.saga_step s SET heartbeat_at = mesh.clock(), version = s.version + 1
 WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING ` + stepColumns
 
-const beatOneSQL = `UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4),
+const beatOneSQL = `UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = mesh.clock() + make_interval(secs => $4),
 	next_at = mesh.clock() + make_interval(secs => $4), heartbeat_at = mesh.clock()
 WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3 RETURNING r.cancel_requested_at IS NOT NULL`
 

@@ -43,11 +43,11 @@ const (
 
 var advanceSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $16::int[], $17::text[], $18::bool[], $19::text[], $20::float8[], $21::float8[])
 	AS m (` + moveNames + `, n_step, n_phase, bump, name, budget, stall)),
-u AS (UPDATE lifecycle.saga_run r SET step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0, tried_since = mesh.clock(),
-	fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = ` + stuckKept + `,
+u AS (UPDATE lifecycle.saga_run r SET seal = NULL, step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
+	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = ` + stuckKept + `,
 	` + setError + `, version = r.version + 1` + casRun + `),
 ` + closeAttempt + `,
-ws AS (UPDATE lifecycle.workspace w SET op_seq = mesh.next(w.op_seq) FROM u WHERE w.id = u.workspace_id RETURNING w.id, w.op_seq),
+ws AS (UPDATE lifecycle.workspace w SET seal = NULL, op_seq = mesh.next(w.op_seq) FROM u WHERE w.id = u.workspace_id RETURNING w.id, w.op_seq),
 opened AS (INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key,
 		deadline_at, stall_after)
 	SELECT u.id, u.step, m.name, u.phase, 1 + COALESCE((SELECT max(p.attempt) FROM lifecycle.saga_step p
@@ -61,7 +61,7 @@ FROM u r JOIN closed s ON s.run_id = r.id JOIN opened o ON o.run_id = r.id`
 
 var releaseSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $16::bool[], $17::int[], $18::bigint[], $19::float8[], $20::text[])
 	AS m (` + moveNames + `, wakeable, attempts, signal, after, stuck)),
-u AS (UPDATE lifecycle.saga_run r SET state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.attempts, losses = 0,
+u AS (UPDATE lifecycle.saga_run r SET seal = NULL, state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.attempts, losses = 0,
 	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
 	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE ` + stuckKept + ` END,
 	` + setError + `, finished_at = CASE WHEN m.state IN ('succeeded', 'failed') THEN mesh.clock() END, version = r.version + 1` + casRun + `),

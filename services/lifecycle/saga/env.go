@@ -83,7 +83,7 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		var j journal
 		r := &Run{}
-		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET progress_at = mesh.clock(), version = r.version + 1,
+		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, progress_at = mesh.clock(), version = r.version + 1,
 			stuck_reason = CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END
 			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence).Scan(r.targets()...)
 		if pg.IsNoRows(err) {

@@ -18,7 +18,7 @@ const leaseSQL = `WITH c AS (
 	WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at <= mesh.clock()
 		AND r.definition || ':' || r.def_version = ANY ($4) AND r.id <> ALL ($5::uuid[])
 	ORDER BY r.next_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
-UPDATE lifecycle.saga_run r SET owner = $1, fence = mesh.next(r.fence), lease_until = mesh.clock() + make_interval(secs => $2),
+UPDATE lifecycle.saga_run r SET seal = NULL, owner = $1, fence = mesh.next(r.fence), lease_until = mesh.clock() + make_interval(secs => $2),
 	next_at = mesh.clock() + make_interval(secs => $2), heartbeat_at = mesh.clock(), losses = r.losses + (r.owner IS NOT NULL)::int,
 	state = CASE WHEN r.phase = 'undo' THEN 'compensating' ELSE 'running' END,
 	why_waiting = CASE WHEN r.phase = 'undo' THEN 'undoing the step "' ELSE 'doing the step "' END || COALESCE(r.step_names[r.step + 1], '?') || '"',
@@ -35,7 +35,7 @@ FROM lifecycle.saga_run r WHERE r.id = s.run_id AND s.run_id = ANY ($1::uuid[]) 
 
 const openSQL = `WITH o AS (
 	SELECT * FROM unnest($1::uuid[], $2::text[], $3::float8[], $4::float8[]) AS o (run_id, name, budget, stall)),
-ws AS (UPDATE lifecycle.workspace w SET op_seq = mesh.next(w.op_seq)
+ws AS (UPDATE lifecycle.workspace w SET seal = NULL, op_seq = mesh.next(w.op_seq)
 	FROM lifecycle.saga_run r JOIN o ON o.run_id = r.id WHERE w.id = r.workspace_id RETURNING w.id, w.op_seq)
 INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, deadline_at,
 	stall_after, heartbeat_at)
@@ -226,7 +226,7 @@ func (c *Core) loadOutputs(ctx context.Context, tx pgx.Tx, runIDs []string, byID
 // releaseAll makes what owner holds due at once: at its start a driver holds nothing yet, and at its end nothing more. The attempts are closed
 // as lost by whoever leases the runs next.
 func (c *Core) releaseAll(ctx context.Context, owner string) (int64, error) {
-	tag, err := c.db.Exec(ctx, `UPDATE lifecycle.saga_run r SET next_at = mesh.clock(), lease_until = mesh.clock()
+	tag, err := c.db.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), lease_until = mesh.clock()
 		WHERE r.owner = $1 AND r.state IN ('running', 'compensating')`, owner)
 	if err != nil {
 		return 0, fmt.Errorf("release leases of %s: %w", owner, err)
@@ -243,13 +243,13 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 			return fmt.Errorf("close attempt: %w", err)
 		}
 		r := &Run{}
-		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET state = 'stuck', owner = NULL, lease_until = NULL, stuck_reason = 'unreadable: ' || $2::text,
-				why_waiting = 'waiting for an operator: ' || $2::text, version = r.version + 1
+		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = 'stuck', owner = NULL, lease_until = NULL,
+				stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text, version = r.version + 1
 			WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns, runID, why).Scan(r.targets()...)
 		if err != nil {
 			return fmt.Errorf("quarantine run: %w", err)
 		}
-		_, err = tx.Exec(ctx, `UPDATE lifecycle.workspace w SET state = 'stuck', state_at = mesh.clock(), last_error_code = 'unreadable', last_error = $2,
+		_, err = tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, state = 'stuck', state_at = mesh.clock(), last_error_code = 'unreadable', last_error = $2,
 			version = w.version + 1 WHERE w.run_id = $1`, runID, why)
 		if err != nil {
 			return fmt.Errorf("mark workspace: %w", err)

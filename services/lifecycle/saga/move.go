@@ -200,7 +200,7 @@ type rowsError struct{ err error }
 func (e *rowsError) Error() string { return "write rows of step: " + e.err.Error() }
 func (e *rowsError) Unwrap() error { return e.err }
 
-const touchSQL = `UPDATE lifecycle.workspace w SET state = COALESCE(NULLIF(x.state, ''), w.state),
+const touchSQL = `UPDATE lifecycle.workspace w SET seal = NULL, state = COALESCE(NULLIF(x.state, ''), w.state),
 	state_at = CASE WHEN x.state IN ('', w.state) THEN w.state_at ELSE mesh.clock() END,
 	last_error_code = x.code, last_error = x.err, version = w.version + 1
 FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[]) AS x (id, run_id, state, code, err)

@@ -44,7 +44,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	case known && def.Uncancellable:
 		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID))
 	}
-	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
+	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
 			signal = r.signal + 1, next_at = CASE WHEN r.owner IS NULL THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END, version = r.version + 1
 		WHERE r.id = $1 RETURNING `+runColumns, r.ID, by, reason).Scan(r.targets()...)
 	if err != nil {
@@ -76,7 +76,8 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
 			fault.Unmet(fmt.Sprintf("%d attempts are open", open)), fault.RetryAfter(ResetAdvice))
 	}
-	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET reset_done = true, version = w.version + 1 WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
+	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
+		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
 	if err != nil {
 		return Workspace{}, "", fmt.Errorf("reset workspace: %w", err)
 	}
@@ -90,7 +91,8 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		}
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset", fault.Unmet("the workspace is "+w.State))
 	}
-	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`, workspaceID); err != nil {
+	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`,
+		workspaceID); err != nil {
 		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
 	}
 	return AnnounceWorkspace(ctx, tx, workspaceID)
@@ -270,7 +272,8 @@ func (c *Core) CloseStuck(ctx context.Context, tx pgx.Tx, runID string) (Verb, e
 }
 
 func (c *Core) endStuck(ctx context.Context, tx pgx.Tx, r *Run, state, workspace string) (Verb, error) {
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET state = $2, finished_at = mesh.clock(), stuck_reason = '', why_waiting = '', version = r.version + 1
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = $2, finished_at = mesh.clock(), stuck_reason = '', why_waiting = '',
+			version = r.version + 1
 		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state).Scan(r.targets()...)
 	if err != nil {
 		return Verb{}, fmt.Errorf("end stuck run: %w", err)
@@ -287,7 +290,7 @@ func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why str
 			workspace, more = names.Of(def.States.Running), def.Deadline
 		}
 	}
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET state = $2, step = $3, attempts = 0, losses = 0, tried_since = mesh.clock(), stuck_reason = '',
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = $2, step = $3, attempts = 0, losses = 0, tried_since = mesh.clock(), stuck_reason = '',
 			why_waiting = 'waiting for a worker: ' || $4, next_at = mesh.clock(), wakeable = true, version = r.version + 1,
 			deadline_at = CASE WHEN r.deadline_at <= mesh.clock() THEN mesh.clock() + make_interval(secs => $5) ELSE r.deadline_at END
 		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state, step, why, more.Seconds()).Scan(r.targets()...)

@@ -95,7 +95,7 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		marked = false
 		r := &Run{}
-		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET stuck_reason = $4, version = r.version + 1
+		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, stuck_reason = $4, version = r.version + 1
 			WHERE r.id = $1 AND r.step = $2 AND r.phase = $3 AND r.state IN ('pending', 'running', 'waiting', 'compensating')
 				AND ($5 > 0 OR r.stuck_reason = '') RETURNING `+runColumns, s.runID, s.step, s.dir, s.reason, s.attempt).Scan(r.targets()...)
 		if pg.IsNoRows(err) {

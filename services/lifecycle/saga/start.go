@@ -74,8 +74,8 @@ func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) 
 	if len(in.Spec) == 0 {
 		in.Spec = json.RawMessage(`{}`)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.workspace (id, tenant_id, name, spec, spec_digest, state, created_by)
-		VALUES ($1, $2, $3, $4, $5, 'provisioning', $6)`, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
+	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, spec, spec_digest, state, created_by)
+		VALUES (NULL, $1, $2, $3, $4, $5, 'provisioning', $6)`, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
 	if err != nil {
 		return "", fmt.Errorf("insert workspace: %w", err)
 	}
@@ -126,9 +126,9 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 
 func (c *Core) insertRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte) (*Run, bool, error) {
 	r := &Run{}
-	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
+	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
 			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting)
-		SELECT $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
+		SELECT NULL, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
 			CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
 			'waiting for a worker'
 		FROM lifecycle.workspace w WHERE w.id = $2
@@ -152,7 +152,7 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 		from = append(from, names.Of(s))
 	}
 	w := &Workspace{}
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace w SET run_id = $2, epoch = $3, state = $4, state_at = mesh.clock(), last_error_code = '',
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, run_id = $2, epoch = $3, state = $4, state_at = mesh.clock(), last_error_code = '',
 			last_error = '', reset_done = false, version = w.version + 1, desired_state = COALESCE(NULLIF($7, ''), w.desired_state),
 			retry_used = `+healthyReset+` + $8,
 			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
@@ -242,7 +242,7 @@ func wake(ctx context.Context, tx pgx.Tx, which string, ids []string) error {
 	}
 	_, err := tx.Exec(ctx, `WITH due AS (SELECT r.id FROM lifecycle.saga_run r WHERE `+which+`
 			AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE)
-		UPDATE lifecycle.saga_run r SET signal = r.signal + 1,
+		UPDATE lifecycle.saga_run r SET seal = NULL, signal = r.signal + 1,
 			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
 		FROM due WHERE r.id = due.id`, ids)
 	if err != nil {

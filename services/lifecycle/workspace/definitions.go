@@ -59,7 +59,8 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `
-			UPDATE lifecycle.workspace SET node_id = $2, node_name = $3, endpoints = $4, register_failures = 0 WHERE id = $1 AND epoch = $5`,
+			UPDATE lifecycle.workspace SET seal = NULL, node_id = $2, node_name = $3, endpoints = $4, register_failures = 0
+			WHERE id = $1 AND epoch = $5`,
 			env.WorkspaceID, where.NodeID, where.NodeName, raw, env.Epoch)
 		if err != nil {
 			return fmt.Errorf("write endpoints: %w", err)
@@ -76,7 +77,7 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 // clearPlace takes away what the workspace shows of where it ran.
 func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`, env.WorkspaceID)
+		_, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`, env.WorkspaceID)
 		if err != nil {
 			return fmt.Errorf("clear endpoints: %w", err)
 		}

@@ -100,7 +100,8 @@ func (s *Server) recreate(
 	}
 	// From here on it is not where it was: nobody is sent to a box that is about to end, and what its register was refused is history.
 	_, err = tx.Exec(ctx, `
-		UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0, version = version + 1 WHERE id = $1`, w.ID)
+		UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
+			version = version + 1 WHERE id = $1`, w.ID)
 	if err != nil {
 		return nil, fmt.Errorf("clear endpoints: %w", err)
 	}

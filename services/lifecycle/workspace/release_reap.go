@@ -159,7 +159,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 	// Above everything that was asked of this workspace before, so that the agent takes it for the newest word. Nothing of a later epoch has this name on
 	// this machine, so that word may be of the newest epoch: an agent that has seen it would refuse an older one.
 	var opSeq, epoch int64
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`,
+	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace SET seal = NULL, op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`,
 		l.workspaceID).Scan(&opSeq, &epoch)
 	if err != nil {
 		return false, fmt.Errorf("draw number of operation: %w", err)

@@ -106,7 +106,7 @@ func moveAllocation(ctx context.Context, tx pgx.Tx, a allocation, m allocationMo
 		}
 	}
 	moved, err := scanAllocation(tx.QueryRow(ctx, `
-		UPDATE lifecycle.allocation a SET state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
+		UPDATE lifecycle.allocation a SET seal = NULL, state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
 			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
 		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+allocationColumns,
 		a.ID, names.Of(a.State), names.Of(m.state), m.occupancy, m.why, m.deadline.Seconds()))

@@ -139,8 +139,8 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 		return allocation{}, fmt.Errorf("claim slot: %w", err)
 	}
 	a, err := scanAllocation(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES ($1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
+		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES (NULL, $1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
 		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot, spec.GetGpus()))
 	if err != nil {
 		return allocation{}, fmt.Errorf("insert allocation: %w", err)
@@ -295,7 +295,8 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 				return fmt.Errorf("hold device: %w", err)
 			}
 		}
-		moved, err := scanAllocation(tx.QueryRow(ctx, `UPDATE lifecycle.allocation a SET node_id = $2, version = a.version + 1 WHERE a.allocation_id = $1 RETURNING `+allocationColumns, a.ID, g.NodeID))
+		moved, err := scanAllocation(tx.QueryRow(ctx, `UPDATE lifecycle.allocation a SET seal = NULL, node_id = $2, version = a.version + 1
+			WHERE a.allocation_id = $1 RETURNING `+allocationColumns, a.ID, g.NodeID))
 		if err != nil {
 			return fmt.Errorf("bind allocation to node: %w", err)
 		}
