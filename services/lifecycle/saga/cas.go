@@ -32,7 +32,11 @@ const (
 	setError = `error_code = CASE WHEN m.keep THEN m.code ELSE r.error_code END, error = CASE WHEN m.keep THEN m.err ELSE r.error END,
 	error_layer = CASE WHEN m.keep THEN m.layer ELSE r.error_layer END, error_step = CASE WHEN m.keep THEN m.step ELSE r.error_step END`
 	// stuckKept keeps what was said of the whole run when a step moves on.
-	stuckKept    = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END`
+	stuckKept = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END`
+	// stuckParked keeps what was said of the attempt too: one that is parked has not moved. That no driver was there is over once one has parked it.
+	//
+	// Scenario: saga-step-wedged.
+	stuckParked  = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' OR m.cl_state = 'waiting' AND r.stuck_reason LIKE 'step_stalled%' THEN r.stuck_reason ELSE '' END`
 	closeAttempt = `closed AS (UPDATE lifecycle.saga_step s SET state = m.cl_state,
 		finished_at = CASE WHEN m.cl_state = 'waiting' THEN NULL ELSE mesh.clock() END, why_waiting = m.cl_why, error_code = m.code, error = m.err,
 		error_layer = m.layer, output = COALESCE(m.output::jsonb, s.output), version = s.version + 1, outcome = m.cl_state
@@ -63,7 +67,7 @@ var releaseSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $16::bool
 	AS m (` + moveNames + `, wakeable, attempts, signal, after, stuck)),
 u AS (UPDATE lifecycle.saga_run r SET seal = NULL, state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.attempts, losses = 0,
 	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
-	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE ` + stuckKept + ` END,
+	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE ` + stuckParked + ` END,
 	` + setError + `, finished_at = CASE WHEN m.state IN ('succeeded', 'failed') THEN mesh.clock() END, version = r.version + 1` + casRun + `),
 ` + closeAttempt + `
 SELECT ` + runColumns + `, ` + stepColumns + ` FROM u r JOIN closed s ON s.run_id = r.id`
