@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/cancel"
 	"github.com/gpuaas/mesh/bench/join"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/streams"
@@ -52,6 +53,18 @@ func benchJoinAlone(ctx context.Context, o benchOptions, db *bench.Database) (be
 	return join.Run(ctx, join.Options{LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger, WithoutRedis: true})
 }
 
+func benchCancel(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return cancel.Run(ctx, cancel.Options{
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger,
+	})
+}
+
+func benchCancelAlone(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return cancel.Run(ctx, cancel.Options{
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger, HeartbeatAlone: true,
+	})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -78,7 +91,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
 	add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
 	add("join", "How soon somebody is answered who joins a recreation, with Redis and without", 0, benchJoin, benchJoinAlone)
-	add("all", "All of them, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchTasks, benchStreams)
+	add("cancel", "How soon a cancel reaches the step that runs, whichever replica drives it, and by heartbeats alone", 0, benchCancel, benchCancelAlone)
+	add("all", "All of them, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },

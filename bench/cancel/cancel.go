@@ -1,0 +1,303 @@
+// Package cancel measures how long it takes from the request to cancel an operation until the context of the step that runs is cancelled, whichever
+// replica drives it.
+//
+// It owns the load. Two replicas of what lifecycle has of sagas, with its verbs, stand over one Postgres that writes durably, with production's lease; they
+// share nothing else. Cancels come at random phases of the heartbeats, at the replica that drives and at the other one, and for steps that are parked, as for
+// an agent's task, until their undo begins. The worst p95 of these ways is what is held. When replicas hear nothing of each other, the heartbeats alone must
+// be quick enough.
+package cancel
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/bench"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// Most is the p95 from a cancel to the step's context, in milliseconds.
+const Most = 6000.0
+
+// The ways of a cancel.
+const (
+	wayDriving = "at_its_driver"
+	wayOther   = "at_the_other_replica"
+	wayParked  = "of_a_parked_step"
+	heartbeats = 3           // over which the cancels are spread
+	patience   = time.Minute // after which a cancel that nobody heard of, or a step that did not begin, ends the bench
+)
+
+// Options says where and how much to measure. The three URLs name one database.
+type Options struct {
+	LifecycleURL string // role lifecycle
+	SequencerURL string // role sequencer: the event log is numbered while sagas run
+	OwnerURL     string // a role that may create a schema, for the baseline's table
+	// HeartbeatAlone keeps the replicas from hearing of each other, and one drives while the other is asked: nothing but the heartbeat brings a cancel.
+	HeartbeatAlone bool
+	Lease          time.Duration // of a run, three heartbeats; zero means production's
+	Cancels        int           // zero means 180
+	Logger         *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Lease == 0 {
+		o.Lease = saga.Default().Lease
+	}
+	if o.Cancels == 0 {
+		o.Cancels = 180
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// rig is two replicas and the runs that are to be cancelled.
+type rig struct {
+	opts     Options
+	replicas [2]*replica
+	runs     map[string]*run // by workspace; it does not change once runs are started
+	list     []*run
+}
+
+// run is one operation that waits for its cancel.
+type run struct {
+	workspace, way string
+	beginning      chan struct{} // closed when its step runs
+	hearing        chan time.Time
+
+	mu     sync.Mutex
+	driver int
+	begun  bool
+}
+
+func (x *run) began(replica int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.driver = replica
+	if !x.begun {
+		x.begun = true
+		close(x.beginning)
+	}
+}
+
+func (x *run) drivenBy() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.driver
+}
+
+func (x *run) heard(at time.Time) {
+	select {
+	case x.hearing <- at:
+	default: // it was heard of before
+	}
+}
+
+// Run measures. Nothing of it stays in the database but rows of a tenant named bench.
+func Run(ctx context.Context, opts Options) (bench.Result, error) {
+	opts = opts.withDefaults()
+	owner, err := pg.Open(ctx, pg.Config{URL: opts.OwnerURL, ApplicationName: "bench baseline", MaxConns: 2})
+	if err != nil {
+		return bench.Result{}, err
+	}
+	defer owner.Close()
+	details, err := bench.Environment(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	if err := prepareBaseline(ctx, owner); err != nil {
+		return bench.Result{}, err
+	}
+	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
+	g := &rig{opts: opts, runs: map[string]*run{}}
+	for i := range g.replicas {
+		registry, err := g.registry(i)
+		if err != nil {
+			return bench.Result{}, fmt.Errorf("define steps: %w", err)
+		}
+		if g.replicas[i], err = newReplica(ctx, opts, registry, i == 0 || !opts.HeartbeatAlone); err != nil {
+			return bench.Result{}, err
+		}
+		defer g.replicas[i].close()
+	}
+	if err := g.prepare(ctx); err != nil {
+		return bench.Result{}, err
+	}
+	running, stop := context.WithCancel(ctx)
+	var loops sync.WaitGroup
+	for _, r := range g.replicas {
+		loops.Go(func() { r.run(running, opts.Logger) })
+	}
+	defer loops.Wait()
+	defer stop()
+	return g.measure(ctx, owner, details)
+}
+
+// prepare makes the workspaces.
+func (g *rig) prepare(ctx context.Context) error {
+	tenant := ids.New()
+	r := g.replicas[0]
+	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
+		g.list = nil
+		if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "bench-"+tenant); err != nil {
+			return fmt.Errorf("insert tenant: %w", err)
+		}
+		for i := range g.opts.Cancels {
+			id, err := r.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
+			if err != nil {
+				return err
+			}
+			x := &run{workspace: id, way: wayOther, beginning: make(chan struct{}), hearing: make(chan time.Time, 1)}
+			if !g.opts.HeartbeatAlone {
+				x.way = []string{wayOther, wayDriving, wayParked}[i%3]
+			}
+			g.list = append(g.list, x)
+		}
+		return nil
+	})
+	for _, x := range g.list {
+		g.runs[x.workspace] = x
+	}
+	return err
+}
+
+func (g *rig) measure(ctx context.Context, owner *pgxpool.Pool, details map[string]any) (bench.Result, error) {
+	before, err := commits(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	for i, x := range g.list {
+		if err := g.start(ctx, g.replicas[i%2], x); err != nil {
+			return bench.Result{}, err
+		}
+	}
+	drove := [2]int{}
+	for _, x := range g.list {
+		select {
+		case <-x.beginning:
+			drove[x.drivenBy()]++
+		case <-time.After(patience):
+			return bench.Result{}, fmt.Errorf("the step of workspace %s did not begin within %s", x.workspace, patience)
+		case <-ctx.Done():
+			return bench.Result{}, fmt.Errorf("wait for steps: %w", context.Cause(ctx))
+		}
+	}
+	heard, answers, err := g.cancelAll(ctx)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	after, err := commits(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	raw := append(before, after...)
+	value := 0.0
+	for way, took := range heard {
+		p95 := bench.Percentile(took, .95)
+		details[way+"_ms"] = fmt.Sprintf("p50 %.1f, p95 %.1f, max %.1f of %d", bench.Percentile(took, .5), p95, bench.Percentile(took, 1), len(took))
+		value = max(value, p95)
+	}
+	name := "cancel"
+	if g.opts.HeartbeatAlone {
+		name = "cancel by heartbeats alone"
+	}
+	baseline := bench.Percentile(raw, .95)
+	details["baseline"] = "p95 of one single-row commit, one client"
+	details["raw_commit_ms_p50"] = bench.Percentile(raw, .5)
+	details["answer_ms"] = fmt.Sprintf("p50 %.1f, p95 %.1f", bench.Percentile(answers, .5), bench.Percentile(answers, .95))
+	details["cancels"], details["steps_driven_by_each"] = len(g.list), fmt.Sprint(drove[0], " and ", drove[1])
+	details["lease"], details["heartbeat"], details["required_ms_p95"] = g.opts.Lease.String(), (g.opts.Lease / 3).String(), Most
+	return bench.Result{
+		Name: name, Value: value, Unit: "ms p95 to the step's context", Baseline: baseline, Ratio: value / baseline, Required: Most / baseline,
+		Passed: value <= Most, Details: details,
+	}, nil
+}
+
+// start begins an operation of which the step lasts until it is cancelled.
+func (g *rig) start(ctx context.Context, r *replica, x *run) error {
+	definition := working
+	if x.way == wayParked {
+		definition = parked
+	}
+	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := r.core.Start(ctx, tx, saga.StartRequest{
+			WorkspaceID: x.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: definition, Requester: "bench", NextEpoch: true,
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("start run: %w", err)
+	}
+	r.core.Committed()
+	return nil
+}
+
+// cancelAll cancels every run at a random moment of the next heartbeats, and answers by way how long each took to be heard of, and how long the answers took.
+func (g *rig) cancelAll(ctx context.Context) (map[string][]time.Duration, []time.Duration, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	type sample struct{ heard, answered time.Duration }
+	samples := make([]sample, len(g.list))
+	var all sync.WaitGroup
+	for i, x := range g.list {
+		after := rand.N(heartbeats * g.opts.Lease / 3) //nolint:gosec // a phase
+		all.Go(func() {
+			if !app.Sleep(ctx, after) {
+				return
+			}
+			asked := time.Now()
+			if err := g.ask(ctx, x); err != nil {
+				stop(err)
+				return
+			}
+			samples[i].answered = time.Since(asked)
+			select {
+			case at := <-x.hearing:
+				samples[i].heard = at.Sub(asked)
+			case <-time.After(patience):
+				stop(fmt.Errorf("a cancel %s was not heard of within %s", x.way, patience))
+			case <-ctx.Done():
+			}
+		})
+	}
+	all.Wait()
+	if ctx.Err() != nil {
+		return nil, nil, fmt.Errorf("cancel: %w", context.Cause(ctx))
+	}
+	heard := map[string][]time.Duration{}
+	var answers []time.Duration
+	for i, x := range g.list {
+		heard[x.way] = append(heard[x.way], samples[i].heard)
+		answers = append(answers, samples[i].answered)
+	}
+	return heard, answers, nil
+}
+
+// ask cancels by the verb that people use, at the replica that the way says.
+func (g *rig) ask(ctx context.Context, x *run) error {
+	at := x.drivenBy()
+	if x.way != wayDriving {
+		at = 1 - at
+	}
+	_, err := g.replicas[at].server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
+		Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL, Requester: "bench",
+		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: x.workspace},
+	})
+	if err != nil {
+		return fmt.Errorf("ask to cancel: %w", err)
+	}
+	return nil
+}
