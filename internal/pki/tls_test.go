@@ -107,6 +107,12 @@ type port struct {
 
 func serve(t *testing.T, cfg pki.ServerConfig) port {
 	t.Helper()
+	return serveWithin(t, cfg, time.Minute)
+}
+
+// serveWithin gives a handshake so much time.
+func serveWithin(t *testing.T, cfg pki.ServerConfig, handshake time.Duration) port {
+	t.Helper()
 	tlsConfig, err := pki.ServerTLS(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +123,7 @@ func serve(t *testing.T, cfg pki.ServerConfig) port {
 	}
 	p := port{addr: inner.Addr().String(), peers: make(chan pki.Peer, 16), rejects: make(chan pki.Reject, 16)}
 	listener, err := pki.NewListener(t.Context(), inner, pki.ListenerConfig{
-		TLS: tlsConfig, HandshakeTimeout: 500 * time.Millisecond, OnReject: func(r pki.Reject) { p.rejects <- r },
+		TLS: tlsConfig, HandshakeTimeout: handshake, OnReject: func(r pki.Reject) { p.rejects <- r },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +164,7 @@ func dial(t *testing.T, addr string, cfg *tls.Config) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // the server may have closed it
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
@@ -302,20 +308,22 @@ func TestOnlyTLS13AndNoResumption(t *testing.T) {
 func TestSilentAndForeignClientsAreCutOff(t *testing.T) {
 	testkit.IO(t)
 	nodes, services := newAuthority(t, "nodes"), newAuthority(t, "services")
-	p := serve(t, pki.ServerConfig{
+	cfg := pki.ServerConfig{
 		Store: services.issue(t, pki.ServiceID(td, "nodeapi"), nil), TrustDomain: td,
 		Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: nodes.bundle(t)}},
-	})
+	}
 	tests := []struct {
-		name string
-		say  string
-		want pki.RejectReason
+		name   string
+		say    string
+		within time.Duration
+		want   pki.RejectReason
 	}{
-		{"silent", "", pki.RejectTimeout},
-		{"plain text", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", pki.RejectProtocol},
+		{"silent", "", 500 * time.Millisecond, pki.RejectTimeout},
+		{"plain text", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", time.Minute, pki.RejectProtocol},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
+			p := serveWithin(t, cfg, tt.within)
 			conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", p.addr)
 			if err != nil {
 				t.Fatal(err)
