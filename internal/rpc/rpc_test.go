@@ -149,7 +149,7 @@ func prepare(t *testing.T, b *backend, edit func(*rpc.ServerDeps, *rpc.ServerCon
 			return rpc.Person{Subject: "ada", Roles: []string{"viewer"}}, nil
 		},
 	}
-	cfg := rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: f.ServerTLS(t, "recovery"), DrainTimeout: 5 * time.Second}
+	cfg := rpc.ServerConfig{Name: "internal", Addr: "127.0.0.1:0", TLS: f.ServerTLS(t, "recovery"), DrainTimeout: time.Minute}
 	if edit != nil {
 		edit(&deps, &cfg)
 	}

