@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -241,6 +242,7 @@ func TestWaitFor(t *testing.T) {
 		t.Fatalf("with no consumer running: %v", err)
 	}
 	start(t, func(ctx context.Context) error { return c.Run(ctx, insert) })
+	var took []time.Duration
 	for v := int64(2); v < 30; v++ {
 		// Also an event that the consumer does not apply, and one that another replica's consumer waits for.
 		token = appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", v), event("other", "x", v))
@@ -252,12 +254,13 @@ func TestWaitFor(t *testing.T) {
 		if err := waiter.WaitFor(ctx, token); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("waited %s", took)
-		}
+		took = append(took, time.Since(began))
 		if got := len(projected(t, d)); int64(got) != v {
 			t.Fatalf("%d projected after waiting for %d", got, v)
 		}
+	}
+	if slices.Sort(took); took[len(took)/2] > time.Second {
+		t.Errorf("waited %s (p50)", took[len(took)/2])
 	}
 	for _, bad := range []string{ids.New(), "nonsense"} {
 		if err := c.WaitFor(ctx, bad); !errors.Is(err, events.ErrUnknownPosition) {

@@ -196,7 +196,7 @@ func TestNothingLostOrReordered(t *testing.T) {
 		}
 		return nil
 	}
-	testkit.Eventually(t, 60*time.Second, follow)
+	testkit.Eventually(t, 3*time.Minute, follow)
 
 	if len(read) != len(committed) || len(read) < writers*perWriter/2 {
 		t.Fatalf("read %d events, committed %d", len(read), len(committed))
@@ -300,18 +300,19 @@ func TestNumberingReadsOnlyWhatIsNew(t *testing.T) {
 	}
 	before := seqScans(t, d)
 	small := newSequencer(t, d, nil, nil, events.SequencerConfig{})
-	var worst time.Duration
-	for range 20 {
+	var took []time.Duration
+	for range 21 {
 		appendEvents(t, d.Pool(pg.RoleLifecycle), event("new", "x", 1))
 		began := time.Now()
 		if err := small.Drain(ctx); err != nil {
 			t.Fatal(err)
 		}
-		worst = max(worst, time.Since(began))
+		took = append(took, time.Since(began))
 	}
-	t.Logf("numbering one event beside 60000: at worst %s", worst)
-	if worst > time.Second {
-		t.Errorf("numbering one event took %s", worst)
+	slices.Sort(took)
+	t.Logf("numbering one event beside 60000: p50 %s, max %s", took[10], took[20])
+	if took[10] > 200*time.Millisecond {
+		t.Errorf("numbering one event took %s (p50)", took[10])
 	}
 	if n := seqScans(t, d) - before; n != 0 {
 		t.Errorf("%d sequential scans", n)
@@ -391,7 +392,7 @@ func TestNotificationCrossesProcesses(t *testing.T) {
 		wake.Notify()
 		select {
 		case <-heard:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("the last of several events was not notified")
 		}
 		// A cut connection is made again.
@@ -403,7 +404,7 @@ func TestNotificationCrossesProcesses(t *testing.T) {
 			terminateListeners(t, d)
 			select {
 			case <-again:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("the listener did not come back")
 			}
 		}
