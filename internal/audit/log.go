@@ -46,6 +46,7 @@ type Log struct {
 
 	mu      sync.Mutex
 	counted map[string]*counter
+	spent   map[string]*spent // by actor
 }
 
 // counter is what this process has counted of one window since it last told the database.
@@ -63,7 +64,7 @@ func New(deps Deps) (*Log, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Schema == "" || deps.Policy == nil || deps.Wake == nil {
 		return nil, errors.New("audit log needs a logger, a pool, a schema, a policy and a signal")
 	}
-	return &Log{deps: deps, table: pgx.Identifier{deps.Schema, "audit_window"}.Sanitize(), counted: map[string]*counter{}}, nil
+	return &Log{deps: deps, table: pgx.Identifier{deps.Schema, "audit_window"}.Sanitize(), counted: map[string]*counter{}, spent: map[string]*spent{}}, nil
 }
 
 func keysOf(e Entry, p *commonv1.AuditEntry) keys {

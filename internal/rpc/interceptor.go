@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"buf.build/go/protovalidate"
@@ -27,6 +28,7 @@ type guard struct {
 	policies     func(procedure string) (Policy, bool)
 	persons      *PersonVerifier
 	authenticate Authenticator
+	onDenied     func(ctx context.Context, d Denial)
 	logger       *slog.Logger
 	metrics      *metrics
 }
@@ -55,6 +57,7 @@ func (g *guard) unary(ctx context.Context, req connect.AnyRequest, next connect.
 	defer func() { recovered(recover(), &err) }()
 	ctx, asserted, err := g.admit(ctx, req.Spec().Procedure, req.Header())
 	if err != nil {
+		g.denied(ctx, req.Spec().Procedure, req.Any(), err)
 		return nil, err
 	}
 	if asserted != nil {
@@ -91,6 +94,7 @@ func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, n
 	defer func() { recovered(recover(), &err) }()
 	ctx, asserted, err := g.admit(ctx, conn.Spec().Procedure, conn.RequestHeader())
 	if err != nil {
+		g.denied(ctx, conn.Spec().Procedure, nil, err)
 		return err
 	}
 	conn.ResponseHeader().Set(HeaderCorrelationID, obs.From(ctx).CorrelationID)
@@ -163,10 +167,25 @@ func (g *guard) admitPerson(ctx context.Context, policy Policy, header http.Head
 	if err != nil {
 		return ctx, nil, err
 	}
+	ctx = WithPerson(ctx, person) // a refused one is known by name too
 	if err := checkRoles(policy, person); err != nil {
 		return ctx, nil, err
 	}
-	return WithPerson(ctx, person), nil, nil
+	return ctx, nil, nil
+}
+
+// Denial is a request of a known person that the person's roles do not allow. No method has seen it, and it was not validated.
+type Denial struct {
+	Procedure string
+	Message   any // nil for a stream: its first message was not read
+	Err       error
+}
+
+// denied tells of a refusal by role.
+func (g *guard) denied(ctx context.Context, procedure string, message any, err error) {
+	if _, known := PersonFrom(ctx); known && g.onDenied != nil && fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		g.onDenied(ctx, Denial{Procedure: procedure, Message: message, Err: err})
+	}
 }
 
 // personService has no wishes of its own: whatever it asks, it asks for a person, even where other services may ask for themselves.
@@ -195,6 +214,7 @@ func (g *guard) admitPeer(ctx context.Context, policy Policy, header http.Header
 func checkRoles(policy Policy, person Person) error {
 	if len(policy.Roles) > 0 && !person.Has(policy.Roles...) {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow this",
+			fault.Unmet("one of the roles "+strings.Join(policy.Roles, ", ")+"; you have "+strings.Join(person.Roles, ", ")),
 			fault.Cause(fmt.Errorf("needs one of %v, has %v", policy.Roles, person.Roles)))
 	}
 	return nil

@@ -75,6 +75,8 @@ type ServerDeps struct {
 	Persons *PersonVerifier
 	// Authenticate answers the person of methods whose callers include `person`; nil elsewhere.
 	Authenticate Authenticator
+	// OnDenied is told of every request of an authenticated person that was refused for the person's roles, before the refusal is sent. Nil: nobody is.
+	OnDenied func(ctx context.Context, d Denial)
 	// OnReject is told of every refused handshake, beside the log and the counter. It must not block.
 	OnReject func(pki.Reject)
 	// Wrap goes around all handlers, for what only one port has: CORS, static files' headers. Nil: nothing.
@@ -140,7 +142,7 @@ func (s *Server) HandlerOptions() []connect.HandlerOption {
 		connect.WithCompressMinBytes(16 << 10),
 		connect.WithInterceptors(
 			&guard{
-				policies: s.policy, persons: s.deps.Persons, authenticate: s.deps.Authenticate,
+				policies: s.policy, persons: s.deps.Persons, authenticate: s.deps.Authenticate, onDenied: s.deps.OnDenied,
 				logger: s.deps.Logger.With(slog.String("port", s.cfg.Name)), metrics: s.metrics,
 			},
 			validate.NewInterceptor(),

@@ -256,7 +256,13 @@ func (k *kit) url() string { return "https://" + k.service.PeopleAddr() }
 // token issues a session.
 func (k *kit) token(tenantID string, roles ...string) string {
 	k.t.Helper()
-	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), "person@"+tenantID, tenantID, roles, time.Hour)
+	return k.tokenOf("person@"+tenantID, tenantID, roles...)
+}
+
+// tokenOf issues a session to somebody else.
+func (k *kit) tokenOf(subject, tenantID string, roles ...string) string {
+	k.t.Helper()
+	token, err := readmodel.IssuePersonSession(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), subject, tenantID, roles, time.Hour)
 	k.check(err)
 	return token
 }

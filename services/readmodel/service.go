@@ -38,6 +38,7 @@ type Service struct {
 	cfg       Config
 	people    *rpc.Server
 	sessions  *gateway.Sessions
+	refusals  *gateway.Refusals
 	projector *project.Projector
 }
 
@@ -88,6 +89,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	s.sessions = gateway.NewSessions(b.DB)
+	s.refusals = gateway.NewRefusals(b.Audit, reader)
 	err = s.listen(ctx, gateway.Deps{
 		Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
 	})
@@ -144,6 +146,7 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 	}
 	return gateway.Owners{
 		Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Tasks:       lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Gates:       lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
@@ -161,7 +164,8 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return err //nolint:wrapcheck // it says what
 	}
 	s.people, err = rpc.NewServer(ctx, rpc.ServerDeps{
-		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate, Wrap: edge,
+		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate, OnDenied: s.refusals.Denied,
+		Wrap: edge,
 	}, rpc.ServerConfig{
 		Name: "people", Addr: s.cfg.PeopleListen,
 		TLS: pki.ServerConfig{Store: b.Store, TrustDomain: b.Config.TrustDomain}, // people have no certificates
@@ -170,7 +174,7 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return fmt.Errorf("open people's port: %w", err)
 	}
 	query := gateway.NewQuery(deps)
-	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query), s.options()...)
+	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query, deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}
@@ -197,7 +201,9 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	return s.people.Mount(path, handler) //nolint:wrapcheck // it says what
 }
 
-func (s *Service) options() []connect.HandlerOption { return s.people.HandlerOptions() }
+func (s *Service) options() []connect.HandlerOption {
+	return append(s.people.HandlerOptions(), connect.WithInterceptors(s.refusals)) // inside of the guard: it knows the person
+}
 
 // Run serves until ctx ends, then ends the streams and stops in order.
 func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) } //nolint:wrapcheck // it says whose

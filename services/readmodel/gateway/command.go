@@ -22,13 +22,19 @@ type Command struct{ deps Deps }
 // NewCommand makes the server.
 func NewCommand(deps Deps) *Command { return &Command{deps: deps} }
 
+// ownersError is what an owner has decided, and has written down itself.
+type ownersError struct{ error }
+
+// Unwrap answers the owner's fault.
+func (e *ownersError) Unwrap() error { return e.error }
+
 // ownerError is an owner's answer as it may go on to the person. What the owner refused of us, not of the person, is no answer to the person.
 func ownerError(owner string, err error) error {
 	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is for the person
 	case commonv1.Reason_REASON_UNAUTHENTICATED, commonv1.Reason_REASON_ASSERTION_INVALID:
 		return fmt.Errorf("%s refused us: %w", owner, errors.New(err.Error()))
 	default:
-		return err
+		return &ownersError{err}
 	}
 }
 

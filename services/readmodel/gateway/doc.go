@@ -5,5 +5,6 @@
 // the person, and the owner authorises. It stores no token and logs none.
 //
 // Guarantees: no method answers without a live session and one of its roles; a name or an id that belongs to another tenant is answered as one that does
-// not exist; a read with min_pos shows the command that answered it, or says that it cannot yet.
+// not exist; who is refused for the roles stands in the audit log, a flood of it as a count; a read with min_pos shows the command that answered it, or
+// says that it cannot yet.
 package gateway

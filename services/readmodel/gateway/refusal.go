@@ -1,0 +1,197 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+	"unicode"
+
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+const (
+	// refusalLimit is how long a refusal may wait for its audit entry.
+	refusalLimit = 2 * time.Second
+	// maxSubject is how much of what a refused person named is kept, in characters: nothing has validated it.
+	maxSubject = 128
+)
+
+// Refusals writes down what people were refused for their roles. What an owner refuses is in the owner's entries.
+type Refusals struct {
+	log    *audit.Log
+	reader *view.Reader
+}
+
+// NewRefusals makes them over readmodel's audit log.
+func NewRefusals(log *audit.Log, reader *view.Reader) *Refusals {
+	return &Refusals{log: log, reader: reader}
+}
+
+// Denied writes down a request that no method has seen.
+func (r *Refusals) Denied(ctx context.Context, d rpc.Denial) {
+	r.note(ctx, d.Procedure, d.Message, d.Err)
+}
+
+// WrapUnary implements connect.Interceptor: some methods refuse by more than the list of their roles.
+func (r *Refusals) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		resp, err := next(ctx, req)
+		r.after(ctx, req.Spec().Procedure, req.Any(), err)
+		return resp, err
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (r *Refusals) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		err := next(ctx, conn)
+		r.after(ctx, conn.Spec().Procedure, nil, err)
+		return err
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor; this one is for servers.
+func (r *Refusals) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (r *Refusals) after(ctx context.Context, procedure string, message any, err error) {
+	var owners *ownersError
+	if err == nil || errors.As(err, &owners) || !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		return
+	}
+	r.note(ctx, procedure, message, err)
+}
+
+// note does not depend on the person's patience: to hang up is no way around the record.
+func (r *Refusals) note(ctx context.Context, procedure string, message any, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refusalLimit)
+	defer cancel()
+	person, _ := rpc.PersonFrom(ctx)
+	e := attempted(procedure, message)
+	e.TenantID = person.TenantID
+	e.Details = map[string]any{"procedure": procedure, "roles": person.Roles}
+	if said, ok := message.(interface{ GetReason() string }); ok && said.GetReason() != "" {
+		e.Details["given_reason"] = spelled(said.GetReason())
+	}
+	_ = r.log.RefuseBounded(ctx, e, err, r.resolve)
+}
+
+// resolve adds whose object was named, as far as the person may know: so that the entry is found by it.
+func (r *Refusals) resolve(ctx context.Context, e *audit.Entry) {
+	scope, err := scopeOf(ctx)
+	if err != nil || e.SubjectID == "" {
+		return
+	}
+	// Best effort: what is not found stays as it was spelled.
+	_ = r.reader.Read(ctx, scope, func(ctx context.Context, s *view.Snapshot) error {
+		switch e.SubjectType {
+		case "workspace":
+			if w, err := s.Workspace(ctx, e.SubjectID); err == nil {
+				e.WorkspaceID, e.TenantID = w.GetWorkspaceId(), w.GetTenantId()
+			}
+		case "node":
+			if n, err := s.Node(ctx, e.SubjectID); err == nil {
+				e.NodeID = n.GetNodeId()
+			}
+		case "allocation":
+			if a, err := s.Allocation(ctx, e.SubjectID); err == nil {
+				e.WorkspaceID, e.TenantID, e.NodeID = a.GetWorkspaceId(), a.GetTenantId(), a.GetNodeId()
+			}
+		}
+		return nil
+	})
+}
+
+// attempted is the entry of a request as far as the request tells: its action is the one that the owner would have recorded.
+func attempted(procedure string, message any) audit.Entry {
+	entry := func(action, subjectType, subject string) audit.Entry {
+		return audit.Entry{Action: action, SubjectType: subjectType, SubjectID: spelled(subject)}
+	}
+	switch m := message.(type) {
+	case *readmodelv1.CreateTenantRequest:
+		return entry("tenant.create", "tenant", m.GetName())
+	case *readmodelv1.CreateWorkspaceRequest:
+		return entry("workspace.create", "workspace", m.GetTenant()+"/"+m.GetName())
+	case *readmodelv1.OperateWorkspaceRequest:
+		return entry("workspace."+names.Of(m.GetKind()), "workspace", m.GetWorkspace())
+	case *readmodelv1.EnrollNodeRequest:
+		return entry("node.bootstrap.issue", "node", m.GetName())
+	case *readmodelv1.ChangeNodeIdentityRequest:
+		return entry("node."+names.Of(m.GetVerb()), "node", m.GetNode())
+	case *readmodelv1.SetCordonRequest:
+		if !m.GetCordoned() {
+			return entry("node.uncordon", "node", m.GetNode())
+		}
+		return entry("node.cordon", "node", m.GetNode())
+	case *readmodelv1.ProbeNodeRequest:
+		return entry("node.probe", "node", m.GetNode())
+	case *readmodelv1.ChangeTaskRequest:
+		v, _ := names.Parse[lifecyclev1.TaskVerb](m.GetVerb())
+		return entry("task."+names.Of(v), "task", m.GetTaskId())
+	case *readmodelv1.SetPolicyRequest:
+		return entry("policy.set", "policy", m.GetKey())
+	case *readmodelv1.RetryReleaseRequest:
+		return entry("allocation.retry_release", "allocation", m.GetRequest().GetAllocationId())
+	case *readmodelv1.ForceReleaseRequest:
+		return entry("allocation.force_release", "allocation", m.GetRequest().GetAllocationId())
+	case *readmodelv1.ReleaseBrakeRequest:
+		return entry("brake.release", "brake", "")
+	default:
+		e := entry(methodWords(procedure), "", "")
+		named(&e, message)
+		return e
+	}
+}
+
+// named finds what a question was about.
+func named(e *audit.Entry, message any) {
+	if m, ok := message.(interface{ GetWorkspace() string }); ok && m.GetWorkspace() != "" {
+		e.SubjectType, e.SubjectID = "workspace", spelled(m.GetWorkspace())
+	} else if m, ok := message.(interface{ GetNode() string }); ok && m.GetNode() != "" {
+		e.SubjectType, e.SubjectID = "node", spelled(m.GetNode())
+	}
+}
+
+// methodWords makes `audit.verify_audit` of /gpuaas.readmodel.v1.AuditService/VerifyAudit.
+func methodWords(procedure string) string {
+	service, method, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
+	if i := strings.LastIndexByte(service, '.'); i >= 0 {
+		service = service[i+1:]
+	}
+	var out strings.Builder
+	out.WriteString(strings.ToLower(strings.TrimSuffix(service, "Service")) + ".")
+	for i, r := range method {
+		if unicode.IsUpper(r) && i > 0 {
+			out.WriteByte('_')
+		}
+		out.WriteRune(unicode.ToLower(r))
+	}
+	return out.String()
+}
+
+// spelled is what a person wrote, bounded and printable: it is shown on terminals.
+func spelled(s string) string {
+	var out strings.Builder
+	n := 0
+	for _, r := range s {
+		if n++; n > maxSubject {
+			return out.String() + "…"
+		}
+		if !unicode.IsPrint(r) {
+			r = unicode.ReplacementChar
+		}
+		out.WriteRune(r)
+	}
+	return out.String()
+}

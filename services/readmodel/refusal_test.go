@@ -1,0 +1,162 @@
+package readmodel_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// auditOf are the entries that an operator is shown, newest first, once at least n of them are there.
+func auditOf(t *testing.T, k *kit, n int, req *readmodelv1.ListAuditRequest) []*commonv1.AuditEntry {
+	t.Helper()
+	client := readmodelv1connect.NewAuditServiceClient(k.http(k.token("", "operator"), true), k.url())
+	var out []*commonv1.AuditEntry
+	testkit.Eventually(t, 10*time.Second, func() error {
+		list, err := client.ListAudit(testkit.Context(t), req)
+		if err != nil {
+			return err
+		}
+		out = nil
+		for _, item := range list.GetItems() {
+			out = append(out, item.GetEntry())
+		}
+		if len(out) < n {
+			return fmt.Errorf("%d entries", len(out))
+		}
+		return nil
+	})
+	return out
+}
+
+// A viewer who tries what operators do is refused and is on record: who, what, about what, why, and under which correlation id.
+func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	viewer := k.command(k.token("", "viewer"))
+	_, err := viewer.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+		Workspace: k.A.Name + "/" + k.A.WorkspaceName, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "I \x1b[31mmay\x00",
+	})
+	f, ok := fault.As(fault.FromConnect(err))
+	if !ok || f.Reason != commonv1.Reason_REASON_PERMISSION_DENIED || !slices.Contains(f.Unmet, "one of the roles operator, tenant; you have viewer") {
+		t.Fatalf("the refusal: %v", err)
+	}
+	got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "workspace.decommission"})
+	if len(got) != 1 {
+		t.Fatalf("entries: %v", got)
+	}
+	e := got[0]
+	if e.GetOutcome() != audit.Refused || e.GetActor() != "person@" || e.GetSubjectType() != "workspace" || e.GetSubjectId() != k.A.Name+"/"+k.A.WorkspaceName ||
+		e.GetWorkspaceId() != k.A.WorkspaceID || e.GetTenantId() != k.A.ID || e.GetReason() != "your roles do not allow this" ||
+		e.GetCorrelationId() == "" || e.GetCorrelationId() != f.CorrelationID {
+		t.Errorf("entry: %v, correlation %s", e, f.CorrelationID)
+	}
+	details := e.GetDetails().AsMap()
+	if details["reason_code"] != "permission_denied" || details["given_reason"] != "I \uFFFD[31mmay\uFFFD" || fmt.Sprint(details["roles"]) != "[viewer]" {
+		t.Errorf("details: %v", details)
+	}
+	// It is found by the workspace whatever it was called.
+	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Workspace: k.A.WorkspaceID, Action: "workspace.decommission"}); len(got) != 1 {
+		t.Errorf("by workspace: %v", got)
+	}
+	// A person of a tenant with an operator's role is refused by the method itself, and is on record too.
+	tenant := readmodelv1connect.NewIncidentServiceClient(k.http(k.token(k.A.ID, "operator"), true), k.url())
+	if _, err := tenant.ReleaseBrake(ctx, &readmodelv1.ReleaseBrakeRequest{Reason: "mine"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+		t.Fatalf("a tenant's operator: %v", err)
+	}
+	if got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "brake.release"}); len(got) != 1 || got[0].GetTenantId() != k.A.ID || got[0].GetActor() != "person@"+k.A.ID {
+		t.Errorf("a tenant's operator: %v", got)
+	}
+	// What the owner refuses is the owner's to record.
+	k.owners.refuse(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the owner says no"))
+	operator := k.command(k.token("", "operator"))
+	_, err = operator.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{Workspace: k.A.WorkspaceID, Kind: commonv1.OperationKind_OPERATION_KIND_CANCEL})
+	if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+		t.Fatalf("the owner's refusal: %v", err)
+	}
+	if _, err := viewer.SetPolicy(ctx, &readmodelv1.SetPolicyRequest{Key: "saga.retry_limit", Value: "4"}); err == nil {
+		t.Fatal("a viewer sets policy")
+	}
+	auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "policy.set"}) // behind it in the log
+	if got := auditOf(t, k, 0, &readmodelv1.ListAuditRequest{Action: "workspace.cancel"}); len(got) != 0 {
+		t.Errorf("the owner's refusal is recorded twice: %v", got)
+	}
+}
+
+// Each method that refuses a role leaves an entry that names what was tried; none of them needs a request that is valid.
+func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
+	k := newKit(t)
+	walked := 0
+	actions := map[string]bool{}
+	for i, p := range policies(t, k) {
+		role := slices.IndexFunc(rpc.Roles(), func(r string) bool { return !slices.Contains(p.Roles, r) })
+		if role < 0 {
+			continue
+		}
+		// A person each: what one person may have written one by one is bounded.
+		tenant := ""
+		if rpc.Roles()[role] == "tenant" {
+			tenant = ids.New()
+		}
+		token := k.tokenOf(fmt.Sprintf("walker-%d", i), tenant, rpc.Roles()[role])
+		if err := rpctest.Call(t.Context(), k.http(token, true), k.url(), p); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+			t.Errorf("%s as %s: %v", p.Procedure, rpc.Roles()[role], err)
+		}
+		walked++
+	}
+	entries := auditOf(t, k, walked, &readmodelv1.ListAuditRequest{PageSize: 200})
+	by := map[string]int{}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.GetActor(), "walker-") {
+			continue
+		}
+		by[e.GetActor()]++
+		actions[e.GetAction()] = true
+		if noun, verb, ok := strings.Cut(e.GetAction(), "."); !ok || noun == "" || verb == "" || e.GetOutcome() != audit.Refused || e.GetCorrelationId() == "" {
+			t.Errorf("entry: %v", e)
+		}
+	}
+	if len(by) != walked || walked < 20 {
+		t.Errorf("%d methods refused, %d are on record", walked, len(by))
+	}
+	for _, want := range []string{
+		"tenant.create", "workspace.create", "node.bootstrap.issue", "policy.set", "brake.release", "allocation.force_release", "allocation.retry_release",
+		"node.probe", "audit.verify_audit",
+	} {
+		if !actions[want] {
+			t.Errorf("no entry of %s among %v", want, actions)
+		}
+	}
+}
+
+// Someone who is refused a thousand names of nothing leaves a bounded trace, and it says how many it left out.
+func TestAFloodOfRefusalsIsBounded(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	viewer := readmodelv1connect.NewCommandServiceClient(k.http(k.token("", "viewer"), true), k.url(), connect.WithGRPC())
+	const tries = 60
+	for i := range tries {
+		_, err := viewer.ChangeTask(ctx, &readmodelv1.ChangeTaskRequest{TaskId: fmt.Sprintf("no-such-task-%d", i), Verb: "cancel", Reason: strings.Repeat("x", 4096)})
+		if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
+			t.Fatal(err)
+		}
+	}
+	left := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: audit.LeftOut})
+	single := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "task.cancel", PageSize: 200})
+	if len(left) != 1 || left[0].GetActor() != "person@" || len(single) != 20 || len(single[0].GetDetails().AsMap()["given_reason"].(string)) > 200 {
+		t.Fatalf("%d written one by one; left out: %v", len(single), left)
+	}
+}
