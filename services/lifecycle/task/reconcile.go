@@ -124,9 +124,9 @@ func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskS
 // move changes the state of a task whose row is locked, and reports it if that is a change.
 func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID, detail string) error {
 	moved, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.task t SET state = $2, session_epoch = $3, session_id = nullif($4, '')::uuid,
-			state_at = CASE WHEN t.state = $2 THEN t.state_at ELSE mesh.clock() END,
-			offered_at = CASE WHEN $2 = 'dispatched' THEN mesh.clock() - interval '1 hour' ELSE t.offered_at END,
+		UPDATE lifecycle.task t SET state = $2::text, session_epoch = $3, session_id = nullif($4, '')::uuid,
+			state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END,
+			offered_at = CASE WHEN $2::text = 'dispatched' THEN mesh.clock() - interval '1 hour' ELSE t.offered_at END,
 			version = t.version + 1
 		WHERE t.task_id = $1 RETURNING `+columns, r.TaskID, names.Of(state), epoch, sessionID))
 	if err != nil {

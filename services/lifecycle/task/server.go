@@ -200,7 +200,7 @@ func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason stri
 // change moves a locked task, reports it, and wakes its run if it ended.
 func (s *Server) change(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set, detail string) (Row, string, error) {
 	moved, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.task t SET state = $2, state_at = CASE WHEN t.state = $2 THEN t.state_at ELSE mesh.clock() END, version = t.version + 1, `+set+`
+		UPDATE lifecycle.task t SET state = $2::text, state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1, `+set+`
 		WHERE t.task_id = $1 AND t.state = $3 RETURNING `+columns, r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)))
 	if err != nil {
 		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)
