@@ -431,3 +431,39 @@ func TestIdleSessionsCostNoGoroutine(t *testing.T) {
 		return nil
 	})
 }
+
+// TestWordsOfATaskStayTogether ends one task in the moment in which another is delivered: the report of the first does not take along what the second
+// says alone, and nothing of either is lost or told twice.
+func TestWordsOfATaskStayTogether(t *testing.T) {
+	k := newKit(t)
+	a := k.session(k.replica())
+	short, long := nodeapitest.Task(a.id, 100), nodeapitest.Task(a.id, 100)
+	k.plane.Queue(a.id, true, short, long)
+	a.next("an offer", isOffer)
+	a.next("another offer", isOffer)
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: &nodev1.TaskDelivered{
+		Tasks: []*nodev1.TaskRef{short.GetTask(), long.GetTask()},
+	}}})
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: &nodev1.TaskStarted{Task: long.GetTask()}}})
+	a.send(result(short.GetTask(), nil))
+	a.next("an acknowledgement", isAck)
+	a.send(result(long.GetTask(), nil))
+	a.next("another acknowledgement", isAck)
+	said := map[string][]string{}
+	for _, rep := range k.plane.Reports() {
+		for _, ref := range rep.GetDelivered() {
+			said[ref.GetTaskId()] = append(said[ref.GetTaskId()], "delivered")
+		}
+		for _, f := range rep.GetStarted() {
+			said[f.GetTask().GetTaskId()] = append(said[f.GetTask().GetTaskId()], "started")
+		}
+		for _, f := range rep.GetResults() {
+			said[f.GetTask().GetTaskId()] = append(said[f.GetTask().GetTaskId()], "ended")
+		}
+	}
+	for task, want := range map[*lifecyclev1.LeasedTask]string{short: "delivered ended", long: "delivered started ended"} {
+		if got := strings.Join(said[task.GetTask().GetTaskId()], " "); got != want {
+			t.Errorf("reported of a task: %s; want %s", got, want)
+		}
+	}
+}

@@ -24,8 +24,9 @@ const (
 	maxPending    = 16384 // frames that may wait for a report; past it, reading stops and the agents' own flow control holds them
 	perNodeFrames = 1024  // frames of one kind of one node in one report
 
-	// lazyWait is how long word of a delivery, a start or progress alone may wait for a result to ride with: a short task is then one report, not two.
-	lazyWait = 30 * time.Millisecond
+	// lazyWait is how long word of a delivery, a start or progress may wait for the result of its task to ride with: a short task is then one report,
+	// not two.
+	lazyWait = 100 * time.Millisecond
 
 	maxPendingBytes = 64 << 20 // of results that may wait
 	perNodeBytes    = 1 << 20  // of results of one node in one report, about
@@ -138,6 +139,41 @@ func (p *pending) due() time.Time {
 	return p.since.Add(lazyWait)
 }
 
+// part divides what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for their results if it may,
+// nil if there is nothing of the kind. Tasks are independent of each other, so their order may change; the words on one of them never part.
+func (p *pending) part(now time.Time) (taken, left *pending) {
+	if p.frames >= perNodeFrames/2 || !p.since.Add(lazyWait).After(now) {
+		return p, nil
+	}
+	ended := make(map[string]bool, len(p.report.GetResults()))
+	for _, r := range p.report.GetResults() {
+		ended[r.GetTask().GetTaskId()] = true
+	}
+	n := p.report
+	rest := &lifecyclev1.NodeReport{
+		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), SessionId: n.GetSessionId(), Generation: n.GetGeneration(), LedgerId: n.GetLedgerId(),
+	}
+	n.Delivered, rest.Delivered = divide(n.GetDelivered(), func(ref *nodev1.TaskRef) bool { return ended[ref.GetTaskId()] })
+	n.Started, rest.Started = divide(n.GetStarted(), func(f *nodev1.TaskStarted) bool { return ended[f.GetTask().GetTaskId()] })
+	n.Progress, rest.Progress = divide(n.GetProgress(), func(f *nodev1.TaskProgress) bool { return ended[f.GetTask().GetTaskId()] })
+	frames := len(rest.GetDelivered()) + len(rest.GetStarted()) + len(rest.GetProgress())
+	if frames == 0 {
+		return p, nil
+	}
+	return &pending{report: n, since: p.since, frames: p.frames - frames, bytes: p.bytes}, &pending{report: rest, since: p.since, frames: frames}
+}
+
+func divide[T any](all []T, goes func(T) bool) (taken, left []T) {
+	for _, v := range all {
+		if goes(v) {
+			taken = append(taken, v)
+		} else {
+			left = append(left, v)
+		}
+	}
+	return taken, left
+}
+
 func (p *pending) full() bool {
 	if p == nil {
 		return false
@@ -221,7 +257,14 @@ func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeRe
 			rest = append(rest, s)
 			continue
 		}
-		delete(r.pending, s)
+		taken, left := p.part(now)
+		if left == nil {
+			delete(r.pending, s)
+		} else {
+			r.pending[s] = left
+			rest = append(rest, s) // it waits at least for the report that goes now
+		}
+		p = taken
 		r.busy[s] = true
 		r.frames -= p.frames
 		r.bytes -= p.bytes
