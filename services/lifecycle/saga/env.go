@@ -78,14 +78,34 @@ func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Progress says that the attempt moved, and how far in words ("pods 2/3"). It resets the stall clock.
+// Progress says how far the attempt has come, in words ("pods 2/3"). Words that were not the last ones reset the stall clock; the same words again write
+// nothing, for a step that looks at what stands still has not moved. The words of an attempt that was lost with its driver are this one's last words too.
 func (e *Env) Progress(ctx context.Context, note string) error {
+	dir := names.Of(e.Direction)
+	var said, moved bool
+	// Nobody else writes this attempt's progress: what is read here still holds below, or the fence is another.
+	err := e.core.db.QueryRow(ctx, `SELECT COALESCE(s.progress->>'note' = $6, false), COALESCE((
+			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
+			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+sameTry("p")+`
+			ORDER BY p.attempt DESC LIMIT 1), true)
+		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id
+		WHERE r.id = $1 AND r.fence = $2 AND s.step = $3 AND s.dir = $4 AND s.attempt = $5 AND s.state = 'running'`,
+		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved)
+	switch {
+	case pg.IsNoRows(err):
+		return ErrFenced
+	case err != nil:
+		return fmt.Errorf("read progress: %w", err)
+	case said:
+		return nil
+	}
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		var j journal
 		r := &Run{}
-		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, progress_at = mesh.clock(), version = r.version + 1,
-			stuck_reason = CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END
-			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence).Scan(r.targets()...)
+		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, version = r.version + 1,
+			progress_at = CASE WHEN $3 THEN mesh.clock() ELSE r.progress_at END,
+			stuck_reason = CASE WHEN $3 AND r.stuck_reason NOT LIKE 'run_stalled%' THEN '' ELSE r.stuck_reason END
+			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence, moved).Scan(r.targets()...)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}
@@ -93,10 +113,10 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 			return fmt.Errorf("record progress: %w", err)
 		}
 		a := &Attempt{}
-		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET progress_at = mesh.clock(), stalled = false, version = s.version + 1,
-			progress = jsonb_build_object('note', $5::text)
+		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET progress_at = CASE WHEN $6 THEN mesh.clock() ELSE s.progress_at END,
+			stalled = s.stalled AND NOT $6, version = s.version + 1, progress = jsonb_build_object('note', $5::text)
 			WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state = 'running'
-			RETURNING `+stepColumns, e.RunID, e.Step, names.Of(e.Direction), e.Attempt, note).Scan(a.targets()...)
+			RETURNING `+stepColumns, e.RunID, e.Step, dir, e.Attempt, note, moved).Scan(a.targets()...)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}

@@ -12,15 +12,19 @@ import (
 
 const stallBatch = 100
 
-// quietSince is when the step of an attempt s last moved. Attempts that were lost with their drivers count as one with the one that goes on: a step that wedges
-// and takes its worker with it has been wedged since then, not since another worker began to wait for it.
+// sameTry says of an attempt p of the step of an attempt s that both are one try: nothing but lost drivers lies between them. A step that wedges and takes its
+// worker with it has been wedged since then, not since another worker began to wait for it.
 //
 // Scenario: saga-step-wedged.
-const quietSince = `GREATEST(
+func sameTry(p string) string {
+	return p + `.attempt > COALESCE((SELECT max(q.attempt) FROM lifecycle.saga_step q
+		WHERE q.run_id = s.run_id AND q.step = s.step AND q.dir = s.dir AND q.attempt < s.attempt AND q.state <> 'lost'), 0)`
+}
+
+// quietSince is when the step of an attempt s last moved.
+var quietSince = `GREATEST(
 	(SELECT max(p.progress_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir),
-	(SELECT min(p.started_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.attempt > COALESCE(
-		(SELECT max(q.attempt) FROM lifecycle.saga_step q
-		WHERE q.run_id = s.run_id AND q.step = s.step AND q.dir = s.dir AND q.attempt < s.attempt AND q.state <> 'lost'), 0)))`
+	(SELECT min(p.started_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + sameTry("p") + `))`
 
 type stall struct {
 	runID   string
@@ -109,7 +113,7 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 			a := &Attempt{}
 			err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET stalled = true, version = s.version + 1
 				WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state IN ('running', 'waiting') AND NOT s.stalled
-				RETURNING `+stepColumns, s.runID, s.step, s.dir, s.attempt).Scan(a.targets()...)
+					AND `+quietSince+` + s.stall_after < mesh.clock() RETURNING `+stepColumns, s.runID, s.step, s.dir, s.attempt).Scan(a.targets()...)
 			if pg.IsNoRows(err) {
 				return errMoved
 			}

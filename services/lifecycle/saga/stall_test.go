@@ -75,3 +75,77 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	wake() // it fails, and is tried again
 	parked("look 5", 2, false)
 }
+
+// A step that tells the same over and over has not moved: neither its stall clock nor its row does. A driver that is lost changes nothing of that.
+func TestOnlyNewWordsAreProgress(t *testing.T) {
+	testkit.IO(t)
+	var looks atomic.Int32
+	steps := pureSteps("wait")
+	steps[0].StallAfter, steps[0].Budget = 10*time.Hour, 1000*time.Hour
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		n := looks.Add(1)
+		note := "pods 1/3"
+		if n >= 5 {
+			note = "pods 2/3"
+		}
+		for range 3 {
+			if err := env.Progress(ctx, note); err != nil {
+				return saga.Outcome{}, err
+			}
+		}
+		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour, Deadline: 1000 * time.Hour})
+	cfg := b.config("a")
+	cfg.Lease, cfg.Heartbeat = time.Hour, 20*time.Minute // a heartbeat changes the row as well
+	stop := b.drive(cfg)
+	_, id := b.create("toy")
+	look := func(n int) (saga.Run, saga.Attempt) {
+		t.Helper()
+		testkit.Eventually(t, 5*time.Second, func() error {
+			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {
+				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
+			}
+			return nil
+		})
+		list := b.timeline(id)
+		return b.run(id), list[len(list)-1]
+	}
+	wake := func() {
+		t.Helper()
+		if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, first := look(1)
+	wake()
+	_, again := look(2)
+	// Leased and parked: two changes, and none by its words.
+	if first.ProgressAt == nil || !again.ProgressAt.Equal(*first.ProgressAt) || again.Version != first.Version+2 {
+		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt, first.Version, again.Version)
+	}
+	testkit.SetClockOffset(b.db, 11*time.Hour)
+	testkit.Eventually(t, 5*time.Second, func() error {
+		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
+			return fmt.Errorf("stuck reason %q", r.StuckReason)
+		}
+		return nil
+	})
+	wake()
+	if r, a := look(3); !strings.HasPrefix(r.StuckReason, "step_stalled") || !a.Stalled {
+		t.Errorf("the same words took the flag back: %q, stalled %v", r.StuckReason, a.Stalled)
+	}
+	stop()
+	// Its driver was lost, and the next begins an attempt of its own.
+	b.exec(`UPDATE lifecycle.saga_step SET state = 'lost', finished_at = mesh.clock() WHERE run_id = $1`, id)
+	b.drive(b.config("b"))
+	wake()
+	r, a := look(4)
+	if a.Attempt != 2 || a.Progress != "pods 1/3" || a.ProgressAt != nil || !strings.HasPrefix(r.StuckReason, "step_stalled") {
+		t.Errorf("after a lost driver: attempt %d says %q at %v, and the run is %q", a.Attempt, a.Progress, a.ProgressAt, r.StuckReason)
+	}
+	wake()
+	if r, a := look(5); r.StuckReason != "" || a.Stalled || a.ProgressAt == nil {
+		t.Errorf("new words left the flag: %q, stalled %v", r.StuckReason, a.Stalled)
+	}
+}
