@@ -25,8 +25,9 @@ var allocationView = view[*lifecyclev1.Allocation]{
 		{"PLACEMENT", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetPlacement()) }},
 		{"NODE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetNodeId() }},
 		{"GPUS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return strings.Join(a.GetGpuDeviceIds(), ",") }},
-		{"FENCE", true, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetFence()) }},
+		{"FENCE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetFence()) }},
 		{"SINCE", false, func(pr *printer, a *lifecyclev1.Allocation) string { return pr.when(a.GetStateAt()) }},
+		{"ORPHANS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetOrphans()) }},
 		{"LAST ERROR", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetLastError() }},
 	},
 }

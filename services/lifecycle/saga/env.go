@@ -238,15 +238,18 @@ func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...
 	return claims, nil
 }
 
-// ReleaseOrphans writes down that what a workspace gave up of one epoch is confirmed gone, of the given kinds.
-func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, kinds ...string) error {
-	return changeOrphans(ctx, tx, `released_at = mesh.clock()`, `c.workspace_id = $1 AND c.epoch = $2 AND c.kind = ANY ($3)`, workspaceID, epoch, kinds)
+// ReleaseOrphans writes down that what a workspace gave up of one epoch is confirmed gone, of the given kinds, and how that is known.
+func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string, kinds ...string) error {
+	return changeOrphans(ctx, tx, reaped, `c.workspace_id = $2 AND c.epoch = $3 AND c.kind = ANY ($4)`, why, workspaceID, epoch, kinds)
 }
 
-// ReleaseOrphan writes down that one claim that was given up is confirmed gone.
-func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID string) error {
-	return changeOrphans(ctx, tx, `released_at = mesh.clock()`, `c.id = $1`, claimID)
+// ReleaseOrphan writes down that one claim that was given up is confirmed gone, and how that is known.
+func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID, why string) error {
+	return changeOrphans(ctx, tx, reaped, `c.id = $2`, why, claimID)
 }
+
+// reaped keeps with the claim, beside why it was given up, that it is gone all the same.
+const reaped = `released_at = mesh.clock(), orphan_reason = c.orphan_reason || '; reaped: ' || $1`
 
 // ReadoptOrphans takes back what was given up of one epoch, so that it is undone once more. What a later claim of the same name stands for stays given up.
 func ReadoptOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {

@@ -130,3 +130,6 @@ func stepErrorOf(step *Step, err error) *StepError {
 
 // Waits says whether the outcome parks the attempt.
 func (o Outcome) Waits() bool { return o.kind == outcomeWait }
+
+// Why says what an outcome that parks the attempt waits for.
+func (o Outcome) Why() string { return o.wait.Why }

@@ -96,14 +96,14 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	}
 	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	validate.Retry = saga.RetryPolicy{Attempts: 1}
-	storage := step(StepStorage, saga.Create, s.allocate, s.release, s.observeStorage, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
+	storage := step(StepStorage, saga.Create, s.allocate, s.timely(s.release), s.observeStorage, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY,
 		kindSlot, kindIdentity, kindInstance, kindStorage)
 	storage.Retry = saga.RetryPolicy{Attempts: 5, First: time.Second, Max: 10 * time.Second}
 	storage.Budget = 15 * time.Minute
-	handle := step(StepHandle, saga.Create, s.makeHandle, s.dropHandle, s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle)
-	schema := step(StepSchema, saga.Create, s.applySchema, s.dropSchema, s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
+	handle := step(StepHandle, saga.Create, s.makeHandle, s.timely(s.dropHandle), s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle)
+	schema := step(StepSchema, saga.Create, s.applySchema, s.timely(s.dropSchema), s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
 	schema.Retry = saga.RetryPolicy{Attempts: 8, First: 500 * time.Millisecond, Max: 10 * time.Second}
-	deploy := step(StepDeploy, saga.Create, s.deploy, s.remove, s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
+	deploy := step(StepDeploy, saga.Create, s.deploy, s.timely(s.remove), s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
 	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME)
 	ready.StallAfter, ready.Budget = wait, 30*time.Minute
 	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
@@ -133,7 +133,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 		}
 	}
 	forced := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, last bool, kinds ...string) saga.Step {
-		return down(name, s.forced(do, last, kinds...), layer, kinds...)
+		return down(name, s.forced(s.timely(do), last, kinds...), layer, kinds...)
 	}
 	away := []saga.Step{
 		forced("Remove tenant workloads", s.remove, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, false, kindWorkload),

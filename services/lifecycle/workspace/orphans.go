@@ -7,6 +7,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -14,9 +17,9 @@ import (
 func occupying() []string { return []string{kindSlot, kindInstance, kindStorage, kindWorkload} }
 
 // orphansOf counts what was given up of one epoch and may still be there. What an earlier epoch left stands on that epoch's machine.
-func orphansOf(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) (int, error) {
+func orphansOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (int, error) {
 	var n int
-	err := tx.QueryRow(ctx, `
+	err := q.QueryRow(ctx, `
 		SELECT count(*) FROM lifecycle.resource_claim
 		WHERE workspace_id = $1 AND epoch = $3 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`, workspaceID, occupying(), epoch).Scan(&n)
 	if err != nil {
@@ -35,5 +38,31 @@ func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []
 	if err != nil || !ok {
 		return err
 	}
+	if a.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
+		return tellOrphans(ctx, tx, workspaceID, a.Epoch)
+	}
 	return failRelease(ctx, tx, a, "given up by "+by+": "+reason)
+}
+
+// tellOrphans reports the hold of an epoch anew after orphans of it came or went: how many are left is told with it.
+func tellOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
+	rows, err := tx.Query(ctx, `UPDATE lifecycle.allocation a SET seal = NULL, version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns,
+		workspaceID, epoch)
+	if err != nil {
+		return fmt.Errorf("count orphans of allocation: %w", err)
+	}
+	holds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (events.Event, error) {
+		a, err := scanAllocation(row)
+		return a.event(), err
+	})
+	if err != nil {
+		return fmt.Errorf("count orphans of allocation: %w", err)
+	}
+	if len(holds) == 0 {
+		return nil
+	}
+	if _, err := events.Append(ctx, tx, holds...); err != nil {
+		return fmt.Errorf("report allocation: %w", err)
+	}
+	return nil
 }

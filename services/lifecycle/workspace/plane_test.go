@@ -144,7 +144,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 	})
 	s.steps = NewSteps(StepDeps{
-		ReleaseDeadline: cfg.release, ForceGrace: cfg.release,
+		ReleaseDeadline: cfg.release, ForceGrace: 5 * time.Second, // as long as a step waits before it looks again
 		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: boxes, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),

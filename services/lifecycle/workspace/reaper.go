@@ -205,7 +205,7 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	if ownBox(kind) {
 		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
 	}
-	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, kinds...); err != nil {
+	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, "its box has ended", kinds...); err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{
@@ -214,6 +214,9 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
+	}
+	if err := tellOrphans(ctx, tx, b.WorkspaceID, b.Epoch); err != nil {
+		return err
 	}
 	return freeCleaned(ctx, tx, b)
 }

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -20,6 +21,9 @@ const (
 
 	// ReleaseDeadline is how long a release may take before the hold counts as release_failed, where the configuration says nothing.
 	ReleaseDeadline = 2 * time.Minute
+
+	// boxRelease is the least that a release of a box of its own gets: its agent is waited for twice before the box is ended all the same.
+	boxRelease = time.Minute
 
 	// ForceGrace is how long each undo of a forced release is tried.
 	ForceGrace = 10 * time.Second
@@ -52,20 +56,114 @@ func (s *Steps) onStuck(ctx context.Context, tx pgx.Tx, workspaceID string, why 
 	return failRelease(ctx, tx, a, why.Public)
 }
 
-// releaseLate says whether the release of the workspace's hold is past its deadline.
+// timely makes fn part of the release of the workspace's hold: the first such step begins it, none of them outlasts its deadline, whatever it hangs on,
+// and one that has not come to an end by then ends the run as stuck, which is what makes the hold release_failed.
+func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
+	return func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+		if err != nil {
+			return saga.Outcome{}, err
+		}
+		if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
+			if _, err := s.beginRelease(ctx, env, a); err != nil {
+				return saga.Outcome{}, err
+			}
+		}
+		if !held || env.Kind == kForceRelease { // a forced one has deadlines of its own
+			return fn(ctx, env)
+		}
+		left, err := s.releaseLeft(ctx, env)
+		if err != nil {
+			return saga.Outcome{}, err
+		}
+		bounded, cancel := context.WithTimeout(ctx, max(left, lastLook))
+		defer cancel()
+		out, err := fn(bounded, env)
+		if ctx.Err() != nil || errors.Is(err, saga.ErrFenced) || err == nil && !out.Waits() || !s.releaseLate(ctx, env) {
+			return out, err
+		}
+		layer, why := commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, out.Why()
+		if err != nil {
+			why = publicOf(err)
+			if e, ok := errors.AsType[*saga.StepError](err); ok {
+				layer = e.Layer
+			}
+		}
+		return saga.Outcome{}, saga.GiveUp(layer, commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, "the release is past its deadline: "+why, err)
+	}
+}
+
+// publicOf is what people are told of an error.
+func publicOf(err error) string {
+	if e, ok := errors.AsType[*saga.StepError](err); ok {
+		return e.Public
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "it did not end in time"
+	}
+	return fault.From(err).Public
+}
+
+// lastLook is what a step gets that begins after the deadline: what it waited for may have come.
+const lastLook = 2 * time.Second
+
+// releaseLeft is how long the release of the workspace's hold may still take, by the database's clock; below zero once it is late.
+func (s *Steps) releaseLeft(ctx context.Context, env *saga.Env) (time.Duration, error) {
+	var left float64
+	err := s.deps.DB.QueryRow(ctx, `
+		SELECT coalesce((SELECT extract(epoch FROM release_deadline_at - mesh.clock()) FROM lifecycle.allocation
+			WHERE workspace_id = $1 AND state = 'releasing'), 3600)::float8`, env.WorkspaceID).Scan(&left)
+	if err != nil {
+		return 0, fmt.Errorf("read deadline of release: %w", err)
+	}
+	return time.Duration(left * float64(time.Second)), nil
+}
+
+// releaseLate says whether the release of the workspace's hold is past its deadline, or was found late by the sweep meanwhile.
 func (s *Steps) releaseLate(ctx context.Context, env *saga.Env) bool {
 	var late bool
 	err := s.deps.DB.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'releasing' AND release_deadline_at <= mesh.clock())`,
-		env.WorkspaceID).Scan(&late)
+		SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1
+			AND (state = 'release_failed' OR state = 'releasing' AND release_deadline_at <= mesh.clock()))`, env.WorkspaceID).Scan(&late)
 	return err == nil && late
 }
 
-// lateFault ends an undo that waits for an agent that does not come.
-func lateFault(what string) error {
-	return saga.GiveUp(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED,
-		"the agent on the workspace's machine did not "+what+" before the release's deadline", nil)
+// failLate makes holds release_failed whose releases are long past their deadlines and whose runs have not said so: nobody drives them, or what they
+// hang on does not heed its context. A run that gets through all the same releases the hold then.
+func failLate(ctx context.Context, db pg.Beginner) (int, error) {
+	n := 0
+	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
+		n = 0
+		rows, err := tx.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
+		if err != nil {
+			return fmt.Errorf("look for late releases: %w", err)
+		}
+		late, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (allocation, error) { return scanAllocation(row) })
+		if err != nil {
+			return fmt.Errorf("look for late releases: %w", err)
+		}
+		for _, a := range late {
+			why := "no operation is open that releases it"
+			run, open, err := saga.LiveRun(ctx, tx, a.WorkspaceID)
+			if err != nil {
+				return err //nolint:wrapcheck // it says what it read
+			}
+			if open {
+				why = fmt.Sprintf("operation %s is %s at the step %q: %s", run.ID, run.State, run.StepName(), run.WhyWaiting)
+			}
+			if err := failRelease(ctx, tx, a, "the release is past its deadline: "+why); err != nil {
+				return err
+			}
+			n++
+		}
+		return nil
+	})
+	return n, err //nolint:wrapcheck // wrapped above
 }
+
+// forceTries is how often a step of a forced release is begun within its grace.
+const forceTries = 2
 
 // forced tries a step of a forced release for a short while; then what could not be cleaned becomes orphan claims, and the release goes on.
 func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFunc {
@@ -73,34 +171,40 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		if env.Kind != kForceRelease {
 			return do(ctx, env)
 		}
-		late, err := s.forceLate(ctx, env)
+		grace := orDefault(s.deps.ForceGrace, ForceGrace)
+		age, err := s.stepAge(ctx, env)
 		if err != nil {
 			return saga.Outcome{}, err
 		}
-		why := fmt.Sprintf("it was not done within %s", orDefault(s.deps.ForceGrace, ForceGrace))
-		if !late {
-			out, err := do(ctx, env)
-			if err == nil || ctx.Err() != nil || errors.Is(err, saga.ErrFenced) {
-				return out, err
+		// Whoever comes to it late, since the driver before has died, tries it once more all the same.
+		bounded, cancel := context.WithTimeout(ctx, max(grace-age, lastLook))
+		defer cancel()
+		out, err := do(bounded, env)
+		if ctx.Err() != nil || errors.Is(err, saga.ErrFenced) || err == nil && (!out.Waits() || age < grace) {
+			return out, err
+		}
+		why := fmt.Sprintf("it was not done within %s", grace)
+		if err != nil && bounded.Err() == nil {
+			e, ok := errors.AsType[*saga.StepError](err)
+			if env.Attempt < forceTries && age < grace && (!ok || e.Retryable) {
+				return saga.Outcome{}, err
 			}
-			why = fault.From(err).Public
-			if e, ok := errors.AsType[*saga.StepError](err); ok {
-				why = e.Public
-			}
+			why = publicOf(err)
 		}
 		return s.concede(ctx, env, last, why, kinds)
 	}
 }
 
-func (s *Steps) forceLate(ctx context.Context, env *saga.Env) (bool, error) {
-	var late bool
+// stepAge is how long ago the run came to its present step.
+func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, error) {
+	var age float64
 	err := s.deps.DB.QueryRow(ctx, `
-		SELECT coalesce(min(started_at) <= mesh.clock() - make_interval(secs => $3), false) FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`,
-		env.RunID, env.Step, orDefault(s.deps.ForceGrace, ForceGrace).Seconds()).Scan(&late)
+		SELECT coalesce(extract(epoch FROM mesh.clock() - min(started_at)), 0)::float8 FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`,
+		env.RunID, env.Step).Scan(&age)
 	if err != nil {
-		return false, fmt.Errorf("read age of step: %w", err)
+		return 0, fmt.Errorf("read age of step: %w", err)
 	}
-	return late, nil
+	return time.Duration(age * float64(time.Second)), nil
 }
 
 // concede leaves what a step could not clean behind as orphan claims, on the word of a person. The last step also gives the hold back: the driver lets
@@ -142,7 +246,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 			}
 		}
 		if !last {
-			return nil
+			return tellOrphans(ctx, tx, env.WorkspaceID, a.Epoch)
 		}
 		return s.freeHold(ctx, tx, env, in.Word)
 	}), nil

@@ -47,8 +47,16 @@ type leftBehind struct {
 
 const reapBatch = 200
 
-// Sweep asks for each orphan once a minute, and releases those that are confirmed gone. It answers how many it released.
+// Sweep asks for each orphan once a minute, and releases those that are confirmed gone. It answers how many it released. Releases that are long late and
+// that nobody drives to an end it makes release_failed.
 func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
+	switch late, err := failLate(ctx, r.deps.DB); {
+	case err != nil:
+		return 0, err
+	case late > 0:
+		r.deps.Committed()
+		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed", slog.Int("allocations", late))
+	}
 	rows, err := r.deps.DB.Query(ctx, `
 		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.node_id::text, c.epoch,
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id = c.node_id
@@ -180,8 +188,11 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 
 // forget releases the claim of an orphan that is gone, and what was kept back because of it: the hold, and the machine's cordon.
 func (r *MachineReaper) forget(ctx context.Context, tx pgx.Tx, l leftBehind, why string) error {
-	if err := saga.ReleaseOrphan(ctx, tx, l.claimID); err != nil {
+	if err := saga.ReleaseOrphan(ctx, tx, l.claimID, why); err != nil {
 		return err //nolint:wrapcheck // it says what it did
+	}
+	if err := tellOrphans(ctx, tx, l.workspaceID, l.epoch); err != nil {
+		return err
 	}
 	_, err := audit.Record(ctx, tx, audit.Entry{
 		Action: "workspace.orphan.reap", Reason: why, SubjectType: "claim", SubjectID: l.claimID, TenantID: l.tenantID, WorkspaceID: l.workspaceID, NodeID: l.nodeID,

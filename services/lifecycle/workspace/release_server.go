@@ -223,6 +223,9 @@ func (s *Server) retryRelease(ctx context.Context, tx pgx.Tx, f *failedHold) (*l
 	if err := saga.ReadoptOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
 		return nil, err //nolint:wrapcheck // it says what it did
 	}
+	if err := tellOrphans(ctx, tx, f.workspace.ID, f.hold.Epoch); err != nil {
+		return nil, err
+	}
 	if !f.open {
 		return s.startRelease(ctx, tx, f, kRetryRelease, nil)
 	}

@@ -30,19 +30,21 @@ type allocation struct {
 	Devices                   []string
 	Fence                     int64
 	ReleaseDeadline           *time.Time
+	Orphans                   int32 // given up in its epoch and not reaped
 	Version                   int64
 }
 
 const allocationColumns = `a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, a.epoch, a.state, a.placement, coalesce(a.node_id::text, ''),
 	coalesce(a.instance_id::text, ''), a.gpus, a.occupancy, a.last_error, a.created_at, a.state_at,
 	ARRAY(SELECT h.device_id FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id ORDER BY h.device_id), a.fence,
-	a.release_deadline_at, a.version`
+	a.release_deadline_at, (SELECT count(*) FROM lifecycle.resource_claim o WHERE o.workspace_id = a.workspace_id AND o.epoch = a.epoch
+		AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)::integer, a.version`
 
 func scanAllocation(row pgx.Row) (allocation, error) {
 	var a allocation
 	var state, where string
 	err := row.Scan(&a.ID, &a.WorkspaceID, &a.TenantID, &a.Epoch, &state, &where, &a.NodeID, &a.InstanceID, &a.GPUs, &a.Occupancy, &a.LastError,
-		&a.CreatedAt, &a.StateAt, &a.Devices, &a.Fence, &a.ReleaseDeadline, &a.Version)
+		&a.CreatedAt, &a.StateAt, &a.Devices, &a.Fence, &a.ReleaseDeadline, &a.Orphans, &a.Version)
 	if err != nil {
 		return allocation{}, err //nolint:wrapcheck // the caller says what it read
 	}
@@ -59,7 +61,7 @@ func (a allocation) proto() *lifecyclev1.Allocation {
 	p := &lifecyclev1.Allocation{
 		AllocationId: a.ID, WorkspaceId: a.WorkspaceID, TenantId: a.TenantID, Epoch: a.Epoch, State: a.State, NodeId: a.NodeID, InstanceId: a.InstanceID,
 		GpuDeviceIds: a.Devices, Occupancy: a.Occupancy, Placement: a.Placement, CreatedAt: timestamppb.New(a.CreatedAt),
-		StateAt: timestamppb.New(a.StateAt), LastError: a.LastError, Fence: a.Fence, Version: a.Version,
+		StateAt: timestamppb.New(a.StateAt), LastError: a.LastError, Fence: a.Fence, Orphans: a.Orphans, Version: a.Version,
 	}
 	if a.ReleaseDeadline != nil {
 		p.ReleaseDeadlineAt = timestamppb.New(*a.ReleaseDeadline)

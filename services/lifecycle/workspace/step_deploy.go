@@ -93,11 +93,6 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		return saga.Outcome{}, err
 	}
 	own := held && ownBox(a.Placement)
-	if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
-		if _, err := s.beginRelease(ctx, env, a); err != nil {
-			return saga.Outcome{}, err
-		}
-	}
 	waiting := 0
 	for _, c := range claims {
 		if own && (c.NodeID == "" || !s.reachable(ctx, c.NodeID)) {
@@ -108,13 +103,11 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			payload: &nodev1.WorkloadRef{Name: c.Name}, within: time.Minute,
 		})
 		switch {
-		case (err != nil || !done) && !own && s.releaseLate(ctx, env):
-			return saga.Outcome{}, lateFault("remove its workloads")
 		case err != nil && !own:
 			return saga.Outcome{}, err
 		case err != nil:
 			continue
-		case !done && own && s.overdue(ctx, env):
+		case !done && own && (s.overdue(ctx, env) || s.releaseLate(ctx, env)):
 			continue
 		case !done:
 			waiting++

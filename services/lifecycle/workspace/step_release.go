@@ -29,17 +29,7 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	if held && a.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASING {
-		if a, err = s.beginRelease(ctx, env, a); err != nil {
-			return saga.Outcome{}, err
-		}
-	}
-	own := held && ownBox(a.Placement)
-	waiting, err := s.releaseStorage(ctx, env, own)
-	if !own && (waiting || err != nil) && s.releaseLate(ctx, env) {
-		return saga.Outcome{}, lateFault("remove the workspace's directory")
-	}
-	if err != nil || waiting {
+	if waiting, err := s.releaseStorage(ctx, env, held && ownBox(a.Placement)); err != nil || waiting {
 		return waitTask("waiting for the agent to remove the workspace's directory"), err
 	}
 	if err := s.endBoxes(ctx, env); err != nil {
@@ -76,9 +66,13 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 
 func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (allocation, error) {
 	out := a
+	within := orDefault(s.deps.ReleaseDeadline, ReleaseDeadline)
+	if ownBox(a.Placement) {
+		within = max(within, boxRelease)
+	}
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		moved, err := moveAllocation(ctx, tx, a, allocationMove{
-			state: commonv1.AllocationState_ALLOCATION_STATE_RELEASING, occupancy: "cleanup", deadline: orDefault(s.deps.ReleaseDeadline, ReleaseDeadline),
+			state: commonv1.AllocationState_ALLOCATION_STATE_RELEASING, occupancy: "cleanup", deadline: within,
 		})
 		if err == nil {
 			out = moved
@@ -114,7 +108,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 			continue
 		}
 		if !done {
-			if own && s.overdue(ctx, env) {
+			if own && (s.overdue(ctx, env) || s.releaseLate(ctx, env)) {
 				continue
 			}
 			return true, nil
