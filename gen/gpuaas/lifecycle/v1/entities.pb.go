@@ -850,6 +850,7 @@ type StepAttempt struct {
 	WhyWaiting    string                 `protobuf:"bytes,19,opt,name=why_waiting,json=whyWaiting,proto3" json:"why_waiting,omitempty"`
 	Output        *structpb.Struct       `protobuf:"bytes,20,opt,name=output,proto3" json:"output,omitempty"`
 	Version       int64                  `protobuf:"varint,21,opt,name=version,proto3" json:"version,omitempty"`
+	Cause         string                 `protobuf:"bytes,22,opt,name=cause,proto3" json:"cause,omitempty"` // what lies under `error`, for operators: without secrets, one line, at most 600 characters
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1029,6 +1030,13 @@ func (x *StepAttempt) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *StepAttempt) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
 }
 
 // Allocation is a hold on a slot and its GPUs. Event kind `allocation.changed`.
@@ -2570,7 +2578,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\n" +
 	"step_names\x18\x1f \x03(\tR\tstepNames\x12\x1c\n" +
 	"\trequester\x18  \x01(\tR\trequester\x12E\n" +
-	"\rchanged_steps\x18! \x03(\v2 .gpuaas.lifecycle.v1.StepAttemptR\fchangedSteps\"\xb1\x06\n" +
+	"\rchanged_steps\x18! \x03(\v2 .gpuaas.lifecycle.v1.StepAttemptR\fchangedSteps\"\xc7\x06\n" +
 	"\vStepAttempt\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x12\n" +
@@ -2599,7 +2607,8 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\vwhy_waiting\x18\x13 \x01(\tR\n" +
 	"whyWaiting\x12/\n" +
 	"\x06output\x18\x14 \x01(\v2\x17.google.protobuf.StructR\x06output\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\"\xa6\x05\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x14\n" +
+	"\x05cause\x18\x16 \x01(\tR\x05cause\"\xa6\x05\n" +
 	"\n" +
 	"Allocation\x12#\n" +
 	"\rallocation_id\x18\x01 \x01(\tR\fallocationId\x12!\n" +

@@ -923,6 +923,7 @@ type TimelineItem struct {
 	Advice              string                 `protobuf:"bytes,17,opt,name=advice,proto3" json:"advice,omitempty"`
 	RunId               string                 `protobuf:"bytes,18,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	Round               int32                  `protobuf:"varint,19,opt,name=round,proto3" json:"round,omitempty"`
+	Cause               string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"` // what lies under `error`, as recorded; empty for a tenant's person
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -1088,6 +1089,13 @@ func (x *TimelineItem) GetRound() int32 {
 		return x.Round
 	}
 	return 0
+}
+
+func (x *TimelineItem) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
 }
 
 // Task is a task with its history.
@@ -4589,7 +4597,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x1d\n" +
 	"\n" +
 	"created_by\x18\x16 \x01(\tR\tcreatedBy\x128\n" +
-	"\bfindings\x18\x17 \x03(\v2\x1c.gpuaas.lifecycle.v1.FindingR\bfindings\"\xcb\x05\n" +
+	"\bfindings\x18\x17 \x03(\v2\x1c.gpuaas.lifecycle.v1.FindingR\bfindings\"\xe1\x05\n" +
 	"\fTimelineItem\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
@@ -4615,7 +4623,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\flikely_cause\x18\x10 \x01(\tR\vlikelyCause\x12\x16\n" +
 	"\x06advice\x18\x11 \x01(\tR\x06advice\x12\x15\n" +
 	"\x06run_id\x18\x12 \x01(\tR\x05runId\x12\x14\n" +
-	"\x05round\x18\x13 \x01(\x05R\x05round\"\xa4\x05\n" +
+	"\x05round\x18\x13 \x01(\x05R\x05round\x12\x14\n" +
+	"\x05cause\x18\x14 \x01(\tR\x05cause\"\xa4\x05\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
