@@ -50,6 +50,7 @@ func workspace(state commonv1.WorkspaceState) *readmodelv1.Workspace {
 		WorkspaceId: workspaceID, Name: "demo2", Tenant: "acme", TenantId: tenantID, State: state, UserState: commonv1.UserState_USER_STATE_NORMAL, Epoch: bigEpoch, RunId: runID,
 		NodeName: "box-demo2", Spec: &lifecyclev1.WorkspaceSpec{Gpus: 1, Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS}, StateAt: at(9), CreatedAt: at(1),
 		Endpoints: []*lifecyclev1.Endpoint{{Workload: "demo", Name: "http", Url: "http://127.0.0.1:4000"}}, CreatedBy: "op@example.test",
+		NodeId: nodeID, AgentConnected: true, AgentSince: at(8),
 	}
 }
 
@@ -69,7 +70,9 @@ func task(state commonv1.TaskState, states ...commonv1.TaskState) *readmodelv1.T
 
 func finding() *lifecyclev1.Finding {
 	before, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "active"})
-	after, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "failed"})
+	after, _ := structpb.NewStruct(map[string]any{"version": 7, "state": "failed", "changes": []any{map[string]any{
+		"at": "2026-01-02T03:04:01Z", "how": "update", "by": "gpuaas_owner", "application": "psql", "client": "local", "backend": 4711, "transaction": "8123",
+	}}})
 	return &lifecyclev1.Finding{
 		FindingId: claimID, Kind: commonv1.FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE, Severity: commonv1.Severity_SEVERITY_P1, SubjectType: "workspace",
 		SubjectId: workspaceID, WorkspaceId: workspaceID, TenantId: tenantID, Summary: "the row was changed outside its saga: state", NextAction: "set the row back",
@@ -91,7 +94,10 @@ func stock(f *fake) {
 		{NodeId: taskID, Name: "evil\x1b[31m\tname", UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, Reason: "never_enrolled"},
 	}})
 	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: node()})
-	always(f, "ListWorkspaces", &readmodelv1.ListWorkspacesResponse{Items: []*readmodelv1.Workspace{workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)}})
+	away := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
+	away.UserState, away.AgentConnected, away.Reason = commonv1.UserState_USER_STATE_TEMPORARY, false, "agent_down"
+	away.AgentDetail = "the agent cannot be reached since 2026-01-02T03:04:13Z; the workload may well run"
+	always(f, "ListWorkspaces", &readmodelv1.ListWorkspacesResponse{Items: []*readmodelv1.Workspace{workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE), away}})
 	drifted := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)
 	drifted.Findings = []*lifecyclev1.Finding{finding()}
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: drifted})
@@ -151,6 +157,10 @@ func stock(f *fake) {
 		},
 		FindingsP0: 1, FindingsP1: 2, Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
 	})
+	always(f, "GetFinding", &readmodelv1.GetFindingResponse{Finding: finding()})
+	settled := finding()
+	settled.ResolvedAt, settled.AcknowledgedBy, settled.AcknowledgeReason = at(10), "ana@example.org", "it was the runbook"
+	always(f, "AcknowledgeFinding", &readmodelv1.AcknowledgeFindingResponse{Response: &lifecyclev1.AcknowledgeFindingResponse{Finding: settled, Pos: "1:9"}})
 	always(f, "ListFindings", &readmodelv1.ListFindingsResponse{Items: []*lifecyclev1.Finding{finding()}})
 	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{TenantId: tenantID, Name: "acme"}, Existed: true, Pos: "1:1"})
 	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: operation()})
@@ -176,6 +186,8 @@ func TestGolden(t *testing.T) {
 		"allocations": {"allocations", "list"},
 		"allocation":  {"allocations", "get", allocID},
 		"findings":    {"findings", "list"},
+		"finding":     {"findings", "get", claimID},
+		"finding_ack": {"findings", "acknowledge", claimID, "--reason", "it was the runbook"},
 		"tenants":     {"tenants", "list"},
 		"tenant":      {"tenants", "get", "acme"},
 		"tenant_new":  {"tenants", "create", "acme"},
@@ -255,6 +267,7 @@ func TestFields(t *testing.T) {
 		}},
 		{"workspace", []string{"workspaces", "get", "demo2"}, false, map[string]any{
 			"workspace_id": workspaceID, "name": "demo2", "tenant": "acme", "state": "active", "user_state": "normal", "epoch": json.Number("2199023255559"), "last_error": "",
+			"agent_connected": true, "agent_since": "2026-01-02T03:04:08.5Z", "reason": "", "agent_detail": "",
 		}},
 		{"timeline", []string{"workspaces", "timeline", "demo2"}, true, map[string]any{
 			"step": "1", "name": "reserve_slot", "direction": "do", "attempt": json.Number("1"), "state": "succeeded", "duration_seconds": json.Number("0.25"), "stalled": false, "error": "",

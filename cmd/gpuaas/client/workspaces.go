@@ -23,6 +23,19 @@ func fullName(w *readmodelv1.Workspace) string {
 	return w.GetTenant() + "/" + w.GetName()
 }
 
+// agent says whether the agent that acts for a workspace can: why it cannot, where that is known, else whether it is connected.
+func agent(w *readmodelv1.Workspace) string {
+	switch {
+	case w.GetReason() != "":
+		return w.GetReason()
+	case w.GetAgentConnected():
+		return "connected"
+	case w.GetNodeId() != "" && w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
+		return "not connected"
+	}
+	return ""
+}
+
 var workspaceView = view[*readmodelv1.Workspace]{
 	name: fullName,
 	columns: []column[*readmodelv1.Workspace]{
@@ -30,6 +43,7 @@ var workspaceView = view[*readmodelv1.Workspace]{
 		{"NAME", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetName() }},
 		{"STATE", false, func(_ *printer, w *readmodelv1.Workspace) string { return word(w.GetState()) }},
 		{"USER STATE", false, func(_ *printer, w *readmodelv1.Workspace) string { return word(w.GetUserState()) }},
+		{"AGENT", false, func(_ *printer, w *readmodelv1.Workspace) string { return agent(w) }},
 		{"EPOCH", false, func(_ *printer, w *readmodelv1.Workspace) string { return number(w.GetEpoch()) }},
 		{"STEP", false, func(_ *printer, w *readmodelv1.Workspace) string {
 			return strings.TrimSpace(w.GetCurrentStep() + onlyIf(w.GetStalled(), " (stalled)"))
@@ -37,6 +51,8 @@ var workspaceView = view[*readmodelv1.Workspace]{
 		{"NODE", false, func(_ *printer, w *readmodelv1.Workspace) string { return or(w.GetNodeName(), w.GetNodeId()) }},
 		{"SINCE", false, func(pr *printer, w *readmodelv1.Workspace) string { return pr.when(w.GetStateAt()) }},
 		{"LAST ERROR", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetLastError() }},
+		{"AGENT SINCE", true, func(pr *printer, w *readmodelv1.Workspace) string { return pr.when(w.GetAgentSince()) }},
+		{"AGENT DETAIL", true, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetAgentDetail() }},
 		{"ID", true, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetWorkspaceId() }},
 		{"GPUS", true, func(_ *printer, w *readmodelv1.Workspace) string { return number(w.GetSpec().GetGpus()) }},
 		{"PLACEMENT", true, func(_ *printer, w *readmodelv1.Workspace) string { return word(w.GetSpec().GetPlacement()) }},
@@ -148,7 +164,7 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		{"DURATION", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return seconds(i.GetDurationSeconds()) }},
 		{"ERROR", false, func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := word(i.GetErrorLayer())
-			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting())
+			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
 		}},
 		{"CAUSE", true, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetLikelyCause() }},
 		{"ADVICE", true, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetAdvice() }},

@@ -60,8 +60,10 @@ CREATE TABLE readmodel.workspace (
     name         text   NOT NULL,
     state        text   NOT NULL CHECK (state IN ('provisioning', 'active', 'failed', 'stuck', 'cancelling', 'recreating',
         'decommissioning', 'decommissioned')),
+    node_id      uuid, -- where it runs
     body         jsonb  NOT NULL
 );
+CREATE INDEX workspace_by_node ON readmodel.workspace (node_id) WHERE state <> 'decommissioned';
 CREATE INDEX workspace_by_tenant ON readmodel.workspace (tenant, name, workspace_id);
 CREATE INDEX workspace_by_name ON readmodel.workspace (name, workspace_id);
 CREATE INDEX workspace_by_tenant_id ON readmodel.workspace (tenant_id);

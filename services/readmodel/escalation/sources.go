@@ -299,6 +299,9 @@ func (g *gathering) summary(context.Context) (any, error) {
 		switch {
 		case i.GetError() != "":
 			line["error"], line["error_code"], line["error_layer"] = obs.Redact(i.GetError()), i.GetErrorCode(), names.Of(i.GetErrorLayer())
+			if i.GetCause() != "" {
+				line["cause"] = obs.Redact(i.GetCause())
+			}
 			errs = append(errs, line)
 		case i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED && i.GetDirection() == commonv1.Direction_DIRECTION_DO && i.GetRunId() == g.lastRun():
 			line["finished_at"] = i.GetFinishedAt().AsTime()
@@ -307,6 +310,7 @@ func (g *gathering) summary(context.Context) (any, error) {
 	}
 	return map[string]any{
 		"state": names.Of(w.GetState()), "state_at": w.GetStateAt().AsTime(), "user_state": names.Of(w.GetUserState()), "stalled": w.GetStalled(),
+		"agent_connected": w.GetAgentConnected(), "reason": w.GetReason(), "agent_detail": w.GetAgentDetail(),
 		"why_waiting": obs.Redact(w.GetWhyWaiting()), "current_step": w.GetCurrentStep(), "last_error": obs.Redact(w.GetLastError()), "last_error_code": w.GetLastErrorCode(),
 		"register_failures": w.GetRegisterFailures(), "last_good_step": lastGood, "errors": errs, "tried": tried, "tries": tries,
 		"story": fmt.Sprintf("%d runs, %d tasks, %d nodes, %d audit entries", len(g.runs), len(g.tasks), len(g.nodes), len(g.trail)),

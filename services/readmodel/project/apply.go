@@ -103,7 +103,8 @@ func rowsOf(r events.Record) ([]row, error) {
 			return nil, err
 		}
 		return one(r, "workspace", []any{
-			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), r.Payload,
+			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), ref(m.GetNodeId()),
+			r.Payload,
 		})
 	case KindRun:
 		m, err := decode(r, &lifecyclev1.Run{})

@@ -28,7 +28,7 @@ var tables = map[string]table{
 		set:     map[string]string{"since": "CASE WHEN t.serving = EXCLUDED.serving THEN t.since ELSE EXCLUDED.since END"},
 	},
 	"tenant":    {name: "tenant", key: []string{"tenant_id"}, columns: []string{"name"}},
-	"workspace": {name: "workspace", key: []string{"workspace_id"}, columns: []string{"tenant_id", "tenant", "name", "state"}},
+	"workspace": {name: "workspace", key: []string{"workspace_id"}, columns: []string{"tenant_id", "tenant", "name", "state", "node_id"}},
 	"run":       {name: "run", key: []string{"run_id"}, columns: []string{"workspace_id", "tenant_id", "live"}},
 	"step": {
 		name: "step", key: []string{"run_id", "step", "direction", "attempt"}, columns: []string{"workspace_id", "stalled"},

@@ -155,9 +155,12 @@ func since(f NodeFacts) time.Time {
 type WorkspaceFacts struct {
 	Workspace *lifecyclev1.Workspace
 	Stalled   bool
+	Agent     AgentStatus // of the node that the workspace names; zero if it names none
 }
 
-// DescribeWorkspace answers the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal.
+// DescribeWorkspace answers the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal. An agent that
+// cannot act does touch it: nothing that is asked of the workspace is done meanwhile, though its workload may run on. While nobody of ours listens,
+// the outage is ours and what runs is normal.
 func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 	const cancelled = "cancel_requested"
 	switch f.Workspace.GetState() {
@@ -176,8 +179,8 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
-		if f.Workspace.GetRegisterFailures() > 0 {
-			return commonv1.UserState_USER_STATE_TEMPORARY // its agent is shut out, so nothing that is asked of it is done
+		if f.Agent.Reason != "" && f.Agent.Reason != ReasonOutage {
+			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 		commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED:

@@ -174,9 +174,15 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 		}
 	}
 	provisioning := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING}
-	shutOut := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, RegisterFailures: 1}
-	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: shutOut}); got != commonv1.UserState_USER_STATE_TEMPORARY {
-		t.Errorf("active with an agent that cannot register: %v", got)
+	active := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE}
+	for reason, want := range map[string]commonv1.UserState{
+		"": commonv1.UserState_USER_STATE_NORMAL, view.ReasonOutage: commonv1.UserState_USER_STATE_NORMAL,
+		view.ReasonDisconnected: commonv1.UserState_USER_STATE_TEMPORARY, view.ReasonHeld: commonv1.UserState_USER_STATE_TEMPORARY,
+		view.ReasonRegisterFailing: commonv1.UserState_USER_STATE_TEMPORARY,
+	} {
+		if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: active, Agent: view.AgentStatus{Reason: reason}}); got != want {
+			t.Errorf("active, its agent %q: %s, want %s", reason, names.Of(got), names.Of(want))
+		}
 	}
 	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: provisioning, Stalled: true}); got != commonv1.UserState_USER_STATE_TEMPORARY {
 		t.Errorf("stalled: %s", names.Of(got))

@@ -8,10 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
@@ -24,9 +22,9 @@ type NodeFilter struct {
 	IDs            []string // nil: any
 }
 
-// nodeFrom joins a node with its gate, with the session that serves it (else its newest), and with that session's replica. $1 is the time, $2 how
-// fresh a beat is. During a hand-over two sessions stand: the newer one counts once it is admitted, so that nothing flaps.
-const nodeFrom = `readmodel.node n
+// nodeSession joins the node n with its gate, with the session that serves it (else its newest), and with that session's replica. $1 is the time, $2
+// how fresh a beat is. During a hand-over two sessions stand: the newer one counts once it is admitted, so that nothing flaps.
+const nodeSession = `
 	LEFT JOIN readmodel.gate g ON g.node_id = n.node_id
 	LEFT JOIN LATERAL (
 		SELECT c.body, c.since, c.replica_id, COALESCE(c.serving AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval, false) AS connected
@@ -34,7 +32,10 @@ const nodeFrom = `readmodel.node n
 			WHERE x.node_id = n.node_id ORDER BY x.generation DESC, x.version DESC, x.session_id DESC LIMIT 5) c
 		LEFT JOIN readmodel.replica r ON r.replica_id = c.replica_id
 		ORDER BY connected DESC, c.generation DESC, c.version DESC, c.session_id DESC LIMIT 1) s ON true
-	LEFT JOIN readmodel.replica b ON b.replica_id = s.replica_id
+	LEFT JOIN readmodel.replica b ON b.replica_id = s.replica_id`
+
+// nodeFrom is a node with all that, and what its slots hold.
+const nodeFrom = `readmodel.node n` + nodeSession + `
 	LEFT JOIN LATERAL (
 		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus FROM readmodel.allocation a
 		WHERE a.body->>'node_id' = n.node_id::text AND a.body->>'state' <> 'ALLOCATION_STATE_RELEASED') u ON true`
@@ -46,7 +47,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 		return nil, "", err
 	}
 	l := listing{
-		name: "nodes", columns: "n.body, g.body, s.body, COALESCE(s.since, 'epoch'), COALESCE(s.connected, false), b.body, u.slots, u.gpus", from: nodeFrom,
+		name: "nodes", columns: nodeColumns + ", u.slots, u.gpus", from: nodeFrom,
 		sort: "n.name", id: "n.node_id", args: []any{s.Now, BeatFresh},
 	}
 	l.and("(?::uuid IS NULL OR n.tenant_id = $3)", s.scope.arg())
@@ -74,33 +75,17 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 }
 
 func (s *Snapshot) scanNode(row pgx.Row, listening time.Time, lead ...any) (*readmodelv1.Node, error) {
-	var identity, gate, session, beat []byte
+	var n nodeScan
 	var slots, gpus int32
-	f := NodeFacts{Identity: &recoveryv1.NodeIdentity{}, ListeningSince: listening, StaleAfter: s.staleAfter}
-	if err := row.Scan(append(lead, &identity, &gate, &session, &f.Since, &f.Connected, &beat, &slots, &gpus)...); err != nil {
+	if err := row.Scan(append(append(lead, n.into()...), &slots, &gpus)...); err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
-	if err := project.Decode(identity, f.Identity); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
+	f, err := n.facts(listening, s.staleAfter)
+	if err != nil {
+		return nil, err
 	}
-	if gate != nil {
-		f.Gate = &lifecyclev1.NodeGate{}
-		if err := project.Decode(gate, f.Gate); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped by run
-		}
+	if f.Gate != nil {
 		f.Gate.SlotsUsed, f.Gate.GpusUsed = slots, gpus
-	}
-	if session != nil {
-		f.Session = &nodev1.SessionChanged{}
-		if err := project.Decode(session, f.Session); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped by run
-		}
-	}
-	if beat != nil {
-		f.Beat = &nodev1.ReplicaBeat{}
-		if err := project.Decode(beat, f.Beat); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped by run
-		}
 	}
 	d := Describe(f, s.Now)
 	return &readmodelv1.Node{

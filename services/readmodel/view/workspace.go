@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -25,19 +26,28 @@ type WorkspaceFilter struct {
 	NotOver bool     // without the decommissioned
 }
 
-// workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest) and with whether a step of that run stalls.
+// workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest), with whether a step of that run stalls, and with the
+// node whose agent acts for it. $1 and $2 are those of nodeSession.
 const workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
 		SELECT x.run_id, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
-		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true`
+		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
+	LEFT JOIN readmodel.node n ON n.node_id = w.node_id` + nodeSession
 
 const workspaceColumns = `w.body, r.body, COALESCE(r.live AND EXISTS (
-	SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled), false)`
+	SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled), false), ` + nodeColumns
 
 // Workspaces answers one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
-	l := listing{name: "workspaces", columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id"}
-	l.and("(?::uuid IS NULL OR w.tenant_id = $1)", s.scope.arg())
+	listening, err := s.listeningSince(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	l := listing{
+		name: "workspaces", columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
+		args: []any{s.Now, BeatFresh},
+	}
+	l.and("(?::uuid IS NULL OR w.tenant_id = $3)", s.scope.arg())
 	if f.Tenant != "" {
 		if isUUID(f.Tenant) {
 			l.and("(w.tenant = ? OR w.tenant_id = ?::uuid)", f.Tenant, f.Tenant)
@@ -60,13 +70,16 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 	if f.IDs != nil {
 		l.and("w.workspace_id = ANY(?::uuid[])", f.IDs)
 	}
-	return run(ctx, s, l, page, scanWorkspace)
+	return run(ctx, s, l, page, func(row pgx.Row, lead ...any) (*readmodelv1.Workspace, error) {
+		return s.scanWorkspace(row, listening, lead...)
+	})
 }
 
-func scanWorkspace(row pgx.Row, lead ...any) (*readmodelv1.Workspace, error) {
+func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) (*readmodelv1.Workspace, error) {
 	var body, runBody []byte
+	var n nodeScan
 	var f WorkspaceFacts
-	if err := row.Scan(append(lead, &body, &runBody, &f.Stalled)...); err != nil {
+	if err := row.Scan(append(append(lead, &body, &runBody, &f.Stalled), n.into()...)...); err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
 	f.Workspace = &lifecyclev1.Workspace{}
@@ -78,11 +91,26 @@ func scanWorkspace(row pgx.Row, lead ...any) (*readmodelv1.Workspace, error) {
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
 	w := f.Workspace
+	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
+	if w.GetNodeId() != "" && !over {
+		facts, err := n.facts(listening, s.staleAfter)
+		if err != nil {
+			return nil, err
+		}
+		f.Agent = DescribeAgent(facts, s.Now)
+	}
+	switch {
+	case !active:
+		f.Agent.Reason, f.Agent.Detail = "", "" // what else it is doing tells more than an agent that comes or goes with it
+	case w.GetRegisterFailures() > 0:
+		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
+	}
 	out := &readmodelv1.Workspace{
 		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(), State: w.GetState(),
 		UserState: DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(), LastErrorCode: w.GetLastErrorCode(), RunId: w.GetRunId(),
 		Spec: w.GetSpec(), NodeId: w.GetNodeId(), NodeName: w.GetNodeName(), Endpoints: w.GetEndpoints(), RegisterFailures: w.GetRegisterFailures(),
 		CreatedAt: w.GetCreatedAt(), StateAt: w.GetStateAt(), Stalled: f.Stalled, Version: w.GetVersion(), CreatedBy: w.GetCreatedBy(),
+		AgentConnected: f.Agent.Connected, AgentSince: stamp(f.Agent.Since), Reason: f.Agent.Reason, AgentDetail: f.Agent.Detail,
 	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
 		out.WhyWaiting = r.GetWhyWaiting()
@@ -91,6 +119,21 @@ func scanWorkspace(row pgx.Row, lead ...any) (*readmodelv1.Workspace, error) {
 		}
 	}
 	return out, nil
+}
+
+// WorkspacesOn answers which workspaces that live name one of the nodes: the node's id, by the workspace's.
+func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[string]string, error) {
+	rows, err := s.tx.Query(ctx, `SELECT w.workspace_id::text, w.node_id::text FROM readmodel.workspace w
+		WHERE w.node_id = ANY($1::uuid[]) AND w.state <> 'decommissioned' AND ($2::uuid IS NULL OR w.tenant_id = $2)`, nodeIDs, s.scope.arg())
+	if err != nil {
+		return nil, fmt.Errorf("read workspaces of nodes: %w", err)
+	}
+	found := map[string]string{}
+	var workspace, node string
+	if _, err := pgx.ForEachRow(rows, []any{&workspace, &node}, func() error { found[workspace] = node; return nil }); err != nil {
+		return nil, fmt.Errorf("read workspaces of nodes: %w", err)
+	}
+	return found, nil
 }
 
 // Tenants answers one page by name.

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"github.com/google/uuid"
@@ -18,6 +19,10 @@ const chunk = 500
 
 // load reads changed objects as they are now.
 func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, error) {
+	marks, err := withWorkspaces(ctx, s, marks)
+	if err != nil {
+		return nil, err
+	}
 	byTopic := map[readmodelv1.Topic][]string{}
 	for k := range marks {
 		id := k.id
@@ -47,6 +52,31 @@ func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, er
 		}
 	}
 	return items, nil
+}
+
+// withWorkspaces adds the workspaces of changed nodes: each shows whether its node's agent can act.
+func withWorkspaces(ctx context.Context, s *view.Snapshot, marks map[key]mark) (map[key]mark, error) {
+	byNode := map[string]mark{}
+	for k, m := range marks {
+		if _, err := uuid.Parse(k.id); err == nil && k.topic == readmodelv1.Topic_TOPIC_NODES {
+			byNode[k.id] = m
+		}
+	}
+	if len(byNode) == 0 {
+		return marks, nil
+	}
+	found, err := s.WorkspacesOn(ctx, slices.Sorted(maps.Keys(byNode)))
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what
+	}
+	marks = maps.Clone(marks)
+	for workspace, node := range found {
+		k := key{readmodelv1.Topic_TOPIC_WORKSPACES, workspace}
+		if _, ok := marks[k]; !ok {
+			marks[k] = mark{pos: byNode[node].pos}
+		}
+	}
+	return marks, nil
 }
 
 func loadTopic(ctx context.Context, s *view.Snapshot, topic readmodelv1.Topic, ids []string) ([]item, error) {

@@ -1,0 +1,113 @@
+package view
+
+import (
+	"fmt"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+)
+
+// ReasonRegisterFailing is of a workspace whose agent is refused as it registers.
+const ReasonRegisterFailing = "register_failing"
+
+// AgentStatus is what is known of the agent that acts for a workspace.
+type AgentStatus struct {
+	Connected bool
+	Since     time.Time // of Connected as it is; zero: not known
+	Reason    string    // why it cannot act; empty if it can
+	Detail    string    // the reason in words
+}
+
+// DescribeAgent says whether a node's agent can act: it is connected, its gate is open, and no decision about its identity stands against it. Silence
+// is never taken for a dead workload: an agent that is away has told nothing of it.
+func DescribeAgent(f NodeFacts, now time.Time) AgentStatus {
+	const workload = "; the workload may well run"
+	node := Describe(f, now)
+	a := AgentStatus{Connected: f.Connected, Since: node.Since, Reason: node.Reason}
+	if a.Since.Unix() <= 0 {
+		a.Since = time.Time{}
+	}
+	switch state := f.Identity.GetState(); state { //nolint:exhaustive // the others leave it to the connection
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED,
+		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
+		a.Detail = "the agent may not act: its identity is " + names.Of(state)
+		if at := f.Identity.GetStateAt(); at != nil {
+			a.Detail += sinceText(at.AsTime())
+		}
+		a.Detail += workload
+		return a
+	}
+	switch {
+	case f.Connected && f.Gate.GetAdmitted():
+		a.Reason = "" // an alarm that stands on an active identity stops nothing
+	case f.Connected:
+		a.Reason, a.Detail = ReasonNodeNotAdmitted, "the agent is connected, and nothing is offered to it until lifecycle opens its gate"+workload
+	case f.ListeningSince.IsZero():
+		a.Reason, a.Detail = ReasonOutage, "no replica of nodeapi listens, so nothing is heard of the agent"+sinceText(a.Since)+workload
+	default:
+		if a.Reason != ReasonAgentDown {
+			a.Reason = ReasonDisconnected
+		}
+		a.Detail = "the agent cannot be reached" + sinceText(a.Since) + workload
+	}
+	return a
+}
+
+// sinceText spells from when something holds, where that is known.
+func sinceText(at time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return " since " + at.UTC().Format(time.RFC3339)
+}
+
+// describeRegistering is of an agent that is refused as it registers.
+func describeRegistering(w *lifecyclev1.Workspace) (string, string) {
+	return ReasonRegisterFailing, fmt.Sprintf("the agent is refused as it registers (%d so far); the workload may well run", w.GetRegisterFailures())
+}
+
+// nodeColumns are the facts of a node in what nodeSession joins.
+const nodeColumns = "n.body, g.body, s.body, COALESCE(s.since, 'epoch'), COALESCE(s.connected, false), b.body"
+
+// nodeScan receives nodeColumns.
+type nodeScan struct {
+	identity, gate, session, beat []byte
+	since                         time.Time
+	connected                     bool
+}
+
+func (n *nodeScan) into() []any {
+	return []any{&n.identity, &n.gate, &n.session, &n.since, &n.connected, &n.beat}
+}
+
+// facts decodes what was received.
+func (n *nodeScan) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
+	f := NodeFacts{Identity: &recoveryv1.NodeIdentity{}, ListeningSince: listening, StaleAfter: staleAfter, Since: n.since, Connected: n.connected}
+	if err := project.Decode(n.identity, f.Identity); err != nil {
+		return f, err //nolint:wrapcheck // wrapped by run
+	}
+	if n.gate != nil {
+		f.Gate = &lifecyclev1.NodeGate{}
+		if err := project.Decode(n.gate, f.Gate); err != nil {
+			return f, err //nolint:wrapcheck // wrapped by run
+		}
+	}
+	if n.session != nil {
+		f.Session = &nodev1.SessionChanged{}
+		if err := project.Decode(n.session, f.Session); err != nil {
+			return f, err //nolint:wrapcheck // wrapped by run
+		}
+	}
+	if n.beat != nil {
+		f.Beat = &nodev1.ReplicaBeat{}
+		if err := project.Decode(n.beat, f.Beat); err != nil {
+			return f, err //nolint:wrapcheck // wrapped by run
+		}
+	}
+	return f, nil
+}
