@@ -104,6 +104,15 @@ func (c *Child) Stop() {
 	_ = c.cmd.Wait()
 }
 
+// Kill ends the child by SIGKILL, in the middle of whatever it does, and answers when it is dead.
+func (c *Child) Kill() error {
+	if err := c.cmd.Process.Kill(); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	_ = c.cmd.Wait() // it says that it was killed
+	return nil
+}
+
 // Verbs are what a child can do.
 type Verbs map[string]func(ctx context.Context, args json.RawMessage) (any, error)
 

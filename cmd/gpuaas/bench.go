@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/cancel"
 	"github.com/gpuaas/mesh/bench/join"
+	"github.com/gpuaas/mesh/bench/resume"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
@@ -65,6 +66,12 @@ func benchCancelAlone(ctx context.Context, o benchOptions, db *bench.Database) (
 	})
 }
 
+func benchResume(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return resume.Run(ctx, resume.Options{
+		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Command: benchChild, Logger: o.logger,
+	})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -92,7 +99,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
 	add("join", "How soon somebody is answered who joins a recreation, with Redis and without", 0, benchJoin, benchJoinAlone)
 	add("cancel", "How soon a cancel reaches the step that runs, whichever replica drives it, and by heartbeats alone", 0, benchCancel, benchCancelAlone)
-	add("all", "All of them, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchTasks, benchStreams)
+	add("resume", "How long an operation stands still when the process that drives it is killed", 0, benchResume)
+	add("all", "All of them, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },
@@ -115,6 +123,9 @@ func runBenchChild(cmd *cobra.Command, kind string) error {
 	for _, serve := range []func(context.Context) (bool, error){
 		func(ctx context.Context) (bool, error) {
 			return streams.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
+		},
+		func(ctx context.Context) (bool, error) {
+			return resume.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)
 		},
 		func(ctx context.Context) (bool, error) {
 			return tasks.Child(ctx, kind, cmd.InOrStdin(), cmd.OutOrStdout(), logger)

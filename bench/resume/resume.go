@@ -1,0 +1,209 @@
+// Package resume measures how long an operation stands still when the process that drives it is killed: from the kill to the beginning of its step at
+// another replica.
+//
+// It owns the load. A driver in a process of its own holds a number of runs in the middle of a step, with production's lease, and is killed with SIGKILL at a
+// random phase of its heartbeats; a second replica, which shares nothing with it but the database, takes over. Each round has a new driver and new runs.
+package resume
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/process"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// Most is the p95 from a crash until the run goes on, in milliseconds.
+const Most = 20_000.0
+
+// patience is how long a step may take to begin before the bench gives up, beside a lease.
+const patience = time.Minute
+
+// Options says where and how much to measure. The three URLs name one database.
+type Options struct {
+	LifecycleURL string // role lifecycle
+	SequencerURL string // role sequencer: the event log is numbered while sagas run
+	OwnerURL     string // a role that may create a schema, for the baseline's table
+	Command      process.Command
+	Lease        time.Duration // of a run, three heartbeats; zero means production's
+	Runs         int           // that a driver holds when it is killed; zero means 40
+	Kills        int           // zero means 3
+	Logger       *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Lease == 0 {
+		o.Lease = saga.Default().Lease
+	}
+	if o.Runs == 0 {
+		o.Runs = 40
+	}
+	if o.Kills == 0 {
+		o.Kills = 3
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Run measures. Nothing of it stays in the database but rows of tenants named bench.
+func Run(ctx context.Context, opts Options) (bench.Result, error) {
+	opts = opts.withDefaults()
+	owner, err := pg.Open(ctx, pg.Config{URL: opts.OwnerURL, ApplicationName: "bench baseline", MaxConns: 2})
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
+	}
+	defer owner.Close()
+	details, err := bench.Environment(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+	}
+	if err := prepareBaseline(ctx, owner); err != nil {
+		return bench.Result{}, err
+	}
+	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
+	raw, err := commits(ctx, owner)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	var stood []time.Duration
+	var phases []string
+	for range opts.Kills {
+		phase := rand.N(opts.Lease / 3) //nolint:gosec // of the heartbeats
+		took, err := round(ctx, opts, phase)
+		if err != nil {
+			return bench.Result{}, err
+		}
+		stood, phases = append(stood, took...), append(phases, phase.Round(time.Millisecond).String())
+	}
+	value, baseline := bench.Percentile(stood, .95), bench.Percentile(raw, .95)
+	details["baseline"] = "p95 of one single-row commit, one client"
+	details["stood_still_ms"] = fmt.Sprintf("p50 %.0f, p95 %.0f, max %.0f of %d", bench.Percentile(stood, .5), value, bench.Percentile(stood, 1), len(stood))
+	details["kills"], details["runs_held_at_each"], details["killed_after_last_step_began"] = opts.Kills, opts.Runs, strings.Join(phases, " ")
+	details["lease"], details["heartbeat"], details["required_ms_p95"] = opts.Lease.String(), (opts.Lease / 3).String(), Most
+	return bench.Result{
+		Name: "resume", Value: value, Unit: "ms p95 from a crash until the run goes on", Baseline: baseline, Ratio: value / baseline,
+		Required: Most / baseline, Passed: value <= Most, Details: details,
+	}, nil
+}
+
+// round lets a driver take runs, kills it when that long has passed since the last of their steps began, and answers how long each stood still.
+func round(ctx context.Context, opts Options, phase time.Duration) ([]time.Duration, error) {
+	resumed := &tally{at: map[string]time.Time{}}
+	survivor, err := newReplica(ctx, opts, func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+		resumed.note(env.WorkspaceID)
+		return saga.Done(nil), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer survivor.close()
+	workspaces, err := start(ctx, survivor, opts.Runs)
+	if err != nil {
+		return nil, err
+	}
+	driver, err := process.Start(opts.Command, childDriver)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it started
+	}
+	defer driver.Stop()
+	cfg := driverConfig{LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Lease: opts.Lease, Runs: opts.Runs}
+	if err := driver.Ask(ctx, patience, "drive", cfg, nil); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it asked
+	}
+	err = until(ctx, patience, "the driver to begin every step", func() (bool, error) {
+		begun := 0
+		err := driver.Ask(ctx, patience, "begun", nil, &begun)
+		return begun == len(workspaces), err //nolint:wrapcheck // it says what it asked
+	})
+	if err != nil {
+		return nil, err
+	}
+	// The other replica stands by as it would: it looks for runs all the while.
+	running, stop := context.WithCancel(ctx)
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	defer stop()
+	loops.Go(func() { survivor.run(running, opts.Logger) })
+	if !app.Sleep(ctx, phase) {
+		return nil, fmt.Errorf("await the kill: %w", context.Cause(ctx))
+	}
+	if n := resumed.count(); n > 0 {
+		return nil, fmt.Errorf("%d runs were taken from a driver that lived", n)
+	}
+	killed := time.Now()
+	if err := driver.Kill(); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it killed
+	}
+	err = until(ctx, opts.Lease+patience, "every run to go on", func() (bool, error) { return resumed.count() == len(workspaces), nil })
+	if err != nil {
+		return nil, err
+	}
+	took := make([]time.Duration, 0, len(workspaces))
+	for _, w := range workspaces {
+		at, ok := resumed.when(w)
+		if !ok || at.Before(killed) {
+			return nil, fmt.Errorf("the run of workspace %s went on before its driver died", w)
+		}
+		took = append(took, at.Sub(killed))
+	}
+	return took, until(ctx, patience, "every run to end", func() (bool, error) {
+		left := 0
+		err := survivor.pool.QueryRow(ctx, `SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = ANY($1) AND state <> 'succeeded'`, workspaces).Scan(&left)
+		return left == 0, err //nolint:wrapcheck // said by what was waited for
+	})
+}
+
+// start makes workspaces with a run each.
+func start(ctx context.Context, r *replica, runs int) ([]string, error) {
+	tenant := ids.New()
+	var out []string
+	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
+		out = nil
+		if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "bench-"+tenant); err != nil {
+			return fmt.Errorf("insert tenant: %w", err)
+		}
+		for i := range runs {
+			id, err := r.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
+			if err != nil {
+				return err
+			}
+			if _, err := r.core.Start(ctx, tx, saga.StartRequest{
+				WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: working, Requester: "bench", NextEpoch: true,
+			}); err != nil {
+				return fmt.Errorf("start run: %w", err)
+			}
+			out = append(out, id)
+		}
+		return nil
+	})
+	return out, err //nolint:wrapcheck // wrapped above
+}
+
+// until asks until it is so.
+func until(ctx context.Context, within time.Duration, what string, ask func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		done, err := ask()
+		if err != nil || done {
+			return err
+		}
+		if !app.Sleep(ctx, 5*time.Millisecond) {
+			return fmt.Errorf("wait for %s: %w", what, context.Cause(ctx))
+		}
+	}
+}
