@@ -213,7 +213,7 @@ func (s *Service) build(ctx context.Context) error {
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	if err := s.mount(gates, tasks, workspaces); err != nil {
+	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit)); err != nil {
 		return err
 	}
 	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, events.ConsumerConfig{
@@ -239,11 +239,13 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server) error {
+func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server) error {
 	opts := s.server.HandlerOptions()
 	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
 	err := s.server.Mount(path, h)
 	path, h = lifecyclev1connect.NewTaskServiceHandler(tasks, opts...)
+	err = errors.Join(err, s.server.Mount(path, h))
+	path, h = lifecyclev1connect.NewFindingServiceHandler(found, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))

@@ -4,14 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 )
 
 var findingView = view[*lifecyclev1.Finding]{
@@ -24,18 +28,72 @@ var findingView = view[*lifecyclev1.Finding]{
 		{"TIMES", false, func(_ *printer, f *lifecyclev1.Finding) string { return number(f.GetCount()) }},
 		{"STATE", false, func(_ *printer, f *lifecyclev1.Finding) string { return findingState(f) }},
 		{"SUMMARY", false, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetSummary() }},
-		{"ID", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetFindingId() }},
+		{"ID", false, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetFindingId() }},
 		{"WORKSPACE", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetWorkspaceId() }},
 		{"NODE", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetNodeId() }},
 		{"LAST SEEN", true, func(pr *printer, f *lifecyclev1.Finding) string { return pr.when(f.GetLastSeenAt()) }},
 		{"BEFORE", true, func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetBefore()) }},
 		{"AFTER", true, func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetAfter()) }},
+		{"RESOLVED", true, func(pr *printer, f *lifecyclev1.Finding) string { return pr.when(f.GetResolvedAt()) }},
+		{"ACKNOWLEDGED", true, func(_ *printer, f *lifecyclev1.Finding) string {
+			return onlyIf(f.GetAcknowledgedBy() != "", "by "+f.GetAcknowledgedBy()+": "+f.GetAcknowledgeReason())
+		}},
 		{"NEXT ACTION", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetNextAction() }},
+	},
+	more: []column[*lifecyclev1.Finding]{
+		{"DIFFERENCES", true, func(_ *printer, f *lifecyclev1.Finding) string { return differences(f) }},
+		{"CHANGED BY", true, func(_ *printer, f *lifecyclev1.Finding) string { return changes(f) }},
 	},
 }
 
+// changesKey is the field of a finding's after that tells the changes by hand one by one.
+const changesKey = "changes"
+
+// differences are the fields of a finding, one a line: before and after.
+func differences(f *lifecyclev1.Finding) string {
+	before, after := f.GetBefore().AsMap(), f.GetAfter().AsMap()
+	var lines []string
+	for _, k := range slices.Sorted(maps.Keys(after)) {
+		if was, there := before[k]; there && k != changesKey {
+			lines = append(lines, k+": "+value(was)+" -> "+value(after[k]))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// changes are what was done to a row by hand, one a line.
+func changes(f *lifecyclev1.Finding) string {
+	var lines []string
+	for _, v := range f.GetAfter().GetFields()[changesKey].GetListValue().GetValues() {
+		one := v.GetStructValue().AsMap()
+		if n, left := one["left_out"]; left {
+			lines = append(lines, value(n)+" more")
+			continue
+		}
+		line := fmt.Sprintf("%s %s", value(one["at"]), value(one["how"]))
+		if by, known := one["by"]; known {
+			line += fmt.Sprintf(" by %s with %s from %s, backend %s, transaction %s", value(by), value(one["application"]), value(one["client"]), value(one["backend"]),
+				value(one["transaction"]))
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// value spells one value of evidence.
+func value(v any) string {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return "?"
+	}
+	return strings.Trim(string(raw), `"`)
+}
+
 func findingState(f *lifecyclev1.Finding) string {
-	if f.GetResolvedAt() != nil {
+	switch {
+	case f.GetAcknowledgedBy() != "":
+		return "acknowledged"
+	case f.GetResolvedAt() != nil:
 		return "resolved"
 	}
 	return "open" + onlyIf(f.GetCordoned(), ", node cordoned")
@@ -46,11 +104,7 @@ func evidence(s *structpb.Struct) string {
 	fields := s.AsMap()
 	parts := make([]string, 0, len(fields))
 	for k, v := range fields {
-		raw, err := json.Marshal(v)
-		if err != nil {
-			raw = []byte("?")
-		}
-		parts = append(parts, k+"="+strings.Trim(string(raw), `"`))
+		parts = append(parts, k+"="+value(v))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, " ")
@@ -87,5 +141,43 @@ func (p *Program) findingsCommand() *cobra.Command {
 	ls.Flags().BoolVar(&req.IncludeResolved, "all", false, "those that are over as well")
 	ls.Flags().StringVar(&req.Workspace, "workspace", "", "only those of this workspace")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	return group("findings", "What contradicts itself, and rows changed behind their saga's back", []string{"finding"}, ls)
+	return group("findings", "What contradicts itself, and rows changed behind their saga's back", []string{"finding"}, ls, p.getFindingCommand(), p.acknowledgeCommand())
+}
+
+func (p *Program) getFindingCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "get FINDING", Short: "Show one finding, open or over, with what was before and after, by whom, and what to do",
+		Example: "  gpuaas findings get 0192f0c1-0000-7000-8000-000000000001", Args: args("FINDING"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if !ids.Valid(args[0]) {
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no finding %q", args[0]))
+			}
+			answer, err := s.client.Findings.GetFinding(ctx, &readmodelv1.GetFindingRequest{FindingId: args[0]})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, findingView, answer.GetFinding())
+		}),
+	}
+}
+
+func (p *Program) acknowledgeCommand() *cobra.Command {
+	req := &lifecyclev1.AcknowledgeFindingRequest{}
+	cmd := &cobra.Command{
+		Use: "acknowledge FINDING", Aliases: []string{"ack"}, Short: "Say that a row changed by hand was looked at; the row must agree with the log",
+		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the runbook of 12 May'", Args: args("FINDING"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if !ids.Valid(args[0]) {
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no finding %q", args[0]))
+			}
+			req.FindingId = args[0]
+			answer, err := s.client.Findings.AcknowledgeFinding(ctx, &readmodelv1.AcknowledgeFindingRequest{Request: req})
+			if err != nil {
+				return err
+			}
+			return one(s.printer, findingView, answer.GetResponse().GetFinding())
+		}),
+	}
+	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
+	return cmd
 }

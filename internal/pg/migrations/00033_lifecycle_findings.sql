@@ -23,7 +23,10 @@ CREATE TABLE lifecycle.finding (
     last_seen_at  timestamptz NOT NULL DEFAULT mesh.clock(),
     resolved_at   timestamptz,
     count         bigint      NOT NULL DEFAULT 1,
-    version       bigint      NOT NULL DEFAULT 1
+    version       bigint      NOT NULL DEFAULT 1,
+    evidence      bigint[]    NOT NULL DEFAULT '{}', -- of row_evidence: what an acknowledgement settles
+    acknowledged_by    text   NOT NULL DEFAULT '',
+    acknowledge_reason text   NOT NULL DEFAULT ''
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX finding_open ON lifecycle.finding (kind, subject_type, subject_id) WHERE resolved_at IS NULL;
 CREATE INDEX finding_of_node ON lifecycle.finding (node_id) WHERE resolved_at IS NULL AND cordoned;
@@ -65,10 +68,10 @@ CREATE TABLE lifecycle.observed_workload (
     PRIMARY KEY (workspace_id, node_id)
 ) WITH (fillfactor = 70);
 
--- The seal of a row: a digest over all its other columns. Whoever writes such a row within the product breaks the seal (SET seal = NULL), and the
--- trigger puts on a new one: that is how it tells the product's writes from all others, statement by statement. An UPDATE that leaves the seal alone,
--- an INSERT that takes its default and any DELETE leave evidence. A row that was written while the trigger did not fire no longer fits its seal: the
--- next write finds out, or the next sweep.
+-- The seal of a row: a digest over all its other columns. Whoever writes such a row within the product breaks the seal (SET seal = NULL; 1 in a new
+-- row), and the trigger puts on a new one: that is how it tells the product's writes from all others, statement by statement. An UPDATE that leaves the
+-- seal alone, an INSERT that does not name it and any DELETE leave evidence. A row that was written while the trigger did not fire no longer fits its
+-- seal: the next write finds out, or the next sweep.
 --
 -- hash_record_extended rather than a digest of the row's text: it costs a few microseconds, and no setting of a session (time zone, encoding) changes it.
 -- Its values are stored on disk by partitioned tables, and so stay the same in later versions. A migration that adds or alters a column of these tables
@@ -159,13 +162,14 @@ BEGIN
             RETURN OLD;
         END IF;
     END IF;
-    IF NEW.seal IS NOT NULL THEN
-        NEW.seal := NULL;
-        IF TG_OP = 'INSERT' THEN
+    sealed := NEW.seal;
+    NEW.seal := NULL;
+    IF TG_OP = 'INSERT' THEN
+        IF sealed IS DISTINCT FROM 1 THEN
             PERFORM lifecycle.leave_evidence('insert', TG_TABLE_NAME, NULL, to_jsonb(NEW));
-        ELSIF OLD IS DISTINCT FROM NEW THEN
-            PERFORM lifecycle.leave_evidence('update', TG_TABLE_NAME, to_jsonb(OLD), to_jsonb(NEW));
         END IF;
+    ELSIF sealed IS NOT NULL AND OLD IS DISTINCT FROM NEW THEN
+        PERFORM lifecycle.leave_evidence('update', TG_TABLE_NAME, to_jsonb(OLD), to_jsonb(NEW));
     END IF;
     NEW.seal := hash_record_extended(NEW, 0);
     RETURN NEW;

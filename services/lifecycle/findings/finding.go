@@ -28,6 +28,8 @@ type Seen struct {
 	TenantID, WorkspaceID, NodeID, AllocationID string // empty where there is none
 	Summary, NextAction                         string
 	Before, After                               map[string]any
+	// Evidence are the changes of a row that it speaks of: what an acknowledgement of it settles.
+	Evidence []int64
 	// Cordon keeps new workspaces off NodeID while the finding is open.
 	Cordon bool
 	// Certain needs no second look: nothing that is under way can look like it.
@@ -48,18 +50,20 @@ type row struct {
 	cordoned            bool
 	firstSeen, lastSeen time.Time
 	resolved            *time.Time
+	ackBy, ackReason    string
 	count, version      int64
 }
 
 const findingColumns = `f.finding_id::text, f.kind, f.severity, f.subject_type, f.subject_id, f.source, coalesce(f.tenant_id::text, ''),
 	coalesce(f.workspace_id::text, ''), coalesce(f.node_id::text, ''), coalesce(f.allocation_id::text, ''), f.summary, f.next_action, f.before, f.after,
-	f.cordoned, f.first_seen_at, f.last_seen_at, f.resolved_at, f.count, f.version`
+	f.cordoned, f.first_seen_at, f.last_seen_at, f.resolved_at, f.count, f.version, f.evidence, f.acknowledged_by,
+	f.acknowledge_reason`
 
 func scanFinding(from pgx.Row) (row, error) {
 	var r row
 	var kind, severity string
 	err := from.Scan(&r.id, &kind, &severity, &r.SubjectType, &r.SubjectID, &r.source, &r.TenantID, &r.WorkspaceID, &r.NodeID, &r.AllocationID,
-		&r.Summary, &r.NextAction, &r.Before, &r.After, &r.cordoned, &r.firstSeen, &r.lastSeen, &r.resolved, &r.count, &r.version)
+		&r.Summary, &r.NextAction, &r.Before, &r.After, &r.cordoned, &r.firstSeen, &r.lastSeen, &r.resolved, &r.count, &r.version, &r.Evidence, &r.ackBy, &r.ackReason)
 	if err != nil {
 		return row{}, err //nolint:wrapcheck // the caller says what it read
 	}
@@ -85,7 +89,7 @@ func (r *row) event() (events.Event, error) {
 		FindingId: r.id, Kind: r.Kind, Severity: r.Severity, SubjectType: r.SubjectType, SubjectId: r.SubjectID, TenantId: r.TenantID,
 		WorkspaceId: r.WorkspaceID, NodeId: r.NodeID, AllocationId: r.AllocationID, Summary: r.Summary, NextAction: r.NextAction, Before: before,
 		After: after, Cordoned: r.cordoned, FirstSeenAt: timestamppb.New(r.firstSeen), LastSeenAt: timestamppb.New(r.lastSeen), Count: r.count,
-		Version: r.version,
+		Version: r.version, AcknowledgedBy: r.ackBy, AcknowledgeReason: r.ackReason,
 	}
 	if r.resolved != nil {
 		p.ResolvedAt = timestamppb.New(*r.resolved)
@@ -115,16 +119,18 @@ func asStruct(m map[string]any) (*structpb.Struct, error) {
 // cordonBy is who a cordon of a finding is by.
 func cordonBy(findingID string) string { return "finding:" + findingID }
 
-// announce appends the event of a finding.
-func announce(ctx context.Context, tx pgx.Tx, r row) error {
+// announce appends the event of a finding. It answers the finding as it is told, and the event's position token.
+func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
 	e, err := r.event()
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	if _, err := events.Append(ctx, tx, e); err != nil {
-		return fmt.Errorf("report finding: %w", err)
+	pos, err := events.Append(ctx, tx, e)
+	if err != nil {
+		return nil, "", fmt.Errorf("report finding: %w", err)
 	}
-	return nil
+	f, _ := e.Payload.(*lifecyclev1.Finding)
+	return f, pos, nil
 }
 
 // open writes a finding down for the first time, or sees an open one again. It answers whether it is new.
@@ -151,17 +157,18 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	}
 	made, err := scanFinding(tx.QueryRow(ctx, `
 		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id, workspace_id, node_id, allocation_id,
-			summary, next_action, before, after, cordoned)
-		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15)
+			summary, next_action, before, after, cordoned, evidence)
+		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
 		RETURNING `+findingColumns, id, k.kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source, s.TenantID, s.WorkspaceID, s.NodeID,
-		s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), cordoned))
+		s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), cordoned, append([]int64{}, s.Evidence...)))
 	if err != nil {
 		return false, fmt.Errorf("insert finding: %w", err)
 	}
 	if err := decided(ctx, tx, "finding.open", made); err != nil {
 		return false, err
 	}
-	return true, announce(ctx, tx, made)
+	_, _, err = announce(ctx, tx, made)
+	return true, err
 }
 
 func orEmpty(m map[string]any) map[string]any {
@@ -185,16 +192,17 @@ func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
 	}
 	now, err := scanFinding(tx.QueryRow(ctx, `
 		UPDATE lifecycle.finding f SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
-			last_seen_at = mesh.clock(), version = f.version + $7
+			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
 		WHERE f.finding_id = $1 RETURNING `+findingColumns,
-		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised))
+		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised, append([]int64{}, s.Evidence...)))
 	if err != nil {
 		return fmt.Errorf("see finding again: %w", err)
 	}
 	if !tell {
 		return nil
 	}
-	return announce(ctx, tx, now)
+	_, _, err = announce(ctx, tx, now)
+	return err
 }
 
 // sameEvidence compares what is told, spelled as it is stored.
@@ -220,28 +228,28 @@ func sameEvidence(have, s Seen) (bool, error) {
 }
 
 // resolve closes a finding that its look no longer sees, and ends its cordon unless another finding wants it.
-func resolve(ctx context.Context, tx pgx.Tx, r row) error {
+func resolve(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
 	now, err := scanFinding(tx.QueryRow(ctx, `
 		UPDATE lifecycle.finding f SET resolved_at = mesh.clock(), version = f.version + 1
 		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+findingColumns, r.id))
 	if err != nil {
-		return fmt.Errorf("resolve finding: %w", err)
+		return nil, "", fmt.Errorf("resolve finding: %w", err)
 	}
 	if err := decided(ctx, tx, "finding.resolve", now); err != nil {
-		return err
+		return nil, "", err
 	}
 	if now.cordoned && now.NodeID != "" {
 		var heir, reason string
 		err := tx.QueryRow(ctx, `SELECT f.finding_id::text, f.summary FROM lifecycle.finding f
 			WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned ORDER BY f.first_seen_at, f.finding_id LIMIT 1`, now.NodeID).Scan(&heir, &reason)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return fmt.Errorf("look for another finding of the node: %w", err)
+			return nil, "", fmt.Errorf("look for another finding of the node: %w", err)
 		}
 		if heir != "" {
 			heir = cordonBy(heir)
 		}
 		if err := gate.EndCordonOf(ctx, tx, now.NodeID, cordonBy(now.id), reason, heir); err != nil {
-			return err //nolint:wrapcheck // it says what it did
+			return nil, "", err //nolint:wrapcheck // it says what it did
 		}
 	}
 	return announce(ctx, tx, now)

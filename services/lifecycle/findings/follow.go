@@ -71,6 +71,7 @@ type rowKey struct{ rowType, id string }
 type witness struct {
 	version int64
 	payload map[string]any
+	image   map[string]any // the whole row as it stood when it last agreed
 	breach  map[string]any
 }
 
@@ -223,7 +224,7 @@ func witnessesOf(ctx context.Context, tx pgx.Tx, records []events.Record) (map[r
 }
 
 func readWitnesses(ctx context.Context, q pg.Querier, clause string, args ...any) (map[rowKey]*witness, error) {
-	rows, err := q.Query(ctx, `SELECT v.row_type, v.row_id::text, v.version, v.payload, v.breach FROM lifecycle.row_witness v `+clause, args...)
+	rows, err := q.Query(ctx, `SELECT v.row_type, v.row_id::text, v.version, v.payload, v.image, v.breach FROM lifecycle.row_witness v `+clause, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read witnesses: %w", err)
 	}
@@ -231,7 +232,12 @@ func readWitnesses(ctx context.Context, q pg.Querier, clause string, args ...any
 	for rows.Next() {
 		var k rowKey
 		w := &witness{}
-		if err := rows.Scan(&k.rowType, &k.id, &w.version, &w.payload, &w.breach); err != nil {
+		var image []byte
+		err := rows.Scan(&k.rowType, &k.id, &w.version, &w.payload, &image, &w.breach)
+		if err == nil {
+			w.image, err = decode(image)
+		}
+		if err != nil {
 			rows.Close()
 			return nil, fmt.Errorf("read witness: %w", err)
 		}
@@ -321,8 +327,7 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 func (s *Sweeper) forget(ctx context.Context) error {
 	_, err := s.deps.DB.Exec(ctx, `DELETE FROM lifecycle.row_witness v WHERE (v.row_type, v.row_id) IN (
 		SELECT x.row_type, x.row_id FROM lifecycle.row_witness x WHERE x.over_at < mesh.clock() - make_interval(secs => $1)
-			AND (x.breach_at IS NULL OR x.breach_at < mesh.clock() - make_interval(secs => $2)) LIMIT 1000)`,
-		s.cfg.Keep.Seconds(), s.cfg.BreachKeep.Seconds())
+			AND x.breach_at IS NULL LIMIT 1000)`, s.cfg.Keep.Seconds())
 	if err != nil {
 		return fmt.Errorf("forget witnesses: %w", err)
 	}

@@ -24,7 +24,10 @@ import (
 const guardBatch = 500
 
 const nextChanged = "start no operation on it; set the row back to what stands under before, in one UPDATE, then look at who could have changed it; " +
-	"the finding ends with the next sweep that finds row and log in agreement"
+	"the finding ends with the next sweep once it has been put back"
+
+const nextBreach = "an operation has taken over what was changed by hand: compare before and after, correct what is wrong by an operation of its own, " +
+	"look at who could have changed it, then acknowledge the finding with gpuaas findings acknowledge"
 
 // actual is a row as it stands.
 type actual struct {
@@ -85,6 +88,11 @@ func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
 			}
 			out = append(out, seen...)
 		}
+		broken, err := s.unsealed(ctx, t, rows)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, broken...)
 		gone, err := s.gone(ctx, t, src)
 		if err != nil {
 			return nil, err
@@ -92,17 +100,24 @@ func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
 		out = append(out, gone...)
 	}
 	broken, err := s.breaches(ctx)
-	return append(out, broken...), err
+	if err != nil {
+		return nil, err
+	}
+	return s.withEvidence(ctx, append(out, broken...))
 }
 
-// suspect is a row that was written since it last agreed with the log, and by which transaction.
-type suspect struct{ ID, Xmin string }
+// suspect is a row that was written since it last agreed with the log: by which transaction, whether its seal fits, and what stood in it then.
+type suspect struct {
+	ID, Xmin string
+	Sealed   bool
+	Image    []byte
+}
 
 // suspects reads which rows there are to compare. Whoever writes a row leaves the id of his transaction on it: a row that carries the same as when it
 // last agreed is as it was.
 func (s *Sweeper) suspects(ctx context.Context, t *rowType, src source) ([]suspect, error) {
 	rows, err := s.deps.DB.Query(ctx, `
-		SELECT x.`+src.id+`::text, x.xmin::text FROM `+src.table+` x LEFT JOIN lifecycle.row_witness v ON v.row_type = $1 AND v.row_id = x.`+src.id+`
+		SELECT x.`+src.id+`::text, x.xmin::text, x.seal IS NOT DISTINCT FROM lifecycle.digest(x), to_jsonb(x) - 'seal' FROM `+src.table+` x LEFT JOIN lifecycle.row_witness v ON v.row_type = $1 AND v.row_id = x.`+src.id+`
 		WHERE CASE WHEN v.row_id IS NULL THEN `+src.recent+` ELSE v.agreed_xmin <> x.xmin::text OR `+src.always+` END`, t.name, s.cfg.Keep.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("look for changed rows: %w", err)
@@ -143,7 +158,7 @@ func (s *Sweeper) compare(ctx context.Context, t *rowType, src source, pos int64
 	}
 	var out []Seen
 	var back []string // rows that look as if they had gone back: they may have been read before the event that is ahead of them
-	var agreedIDs, agreedXmins []string
+	var agreed []suspect
 	for _, c := range chunk {
 		a, ok := now[c.ID]
 		if !ok {
@@ -161,8 +176,8 @@ func (s *Sweeper) compare(ctx context.Context, t *rowType, src source, pos int64
 			}
 			if len(before) > 0 {
 				out = append(out, changed(t, c.ID, a, w, before, after, strings.Join(sortedKeys(before), ", ")+" differ from the event of its version"))
-			} else if a.version == w.highest {
-				agreedIDs, agreedXmins = append(agreedIDs, c.ID), append(agreedXmins, c.Xmin)
+			} else if a.version == w.highest && c.Sealed {
+				agreed = append(agreed, c)
 			}
 		case w.highest == 0:
 			out = append(out, changed(t, c.ID, a, w, map[string]any{"row": nil}, a.payload, "no event speaks of it"))
@@ -181,7 +196,7 @@ func (s *Sweeper) compare(ctx context.Context, t *rowType, src source, pos int64
 		return nil, err
 	}
 	out = append(out, wentBack...)
-	return out, s.agree(ctx, t, agreedIDs, agreedXmins)
+	return out, s.agree(ctx, t, agreed)
 }
 
 // wentBack reads rows once more that stood below their highest event, now that the event is known.
@@ -234,13 +249,18 @@ func (s *Sweeper) saidOf(ctx context.Context, t *rowType, pos int64, rowIDs []st
 	return out, nil
 }
 
-// agree notes which transaction's rows were found in agreement.
-func (s *Sweeper) agree(ctx context.Context, t *rowType, rowIDs, xmins []string) error {
-	if len(rowIDs) == 0 {
+// agree notes which transaction's rows were found in agreement, and what stood in them.
+func (s *Sweeper) agree(ctx context.Context, t *rowType, rows []suspect) error {
+	if len(rows) == 0 {
 		return nil
 	}
-	_, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.row_witness v SET agreed_xmin = x.xmin FROM unnest($2::uuid[], $3::text[]) AS x (id, xmin)
-		WHERE v.row_type = $1 AND v.row_id = x.id AND v.agreed_xmin <> x.xmin`, t.name, rowIDs, xmins)
+	var rowIDs, xmins, images []string
+	for _, r := range rows {
+		rowIDs, xmins, images = append(rowIDs, r.ID), append(xmins, r.Xmin), append(images, string(r.Image))
+	}
+	_, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.row_witness v SET agreed_xmin = x.xmin, image = x.image::jsonb
+		FROM unnest($2::uuid[], $3::text[], $4::text[]) AS x (id, xmin, image)
+		WHERE v.row_type = $1 AND v.row_id = x.id AND v.agreed_xmin <> x.xmin`, t.name, rowIDs, xmins, images)
 	if err != nil {
 		return fmt.Errorf("note agreement: %w", err)
 	}
@@ -266,9 +286,9 @@ func (s *Sweeper) gone(ctx context.Context, t *rowType, src source) ([]Seen, err
 	return out, nil
 }
 
-// breaches are the breaks within the log that are still to be told.
+// breaches are the breaks within the log that nobody has acknowledged.
 func (s *Sweeper) breaches(ctx context.Context) ([]Seen, error) {
-	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.breach_at > mesh.clock() - make_interval(secs => $1)`, s.cfg.BreachKeep.Seconds())
+	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.breach_at IS NOT NULL`)
 	if err != nil {
 		return nil, err
 	}
@@ -281,18 +301,22 @@ func (s *Sweeper) breaches(ctx context.Context) ([]Seen, error) {
 		a := actual{workspaceID: text("workspace_id"), tenantID: text("tenant_id"), nodeID: text("node_id"), version: w.version}
 		x := changed(t, k.id, a, &said{highest: w.version}, before, after,
 			fmt.Sprintf("what follows version %v in the log is version %v, with %s changed", w.breach["from"], w.breach["to"], strings.Join(sortedKeys(before), ", ")))
-		x.NextAction = "an operation has taken over what was changed by hand: compare before and after, correct what is wrong by an operation of its own, " +
-			"then look at who could have changed it; the finding ends by itself after " + s.cfg.BreachKeep.String()
+		x.NextAction = nextBreach
 		out = append(out, x)
 	}
 	return out, nil
+}
+
+// changedOutside is how the summary of every finding on a row begins.
+func changedOutside(rowType, id string) string {
+	return fmt.Sprintf("the row of %s %s was changed outside its saga: ", rowType, id)
 }
 
 // changed is a row's finding.
 func changed(t *rowType, id string, a actual, w *said, before, after map[string]any, why string) Seen {
 	out := Seen{
 		Kind: rowChanged, Severity: p1, SubjectType: t.name, SubjectID: id, WorkspaceID: a.workspaceID, TenantID: a.tenantID, NodeID: a.nodeID,
-		Summary: fmt.Sprintf("the row of %s %s was changed outside its saga: %s", t.name, id, why), NextAction: nextChanged,
+		Summary: changedOutside(t.name, id) + why, NextAction: nextChanged,
 		Before: map[string]any{"version": w.highest}, After: map[string]any{"version": a.version}, Certain: true,
 	}
 	if t.name == "allocation" {
@@ -354,7 +378,7 @@ func fields(m proto.Message) (map[string]any, error) {
 	return out, nil
 }
 
-func sortedKeys(m map[string]any) []string {
+func sortedKeys[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {
 		keys = append(keys, k)

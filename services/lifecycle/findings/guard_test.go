@@ -8,6 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -108,12 +111,25 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) SELECT $1, tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = $2`, ghost, id)
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside allocation "+allocation, "row_changed_outside workspace "+ghost)
-	if f := found[0]; f.Before["state"] != "active" || !strings.Contains(f.Summary, "it is gone") || f.WorkspaceID != id {
+	if f := found[0]; f.Before["state"] != "active" || f.Before["placement"] != "process" || !strings.Contains(f.Summary, "it is gone") ||
+		!strings.Contains(f.Summary, "it was deleted; by ") || f.WorkspaceID != id {
 		t.Errorf("got %+v", f)
 	}
-	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "no event speaks of it") {
+	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "no event speaks of it") || !strings.Contains(f.Summary, "it was inserted; by lifecycle") {
 		t.Errorf("got %+v", f)
 	}
+	// What is gone cannot be acknowledged away; what is inserted again as it was, and what is taken away again, ends.
+	if _, err := NewServer(b.sweeper, nil).AcknowledgeFinding(t.Context(), &lifecyclev1.AcknowledgeFindingRequest{FindingId: found[0].id, Reason: "x"}); !fault.Has(err, commonv1.Reason_REASON_PRECONDITION_FAILED) ||
+		!strings.Contains(err.Error(), "it is gone") {
+		t.Errorf("the acknowledgement says %v", err)
+	}
+	b.as(pg.RoleOwner, `INSERT INTO lifecycle.allocation SELECT (jsonb_populate_record(NULL::lifecycle.allocation, e.before)).* FROM lifecycle.row_evidence e
+		WHERE e.op = 'delete' AND e.row_id = $1`, allocation)
+	b.as(pg.RoleOwner, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT v.node_id, d, v.allocation_id
+		FROM lifecycle.allocation v, (SELECT jsonb_array_elements_text(w.payload->'gpu_device_ids') AS d FROM lifecycle.row_witness w WHERE w.row_id = $1) x WHERE v.allocation_id = $1`, allocation)
+	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace WHERE id = $1`, ghost)
+	b.sweep()
+	wantOnly(t, b.open())
 }
 
 // What is changed by hand and then taken over by an operation is in the log as the operation's own. The log still shows a version that is missing, and
@@ -128,7 +144,7 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 	b.as(pg.RoleOwner, `UPDATE lifecycle.workspace SET created_by = 'somebody else' WHERE id = $1`, second)
 	err := pg.InTx(t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		for _, w := range []string{id, second} {
-			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
+			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET seal = NULL, register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
 				return err
 			}
 			if _, _, err := saga.AnnounceWorkspace(ctx, tx, w); err != nil {
@@ -143,13 +159,16 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 	b.numbered()
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside workspace "+id, "row_changed_outside workspace "+second)
-	if f := found[0]; !strings.Contains(f.Summary, "with version changed") || !strings.Contains(f.NextAction, "taken over") {
+	if f := found[0]; !strings.Contains(f.Summary, "with version changed") || !strings.Contains(f.NextAction, "taken over") || f.After["last_error"] != "x" {
 		t.Errorf("got %q, %q", f.Summary, f.NextAction)
 	}
 	if f := found[1]; f.After["created_by"] != "somebody else" {
 		t.Errorf("got %v", f.After)
 	}
 	b.pass(25 * time.Hour)
+	for _, f := range wantOnly(t, b.seen(), "row_changed_outside workspace "+id, "row_changed_outside workspace "+second) {
+		b.acknowledge(f)
+	}
 	wantOnly(t, b.seen())
 }
 
@@ -188,7 +207,7 @@ func TestAnAgreedRowCostsNothing(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("%d rows are compared again (%v)", len(left), err)
 	}
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.workspace SET op_seq = op_seq + 1 WHERE id = $1`, id)
+	b.as(pg.RoleLifecycle, `UPDATE lifecycle.workspace SET seal = NULL, op_seq = op_seq + 1 WHERE id = $1`, id)
 	if left, err = b.sweeper.suspects(t.Context(), rowTypes["workspace"], sources["workspace"]); err != nil || len(left) != 1 || left[0].ID != id {
 		t.Errorf("a row that was written is not compared: %v (%v)", left, err)
 	}

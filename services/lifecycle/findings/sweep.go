@@ -42,15 +42,13 @@ type Config struct {
 	ProvisionLimit  int
 	// Keep is how long rows are guarded after their life has ended; 7 days.
 	Keep time.Duration
-	// BreachKeep is how long a break within the log stays an open finding; 24 h.
-	BreachKeep time.Duration
 }
 
 // Default answers the defaults.
 func Default() Config {
 	return Config{
 		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,
-		Keep: 7 * 24 * time.Hour, BreachKeep: 24 * time.Hour,
+		Keep: 7 * 24 * time.Hour,
 	}
 }
 
@@ -81,7 +79,6 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		{&cfg.Fresh, &def.Fresh},
 		{&cfg.ProvisionWindow, &def.ProvisionWindow},
 		{&cfg.Keep, &def.Keep},
-		{&cfg.BreachKeep, &def.BreachKeep},
 	} {
 		if *d.at <= 0 {
 			*d.at = *d.or
@@ -130,6 +127,9 @@ func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	return total, errors.Join(append(errs, s.Measure(ctx))...)
 }
 
+// turnSQL lets one at a time write findings.
+const turnSQL = `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`
+
 // settle makes of what one whole look saw what it means: suspicions, findings, and the end of both.
 func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {
 	byKey := map[key]Seen{}
@@ -142,7 +142,7 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total 
 	var opened []Seen
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		one, opened = Swept{}, nil
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`); err != nil {
+		if _, err := tx.Exec(ctx, turnSQL); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
 		ripe, err := s.suspect(ctx, tx, source, byKey)
@@ -249,7 +249,7 @@ func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, s
 		if _, still := seen[r.key()]; still {
 			continue
 		}
-		if err := resolve(ctx, tx, r); err != nil {
+		if _, _, err := resolve(ctx, tx, r); err != nil {
 			return n, err
 		}
 		n++

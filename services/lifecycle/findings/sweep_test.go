@@ -446,6 +446,14 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	if total := b.text(`SELECT count(*)::text FROM lifecycle.finding`); total != "0" {
 		t.Errorf("%s findings were ever written", total)
 	}
+	if left := b.text(`SELECT count(*)::text FROM lifecycle.row_evidence`); left != "0" {
+		t.Errorf("operations left evidence of %s changes by hand: %s", left, b.text(`SELECT jsonb_agg(e)::text FROM (SELECT * FROM lifecycle.row_evidence LIMIT 5) e`))
+	}
+	for _, table := range []string{"workspace", "saga_run", "allocation"} {
+		if broken := b.text(`SELECT count(*)::text FROM lifecycle.` + table + ` x WHERE x.seal IS DISTINCT FROM lifecycle.digest(x)`); broken != "0" {
+			t.Errorf("%s rows of %s are not sealed", broken, table)
+		}
+	}
 	witnesses := b.text(`SELECT count(*)::text FROM lifecycle.row_witness WHERE agreed_xmin <> ''`)
 	if sweeps < 10 || n < 5 || witnesses == "0" {
 		t.Errorf("%d sweeps over %d workspaces with %s witnesses show nothing", sweeps, n, witnesses)

@@ -75,7 +75,7 @@ func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) 
 		in.Spec = json.RawMessage(`{}`)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, spec, spec_digest, state, created_by)
-		VALUES (NULL, $1, $2, $3, $4, $5, 'provisioning', $6)`, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
+		VALUES (1, $1, $2, $3, $4, $5, 'provisioning', $6)`, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
 	if err != nil {
 		return "", fmt.Errorf("insert workspace: %w", err)
 	}
@@ -128,7 +128,7 @@ func (c *Core) insertRun(ctx context.Context, tx pgx.Tx, def *Definition, req St
 	r := &Run{}
 	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
 			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting)
-		SELECT NULL, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
+		SELECT 1, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
 			CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
 			'waiting for a worker'
 		FROM lifecycle.workspace w WHERE w.id = $2

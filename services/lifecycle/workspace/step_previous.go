@@ -261,7 +261,7 @@ func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was all
 	}
 	now, err := scanAllocation(tx.QueryRow(ctx, `
 		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES (NULL, $1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
+		VALUES (1, $1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
 		ids.New(), env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs))
 	if err != nil {
 		return fmt.Errorf("insert allocation: %w", err)

@@ -8,11 +8,14 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// Findings serves FindingService.
-type Findings struct{ query *Query }
+// Findings serves FindingService: it shows findings, and forwards a person's word on them to lifecycle.
+type Findings struct {
+	query *Query
+	deps  Deps
+}
 
 // NewFindings makes the server.
-func NewFindings(query *Query) *Findings { return &Findings{query: query} }
+func NewFindings(query *Query, deps Deps) *Findings { return &Findings{query: query, deps: deps} }
 
 // ListFindings lists findings, the open ones unless asked for all.
 func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindingsRequest) (*readmodelv1.ListFindingsResponse, error) {
@@ -31,4 +34,30 @@ func (f *Findings) ListFindings(ctx context.Context, req *readmodelv1.ListFindin
 		return nil, err
 	}
 	return &readmodelv1.ListFindingsResponse{Items: items, NextPageToken: next}, nil
+}
+
+// GetFinding shows one finding, open or over.
+func (f *Findings) GetFinding(ctx context.Context, req *readmodelv1.GetFindingRequest) (*readmodelv1.GetFindingResponse, error) {
+	res := &readmodelv1.GetFindingResponse{}
+	err := f.query.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		res.Finding, err = s.Finding(ctx, req.GetFindingId())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+// AcknowledgeFinding ends the finding of a row that was changed by hand.
+func (f *Findings) AcknowledgeFinding(ctx context.Context, req *readmodelv1.AcknowledgeFindingRequest) (*readmodelv1.AcknowledgeFindingResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	answer, err := f.deps.Owners.Findings.AcknowledgeFinding(ctx, req.GetRequest())
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.AcknowledgeFindingResponse{Response: answer}, nil
 }

@@ -27,6 +27,7 @@ import (
 type Owners struct {
 	Workspaces  lifecyclev1connect.WorkspaceServiceClient
 	Allocations lifecyclev1connect.AllocationServiceClient
+	Findings    lifecyclev1connect.FindingServiceClient
 	Tasks       lifecyclev1connect.TaskServiceClient
 	Gates       lifecyclev1connect.GateServiceClient
 	Identities  recoveryv1connect.IdentityServiceClient

@@ -15,6 +15,7 @@ import (
 type FindingFilter struct {
 	WorkspaceID string
 	Resolved    bool // those that are over as well
+	ID          string
 }
 
 // Findings answers one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant is refused.
@@ -26,10 +27,25 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]
 	if f.WorkspaceID != "" {
 		l.and("x.workspace_id = ?::uuid", optional(f.WorkspaceID))
 	}
+	if f.ID != "" {
+		l.and("x.finding_id = ?::uuid", f.ID)
+	}
 	if !f.Resolved {
 		l.and("x.open")
 	}
 	return run(ctx, s, l, page, scanBody[lifecyclev1.Finding])
+}
+
+// Finding answers one finding, open or over.
+func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding, error) {
+	found, _, err := s.Findings(ctx, FindingFilter{ID: id, Resolved: true}, Page{Size: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, notFound("finding")
+	}
+	return found[0], nil
 }
 
 // FindingCounts are the open findings by severity.

@@ -2286,28 +2286,30 @@ func (x *ActionOption) GetReason() v11.Reason {
 
 // Finding is a broken invariant or a row that changed behind its owner's back. Event kind `finding.changed`.
 type Finding struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FindingId     string                 `protobuf:"bytes,1,opt,name=finding_id,json=findingId,proto3" json:"finding_id,omitempty"`
-	Kind          v11.FindingKind        `protobuf:"varint,2,opt,name=kind,proto3,enum=gpuaas.common.v1.FindingKind" json:"kind,omitempty"`
-	Severity      v11.Severity           `protobuf:"varint,3,opt,name=severity,proto3,enum=gpuaas.common.v1.Severity" json:"severity,omitempty"`
-	SubjectType   string                 `protobuf:"bytes,4,opt,name=subject_type,json=subjectType,proto3" json:"subject_type,omitempty"` // `node`, `allocation`, `instance`, `claim`, `workspace`, `run`
-	SubjectId     string                 `protobuf:"bytes,5,opt,name=subject_id,json=subjectId,proto3" json:"subject_id,omitempty"`
-	TenantId      string                 `protobuf:"bytes,6,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
-	WorkspaceId   string                 `protobuf:"bytes,7,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
-	NodeId        string                 `protobuf:"bytes,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	AllocationId  string                 `protobuf:"bytes,9,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
-	Summary       string                 `protobuf:"bytes,10,opt,name=summary,proto3" json:"summary,omitempty"`
-	NextAction    string                 `protobuf:"bytes,11,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`
-	Before        *structpb.Struct       `protobuf:"bytes,12,opt,name=before,proto3" json:"before,omitempty"`
-	After         *structpb.Struct       `protobuf:"bytes,13,opt,name=after,proto3" json:"after,omitempty"`
-	Cordoned      bool                   `protobuf:"varint,14,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // the node takes no new workspace because of it
-	FirstSeenAt   *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=first_seen_at,json=firstSeenAt,proto3" json:"first_seen_at,omitempty"`
-	LastSeenAt    *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
-	ResolvedAt    *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=resolved_at,json=resolvedAt,proto3" json:"resolved_at,omitempty"`
-	Count         int64                  `protobuf:"varint,18,opt,name=count,proto3" json:"count,omitempty"` // sweeps that saw it
-	Version       int64                  `protobuf:"varint,19,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	FindingId         string                 `protobuf:"bytes,1,opt,name=finding_id,json=findingId,proto3" json:"finding_id,omitempty"`
+	Kind              v11.FindingKind        `protobuf:"varint,2,opt,name=kind,proto3,enum=gpuaas.common.v1.FindingKind" json:"kind,omitempty"`
+	Severity          v11.Severity           `protobuf:"varint,3,opt,name=severity,proto3,enum=gpuaas.common.v1.Severity" json:"severity,omitempty"`
+	SubjectType       string                 `protobuf:"bytes,4,opt,name=subject_type,json=subjectType,proto3" json:"subject_type,omitempty"` // `node`, `allocation`, `instance`, `claim`, `workspace`, `run`
+	SubjectId         string                 `protobuf:"bytes,5,opt,name=subject_id,json=subjectId,proto3" json:"subject_id,omitempty"`
+	TenantId          string                 `protobuf:"bytes,6,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	WorkspaceId       string                 `protobuf:"bytes,7,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	NodeId            string                 `protobuf:"bytes,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	AllocationId      string                 `protobuf:"bytes,9,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	Summary           string                 `protobuf:"bytes,10,opt,name=summary,proto3" json:"summary,omitempty"`
+	NextAction        string                 `protobuf:"bytes,11,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`
+	Before            *structpb.Struct       `protobuf:"bytes,12,opt,name=before,proto3" json:"before,omitempty"`
+	After             *structpb.Struct       `protobuf:"bytes,13,opt,name=after,proto3" json:"after,omitempty"`
+	Cordoned          bool                   `protobuf:"varint,14,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // the node takes no new workspace because of it
+	FirstSeenAt       *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=first_seen_at,json=firstSeenAt,proto3" json:"first_seen_at,omitempty"`
+	LastSeenAt        *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
+	ResolvedAt        *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=resolved_at,json=resolvedAt,proto3" json:"resolved_at,omitempty"`
+	Count             int64                  `protobuf:"varint,18,opt,name=count,proto3" json:"count,omitempty"` // sweeps that saw it
+	Version           int64                  `protobuf:"varint,19,opt,name=version,proto3" json:"version,omitempty"`
+	AcknowledgedBy    string                 `protobuf:"bytes,20,opt,name=acknowledged_by,json=acknowledgedBy,proto3" json:"acknowledged_by,omitempty"` // the person on whose word it ended; empty if it ended by itself
+	AcknowledgeReason string                 `protobuf:"bytes,21,opt,name=acknowledge_reason,json=acknowledgeReason,proto3" json:"acknowledge_reason,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Finding) Reset() {
@@ -2471,6 +2473,20 @@ func (x *Finding) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *Finding) GetAcknowledgedBy() string {
+	if x != nil {
+		return x.AcknowledgedBy
+	}
+	return ""
+}
+
+func (x *Finding) GetAcknowledgeReason() string {
+	if x != nil {
+		return x.AcknowledgeReason
+	}
+	return ""
 }
 
 var File_gpuaas_lifecycle_v1_entities_proto protoreflect.FileDescriptor
@@ -2757,7 +2773,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\bpossible\x18\x02 \x01(\bR\bpossible\x12\x14\n" +
 	"\x05unmet\x18\x03 \x03(\tR\x05unmet\x12 \n" +
 	"\vconsequence\x18\x04 \x01(\tR\vconsequence\x120\n" +
-	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\xf5\x05\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\xcd\x06\n" +
 	"\aFinding\x12\x1d\n" +
 	"\n" +
 	"finding_id\x18\x01 \x01(\tR\tfindingId\x121\n" +
@@ -2783,7 +2799,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\vresolved_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"resolvedAt\x12\x14\n" +
 	"\x05count\x18\x12 \x01(\x03R\x05count\x12\x18\n" +
-	"\aversion\x18\x13 \x01(\x03R\aversionB\xd2\x01\n" +
+	"\aversion\x18\x13 \x01(\x03R\aversion\x12'\n" +
+	"\x0facknowledged_by\x18\x14 \x01(\tR\x0eacknowledgedBy\x12-\n" +
+	"\x12acknowledge_reason\x18\x15 \x01(\tR\x11acknowledgeReasonB\xd2\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\rEntitiesProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (

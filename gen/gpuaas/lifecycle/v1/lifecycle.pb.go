@@ -2105,6 +2105,112 @@ func (x *GetActionsResponse) GetComputedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// AcknowledgeFindingRequest needs a reason in words.
+type AcknowledgeFindingRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FindingId     string                 `protobuf:"bytes,1,opt,name=finding_id,json=findingId,proto3" json:"finding_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeFindingRequest) Reset() {
+	*x = AcknowledgeFindingRequest{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeFindingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeFindingRequest) ProtoMessage() {}
+
+func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeFindingRequest.ProtoReflect.Descriptor instead.
+func (*AcknowledgeFindingRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *AcknowledgeFindingRequest) GetFindingId() string {
+	if x != nil {
+		return x.FindingId
+	}
+	return ""
+}
+
+func (x *AcknowledgeFindingRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// AcknowledgeFindingResponse answers the finding, which is over.
+type AcknowledgeFindingResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Finding       *Finding               `protobuf:"bytes,1,opt,name=finding,proto3" json:"finding,omitempty"`
+	Pos           string                 `protobuf:"bytes,2,opt,name=pos,proto3" json:"pos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeFindingResponse) Reset() {
+	*x = AcknowledgeFindingResponse{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeFindingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeFindingResponse) ProtoMessage() {}
+
+func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeFindingResponse.ProtoReflect.Descriptor instead.
+func (*AcknowledgeFindingResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *AcknowledgeFindingResponse) GetFinding() *Finding {
+	if x != nil {
+		return x.Finding
+	}
+	return nil
+}
+
+func (x *AcknowledgeFindingResponse) GetPos() string {
+	if x != nil {
+		return x.Pos
+	}
+	return ""
+}
+
 // RetryReleaseRequest names the allocation.
 type RetryReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2117,7 +2223,7 @@ type RetryReleaseRequest struct {
 
 func (x *RetryReleaseRequest) Reset() {
 	*x = RetryReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2235,7 @@ func (x *RetryReleaseRequest) String() string {
 func (*RetryReleaseRequest) ProtoMessage() {}
 
 func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,7 +2248,7 @@ func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseRequest.ProtoReflect.Descriptor instead.
 func (*RetryReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RetryReleaseRequest) GetAllocationId() string {
@@ -2177,7 +2283,7 @@ type RetryReleaseResponse struct {
 
 func (x *RetryReleaseResponse) Reset() {
 	*x = RetryReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2295,7 @@ func (x *RetryReleaseResponse) String() string {
 func (*RetryReleaseResponse) ProtoMessage() {}
 
 func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2308,7 @@ func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseResponse.ProtoReflect.Descriptor instead.
 func (*RetryReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RetryReleaseResponse) GetOperation() *Operation {
@@ -2234,7 +2340,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2352,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2365,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ForceReleaseRequest) GetAllocationId() string {
@@ -2316,7 +2422,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2434,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2447,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForceReleaseResponse) GetOperation() *Operation {
@@ -2538,7 +2644,15 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x12GetActionsResponse\x12;\n" +
 	"\aactions\x18\x01 \x03(\v2!.gpuaas.lifecycle.v1.ActionOptionR\aactions\x12;\n" +
 	"\vcomputed_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"computedAt\"\x7f\n" +
+	"computedAt\"h\n" +
+	"\x19AcknowledgeFindingRequest\x12'\n" +
+	"\n" +
+	"finding_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tfindingId\x12\"\n" +
+	"\x06reason\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"f\n" +
+	"\x1aAcknowledgeFindingResponse\x126\n" +
+	"\afinding\x18\x01 \x01(\v2\x1c.gpuaas.lifecycle.v1.FindingR\afinding\x12\x10\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos\"\x7f\n" +
 	"\x13RetryReleaseRequest\x12-\n" +
 	"\rallocation_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\fallocationId\x12 \n" +
 	"\x06reason\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\x12\x17\n" +
@@ -2600,7 +2714,10 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x8a\x01\n" +
 	"\n" +
 	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"+\xe2\xe0\x18'\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\x06tenant\x1a\x06viewer2\x99\x02\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\x06tenant\x1a\x06viewer2\xa5\x01\n" +
+	"\x0eFindingService\x12\x92\x01\n" +
+	"\x12AcknowledgeFinding\x12..gpuaas.lifecycle.v1.AcknowledgeFindingRequest\x1a/.gpuaas.lifecycle.v1.AcknowledgeFindingResponse\"\x1b\xe2\xe0\x18\x17\n" +
+	"\treadmodel\x10\x03\x1a\boperator2\x99\x02\n" +
 	"\x11AllocationService\x12\x80\x01\n" +
 	"\fRetryRelease\x12(.gpuaas.lifecycle.v1.RetryReleaseRequest\x1a).gpuaas.lifecycle.v1.RetryReleaseResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator\x12\x80\x01\n" +
@@ -2621,141 +2738,147 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
-	(TaskVerb)(0),                    // 0: gpuaas.lifecycle.v1.TaskVerb
-	(*ApplyFenceRequest)(nil),        // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
-	(*ApplyFenceResponse)(nil),       // 2: gpuaas.lifecycle.v1.ApplyFenceResponse
-	(*SessionReady)(nil),             // 3: gpuaas.lifecycle.v1.SessionReady
-	(*SessionReadyResult)(nil),       // 4: gpuaas.lifecycle.v1.SessionReadyResult
-	(*SessionsReadyRequest)(nil),     // 5: gpuaas.lifecycle.v1.SessionsReadyRequest
-	(*SessionsReadyResponse)(nil),    // 6: gpuaas.lifecycle.v1.SessionsReadyResponse
-	(*SetCordonRequest)(nil),         // 7: gpuaas.lifecycle.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),        // 8: gpuaas.lifecycle.v1.SetCordonResponse
-	(*WatchWorkRequest)(nil),         // 9: gpuaas.lifecycle.v1.WatchWorkRequest
-	(*WatchWorkResponse)(nil),        // 10: gpuaas.lifecycle.v1.WatchWorkResponse
-	(*TaskCancelHint)(nil),           // 11: gpuaas.lifecycle.v1.TaskCancelHint
-	(*NodeLease)(nil),                // 12: gpuaas.lifecycle.v1.NodeLease
-	(*LeaseTasksRequest)(nil),        // 13: gpuaas.lifecycle.v1.LeaseTasksRequest
-	(*LeasedTask)(nil),               // 14: gpuaas.lifecycle.v1.LeasedTask
-	(*LeaseTasksResponse)(nil),       // 15: gpuaas.lifecycle.v1.LeaseTasksResponse
-	(*NodeRefusal)(nil),              // 16: gpuaas.lifecycle.v1.NodeRefusal
-	(*NodeReport)(nil),               // 17: gpuaas.lifecycle.v1.NodeReport
-	(*ReportTasksRequest)(nil),       // 18: gpuaas.lifecycle.v1.ReportTasksRequest
-	(*NodeReportResult)(nil),         // 19: gpuaas.lifecycle.v1.NodeReportResult
-	(*ReportTasksResponse)(nil),      // 20: gpuaas.lifecycle.v1.ReportTasksResponse
-	(*EnqueueProbeRequest)(nil),      // 21: gpuaas.lifecycle.v1.EnqueueProbeRequest
-	(*EnqueueProbeResponse)(nil),     // 22: gpuaas.lifecycle.v1.EnqueueProbeResponse
-	(*ChangeTaskRequest)(nil),        // 23: gpuaas.lifecycle.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),       // 24: gpuaas.lifecycle.v1.ChangeTaskResponse
-	(*CreateTenantRequest)(nil),      // 25: gpuaas.lifecycle.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),     // 26: gpuaas.lifecycle.v1.CreateTenantResponse
-	(*CreateWorkspace)(nil),          // 27: gpuaas.lifecycle.v1.CreateWorkspace
-	(*RequestOperationRequest)(nil),  // 28: gpuaas.lifecycle.v1.RequestOperationRequest
-	(*RequestOperationResponse)(nil), // 29: gpuaas.lifecycle.v1.RequestOperationResponse
-	(*GetActionsRequest)(nil),        // 30: gpuaas.lifecycle.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),       // 31: gpuaas.lifecycle.v1.GetActionsResponse
-	(*RetryReleaseRequest)(nil),      // 32: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*RetryReleaseResponse)(nil),     // 33: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*ForceReleaseRequest)(nil),      // 34: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),     // 35: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*v1.TaskInFlight)(nil),          // 36: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                 // 37: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),             // 38: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                // 39: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),              // 40: gpuaas.node.v1.TaskRef
-	(*NodeGate)(nil),                 // 41: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),            // 42: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),          // 43: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),         // 44: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),           // 45: gpuaas.node.v1.TaskResult
-	(*Task)(nil),                     // 46: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                    // 47: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                   // 48: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),            // 49: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),            // 50: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),              // 51: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                // 52: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),             // 53: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
-	(*Allocation)(nil),               // 55: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                    // 56: gpuaas.lifecycle.v1.Claim
+	(TaskVerb)(0),                      // 0: gpuaas.lifecycle.v1.TaskVerb
+	(*ApplyFenceRequest)(nil),          // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
+	(*ApplyFenceResponse)(nil),         // 2: gpuaas.lifecycle.v1.ApplyFenceResponse
+	(*SessionReady)(nil),               // 3: gpuaas.lifecycle.v1.SessionReady
+	(*SessionReadyResult)(nil),         // 4: gpuaas.lifecycle.v1.SessionReadyResult
+	(*SessionsReadyRequest)(nil),       // 5: gpuaas.lifecycle.v1.SessionsReadyRequest
+	(*SessionsReadyResponse)(nil),      // 6: gpuaas.lifecycle.v1.SessionsReadyResponse
+	(*SetCordonRequest)(nil),           // 7: gpuaas.lifecycle.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 8: gpuaas.lifecycle.v1.SetCordonResponse
+	(*WatchWorkRequest)(nil),           // 9: gpuaas.lifecycle.v1.WatchWorkRequest
+	(*WatchWorkResponse)(nil),          // 10: gpuaas.lifecycle.v1.WatchWorkResponse
+	(*TaskCancelHint)(nil),             // 11: gpuaas.lifecycle.v1.TaskCancelHint
+	(*NodeLease)(nil),                  // 12: gpuaas.lifecycle.v1.NodeLease
+	(*LeaseTasksRequest)(nil),          // 13: gpuaas.lifecycle.v1.LeaseTasksRequest
+	(*LeasedTask)(nil),                 // 14: gpuaas.lifecycle.v1.LeasedTask
+	(*LeaseTasksResponse)(nil),         // 15: gpuaas.lifecycle.v1.LeaseTasksResponse
+	(*NodeRefusal)(nil),                // 16: gpuaas.lifecycle.v1.NodeRefusal
+	(*NodeReport)(nil),                 // 17: gpuaas.lifecycle.v1.NodeReport
+	(*ReportTasksRequest)(nil),         // 18: gpuaas.lifecycle.v1.ReportTasksRequest
+	(*NodeReportResult)(nil),           // 19: gpuaas.lifecycle.v1.NodeReportResult
+	(*ReportTasksResponse)(nil),        // 20: gpuaas.lifecycle.v1.ReportTasksResponse
+	(*EnqueueProbeRequest)(nil),        // 21: gpuaas.lifecycle.v1.EnqueueProbeRequest
+	(*EnqueueProbeResponse)(nil),       // 22: gpuaas.lifecycle.v1.EnqueueProbeResponse
+	(*ChangeTaskRequest)(nil),          // 23: gpuaas.lifecycle.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 24: gpuaas.lifecycle.v1.ChangeTaskResponse
+	(*CreateTenantRequest)(nil),        // 25: gpuaas.lifecycle.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 26: gpuaas.lifecycle.v1.CreateTenantResponse
+	(*CreateWorkspace)(nil),            // 27: gpuaas.lifecycle.v1.CreateWorkspace
+	(*RequestOperationRequest)(nil),    // 28: gpuaas.lifecycle.v1.RequestOperationRequest
+	(*RequestOperationResponse)(nil),   // 29: gpuaas.lifecycle.v1.RequestOperationResponse
+	(*GetActionsRequest)(nil),          // 30: gpuaas.lifecycle.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 31: gpuaas.lifecycle.v1.GetActionsResponse
+	(*AcknowledgeFindingRequest)(nil),  // 32: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*AcknowledgeFindingResponse)(nil), // 33: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*RetryReleaseRequest)(nil),        // 34: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),       // 35: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),        // 36: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),       // 37: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*v1.TaskInFlight)(nil),            // 38: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                   // 39: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),               // 40: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                  // 41: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),                // 42: gpuaas.node.v1.TaskRef
+	(*NodeGate)(nil),                   // 43: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 44: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 45: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 46: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 47: gpuaas.node.v1.TaskResult
+	(*Task)(nil),                       // 48: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 49: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 50: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 51: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 52: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 53: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 54: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 55: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 56: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 57: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 58: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 59: gpuaas.lifecycle.v1.Claim
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	36, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	37, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	38, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	39, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	40, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	40, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	38, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	39, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	40, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	41, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	42, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	42, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
 	3,  // 6: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
 	4,  // 7: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	41, // 8: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	43, // 8: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
 	11, // 9: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	40, // 10: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	42, // 10: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
 	12, // 11: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	42, // 12: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	40, // 13: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	44, // 12: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	42, // 13: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
 	14, // 14: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
 	16, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	39, // 16: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	40, // 17: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	43, // 18: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	44, // 19: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	45, // 20: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	41, // 16: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	42, // 17: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	45, // 18: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	46, // 19: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	47, // 20: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
 	17, // 21: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	40, // 22: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	39, // 23: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	42, // 22: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	41, // 23: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
 	19, // 24: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	46, // 25: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	48, // 25: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
 	0,  // 26: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	46, // 27: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	47, // 28: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	48, // 29: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	49, // 30: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	50, // 31: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	48, // 27: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	49, // 28: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	50, // 29: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	51, // 30: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	52, // 31: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
 	27, // 32: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	51, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	52, // 34: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	53, // 35: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	54, // 36: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	52, // 37: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	55, // 38: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	51, // 39: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	52, // 40: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	55, // 41: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	56, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	1,  // 43: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 44: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 45: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 46: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 47: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 48: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	21, // 49: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	23, // 50: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	25, // 51: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	28, // 52: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	30, // 53: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	32, // 54: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	34, // 55: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	2,  // 56: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 57: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 58: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 59: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 60: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	20, // 61: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	22, // 62: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	24, // 63: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	26, // 64: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	29, // 65: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	31, // 66: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	33, // 67: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	35, // 68: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	56, // [56:69] is the sub-list for method output_type
-	43, // [43:56] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	53, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	54, // 34: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	55, // 35: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	56, // 36: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	57, // 37: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	54, // 38: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	58, // 39: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	53, // 40: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	54, // 41: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	58, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	59, // 43: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	1,  // 44: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 45: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	7,  // 46: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	9,  // 47: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	13, // 48: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	18, // 49: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	21, // 50: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	23, // 51: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	25, // 52: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	28, // 53: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	30, // 54: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	32, // 55: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	34, // 56: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	36, // 57: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	2,  // 58: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 59: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	8,  // 60: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	10, // 61: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	15, // 62: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	20, // 63: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	22, // 64: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	24, // 65: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	26, // 66: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	29, // 67: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	31, // 68: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	33, // 69: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	35, // 70: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	37, // 71: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	58, // [58:72] is the sub-list for method output_type
+	44, // [44:58] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -2774,9 +2897,9 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   37,
 			NumExtensions: 0,
-			NumServices:   4,
+			NumServices:   5,
 		},
 		GoTypes:           file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes,
 		DependencyIndexes: file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs,

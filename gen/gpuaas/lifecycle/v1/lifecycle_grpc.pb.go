@@ -669,6 +669,114 @@ var WorkspaceService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	FindingService_AcknowledgeFinding_FullMethodName = "/gpuaas.lifecycle.v1.FindingService/AcknowledgeFinding"
+)
+
+// FindingServiceClient is the client API for FindingService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// FindingService takes a person's word on what the drift guard found.
+type FindingServiceClient interface {
+	// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row agrees with the log again.
+	AcknowledgeFinding(ctx context.Context, in *AcknowledgeFindingRequest, opts ...grpc.CallOption) (*AcknowledgeFindingResponse, error)
+}
+
+type findingServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewFindingServiceClient(cc grpc.ClientConnInterface) FindingServiceClient {
+	return &findingServiceClient{cc}
+}
+
+func (c *findingServiceClient) AcknowledgeFinding(ctx context.Context, in *AcknowledgeFindingRequest, opts ...grpc.CallOption) (*AcknowledgeFindingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcknowledgeFindingResponse)
+	err := c.cc.Invoke(ctx, FindingService_AcknowledgeFinding_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// FindingServiceServer is the server API for FindingService service.
+// All implementations must embed UnimplementedFindingServiceServer
+// for forward compatibility.
+//
+// FindingService takes a person's word on what the drift guard found.
+type FindingServiceServer interface {
+	// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row agrees with the log again.
+	AcknowledgeFinding(context.Context, *AcknowledgeFindingRequest) (*AcknowledgeFindingResponse, error)
+	mustEmbedUnimplementedFindingServiceServer()
+}
+
+// UnimplementedFindingServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedFindingServiceServer struct{}
+
+func (UnimplementedFindingServiceServer) AcknowledgeFinding(context.Context, *AcknowledgeFindingRequest) (*AcknowledgeFindingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcknowledgeFinding not implemented")
+}
+func (UnimplementedFindingServiceServer) mustEmbedUnimplementedFindingServiceServer() {}
+func (UnimplementedFindingServiceServer) testEmbeddedByValue()                        {}
+
+// UnsafeFindingServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to FindingServiceServer will
+// result in compilation errors.
+type UnsafeFindingServiceServer interface {
+	mustEmbedUnimplementedFindingServiceServer()
+}
+
+func RegisterFindingServiceServer(s grpc.ServiceRegistrar, srv FindingServiceServer) {
+	// If the following call panics, it indicates UnimplementedFindingServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&FindingService_ServiceDesc, srv)
+}
+
+func _FindingService_AcknowledgeFinding_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcknowledgeFindingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FindingServiceServer).AcknowledgeFinding(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FindingService_AcknowledgeFinding_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FindingServiceServer).AcknowledgeFinding(ctx, req.(*AcknowledgeFindingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// FindingService_ServiceDesc is the grpc.ServiceDesc for FindingService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var FindingService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "gpuaas.lifecycle.v1.FindingService",
+	HandlerType: (*FindingServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "AcknowledgeFinding",
+			Handler:    _FindingService_AcknowledgeFinding_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "gpuaas/lifecycle/v1/lifecycle.proto",
+}
+
+const (
 	AllocationService_RetryRelease_FullMethodName = "/gpuaas.lifecycle.v1.AllocationService/RetryRelease"
 	AllocationService_ForceRelease_FullMethodName = "/gpuaas.lifecycle.v1.AllocationService/ForceRelease"
 )

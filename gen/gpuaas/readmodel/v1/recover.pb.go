@@ -442,6 +442,194 @@ func (x *ListFindingsResponse) GetNextPageToken() string {
 	return ""
 }
 
+// GetFindingRequest names the finding.
+type GetFindingRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FindingId     string                 `protobuf:"bytes,1,opt,name=finding_id,json=findingId,proto3" json:"finding_id,omitempty"`
+	MinPos        string                 `protobuf:"bytes,2,opt,name=min_pos,json=minPos,proto3" json:"min_pos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFindingRequest) Reset() {
+	*x = GetFindingRequest{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFindingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFindingRequest) ProtoMessage() {}
+
+func (x *GetFindingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFindingRequest.ProtoReflect.Descriptor instead.
+func (*GetFindingRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GetFindingRequest) GetFindingId() string {
+	if x != nil {
+		return x.FindingId
+	}
+	return ""
+}
+
+func (x *GetFindingRequest) GetMinPos() string {
+	if x != nil {
+		return x.MinPos
+	}
+	return ""
+}
+
+// GetFindingResponse answers it.
+type GetFindingResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Finding       *v1.Finding            `protobuf:"bytes,1,opt,name=finding,proto3" json:"finding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFindingResponse) Reset() {
+	*x = GetFindingResponse{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFindingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFindingResponse) ProtoMessage() {}
+
+func (x *GetFindingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFindingResponse.ProtoReflect.Descriptor instead.
+func (*GetFindingResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *GetFindingResponse) GetFinding() *v1.Finding {
+	if x != nil {
+		return x.Finding
+	}
+	return nil
+}
+
+// AcknowledgeFindingRequest carries the owner's request.
+type AcknowledgeFindingRequest struct {
+	state         protoimpl.MessageState        `protogen:"open.v1"`
+	Request       *v1.AcknowledgeFindingRequest `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeFindingRequest) Reset() {
+	*x = AcknowledgeFindingRequest{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeFindingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeFindingRequest) ProtoMessage() {}
+
+func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeFindingRequest.ProtoReflect.Descriptor instead.
+func (*AcknowledgeFindingRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AcknowledgeFindingRequest) GetRequest() *v1.AcknowledgeFindingRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+// AcknowledgeFindingResponse carries the owner's answer.
+type AcknowledgeFindingResponse struct {
+	state         protoimpl.MessageState         `protogen:"open.v1"`
+	Response      *v1.AcknowledgeFindingResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeFindingResponse) Reset() {
+	*x = AcknowledgeFindingResponse{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeFindingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeFindingResponse) ProtoMessage() {}
+
+func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeFindingResponse.ProtoReflect.Descriptor instead.
+func (*AcknowledgeFindingResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AcknowledgeFindingResponse) GetResponse() *v1.AcknowledgeFindingResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
 // ListIncidentsRequest filters and pages.
 type ListIncidentsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -455,7 +643,7 @@ type ListIncidentsRequest struct {
 
 func (x *ListIncidentsRequest) Reset() {
 	*x = ListIncidentsRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[8]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +655,7 @@ func (x *ListIncidentsRequest) String() string {
 func (*ListIncidentsRequest) ProtoMessage() {}
 
 func (x *ListIncidentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[8]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +668,7 @@ func (x *ListIncidentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIncidentsRequest.ProtoReflect.Descriptor instead.
 func (*ListIncidentsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListIncidentsRequest) GetMinPos() string {
@@ -522,7 +710,7 @@ type ListIncidentsResponse struct {
 
 func (x *ListIncidentsResponse) Reset() {
 	*x = ListIncidentsResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[9]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -534,7 +722,7 @@ func (x *ListIncidentsResponse) String() string {
 func (*ListIncidentsResponse) ProtoMessage() {}
 
 func (x *ListIncidentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[9]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -547,7 +735,7 @@ func (x *ListIncidentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIncidentsResponse.ProtoReflect.Descriptor instead.
 func (*ListIncidentsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListIncidentsResponse) GetItems() []*v11.Incident {
@@ -575,7 +763,7 @@ type GetIncidentRequest struct {
 
 func (x *GetIncidentRequest) Reset() {
 	*x = GetIncidentRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[10]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +775,7 @@ func (x *GetIncidentRequest) String() string {
 func (*GetIncidentRequest) ProtoMessage() {}
 
 func (x *GetIncidentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[10]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +788,7 @@ func (x *GetIncidentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetIncidentRequest.ProtoReflect.Descriptor instead.
 func (*GetIncidentRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetIncidentRequest) GetIncidentId() string {
@@ -628,7 +816,7 @@ type GetIncidentResponse struct {
 
 func (x *GetIncidentResponse) Reset() {
 	*x = GetIncidentResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[11]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +828,7 @@ func (x *GetIncidentResponse) String() string {
 func (*GetIncidentResponse) ProtoMessage() {}
 
 func (x *GetIncidentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[11]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +841,7 @@ func (x *GetIncidentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetIncidentResponse.ProtoReflect.Descriptor instead.
 func (*GetIncidentResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetIncidentResponse) GetIncident() *v11.Incident {
@@ -683,7 +871,7 @@ type ListRecoveriesRequest struct {
 
 func (x *ListRecoveriesRequest) Reset() {
 	*x = ListRecoveriesRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +883,7 @@ func (x *ListRecoveriesRequest) String() string {
 func (*ListRecoveriesRequest) ProtoMessage() {}
 
 func (x *ListRecoveriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +896,7 @@ func (x *ListRecoveriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecoveriesRequest.ProtoReflect.Descriptor instead.
 func (*ListRecoveriesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListRecoveriesRequest) GetMinPos() string {
@@ -750,7 +938,7 @@ type ListRecoveriesResponse struct {
 
 func (x *ListRecoveriesResponse) Reset() {
 	*x = ListRecoveriesResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +950,7 @@ func (x *ListRecoveriesResponse) String() string {
 func (*ListRecoveriesResponse) ProtoMessage() {}
 
 func (x *ListRecoveriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +963,7 @@ func (x *ListRecoveriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecoveriesResponse.ProtoReflect.Descriptor instead.
 func (*ListRecoveriesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListRecoveriesResponse) GetItems() []*v11.RecoveryRecord {
@@ -802,7 +990,7 @@ type GetBrakeRequest struct {
 
 func (x *GetBrakeRequest) Reset() {
 	*x = GetBrakeRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +1002,7 @@ func (x *GetBrakeRequest) String() string {
 func (*GetBrakeRequest) ProtoMessage() {}
 
 func (x *GetBrakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +1015,7 @@ func (x *GetBrakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBrakeRequest.ProtoReflect.Descriptor instead.
 func (*GetBrakeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetBrakeRequest) GetMinPos() string {
@@ -847,7 +1035,7 @@ type GetBrakeResponse struct {
 
 func (x *GetBrakeResponse) Reset() {
 	*x = GetBrakeResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1047,7 @@ func (x *GetBrakeResponse) String() string {
 func (*GetBrakeResponse) ProtoMessage() {}
 
 func (x *GetBrakeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1060,7 @@ func (x *GetBrakeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBrakeResponse.ProtoReflect.Descriptor instead.
 func (*GetBrakeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetBrakeResponse) GetBrake() *v11.Brake {
@@ -892,7 +1080,7 @@ type ReleaseBrakeRequest struct {
 
 func (x *ReleaseBrakeRequest) Reset() {
 	*x = ReleaseBrakeRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1092,7 @@ func (x *ReleaseBrakeRequest) String() string {
 func (*ReleaseBrakeRequest) ProtoMessage() {}
 
 func (x *ReleaseBrakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1105,7 @@ func (x *ReleaseBrakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBrakeRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBrakeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReleaseBrakeRequest) GetReason() string {
@@ -938,7 +1126,7 @@ type ReleaseBrakeResponse struct {
 
 func (x *ReleaseBrakeResponse) Reset() {
 	*x = ReleaseBrakeResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1138,7 @@ func (x *ReleaseBrakeResponse) String() string {
 func (*ReleaseBrakeResponse) ProtoMessage() {}
 
 func (x *ReleaseBrakeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1151,7 @@ func (x *ReleaseBrakeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBrakeResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseBrakeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReleaseBrakeResponse) GetBrake() *v11.Brake {
@@ -995,7 +1183,7 @@ type AuditRow struct {
 
 func (x *AuditRow) Reset() {
 	*x = AuditRow{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1195,7 @@ func (x *AuditRow) String() string {
 func (*AuditRow) ProtoMessage() {}
 
 func (x *AuditRow) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1208,7 @@ func (x *AuditRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRow.ProtoReflect.Descriptor instead.
 func (*AuditRow) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AuditRow) GetNumber() int64 {
@@ -1080,7 +1268,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1280,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1293,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAuditRequest) GetMinPos() string {
@@ -1161,7 +1349,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1361,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1374,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListAuditResponse) GetItems() []*AuditRow {
@@ -1212,7 +1400,7 @@ type VerifyAuditRequest struct {
 
 func (x *VerifyAuditRequest) Reset() {
 	*x = VerifyAuditRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1412,7 @@ func (x *VerifyAuditRequest) String() string {
 func (*VerifyAuditRequest) ProtoMessage() {}
 
 func (x *VerifyAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1425,7 @@ func (x *VerifyAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyAuditRequest.ProtoReflect.Descriptor instead.
 func (*VerifyAuditRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{25}
 }
 
 // VerifyAuditResponse says whether every row follows from the one before and from its event.
@@ -1254,7 +1442,7 @@ type VerifyAuditResponse struct {
 
 func (x *VerifyAuditResponse) Reset() {
 	*x = VerifyAuditResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1454,7 @@ func (x *VerifyAuditResponse) String() string {
 func (*VerifyAuditResponse) ProtoMessage() {}
 
 func (x *VerifyAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1467,7 @@ func (x *VerifyAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyAuditResponse.ProtoReflect.Descriptor instead.
 func (*VerifyAuditResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VerifyAuditResponse) GetIntact() bool {
@@ -1328,7 +1516,7 @@ type EscalateRequest struct {
 
 func (x *EscalateRequest) Reset() {
 	*x = EscalateRequest{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1528,7 @@ func (x *EscalateRequest) String() string {
 func (*EscalateRequest) ProtoMessage() {}
 
 func (x *EscalateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1541,7 @@ func (x *EscalateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EscalateRequest.ProtoReflect.Descriptor instead.
 func (*EscalateRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EscalateRequest) GetWorkspace() string {
@@ -1381,7 +1569,7 @@ type EscalateResponse struct {
 
 func (x *EscalateResponse) Reset() {
 	*x = EscalateResponse{}
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1581,7 @@ func (x *EscalateResponse) String() string {
 func (*EscalateResponse) ProtoMessage() {}
 
 func (x *EscalateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1594,7 @@ func (x *EscalateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EscalateResponse.ProtoReflect.Descriptor instead.
 func (*EscalateResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EscalateResponse) GetChunk() []byte {
@@ -1454,7 +1642,17 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\x10include_resolved\x18\x05 \x01(\bR\x0fincludeResolved\"r\n" +
 	"\x14ListFindingsResponse\x122\n" +
 	"\x05items\x18\x01 \x03(\v2\x1c.gpuaas.lifecycle.v1.FindingR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb1\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"^\n" +
+	"\x11GetFindingRequest\x12'\n" +
+	"\n" +
+	"finding_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tfindingId\x12 \n" +
+	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"L\n" +
+	"\x12GetFindingResponse\x126\n" +
+	"\afinding\x18\x01 \x01(\v2\x1c.gpuaas.lifecycle.v1.FindingR\afinding\"m\n" +
+	"\x19AcknowledgeFindingRequest\x12P\n" +
+	"\arequest\x18\x01 \x01(\v2..gpuaas.lifecycle.v1.AcknowledgeFindingRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"i\n" +
+	"\x1aAcknowledgeFindingResponse\x12K\n" +
+	"\bresponse\x18\x01 \x01(\v2/.gpuaas.lifecycle.v1.AcknowledgeFindingResponseR\bresponse\"\xb1\x01\n" +
 	"\x14ListIncidentsRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +
@@ -1533,10 +1731,15 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\fRetryRelease\x12(.gpuaas.readmodel.v1.RetryReleaseRequest\x1a).gpuaas.readmodel.v1.RetryReleaseResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12}\n" +
 	"\fForceRelease\x12(.gpuaas.readmodel.v1.ForceReleaseRequest\x1a).gpuaas.readmodel.v1.ForceReleaseResponse\"\x18\xe2\xe0\x18\x14\n" +
-	"\x06person\x10\x03\x1a\boperator2\xa2\x01\n" +
+	"\x06person\x10\x03\x1a\boperator2\xc0\x03\n" +
 	"\x0eFindingService\x12\x8f\x01\n" +
 	"\fListFindings\x12(.gpuaas.readmodel.v1.ListFindingsRequest\x1a).gpuaas.readmodel.v1.ListFindingsResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer2\xda\x05\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x89\x01\n" +
+	"\n" +
+	"GetFinding\x12&.gpuaas.readmodel.v1.GetFindingRequest\x1a'.gpuaas.readmodel.v1.GetFindingResponse\"*\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8f\x01\n" +
+	"\x12AcknowledgeFinding\x12..gpuaas.readmodel.v1.AcknowledgeFindingRequest\x1a/.gpuaas.readmodel.v1.AcknowledgeFindingResponse\"\x18\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator2\xda\x05\n" +
 	"\x0fIncidentService\x12\x92\x01\n" +
 	"\rListIncidents\x12).gpuaas.readmodel.v1.ListIncidentsRequest\x1a*.gpuaas.readmodel.v1.ListIncidentsResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x8c\x01\n" +
@@ -1570,92 +1773,105 @@ func file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_recover_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_recover_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_gpuaas_readmodel_v1_recover_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_gpuaas_readmodel_v1_recover_proto_goTypes = []any{
-	(*GetAllocationRequest)(nil),    // 0: gpuaas.readmodel.v1.GetAllocationRequest
-	(*GetAllocationResponse)(nil),   // 1: gpuaas.readmodel.v1.GetAllocationResponse
-	(*RetryReleaseRequest)(nil),     // 2: gpuaas.readmodel.v1.RetryReleaseRequest
-	(*RetryReleaseResponse)(nil),    // 3: gpuaas.readmodel.v1.RetryReleaseResponse
-	(*ForceReleaseRequest)(nil),     // 4: gpuaas.readmodel.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),    // 5: gpuaas.readmodel.v1.ForceReleaseResponse
-	(*ListFindingsRequest)(nil),     // 6: gpuaas.readmodel.v1.ListFindingsRequest
-	(*ListFindingsResponse)(nil),    // 7: gpuaas.readmodel.v1.ListFindingsResponse
-	(*ListIncidentsRequest)(nil),    // 8: gpuaas.readmodel.v1.ListIncidentsRequest
-	(*ListIncidentsResponse)(nil),   // 9: gpuaas.readmodel.v1.ListIncidentsResponse
-	(*GetIncidentRequest)(nil),      // 10: gpuaas.readmodel.v1.GetIncidentRequest
-	(*GetIncidentResponse)(nil),     // 11: gpuaas.readmodel.v1.GetIncidentResponse
-	(*ListRecoveriesRequest)(nil),   // 12: gpuaas.readmodel.v1.ListRecoveriesRequest
-	(*ListRecoveriesResponse)(nil),  // 13: gpuaas.readmodel.v1.ListRecoveriesResponse
-	(*GetBrakeRequest)(nil),         // 14: gpuaas.readmodel.v1.GetBrakeRequest
-	(*GetBrakeResponse)(nil),        // 15: gpuaas.readmodel.v1.GetBrakeResponse
-	(*ReleaseBrakeRequest)(nil),     // 16: gpuaas.readmodel.v1.ReleaseBrakeRequest
-	(*ReleaseBrakeResponse)(nil),    // 17: gpuaas.readmodel.v1.ReleaseBrakeResponse
-	(*AuditRow)(nil),                // 18: gpuaas.readmodel.v1.AuditRow
-	(*ListAuditRequest)(nil),        // 19: gpuaas.readmodel.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),       // 20: gpuaas.readmodel.v1.ListAuditResponse
-	(*VerifyAuditRequest)(nil),      // 21: gpuaas.readmodel.v1.VerifyAuditRequest
-	(*VerifyAuditResponse)(nil),     // 22: gpuaas.readmodel.v1.VerifyAuditResponse
-	(*EscalateRequest)(nil),         // 23: gpuaas.readmodel.v1.EscalateRequest
-	(*EscalateResponse)(nil),        // 24: gpuaas.readmodel.v1.EscalateResponse
-	(*v1.Allocation)(nil),           // 25: gpuaas.lifecycle.v1.Allocation
-	(*v1.Claim)(nil),                // 26: gpuaas.lifecycle.v1.Claim
-	(*v1.RetryReleaseRequest)(nil),  // 27: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*v1.RetryReleaseResponse)(nil), // 28: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*v1.ForceReleaseRequest)(nil),  // 29: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*v1.ForceReleaseResponse)(nil), // 30: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*v1.Finding)(nil),              // 31: gpuaas.lifecycle.v1.Finding
-	(*v11.Incident)(nil),            // 32: gpuaas.recovery.v1.Incident
-	(*v11.RecoveryRecord)(nil),      // 33: gpuaas.recovery.v1.RecoveryRecord
-	(*v11.Brake)(nil),               // 34: gpuaas.recovery.v1.Brake
-	(*v12.AuditEntry)(nil),          // 35: gpuaas.common.v1.AuditEntry
-	(*timestamppb.Timestamp)(nil),   // 36: google.protobuf.Timestamp
+	(*GetAllocationRequest)(nil),          // 0: gpuaas.readmodel.v1.GetAllocationRequest
+	(*GetAllocationResponse)(nil),         // 1: gpuaas.readmodel.v1.GetAllocationResponse
+	(*RetryReleaseRequest)(nil),           // 2: gpuaas.readmodel.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),          // 3: gpuaas.readmodel.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),           // 4: gpuaas.readmodel.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),          // 5: gpuaas.readmodel.v1.ForceReleaseResponse
+	(*ListFindingsRequest)(nil),           // 6: gpuaas.readmodel.v1.ListFindingsRequest
+	(*ListFindingsResponse)(nil),          // 7: gpuaas.readmodel.v1.ListFindingsResponse
+	(*GetFindingRequest)(nil),             // 8: gpuaas.readmodel.v1.GetFindingRequest
+	(*GetFindingResponse)(nil),            // 9: gpuaas.readmodel.v1.GetFindingResponse
+	(*AcknowledgeFindingRequest)(nil),     // 10: gpuaas.readmodel.v1.AcknowledgeFindingRequest
+	(*AcknowledgeFindingResponse)(nil),    // 11: gpuaas.readmodel.v1.AcknowledgeFindingResponse
+	(*ListIncidentsRequest)(nil),          // 12: gpuaas.readmodel.v1.ListIncidentsRequest
+	(*ListIncidentsResponse)(nil),         // 13: gpuaas.readmodel.v1.ListIncidentsResponse
+	(*GetIncidentRequest)(nil),            // 14: gpuaas.readmodel.v1.GetIncidentRequest
+	(*GetIncidentResponse)(nil),           // 15: gpuaas.readmodel.v1.GetIncidentResponse
+	(*ListRecoveriesRequest)(nil),         // 16: gpuaas.readmodel.v1.ListRecoveriesRequest
+	(*ListRecoveriesResponse)(nil),        // 17: gpuaas.readmodel.v1.ListRecoveriesResponse
+	(*GetBrakeRequest)(nil),               // 18: gpuaas.readmodel.v1.GetBrakeRequest
+	(*GetBrakeResponse)(nil),              // 19: gpuaas.readmodel.v1.GetBrakeResponse
+	(*ReleaseBrakeRequest)(nil),           // 20: gpuaas.readmodel.v1.ReleaseBrakeRequest
+	(*ReleaseBrakeResponse)(nil),          // 21: gpuaas.readmodel.v1.ReleaseBrakeResponse
+	(*AuditRow)(nil),                      // 22: gpuaas.readmodel.v1.AuditRow
+	(*ListAuditRequest)(nil),              // 23: gpuaas.readmodel.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),             // 24: gpuaas.readmodel.v1.ListAuditResponse
+	(*VerifyAuditRequest)(nil),            // 25: gpuaas.readmodel.v1.VerifyAuditRequest
+	(*VerifyAuditResponse)(nil),           // 26: gpuaas.readmodel.v1.VerifyAuditResponse
+	(*EscalateRequest)(nil),               // 27: gpuaas.readmodel.v1.EscalateRequest
+	(*EscalateResponse)(nil),              // 28: gpuaas.readmodel.v1.EscalateResponse
+	(*v1.Allocation)(nil),                 // 29: gpuaas.lifecycle.v1.Allocation
+	(*v1.Claim)(nil),                      // 30: gpuaas.lifecycle.v1.Claim
+	(*v1.RetryReleaseRequest)(nil),        // 31: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*v1.RetryReleaseResponse)(nil),       // 32: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*v1.ForceReleaseRequest)(nil),        // 33: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*v1.ForceReleaseResponse)(nil),       // 34: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*v1.Finding)(nil),                    // 35: gpuaas.lifecycle.v1.Finding
+	(*v1.AcknowledgeFindingRequest)(nil),  // 36: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*v1.AcknowledgeFindingResponse)(nil), // 37: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*v11.Incident)(nil),                  // 38: gpuaas.recovery.v1.Incident
+	(*v11.RecoveryRecord)(nil),            // 39: gpuaas.recovery.v1.RecoveryRecord
+	(*v11.Brake)(nil),                     // 40: gpuaas.recovery.v1.Brake
+	(*v12.AuditEntry)(nil),                // 41: gpuaas.common.v1.AuditEntry
+	(*timestamppb.Timestamp)(nil),         // 42: google.protobuf.Timestamp
 }
 var file_gpuaas_readmodel_v1_recover_proto_depIdxs = []int32{
-	25, // 0: gpuaas.readmodel.v1.GetAllocationResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	26, // 1: gpuaas.readmodel.v1.GetAllocationResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	27, // 2: gpuaas.readmodel.v1.RetryReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	28, // 3: gpuaas.readmodel.v1.RetryReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	29, // 4: gpuaas.readmodel.v1.ForceReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	30, // 5: gpuaas.readmodel.v1.ForceReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	31, // 6: gpuaas.readmodel.v1.ListFindingsResponse.items:type_name -> gpuaas.lifecycle.v1.Finding
-	32, // 7: gpuaas.readmodel.v1.ListIncidentsResponse.items:type_name -> gpuaas.recovery.v1.Incident
-	32, // 8: gpuaas.readmodel.v1.GetIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
-	33, // 9: gpuaas.readmodel.v1.GetIncidentResponse.recoveries:type_name -> gpuaas.recovery.v1.RecoveryRecord
-	33, // 10: gpuaas.readmodel.v1.ListRecoveriesResponse.items:type_name -> gpuaas.recovery.v1.RecoveryRecord
-	34, // 11: gpuaas.readmodel.v1.GetBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	34, // 12: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	35, // 13: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
-	18, // 14: gpuaas.readmodel.v1.ListAuditResponse.items:type_name -> gpuaas.readmodel.v1.AuditRow
-	36, // 15: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
-	0,  // 16: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
-	2,  // 17: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
-	4,  // 18: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
-	6,  // 19: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
-	8,  // 20: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
-	10, // 21: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
-	12, // 22: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
-	14, // 23: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
-	16, // 24: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
-	19, // 25: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
-	21, // 26: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
-	23, // 27: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
-	1,  // 28: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
-	3,  // 29: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
-	5,  // 30: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
-	7,  // 31: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
-	9,  // 32: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
-	11, // 33: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
-	13, // 34: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
-	15, // 35: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
-	17, // 36: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
-	20, // 37: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
-	22, // 38: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
-	24, // 39: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
-	28, // [28:40] is the sub-list for method output_type
-	16, // [16:28] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	29, // 0: gpuaas.readmodel.v1.GetAllocationResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	30, // 1: gpuaas.readmodel.v1.GetAllocationResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	31, // 2: gpuaas.readmodel.v1.RetryReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	32, // 3: gpuaas.readmodel.v1.RetryReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	33, // 4: gpuaas.readmodel.v1.ForceReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	34, // 5: gpuaas.readmodel.v1.ForceReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	35, // 6: gpuaas.readmodel.v1.ListFindingsResponse.items:type_name -> gpuaas.lifecycle.v1.Finding
+	35, // 7: gpuaas.readmodel.v1.GetFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	36, // 8: gpuaas.readmodel.v1.AcknowledgeFindingRequest.request:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	37, // 9: gpuaas.readmodel.v1.AcknowledgeFindingResponse.response:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	38, // 10: gpuaas.readmodel.v1.ListIncidentsResponse.items:type_name -> gpuaas.recovery.v1.Incident
+	38, // 11: gpuaas.readmodel.v1.GetIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
+	39, // 12: gpuaas.readmodel.v1.GetIncidentResponse.recoveries:type_name -> gpuaas.recovery.v1.RecoveryRecord
+	39, // 13: gpuaas.readmodel.v1.ListRecoveriesResponse.items:type_name -> gpuaas.recovery.v1.RecoveryRecord
+	40, // 14: gpuaas.readmodel.v1.GetBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
+	40, // 15: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
+	41, // 16: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
+	22, // 17: gpuaas.readmodel.v1.ListAuditResponse.items:type_name -> gpuaas.readmodel.v1.AuditRow
+	42, // 18: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
+	0,  // 19: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
+	2,  // 20: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
+	4,  // 21: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
+	6,  // 22: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
+	8,  // 23: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
+	10, // 24: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
+	12, // 25: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
+	14, // 26: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
+	16, // 27: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
+	18, // 28: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
+	20, // 29: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
+	23, // 30: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
+	25, // 31: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
+	27, // 32: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
+	1,  // 33: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
+	3,  // 34: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
+	5,  // 35: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
+	7,  // 36: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
+	9,  // 37: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
+	11, // 38: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
+	13, // 39: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
+	15, // 40: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
+	17, // 41: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
+	19, // 42: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
+	21, // 43: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
+	24, // 44: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
+	26, // 45: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
+	28, // 46: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
+	33, // [33:47] is the sub-list for method output_type
+	19, // [19:33] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_recover_proto_init() }
@@ -1669,7 +1885,7 @@ func file_gpuaas_readmodel_v1_recover_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_recover_proto_rawDesc), len(file_gpuaas_readmodel_v1_recover_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

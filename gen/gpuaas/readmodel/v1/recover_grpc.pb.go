@@ -207,7 +207,9 @@ var ReleaseService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	FindingService_ListFindings_FullMethodName = "/gpuaas.readmodel.v1.FindingService/ListFindings"
+	FindingService_ListFindings_FullMethodName       = "/gpuaas.readmodel.v1.FindingService/ListFindings"
+	FindingService_GetFinding_FullMethodName         = "/gpuaas.readmodel.v1.FindingService/GetFinding"
+	FindingService_AcknowledgeFinding_FullMethodName = "/gpuaas.readmodel.v1.FindingService/AcknowledgeFinding"
 )
 
 // FindingServiceClient is the client API for FindingService service.
@@ -218,6 +220,10 @@ const (
 type FindingServiceClient interface {
 	// ListFindings lists findings, the open ones unless asked for all.
 	ListFindings(ctx context.Context, in *ListFindingsRequest, opts ...grpc.CallOption) (*ListFindingsResponse, error)
+	// GetFinding shows one finding, open or over.
+	GetFinding(ctx context.Context, in *GetFindingRequest, opts ...grpc.CallOption) (*GetFindingResponse, error)
+	// AcknowledgeFinding ends the finding of a row that was changed by hand.
+	AcknowledgeFinding(ctx context.Context, in *AcknowledgeFindingRequest, opts ...grpc.CallOption) (*AcknowledgeFindingResponse, error)
 }
 
 type findingServiceClient struct {
@@ -238,6 +244,26 @@ func (c *findingServiceClient) ListFindings(ctx context.Context, in *ListFinding
 	return out, nil
 }
 
+func (c *findingServiceClient) GetFinding(ctx context.Context, in *GetFindingRequest, opts ...grpc.CallOption) (*GetFindingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetFindingResponse)
+	err := c.cc.Invoke(ctx, FindingService_GetFinding_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *findingServiceClient) AcknowledgeFinding(ctx context.Context, in *AcknowledgeFindingRequest, opts ...grpc.CallOption) (*AcknowledgeFindingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcknowledgeFindingResponse)
+	err := c.cc.Invoke(ctx, FindingService_AcknowledgeFinding_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // FindingServiceServer is the server API for FindingService service.
 // All implementations must embed UnimplementedFindingServiceServer
 // for forward compatibility.
@@ -246,6 +272,10 @@ func (c *findingServiceClient) ListFindings(ctx context.Context, in *ListFinding
 type FindingServiceServer interface {
 	// ListFindings lists findings, the open ones unless asked for all.
 	ListFindings(context.Context, *ListFindingsRequest) (*ListFindingsResponse, error)
+	// GetFinding shows one finding, open or over.
+	GetFinding(context.Context, *GetFindingRequest) (*GetFindingResponse, error)
+	// AcknowledgeFinding ends the finding of a row that was changed by hand.
+	AcknowledgeFinding(context.Context, *AcknowledgeFindingRequest) (*AcknowledgeFindingResponse, error)
 	mustEmbedUnimplementedFindingServiceServer()
 }
 
@@ -258,6 +288,12 @@ type UnimplementedFindingServiceServer struct{}
 
 func (UnimplementedFindingServiceServer) ListFindings(context.Context, *ListFindingsRequest) (*ListFindingsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListFindings not implemented")
+}
+func (UnimplementedFindingServiceServer) GetFinding(context.Context, *GetFindingRequest) (*GetFindingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetFinding not implemented")
+}
+func (UnimplementedFindingServiceServer) AcknowledgeFinding(context.Context, *AcknowledgeFindingRequest) (*AcknowledgeFindingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcknowledgeFinding not implemented")
 }
 func (UnimplementedFindingServiceServer) mustEmbedUnimplementedFindingServiceServer() {}
 func (UnimplementedFindingServiceServer) testEmbeddedByValue()                        {}
@@ -298,6 +334,42 @@ func _FindingService_ListFindings_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _FindingService_GetFinding_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetFindingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FindingServiceServer).GetFinding(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FindingService_GetFinding_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FindingServiceServer).GetFinding(ctx, req.(*GetFindingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _FindingService_AcknowledgeFinding_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcknowledgeFindingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(FindingServiceServer).AcknowledgeFinding(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: FindingService_AcknowledgeFinding_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(FindingServiceServer).AcknowledgeFinding(ctx, req.(*AcknowledgeFindingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // FindingService_ServiceDesc is the grpc.ServiceDesc for FindingService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -308,6 +380,14 @@ var FindingService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListFindings",
 			Handler:    _FindingService_ListFindings_Handler,
+		},
+		{
+			MethodName: "GetFinding",
+			Handler:    _FindingService_GetFinding_Handler,
+		},
+		{
+			MethodName: "AcknowledgeFinding",
+			Handler:    _FindingService_AcknowledgeFinding_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -27,6 +27,8 @@ const (
 	TaskServiceName = "gpuaas.lifecycle.v1.TaskService"
 	// WorkspaceServiceName is the fully-qualified name of the WorkspaceService service.
 	WorkspaceServiceName = "gpuaas.lifecycle.v1.WorkspaceService"
+	// FindingServiceName is the fully-qualified name of the FindingService service.
+	FindingServiceName = "gpuaas.lifecycle.v1.FindingService"
 	// AllocationServiceName is the fully-qualified name of the AllocationService service.
 	AllocationServiceName = "gpuaas.lifecycle.v1.AllocationService"
 )
@@ -66,6 +68,9 @@ const (
 	// WorkspaceServiceGetActionsProcedure is the fully-qualified name of the WorkspaceService's
 	// GetActions RPC.
 	WorkspaceServiceGetActionsProcedure = "/gpuaas.lifecycle.v1.WorkspaceService/GetActions"
+	// FindingServiceAcknowledgeFindingProcedure is the fully-qualified name of the FindingService's
+	// AcknowledgeFinding RPC.
+	FindingServiceAcknowledgeFindingProcedure = "/gpuaas.lifecycle.v1.FindingService/AcknowledgeFinding"
 	// AllocationServiceRetryReleaseProcedure is the fully-qualified name of the AllocationService's
 	// RetryRelease RPC.
 	AllocationServiceRetryReleaseProcedure = "/gpuaas.lifecycle.v1.AllocationService/RetryRelease"
@@ -554,6 +559,82 @@ func (UnimplementedWorkspaceServiceHandler) RequestOperation(context.Context, *v
 
 func (UnimplementedWorkspaceServiceHandler) GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.WorkspaceService.GetActions is not implemented"))
+}
+
+// FindingServiceClient is a client for the gpuaas.lifecycle.v1.FindingService service.
+type FindingServiceClient interface {
+	// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row agrees with the log again.
+	AcknowledgeFinding(context.Context, *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error)
+}
+
+// NewFindingServiceClient constructs a client for the gpuaas.lifecycle.v1.FindingService service.
+// By default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped
+// responses, and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewFindingServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) FindingServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	findingServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("FindingService").Methods()
+	return &findingServiceClient{
+		acknowledgeFinding: connect.NewClient[v1.AcknowledgeFindingRequest, v1.AcknowledgeFindingResponse](
+			httpClient,
+			baseURL+FindingServiceAcknowledgeFindingProcedure,
+			connect.WithSchema(findingServiceMethods.ByName("AcknowledgeFinding")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// findingServiceClient implements FindingServiceClient.
+type findingServiceClient struct {
+	acknowledgeFinding *connect.Client[v1.AcknowledgeFindingRequest, v1.AcknowledgeFindingResponse]
+}
+
+// AcknowledgeFinding calls gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding.
+func (c *findingServiceClient) AcknowledgeFinding(ctx context.Context, req *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error) {
+	response, err := c.acknowledgeFinding.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// FindingServiceHandler is an implementation of the gpuaas.lifecycle.v1.FindingService service.
+type FindingServiceHandler interface {
+	// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row agrees with the log again.
+	AcknowledgeFinding(context.Context, *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error)
+}
+
+// NewFindingServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewFindingServiceHandler(svc FindingServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	findingServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("FindingService").Methods()
+	findingServiceAcknowledgeFindingHandler := connect.NewUnaryHandlerSimple(
+		FindingServiceAcknowledgeFindingProcedure,
+		svc.AcknowledgeFinding,
+		connect.WithSchema(findingServiceMethods.ByName("AcknowledgeFinding")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/gpuaas.lifecycle.v1.FindingService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case FindingServiceAcknowledgeFindingProcedure:
+			findingServiceAcknowledgeFindingHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedFindingServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedFindingServiceHandler struct{}
+
+func (UnimplementedFindingServiceHandler) AcknowledgeFinding(context.Context, *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding is not implemented"))
 }
 
 // AllocationServiceClient is a client for the gpuaas.lifecycle.v1.AllocationService service.

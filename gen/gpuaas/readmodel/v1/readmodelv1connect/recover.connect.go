@@ -53,6 +53,12 @@ const (
 	// FindingServiceListFindingsProcedure is the fully-qualified name of the FindingService's
 	// ListFindings RPC.
 	FindingServiceListFindingsProcedure = "/gpuaas.readmodel.v1.FindingService/ListFindings"
+	// FindingServiceGetFindingProcedure is the fully-qualified name of the FindingService's GetFinding
+	// RPC.
+	FindingServiceGetFindingProcedure = "/gpuaas.readmodel.v1.FindingService/GetFinding"
+	// FindingServiceAcknowledgeFindingProcedure is the fully-qualified name of the FindingService's
+	// AcknowledgeFinding RPC.
+	FindingServiceAcknowledgeFindingProcedure = "/gpuaas.readmodel.v1.FindingService/AcknowledgeFinding"
 	// IncidentServiceListIncidentsProcedure is the fully-qualified name of the IncidentService's
 	// ListIncidents RPC.
 	IncidentServiceListIncidentsProcedure = "/gpuaas.readmodel.v1.IncidentService/ListIncidents"
@@ -222,6 +228,10 @@ func (UnimplementedReleaseServiceHandler) ForceRelease(context.Context, *v1.Forc
 type FindingServiceClient interface {
 	// ListFindings lists findings, the open ones unless asked for all.
 	ListFindings(context.Context, *v1.ListFindingsRequest) (*v1.ListFindingsResponse, error)
+	// GetFinding shows one finding, open or over.
+	GetFinding(context.Context, *v1.GetFindingRequest) (*v1.GetFindingResponse, error)
+	// AcknowledgeFinding ends the finding of a row that was changed by hand.
+	AcknowledgeFinding(context.Context, *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error)
 }
 
 // NewFindingServiceClient constructs a client for the gpuaas.readmodel.v1.FindingService service.
@@ -241,12 +251,26 @@ func NewFindingServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(findingServiceMethods.ByName("ListFindings")),
 			connect.WithClientOptions(opts...),
 		),
+		getFinding: connect.NewClient[v1.GetFindingRequest, v1.GetFindingResponse](
+			httpClient,
+			baseURL+FindingServiceGetFindingProcedure,
+			connect.WithSchema(findingServiceMethods.ByName("GetFinding")),
+			connect.WithClientOptions(opts...),
+		),
+		acknowledgeFinding: connect.NewClient[v1.AcknowledgeFindingRequest, v1.AcknowledgeFindingResponse](
+			httpClient,
+			baseURL+FindingServiceAcknowledgeFindingProcedure,
+			connect.WithSchema(findingServiceMethods.ByName("AcknowledgeFinding")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // findingServiceClient implements FindingServiceClient.
 type findingServiceClient struct {
-	listFindings *connect.Client[v1.ListFindingsRequest, v1.ListFindingsResponse]
+	listFindings       *connect.Client[v1.ListFindingsRequest, v1.ListFindingsResponse]
+	getFinding         *connect.Client[v1.GetFindingRequest, v1.GetFindingResponse]
+	acknowledgeFinding *connect.Client[v1.AcknowledgeFindingRequest, v1.AcknowledgeFindingResponse]
 }
 
 // ListFindings calls gpuaas.readmodel.v1.FindingService.ListFindings.
@@ -258,10 +282,32 @@ func (c *findingServiceClient) ListFindings(ctx context.Context, req *v1.ListFin
 	return nil, err
 }
 
+// GetFinding calls gpuaas.readmodel.v1.FindingService.GetFinding.
+func (c *findingServiceClient) GetFinding(ctx context.Context, req *v1.GetFindingRequest) (*v1.GetFindingResponse, error) {
+	response, err := c.getFinding.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// AcknowledgeFinding calls gpuaas.readmodel.v1.FindingService.AcknowledgeFinding.
+func (c *findingServiceClient) AcknowledgeFinding(ctx context.Context, req *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error) {
+	response, err := c.acknowledgeFinding.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // FindingServiceHandler is an implementation of the gpuaas.readmodel.v1.FindingService service.
 type FindingServiceHandler interface {
 	// ListFindings lists findings, the open ones unless asked for all.
 	ListFindings(context.Context, *v1.ListFindingsRequest) (*v1.ListFindingsResponse, error)
+	// GetFinding shows one finding, open or over.
+	GetFinding(context.Context, *v1.GetFindingRequest) (*v1.GetFindingResponse, error)
+	// AcknowledgeFinding ends the finding of a row that was changed by hand.
+	AcknowledgeFinding(context.Context, *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error)
 }
 
 // NewFindingServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -277,10 +323,26 @@ func NewFindingServiceHandler(svc FindingServiceHandler, opts ...connect.Handler
 		connect.WithSchema(findingServiceMethods.ByName("ListFindings")),
 		connect.WithHandlerOptions(opts...),
 	)
+	findingServiceGetFindingHandler := connect.NewUnaryHandlerSimple(
+		FindingServiceGetFindingProcedure,
+		svc.GetFinding,
+		connect.WithSchema(findingServiceMethods.ByName("GetFinding")),
+		connect.WithHandlerOptions(opts...),
+	)
+	findingServiceAcknowledgeFindingHandler := connect.NewUnaryHandlerSimple(
+		FindingServiceAcknowledgeFindingProcedure,
+		svc.AcknowledgeFinding,
+		connect.WithSchema(findingServiceMethods.ByName("AcknowledgeFinding")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/gpuaas.readmodel.v1.FindingService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case FindingServiceListFindingsProcedure:
 			findingServiceListFindingsHandler.ServeHTTP(w, r)
+		case FindingServiceGetFindingProcedure:
+			findingServiceGetFindingHandler.ServeHTTP(w, r)
+		case FindingServiceAcknowledgeFindingProcedure:
+			findingServiceAcknowledgeFindingHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -292,6 +354,14 @@ type UnimplementedFindingServiceHandler struct{}
 
 func (UnimplementedFindingServiceHandler) ListFindings(context.Context, *v1.ListFindingsRequest) (*v1.ListFindingsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.FindingService.ListFindings is not implemented"))
+}
+
+func (UnimplementedFindingServiceHandler) GetFinding(context.Context, *v1.GetFindingRequest) (*v1.GetFindingResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.FindingService.GetFinding is not implemented"))
+}
+
+func (UnimplementedFindingServiceHandler) AcknowledgeFinding(context.Context, *v1.AcknowledgeFindingRequest) (*v1.AcknowledgeFindingResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.FindingService.AcknowledgeFinding is not implemented"))
 }
 
 // IncidentServiceClient is a client for the gpuaas.readmodel.v1.IncidentService service.

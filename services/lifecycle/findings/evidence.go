@@ -1,0 +1,392 @@
+package findings
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+const (
+	nextTaken = "compare before and after: if no operation has gone on since, set the row back by hand; else correct what is wrong by an operation of its own, " +
+		"and acknowledge the finding with gpuaas findings acknowledge; then look at who could have changed it. No operation that goes on ends it"
+	nextPutBack = "nothing is left to put back: look at who changed it and why; the finding ends with the next sweep"
+)
+
+// How a row was written behind the product's back, as its trigger wrote it down.
+const (
+	opDelete   = "delete"
+	opUnsealed = "unsealed" // while the trigger did not fire: it was noticed later, by whoever wrote next
+)
+
+// told is how many changes of a row a finding names one by one.
+const told = 5
+
+// change is what was done to one field by hand: what stood before the first time, and after the last.
+type change struct{ before, after any }
+
+// trace is the evidence of one row that no finding has settled, in the order of its making.
+type trace struct {
+	rowType, id string
+	ids         []int64
+	fields      map[string]change
+	// was and is say whether the row stood before the first change and after the last.
+	was, is bool
+	// blind: what stood before a change that no trigger saw is not known.
+	blind   bool
+	changes []map[string]any
+	last    string // who made the last change that a trigger saw
+	image   map[string]any
+}
+
+func (tr *trace) key() key { return key{names.Of(rowChanged), tr.rowType, tr.id} }
+
+// traces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
+func (s *Sweeper) traces(ctx context.Context) ([]*trace, error) {
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name, e.client, e.backend, e.xid::text
+		FROM lifecycle.row_evidence e
+		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id) ORDER BY e.evidence_id`)
+	if err != nil {
+		return nil, fmt.Errorf("read evidence: %w", err)
+	}
+	defer rows.Close()
+	var out []*trace
+	byRow := map[rowKey]*trace{}
+	for rows.Next() {
+		var e evidence
+		if err := rows.Scan(&e.id, &e.at, &e.op, &e.row.rowType, &e.row.id, &e.before, &e.after, &e.user, &e.application, &e.client, &e.backend, &e.xid); err != nil {
+			return nil, fmt.Errorf("read evidence: %w", err)
+		}
+		tr := byRow[e.row]
+		if tr == nil {
+			tr = &trace{rowType: e.row.rowType, id: e.row.id, fields: map[string]change{}}
+			byRow[e.row] = tr
+			out = append(out, tr)
+		}
+		if err := tr.add(e); err != nil {
+			return nil, err
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read evidence: %w", err)
+	}
+	return out, nil
+}
+
+// evidence is one write that the product did not make.
+type evidence struct {
+	id                        int64
+	at                        time.Time
+	op                        string
+	row                       rowKey
+	before, after             []byte
+	user, application, client string
+	backend                   int32
+	xid                       string
+}
+
+func (tr *trace) add(e evidence) error {
+	before, err := decode(e.before)
+	if err != nil {
+		return err
+	}
+	after, err := decode(e.after)
+	if err != nil {
+		return err
+	}
+	if len(tr.ids) == 0 {
+		tr.was = before != nil || e.op == opUnsealed
+	}
+	tr.ids, tr.is = append(tr.ids, e.id), after != nil
+	if tr.image = after; after == nil {
+		tr.image = before
+	}
+	if before == nil && e.op == opUnsealed {
+		tr.blind = true
+		before = after
+	}
+	all := maps.Clone(before)
+	if all == nil {
+		all = map[string]any{}
+	}
+	maps.Copy(all, after)
+	for f := range all {
+		if same(before[f], after[f]) {
+			continue
+		}
+		c, known := tr.fields[f]
+		if !known {
+			c.before = before[f]
+		}
+		c.after = after[f]
+		tr.fields[f] = c
+	}
+	one := map[string]any{"at": e.at.UTC().Format(time.RFC3339Nano), "how": e.op}
+	if e.op == opUnsealed {
+		tr.last = "by somebody while its trigger did not fire, noticed at " + e.at.UTC().Format(time.RFC3339)
+	} else {
+		one["by"], one["application"], one["client"], one["backend"], one["transaction"] = e.user, e.application, e.client, e.backend, e.xid
+		tr.last = fmt.Sprintf("by %s with %s (%s, backend %d, transaction %s) at %s", e.user, orUnnamed(e.application), e.client, e.backend, e.xid,
+			e.at.UTC().Format(time.RFC3339))
+	}
+	tr.changes = append(tr.changes, one)
+	return nil
+}
+
+func orUnnamed(application string) string {
+	if application == "" {
+		return "an unnamed client"
+	}
+	return application
+}
+
+// net is what is left of all the changes that were made by hand: the fields that were not put back by hand. What an operation wrote in between or
+// afterwards is no part of it.
+func (tr *trace) net() map[string]change {
+	out := map[string]change{}
+	for f, c := range tr.fields {
+		if !same(c.before, c.after) {
+			out[f] = c
+		}
+	}
+	return out
+}
+
+func (tr *trace) putBack() bool { return !tr.blind && tr.was == tr.is && len(tr.net()) == 0 }
+
+// seen is the finding that the evidence makes by itself.
+func (tr *trace) seen() Seen {
+	text := func(name string) string { v, _ := tr.image[name].(string); return v }
+	x := Seen{
+		Kind: rowChanged, Severity: p1, SubjectType: tr.rowType, SubjectID: tr.id, WorkspaceID: text("workspace_id"), TenantID: text("tenant_id"),
+		NodeID: text("node_id"), NextAction: nextTaken, Certain: true, Evidence: tr.ids, Before: map[string]any{}, After: map[string]any{},
+	}
+	switch tr.rowType {
+	case "workspace":
+		x.WorkspaceID = tr.id
+	case "allocation":
+		x.AllocationID = tr.id
+	}
+	fields := tr.net()
+	what := list(sortedKeys(fields))
+	switch {
+	case tr.putBack():
+		what, x.NextAction = list(sortedKeys(tr.fields))+", and put back", nextPutBack
+	case !tr.was:
+		what = "it was inserted"
+	case !tr.is:
+		what = "it was deleted"
+	case tr.blind:
+		what = "what it was before is not known"
+	}
+	for f, c := range fields {
+		x.Before[f], x.After[f] = c.before, c.after
+	}
+	if tr.blind {
+		maps.Copy(x.After, tr.image)
+	}
+	if !tr.was {
+		x.Before = map[string]any{"row": nil}
+	}
+	if !tr.is {
+		x.After = map[string]any{"row": nil}
+	}
+	x.After["changes"] = tr.toldChanges()
+	x.Summary = changedOutside(tr.rowType, tr.id) + what + "; " + tr.last
+	return x
+}
+
+// toldChanges are the changes one by one: all of a few, else the first and the last of them.
+func (tr *trace) toldChanges() []any {
+	out := []any{}
+	for i, c := range tr.changes {
+		switch {
+		case i == 0 || i > len(tr.changes)-told:
+			out = append(out, c)
+		case i == 1:
+			out = append(out, map[string]any{"left_out": len(tr.changes) - told})
+		}
+	}
+	return out
+}
+
+// list spells fields in a line.
+func list(fields []string) string {
+	const most = 8
+	if len(fields) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(fields[:most], ", "), len(fields)-most)
+	}
+	return strings.Join(fields, ", ")
+}
+
+// withEvidence folds the evidence into what else is seen of the rows. Of a row that was put back by hand, and of which nothing else is seen, it ends the
+// finding; but it is told once, however short the change stood.
+func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
+	traces, err := s.traces(ctx)
+	if err != nil {
+		return nil, err
+	}
+	open, err := s.openRows(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Seen
+	at := map[key]int{}
+	add := func(x Seen) {
+		if i, there := at[x.key()]; there {
+			out[i].fold(x)
+			return
+		}
+		at[x.key()] = len(out)
+		out = append(out, x)
+	}
+	for _, x := range seen {
+		add(x)
+	}
+	var settled []int64
+	for _, tr := range traces {
+		if _, broken := at[tr.key()]; !broken && tr.putBack() && open[tr.key()] {
+			settled = append(settled, tr.ids...)
+			continue
+		}
+		add(tr.seen())
+	}
+	for i := range out {
+		if out[i].Before, err = hideSecrets(out[i].Before); err != nil {
+			return nil, err
+		}
+		if out[i].After, err = hideSecrets(out[i].After); err != nil {
+			return nil, err
+		}
+	}
+	return out, settle(ctx, s.deps.DB, settled, "put_back")
+}
+
+// fold adds what else was seen of the same row. What was seen first leads.
+func (s *Seen) fold(more Seen) {
+	s.Summary += "; " + strings.TrimPrefix(more.Summary, changedOutside(more.SubjectType, more.SubjectID))
+	s.Evidence = append(s.Evidence, more.Evidence...)
+	fill := func(to, from map[string]any) {
+		for f, v := range from {
+			if _, there := to[f]; !there || f == "version" {
+				to[f] = v
+			}
+		}
+	}
+	fill(s.Before, more.Before)
+	fill(s.After, more.After)
+}
+
+// openRows are the rows of which a finding is open.
+func (s *Sweeper) openRows(ctx context.Context) (map[key]bool, error) {
+	rows, err := s.deps.DB.Query(ctx, `SELECT f.kind, f.subject_type, f.subject_id FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`,
+		names.Of(rowChanged))
+	if err != nil {
+		return nil, fmt.Errorf("read open findings: %w", err)
+	}
+	out := map[key]bool{}
+	var k key
+	if _, err := pgx.ForEachRow(rows, []any{&k.kind, &k.subjectType, &k.subjectID}, func() error { out[k] = true; return nil }); err != nil {
+		return nil, fmt.Errorf("read open findings: %w", err)
+	}
+	return out, nil
+}
+
+// unsealed finds rows whose seal does not fit: they were written while the trigger did not fire, and nobody has written them since.
+func (s *Sweeper) unsealed(ctx context.Context, t *rowType, rows []suspect) ([]Seen, error) {
+	broken := map[string]map[string]any{}
+	for _, r := range rows {
+		if r.Sealed {
+			continue
+		}
+		image, err := decode(r.Image)
+		if err != nil {
+			return nil, err
+		}
+		broken[r.ID] = image
+	}
+	if len(broken) == 0 {
+		return nil, nil
+	}
+	rowIDs := sortedKeys(broken)
+	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.row_type = $1 AND v.row_id = ANY ($2::uuid[])`, t.name, rowIDs)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Seen, 0, len(rowIDs))
+	for _, id := range rowIDs {
+		tr := &trace{rowType: t.name, id: id, was: true, is: true, blind: true, fields: map[string]change{}, image: broken[id], last: "its seal does not fit: it was written while its trigger did not fire"}
+		if w := kept[rowKey{t.name, id}]; w != nil && w.image != nil {
+			tr.blind = false
+			for f, v := range broken[id] {
+				if !same(w.image[f], v) {
+					tr.fields[f] = change{w.image[f], v}
+				}
+			}
+		}
+		x := tr.seen()
+		x.NextAction = nextTaken
+		x.After["seal"] = sealBroken
+		delete(x.After, "changes")
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+const sealBroken = "broken"
+
+// decode reads an image; its numbers stay as they are spelled, epochs and fences may be large.
+func decode(raw []byte) (map[string]any, error) {
+	if raw == nil {
+		return nil, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var out map[string]any
+	if err := d.Decode(&out); err != nil {
+		return nil, fmt.Errorf("read image of row: %w", err)
+	}
+	return out, nil
+}
+
+// same compares two values of images. A time is the same in every zone that a session may have spelled it in.
+func same(a, b any) bool {
+	if reflect.DeepEqual(a, b) {
+		return true
+	}
+	x, isText := a.(string)
+	y, isTextToo := b.(string)
+	if !isText || !isTextToo {
+		return false
+	}
+	t, err := time.Parse(time.RFC3339Nano, x)
+	if err != nil {
+		return false
+	}
+	u, err := time.Parse(time.RFC3339Nano, y)
+	return err == nil && t.Equal(u)
+}
+
+// settle says of evidence that no finding is to speak of it any more.
+func settle(ctx context.Context, q pg.Querier, evidence []int64, how string) error {
+	if len(evidence) == 0 {
+		return nil
+	}
+	_, err := q.Exec(ctx, `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`,
+		slices.Clone(evidence), how)
+	if err != nil {
+		return fmt.Errorf("settle evidence: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,46 @@
+package findings
+
+import (
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// hideSecrets answers a copy of evidence as people may see it: what a tenant gives its own workloads may be anything, and is hidden whatever it is
+// called; so is what looks like a secret anywhere else. Which fields there are stays.
+func hideSecrets(m map[string]any) (map[string]any, error) {
+	given, _ := hideGiven(m, false).(map[string]any)
+	s, err := asStruct(given)
+	if err != nil {
+		return nil, err
+	}
+	return audit.Clean(&commonv1.AuditEntry{Details: s}).GetDetails().AsMap(), nil
+}
+
+// hideGiven hides the values of environments and the arguments and commands of workloads, as specs spell them.
+func hideGiven(v any, hidden bool) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for k, x := range v {
+			switch k {
+			case "env", "args", "command":
+				out[k] = hideGiven(x, true)
+			default:
+				out[k] = hideGiven(x, hidden)
+			}
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, x := range v {
+			out[i] = hideGiven(x, hidden)
+		}
+		return out
+	case string:
+		if hidden && v != "" {
+			return obs.Redacted
+		}
+	}
+	return v
+}
