@@ -64,7 +64,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 	if found {
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "something still runs on this workspace", fault.Conflicting(live.ID),
 			fault.Unmet(fmt.Sprintf("run %s is %s at the step %q: %s", live.ID, live.State, live.StepName(), live.WhyWaiting)),
-			fault.RetryAfter(ResetAdvice), fault.Remedy("cancel it, wait two minutes, and ask again"))
+			fault.RetryAfter(ResetAdvice), fault.Remedy(resetRemedy(&live)))
 	}
 	var open int
 	err = tx.QueryRow(ctx, `SELECT count(*) FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
@@ -74,7 +74,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 	}
 	if open > 0 {
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
-			fault.Unmet(fmt.Sprintf("%d attempts are open", open)), fault.RetryAfter(ResetAdvice))
+			fault.Unmet(fmt.Sprintf("no attempt is open; %d are", open)), fault.RetryAfter(ResetAdvice), fault.Remedy("wait two minutes, cancel again, and ask again"))
 	}
 	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
 		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
@@ -89,7 +89,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		if w.ResetDone {
 			return w, "", nil
 		}
-		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset", fault.Unmet("the workspace is "+w.State))
+		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset", notFailed(w.State)...)
 	}
 	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`,
 		workspaceID); err != nil {
@@ -143,12 +143,13 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	}
 	switch {
 	case w.State != stateFailed:
-		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried", fault.Unmet("the workspace is "+w.State))
+		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried", notFailed(w.State)...)
 	case !w.ResetDone:
 		return Retried{}, fault.New(commonv1.Reason_REASON_NOT_RESET, "", fault.Unmet("the workspace has been reset"))
 	case w.RetryUsed >= req.Limit && !req.Override:
 		return Retried{}, fault.New(commonv1.Reason_REASON_RETRY_LIMIT_REACHED, fmt.Sprintf("%d retries have been used", w.RetryUsed),
-			fault.Remedy("decommission the workspace, or override with a reason"))
+			fault.Unmet(fmt.Sprintf("fewer than %d retries were used", req.Limit)),
+			fault.Remedy("the cause does not pass by itself: decommission the workspace and create it anew, or retry with --override and --reason, which go on record"))
 	case req.Override && req.Reason == "":
 		return Retried{}, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
 	}
@@ -172,10 +173,49 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 		NextEpoch: len(claims) == 0, Round: former[0].Round + 1, ParentRunID: former[0].ID, countRetry: true, retryUsed: w.RetryUsed,
 	})
 	out := Retried{Started: started, Used: w.RetryUsed + 1}
-	if len(former) > 1 && former[0].ErrorCode != "" && former[0].ErrorCode == former[1].ErrorCode && former[0].ErrorStep == former[1].ErrorStep {
-		out.Advice = fmt.Sprintf("the step %q failed with %s twice: consider to decommission", stepNameAt(&former[0], former[0].ErrorStep), former[0].ErrorCode)
-	}
+	out.Advice = adviceAfter(former)
 	return out, err
+}
+
+// RetryAdvice is what a Retry of the workspace would bring with it: empty unless its last two runs ended alike.
+func RetryAdvice(ctx context.Context, tx pgx.Tx, workspaceID string) (string, error) {
+	former, err := formerRuns(ctx, tx, workspaceID)
+	return adviceAfter(former), err
+}
+
+func adviceAfter(former []Run) string {
+	if len(former) < 2 || former[0].ErrorCode == "" || former[0].ErrorCode != former[1].ErrorCode || former[0].ErrorStep != former[1].ErrorStep {
+		return ""
+	}
+	at := stepNameAt(&former[0], former[0].ErrorStep)
+	if former[0].ErrorCode == names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED) {
+		return fmt.Sprintf("it was cancelled at the step %q twice: if it stalls there again, decommission it and create it anew", at)
+	}
+	return fmt.Sprintf("the step %q failed with %s twice: if it fails again, decommission the workspace and create it anew", at, former[0].ErrorCode)
+}
+
+// resetRemedy is what makes room for a Reset beside a run that is live.
+func resetRemedy(live *Run) string {
+	switch {
+	case live.State == stateStuck:
+		return "retry the undo, skip it with a reason, or decommission"
+	case live.State == stateCompensating, live.CancelAt != nil:
+		return "it is being undone already: wait until the workspace is failed, and ask again"
+	default:
+		return "cancel it, wait two minutes, and ask again"
+	}
+}
+
+// notFailed says what is missing for a verb of failed workspaces, and what there is instead.
+func notFailed(state string) []fault.Option {
+	remedy := "`gpuaas workspaces actions WS` shows what is possible now"
+	switch state {
+	case names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE):
+		remedy = "it has been provisioned: to make it anew, recreate it; to end it, decommission it"
+	case names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED):
+		remedy = "it is over: create it anew"
+	}
+	return []fault.Option{fault.Unmet("the workspace is failed; it is " + state), fault.Remedy(remedy)}
 }
 
 func stepNameAt(r *Run, step int) string {
@@ -328,7 +368,8 @@ func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 		return nil, err
 	}
 	if r.State != stateStuck {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way", fault.Unmet("the run is "+r.State))
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way", fault.Unmet("the operation is stuck; it is "+r.State),
+			fault.Remedy("let it go on, or cancel it"))
 	}
 	return r, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -200,7 +201,19 @@ func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) err
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
-		fault.Unmet("the workspace is "+w.State))
+		fault.Unmet("the workspace is "+among(req.From)+"; it is "+w.State), fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
+}
+
+// among spells states as a choice.
+func among(states []commonv1.WorkspaceState) string {
+	out := make([]string, len(states))
+	for i, s := range states {
+		out[i] = names.Of(s)
+	}
+	if len(out) < 2 {
+		return strings.Join(out, "")
+	}
+	return strings.Join(out[:len(out)-1], ", ") + " or " + out[len(out)-1]
 }
 
 func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {

@@ -3,6 +3,8 @@ package workspace
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -186,7 +188,8 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 		return nil, err //nolint:wrapcheck // it says what it read
 	}
 	if !open {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("an operation is open"))
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("an operation is open"),
+			fault.Remedy("nothing is under way, so there is nothing to stop or to help; `gpuaas workspaces actions WS` shows what is possible now"))
 	}
 	var v saga.Verb
 	switch kind {
@@ -339,6 +342,10 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 		w.RetryUsed < limit || override, fmt.Sprintf("fewer than %d retries were used; more need an override with a reason", limit),
 		commonv1.Reason_REASON_RETRY_LIMIT_REACHED,
 	})
+	again, err := retryConsequence(ctx, tx, w, run, open)
+	if err != nil {
+		return nil, err
+	}
 	option := func(kind commonv1.OperationKind, consequence string, conditions ...condition) *lifecyclev1.ActionOption {
 		o := &lifecyclev1.ActionOption{Kind: kind, Possible: true, Consequence: consequence}
 		for _, c := range conditions {
@@ -352,9 +359,12 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 		}
 		return o
 	}
-	again, err := s.recreateOption(ctx, tx, w, run, open, proven)
+	recreate, err := s.recreateOption(ctx, tx, w, run, open, proven)
 	if err != nil {
 		return nil, err
+	}
+	if text, ok := joinsInstead(run, open); ok {
+		recreate.Consequence = text
 	}
 	releases, err := s.releaseOptions(ctx, tx, w)
 	if err != nil {
@@ -367,12 +377,53 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			condition{!undoing, "the operation is not being undone already", unmet},
 			condition{!open || run.Kind != "decommission", "the operation is no decommission", unmet}),
 		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, ended, unmet}, failed),
-		option(kRetry, "provisions again under the same id and adopts what is there", retry...),
+		option(kRetry, again, retry...),
 		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck", unmet}),
 		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck", unmet}),
-		again,
+		recreate,
 		option(kDecommission, "removes workloads, schema, handle, storage and box, for good",
 			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first", inProgress},
 			condition{endable, "the workspace is active, failed or stuck; it is " + w.State, unmet}),
 	}, releases...), nil
+}
+
+// joinsInstead is what asking again for what is under way does, and false if it is refused.
+func joinsInstead(run saga.Run, open bool) (string, bool) {
+	if !open || !joinable(run) {
+		return "", false
+	}
+	return fmt.Sprintf("begins nothing: it joins operation %s (%s), which is under way", run.ID, run.Kind), true
+}
+
+// retryConsequence says what a retry would do, and what to think of it.
+func retryConsequence(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open bool) (string, error) {
+	if text, ok := joinsInstead(run, open); ok {
+		return text, nil
+	}
+	const first = "provisions again under the same id and adopts what is there"
+	if w.State != names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED) {
+		return first, nil
+	}
+	claims, err := saga.LiveClaims(ctx, tx, w.ID)
+	if err != nil {
+		return "", err //nolint:wrapcheck // it says what it read
+	}
+	advice, err := saga.RetryAdvice(ctx, tx, w.ID)
+	if err != nil {
+		return "", err //nolint:wrapcheck // it says what it read
+	}
+	kinds := make([]string, 0, len(claims))
+	for _, c := range claims {
+		if !slices.Contains(kinds, c.Kind) {
+			kinds = append(kinds, c.Kind)
+		}
+	}
+	out := first + ": " + strings.Join(kinds, ", ")
+	if len(kinds) == 0 {
+		out = "provisions again under the same id, in the next epoch; nothing is left that it could adopt"
+	}
+	if advice != "" {
+		out += ". " + advice
+	}
+	return out, nil
 }

@@ -241,7 +241,13 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 		first = fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)
 		kept = "storage, schema and handle are kept, on the same machine"
 	}
-	return first + "then provisions the next epoch: " + kept +
+	if first != "" {
+		first += "then "
+	}
+	if len(claims) == 0 {
+		kept = "no box and no workload are left to end; of schema and handle what is there is kept"
+	}
+	return first + "provisions the next epoch: " + kept +
 		". If that fails for good or is cancelled everything is undone, storage and schema too, and the workspace ends failed"
 }
 
