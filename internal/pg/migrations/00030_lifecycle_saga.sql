@@ -127,6 +127,7 @@ CREATE TABLE lifecycle.saga_step (
     error_code   text        NOT NULL DEFAULT '',
     error        text        NOT NULL DEFAULT '',
     error_layer  text        NOT NULL DEFAULT '',
+    cause        text        NOT NULL DEFAULT '', -- under the error, redacted; for operators
     output       jsonb,
     version      bigint      NOT NULL DEFAULT 1,
     PRIMARY KEY (run_id, step, dir, attempt)

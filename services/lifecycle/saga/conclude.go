@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
 )
 
 // conclude writes what a step's function answered. It may run again after a lost connection, and decides the same then.
@@ -182,13 +184,23 @@ func (d *Driver) failed(ctx context.Context, h *held, state string, e *StepError
 	}
 	why := fmt.Sprintf("%s the step %q failed (%s: %s); attempt %d of %d follows in %s", direction(h), h.attempt.Name, names.Of(e.Reason), e.Public,
 		failures+1, policy.Attempts, after.Round(time.Millisecond))
+	at := h.attempt
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
 		state: run, attempts: failures, after: after, why: why, point: "park", passOver: state == attemptAbandoned,
 	})
 	if err == nil {
+		d.tell(ctx, h, &at, e, false)
 		d.due(after)
 	}
 	return d.ended(err, h)
+}
+
+// tell logs a failure with what lies under it, once it is on record.
+func (d *Driver) tell(ctx context.Context, h *held, at *Attempt, e *StepError, forGood bool) {
+	d.log.WarnContext(ctx, "step failed", slog.Bool("for_good", forGood), slog.String(obs.KeyWorkflowID, h.run.ID), slog.String(obs.KeyWorkspaceID, h.run.WorkspaceID),
+		slog.String(obs.KeyTenantID, h.run.TenantID), slog.String(obs.KeyCorrelationID, h.run.CorrelationID), slog.String("step", at.Name),
+		slog.String("direction", at.Dir), slog.Int("attempt", at.Attempt), slog.String("error_layer", layerName(e)), slog.String(obs.KeyReason, names.Of(e.Reason)),
+		obs.Err(e))
 }
 
 func direction(h *held) string {
@@ -200,6 +212,15 @@ func direction(h *held) string {
 
 // exhausted ends the forward phase, or makes the run stuck in the backward one.
 func (d *Driver) exhausted(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
+	at := h.attempt
+	more, err := d.exhaust(ctx, h, state, e)
+	if err == nil {
+		d.tell(ctx, h, &at, e, true)
+	}
+	return more, err
+}
+
+func (d *Driver) exhaust(ctx context.Context, h *held, state string, e *StepError) (bool, error) {
 	if h.run.Phase == phaseDo && !h.def.Sticks {
 		return d.giveUp(ctx, h, state, e)
 	}

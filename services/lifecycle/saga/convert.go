@@ -56,7 +56,7 @@ func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 		Attempt: int32(a.Attempt), State: spelled[commonv1.AttemptState](a.State), Fence: a.Fence, OpSeq: a.OpSeq, //nolint:gosec // small counts
 		StartedAt: timestamp(&a.StartedAt), HeartbeatAt: timestamp(a.HeartbeatAt), ProgressAt: timestamp(a.ProgressAt), Progress: a.Progress,
 		FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error, ErrorLayer: spelled[commonv1.OwnerLayer](a.ErrorLayer),
-		Stalled: a.Stalled, WhyWaiting: a.WhyWaiting, Output: outputStruct(a.Output), Version: a.Version,
+		Stalled: a.Stalled, WhyWaiting: a.WhyWaiting, Output: outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
 )
 
 // Causes with which a step's context ends.
@@ -83,6 +85,21 @@ func (e *StepError) Error() string {
 		text += ": " + e.cause.Error()
 	}
 	return text
+}
+
+// causeLimit bounds, in characters, what is kept of a cause.
+const causeLimit = 600
+
+// Cause is what lies under the failure, for operators: one line without secrets, bounded. It is empty if nothing does.
+func (e *StepError) Cause() string {
+	if e == nil || e.cause == nil {
+		return ""
+	}
+	text := []rune(strings.Join(strings.Fields(obs.Redact(e.cause.Error())), " "))
+	if len(text) > causeLimit {
+		text = append(text[:causeLimit-1], '…')
+	}
+	return string(text)
 }
 
 // Unwrap answers the cause.

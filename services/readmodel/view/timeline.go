@@ -88,7 +88,7 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 		Step: number(int(a.GetStep())), Name: a.GetName(), Direction: a.GetDirection(), Attempt: a.GetAttempt(), State: a.GetState(),
 		StartedAt: a.GetStartedAt(), DurationSeconds: between(a.GetStartedAt(), a.GetFinishedAt(), now), Stalled: a.GetStalled(), Error: a.GetError(),
 		ErrorCode: a.GetErrorCode(), ErrorLayer: a.GetErrorLayer(), FinishedAt: a.GetFinishedAt(), Progress: a.GetProgress(),
-		WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(), Round: r.GetRound(),
+		WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(), Round: r.GetRound(), Cause: a.GetCause(),
 	}
 	if a.GetFinishedAt() == nil && a.GetHeartbeatAt() != nil {
 		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)

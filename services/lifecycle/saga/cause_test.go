@@ -1,0 +1,125 @@
+package saga_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// page is what was logged.
+type page struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (p *page) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.Write(b)
+}
+
+// lines answers the lines of a run with that message.
+func (p *page) lines(t *testing.T, message, runID string) []map[string]any {
+	t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []map[string]any
+	for line := range strings.Lines(p.text.String()) {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if m["msg"] == message && m["workflow_id"] == runID {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// What lies under a failure is told to operators, at every attempt: in the log with the ids that all share, and in the timeline, which is its record.
+// What the tenant reads stays one sentence, and no secret is in either.
+func TestTheCauseOfAFailureIsKeptWithoutSecrets(t *testing.T) {
+	testkit.IO(t)
+	const secret, public = "hunter22-hunter22", "no schema today"
+	cause := fmt.Errorf("migration 2 of postgres://admin:%s@db/x: %w;\n\tpassword=%s %s", secret,
+		&pgconn.PgError{Severity: "ERROR", Code: "42P07", Message: `relation "kv" already exists`}, secret, strings.Repeat("and so on ", 1000))
+	steps := pureSteps("schema", "never")
+	steps[0].Undo = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		return saga.Outcome{}, fmt.Errorf("drop schema: %w", errBoom)
+	}
+	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, cause)
+	}
+	var log page
+	logger, err := obs.NewLogger(&log, obs.LogConfig{Level: "info", Format: "json"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t)
+	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.core, err = saga.New(saga.Deps{DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: logger}); err != nil {
+		t.Fatal(err)
+	}
+	stop := b.drive(b.config("a"))
+	ws, id := b.create("toy")
+	r := b.await(id, 10*time.Second, "stuck")
+	stop()
+	if r.Error != public || b.workspace(ws).LastError == "" || strings.Contains(r.StuckReason+r.WhyWaiting+b.workspace(ws).LastError, "42P07") {
+		t.Errorf("people read %q, %q", r.Error, r.StuckReason)
+	}
+	list := b.timeline(id)
+	if len(list) != 6 {
+		t.Fatalf("%d attempts, not three each way", len(list))
+	}
+	for _, a := range list {
+		want := `relation "kv" already exists (SQLSTATE 42P07)`
+		if a.Dir == "undo" {
+			want = "drop schema: boom"
+		} else if a.Error != public {
+			t.Errorf("attempt %d tells everybody %q", a.Attempt, a.Error)
+		}
+		if got := a.Proto().GetCause(); !strings.Contains(got, want) || strings.Contains(got, secret) || strings.Contains(got, "\n") || len([]rune(got)) > 600 {
+			t.Errorf("%s attempt %d: cause = %q (%d)", a.Dir, a.Attempt, got, len(got))
+		}
+	}
+	told := log.lines(t, "step failed", id)
+	if len(told) != len(list) {
+		t.Fatalf("%d failures are logged, not %d", len(told), len(list))
+	}
+	for i, line := range told {
+		want, forGood, direction := "SQLSTATE 42P07", i%3 == 2, "do"
+		if i >= 3 {
+			want, direction = "drop schema: boom", "undo"
+		}
+		text, _ := line["error"].(string)
+		if !strings.Contains(text, want) || strings.Contains(text, secret) || line["for_good"] != forGood || line["direction"] != direction ||
+			line["workspace_id"] != ws || line["tenant_id"] != b.tenant || line["correlation_id"] != r.CorrelationID || line["step"] != "schema" {
+			t.Errorf("line %d = %v", i, line)
+		}
+	}
+}
+
+// A failure without a cause has none to show.
+func TestNoCauseIsNone(t *testing.T) {
+	var none *saga.StepError
+	failure, ok := errors.AsType[*saga.StepError](saga.Fail(0, commonv1.Reason_REASON_WORKLOAD_FAILED, "it exited", nil))
+	if !ok || failure.Cause() != "" || none.Cause() != "" {
+		t.Errorf("causes %q and %q", failure.Cause(), none.Cause())
+	}
+}
