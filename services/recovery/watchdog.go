@@ -1,6 +1,8 @@
 package recovery
 
 import (
+	"context"
+
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
@@ -12,7 +14,7 @@ import (
 func (s *Service) addWatchdog(lifecycle service.Client) error {
 	b := s.base
 	dog, err := watchdog.New(watchdog.Deps{
-		Logger: b.Logger, Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Replica: b.ReplicaID,
+		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Pool: b.DB, Policy: b.Policy, Wake: b.Wake, Numbered: b.Numbered, Replica: b.ReplicaID,
 		Lifecycle: lifecyclev1connect.NewWorkspaceServiceClient(lifecycle.HTTP, lifecycle.BaseURL, lifecycle.Options...),
 	}, watchdog.Config{})
 	if err != nil {
@@ -24,6 +26,9 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 	b.Add(
 		app.Task{Name: "watchdog-facts", Run: dog.Consume},
 		app.Task{Name: "watchdog", Run: dog.Run},
+		app.Task{Name: "watchdog-counts", Run: func(ctx context.Context) error {
+			return app.Every(ctx, b.Logger, "watchdog-counts", watchdog.MeasureEvery, dog.Measure) //nolint:wrapcheck // a panic, as it is
+		}},
 	)
 	return nil
 }

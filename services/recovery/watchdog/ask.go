@@ -53,11 +53,14 @@ func (w *Watchdog) request(ctx context.Context, r *record) error {
 
 // answer writes down what lifecycle said.
 func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Operation, refusal error) error {
-	return pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped by request
-		r, err := readRecord(ctx, tx, sent.ID)
-		if err != nil {
+	var before record
+	var r *record
+	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if r, err = readRecord(ctx, tx, sent.ID); err != nil {
 			return err
 		}
+		before = *r
 		if r.EndedAt != nil || r.Asked != sent.Asked || !r.pending() {
 			return errMoved
 		}
@@ -86,6 +89,25 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 			slog.Bool("joined", op.GetJoined()))
 		return r.save(ctx, tx)
 	})
+	if err != nil {
+		return err //nolint:wrapcheck // wrapped by request
+	}
+	w.metrics.asked.WithLabelValues(answerOf(op, refusal)).Inc()
+	count(w.metrics.moved(&before, r))
+	return nil
+}
+
+// answerOf names an answer.
+func answerOf(op *lifecyclev1.Operation, refusal error) string {
+	switch {
+	case refusal != nil && !answered(fault.From(refusal).Reason):
+		return answerUnanswered
+	case refusal != nil:
+		return answerRefused
+	case op.GetJoined():
+		return answerJoined
+	}
+	return answerStarted
 }
 
 // refused writes a refusal down: a decision of lifecycle's withholds the recovery; no answer at all leaves the request open, to be sent again.

@@ -137,8 +137,12 @@ func (j *judging) manual(ctx context.Context) error {
 		return fmt.Errorf("look for recoveries by people: %w", err)
 	}
 	for _, r := range list {
-		if _, err := r.insert(ctx, j.tx); err != nil {
+		inserted, err := r.insert(ctx, j.tx)
+		if err != nil {
 			return err
+		}
+		if inserted {
+			j.counts = append(j.counts, j.w.metrics.moved(&record{}, r)...)
 		}
 	}
 	return nil

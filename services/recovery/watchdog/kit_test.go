@@ -17,6 +17,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -77,6 +78,7 @@ type kit struct {
 	owner     *owner
 	w         *watchdog.Watchdog
 	cfg       watchdog.Config
+	metrics   *obs.Registry // of the watchdog made last
 	policy    policy.Set
 	versions  map[string]int64
 	replica   string
@@ -100,8 +102,11 @@ func newKit(t *testing.T) *kit {
 // watchdog is another replica's.
 func (k *kit) watchdog(replica string) *watchdog.Watchdog {
 	k.t.Helper()
+	registry, err := obs.NewRegistry()
+	k.must(err)
+	k.metrics = registry
 	w, err := watchdog.New(watchdog.Deps{
-		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleRecovery), Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}, Replica: replica,
+		Logger: testkit.Logger(k.t), Registerer: registry.ForService("recovery"), Pool: k.db.Pool(pg.RoleRecovery), Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}, Replica: replica,
 	}, k.cfg)
 	k.must(err)
 	return w

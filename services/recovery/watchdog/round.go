@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
@@ -77,13 +78,15 @@ type judging struct {
 	records  map[string]*record // open ones, by workspace
 	rate     int                // recreations an hour
 	out      *Round
+	counts   []prometheus.Counter // of what is written, once it is committed
 }
 
 // judge writes everything that follows from what is known now, and answers the records whose request is to be sent.
 func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
 	var asks []*record
+	var counts []prometheus.Counter
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		*out, asks = Round{Held: true}, nil
+		*out, asks, counts = Round{Held: true}, nil, nil
 		now, err := clock(ctx, tx)
 		if err != nil {
 			return err
@@ -107,8 +110,12 @@ func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
 		if err != nil {
 			return err
 		}
+		counts = j.counts
 		return failpoint.Hit("recovery.watchdog.before_commit")
 	})
+	if err == nil {
+		count(counts)
+	}
 	return asks, err //nolint:wrapcheck // wrapped by RunOnce
 }
 
@@ -142,6 +149,7 @@ func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) 
 		if err := r.save(ctx, j.tx); err != nil {
 			return nil, err
 		}
+		j.counts = append(j.counts, j.w.metrics.moved(&before, r)...)
 		if r.EndedAt != nil {
 			j.out.Ended++
 		}
@@ -200,6 +208,7 @@ func (j *judging) detectAll(ctx context.Context) error {
 			continue
 		}
 		j.out.Opened++
+		j.counts = append(j.counts, j.w.metrics.found.WithLabelValues(names.Of(trigger)))
 		j.records[s.WorkspaceID] = r
 		j.w.deps.Logger.WarnContext(ctx, "a workspace needs a recovery", slog.String(obs.KeyWorkspaceID, r.WorkspaceID),
 			slog.String(obs.KeyCorrelationID, r.CorrelationID), slog.String("trigger", names.Of(r.Trigger)), slog.String("step", r.Step))

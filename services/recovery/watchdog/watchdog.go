@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/app"
@@ -25,10 +26,11 @@ type Lifecycle interface {
 
 // Deps is what a watchdog works with; the signals may be nil.
 type Deps struct {
-	Logger    *slog.Logger
-	Pool      *pgxpool.Pool
-	Lifecycle Lifecycle
-	Policy    policy.Reader
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer // nil: metrics are kept and not exposed
+	Pool       *pgxpool.Pool
+	Lifecycle  Lifecycle
+	Policy     policy.Reader
 	// Wake is notified after commits that appended events; Numbered wakes the consumer.
 	Wake, Numbered *events.Signal
 	// Replica is the holder of the lease; empty draws one.
@@ -97,6 +99,7 @@ type Watchdog struct {
 	deps     Deps
 	cfg      Config
 	consumer *events.Consumer
+	metrics  *metrics
 	forgot   time.Time
 }
 
@@ -110,6 +113,9 @@ func New(deps Deps, cfg Config) (*Watchdog, error) {
 	}
 	w := &Watchdog{deps: deps, cfg: cfg.withDefaults()}
 	var err error
+	if w.metrics, err = newMetrics(deps.Registerer); err != nil {
+		return nil, err
+	}
 	w.consumer, err = events.NewConsumer(events.ConsumerDeps{
 		Pool: deps.Pool, Numbered: deps.Numbered, Wake: deps.Wake, Logger: deps.Logger,
 	}, events.ConsumerConfig{Name: ConsumerName, Schema: "recovery", Kinds: Kinds()})

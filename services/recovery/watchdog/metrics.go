@@ -1,0 +1,147 @@
+package watchdog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// How lifecycle answered a request.
+const (
+	answerStarted    = "started"
+	answerJoined     = "joined"
+	answerRefused    = "refused"
+	answerUnanswered = "unanswered"
+)
+
+// metrics are what this replica did as the one that acts, and the fleet's state as it was last read, which every replica shows.
+type metrics struct {
+	found, asked, withheld, ended *prometheus.CounterVec
+	engaged                       prometheus.Gauge
+	open, incidents               *prometheus.GaugeVec
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	counter := func(name, help, label string, values ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+		for _, v := range values {
+			c.WithLabelValues(v) // shown as zero before the first
+		}
+		return c
+	}
+	m := &metrics{
+		found: counter("watchdog_detections_total", "Workspaces that this replica found to need a recovery, by trigger.", "trigger",
+			names.Of(triggerStalled), names.Of(triggerSession), names.Of(triggerRegister)),
+		asked: counter("watchdog_requests_total", "Recreations that this replica asked lifecycle for, by its answer.", "outcome",
+			answerStarted, answerJoined, answerRefused, answerUnanswered),
+		withheld: counter("watchdog_withheld_total", "Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a decision.",
+			"by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity, withheldByMachine, withheldByOwner,
+			withheldByPerson),
+		ended: counter("watchdog_recoveries_ended_total", "Recoveries that this replica saw end, by outcome.", "outcome",
+			names.Of(outcomeRecovered), names.Of(outcomeFailed)),
+		engaged: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "fleet_brake_engaged", Help: "Whether the fleet brake has stopped automatic remedies, 1 or 0, as this replica last read it.",
+		}),
+		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "recoveries_open", Help: "Recoveries that are open, by outcome so far, as this replica last read them.",
+		}, []string{"outcome"}),
+		incidents: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "incidents_open", Help: "Incidents that are open, by kind, as this replica last read them.",
+		}, []string{"kind"}),
+	}
+	if r == nil {
+		return m, nil
+	}
+	err := errors.Join(r.Register(m.found), r.Register(m.asked), r.Register(m.withheld), r.Register(m.ended), r.Register(m.engaged), r.Register(m.open),
+		r.Register(m.incidents))
+	if err != nil {
+		return nil, fmt.Errorf("register metrics of the watchdog: %w", err)
+	}
+	return m, nil
+}
+
+// withheldLabel is what holds a recovery back, without whose budget it is.
+func withheldLabel(by string) string {
+	if scope, _, ok := strings.Cut(by, ":"); ok {
+		return scope + "_budget"
+	}
+	return by
+}
+
+// moved answers what a change of a record counts for.
+func (m *metrics) moved(before, after *record) []prometheus.Counter {
+	var out []prometheus.Counter
+	if after.WithheldBy != "" && after.WithheldBy != before.WithheldBy {
+		out = append(out, m.withheld.WithLabelValues(withheldLabel(after.WithheldBy)))
+	}
+	if after.EndedAt != nil && before.EndedAt == nil {
+		out = append(out, m.ended.WithLabelValues(names.Of(after.Outcome)))
+	}
+	return out
+}
+
+// count counts what was written, after its commit.
+func count(counters []prometheus.Counter) {
+	for _, c := range counters {
+		c.Inc()
+	}
+}
+
+// MeasureEvery is how often a replica reads what it shows of the fleet.
+const MeasureEvery = 5 * time.Second
+
+// Measure reads what is open.
+func (w *Watchdog) Measure(ctx context.Context) error {
+	var engaged bool
+	open, incidents := map[string]float64{}, map[string]float64{}
+	for _, outcome := range []commonv1.RecoveryOutcome{outcomeOpen, outcomeWithheld} {
+		open[names.Of(outcome)] = 0
+	}
+	for _, kind := range names.Spellings[commonv1.IncidentKind]() {
+		incidents[kind] = 0
+	}
+	rows, err := w.deps.Pool.Query(ctx, `
+		SELECT 'open', c.outcome, count(*)::float8, b.engaged FROM recovery.brake b
+			LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
+		UNION ALL SELECT 'incident', i.kind, count(*)::float8, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
+	if err != nil {
+		return fmt.Errorf("count what is open: %w", err)
+	}
+	var what string
+	var name *string
+	var n float64
+	var brake bool
+	_, err = pgx.ForEachRow(rows, []any{&what, &name, &n, &brake}, func() error {
+		engaged = engaged || brake
+		switch {
+		case name == nil: // no recovery is open
+		case what == "open":
+			open[*name] = n
+		default:
+			incidents[*name] = n
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("count what is open: %w", err)
+	}
+	w.metrics.engaged.Set(0)
+	if engaged {
+		w.metrics.engaged.Set(1)
+	}
+	for outcome, n := range open {
+		w.metrics.open.WithLabelValues(outcome).Set(n)
+	}
+	for kind, n := range incidents {
+		w.metrics.incidents.WithLabelValues(kind).Set(n)
+	}
+	return nil
+}

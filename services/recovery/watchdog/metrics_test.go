@@ -1,0 +1,90 @@
+package watchdog_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/obs/obstest"
+)
+
+// metric reads one series of the watchdog made last; want is what it must be.
+func (k *kit) metric(name, value string, want float64) {
+	k.t.Helper()
+	families, err := k.metrics.Gatherer().Gather()
+	k.must(err)
+	for _, f := range families {
+		if f.GetName() != "gpuaas_"+name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			found := value == ""
+			for _, l := range m.GetLabel() {
+				found = found || (l.GetName() != "service" && l.GetValue() == value)
+			}
+			if got := m.GetCounter().GetValue() + m.GetGauge().GetValue(); found && got != want {
+				k.t.Errorf("%s of %q is %v, want %v", name, value, got, want)
+			}
+			if found {
+				return
+			}
+		}
+	}
+	k.t.Errorf("%s of %q is not exposed", name, value)
+}
+
+func TestMetricsTellWhatTheWatchdogDoes(t *testing.T) {
+	k := newKit(t)
+	k.policySet("churn.recreates_per_hour", "1")
+	b := k.up("acme", "one", byProcess, ids.New())
+	var others []*box // of the placement, whose budget is so above that of the one
+	for _, name := range []string{"two", "three", "four", "five", "six"} {
+		others = append(others, k.up("acme", name, byProcess, ids.New()))
+	}
+	measure := func() {
+		t.Helper()
+		k.must(k.w.Measure(k.ctx))
+	}
+	measure()
+	k.metric("recoveries_open", "open", 0)
+	k.metric("incidents_open", "churn_budget", 0)
+	k.metric("watchdog_requests_total", "started", 0)
+	k.lose(b)
+	k.listen(130 * time.Second)
+	k.settle()
+	measure()
+	k.metric("watchdog_detections_total", "session_lost", 1)
+	k.metric("watchdog_requests_total", "started", 1)
+	k.metric("recoveries_open", "open", 1)
+	k.start(b, kRecreate, k.record(b).GetOperationId(), asked, recreating)
+	k.back(b)
+	k.succeed(b)
+	k.round()
+	k.metric("watchdog_recoveries_ended_total", "recovered", 1)
+	// The second one waits for the budget, and is counted once however many rounds it waits.
+	k.lose(b)
+	k.listen(130 * time.Second)
+	k.settle()
+	k.round()
+	k.round()
+	measure()
+	k.wantOutcome(k.record(b), withheld)
+	k.metric("watchdog_detections_total", "session_lost", 2)
+	k.metric("watchdog_detections_total", "stalled", 0)
+	k.metric("watchdog_withheld_total", "workspace_budget", 1)
+	k.metric("watchdog_withheld_total", "placement_budget", 0)
+	k.metric("recoveries_open", "open", 0)
+	k.metric("recoveries_open", "withheld", 1)
+	k.metric("incidents_open", "churn_budget", 1)
+	k.metric("fleet_brake_engaged", "", 0)
+	for _, other := range others[:3] {
+		k.lose(other)
+	}
+	k.listen(130 * time.Second)
+	k.round()
+	measure()
+	k.metric("fleet_brake_engaged", "", 1)
+	k.metric("incidents_open", "fleet_brake", 1)
+	k.metric("watchdog_withheld_total", "brake", 4)
+	obstest.Lint(t, k.metrics.Gatherer())
+}
