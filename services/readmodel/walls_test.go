@@ -91,6 +91,7 @@ func foreign(x projecttest.Tenant) map[string][]string {
 	return map[string][]string{
 		"workspace": {x.WorkspaceID, x.Name + "/" + x.WorkspaceName, x.WorkspaceName}, "workspace_id": {x.WorkspaceID},
 		"node": {x.NodeID, x.NodeName}, "node_id": {x.NodeID}, "task_id": {x.TaskID}, "tenant": {x.ID, x.Name},
+		"run_id": {x.RunID},
 	}
 }
 
@@ -98,6 +99,7 @@ func nobody() map[string][]string {
 	return map[string][]string{
 		"workspace": {ids.New(), "gone/ws-gone", "ws-gone"}, "workspace_id": {ids.New()},
 		"node": {ids.New(), "box-gone"}, "node_id": {ids.New()}, "task_id": {ids.New()}, "tenant": {ids.New(), "gone"},
+		"run_id": {ids.New()},
 	}
 }
 

@@ -52,6 +52,20 @@ func hold(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// TestTimelineOfAFormerRun: the run that is named is asked for, and one that the workspace does not have is not found.
+func TestTimelineOfAFormerRun(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	call(t, "workspaces", "timeline", "acme/demo2", "--run", taskID).wants(t, 0)
+	if got := sent[*readmodelv1.GetTimelineRequest](f); len(got) != 1 || got[0].GetRunId() != taskID || got[0].GetWorkspace() != "acme/demo2" {
+		t.Errorf("asked for %v", got)
+	}
+	refuse(f, "GetTimeline", fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workspace has no such run", fault.Remedy("name one of the runs")))
+	if got := call(t, "workspaces", "timeline", "acme/demo2", "--run", taskID).wants(t, 3); !strings.Contains(got.err, "what helps: name one of the runs") {
+		t.Errorf("refused with %q", got.err)
+	}
+}
+
 // TestRefusals: each kind of refusal has its exit code, and says what it is and what helps, in words and in JSON.
 func TestRefusals(t *testing.T) {
 	f := mesh(t)

@@ -103,6 +103,13 @@ func stock(f *fake) {
 	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: drifted})
 	always(f, "GetTimeline", &readmodelv1.GetTimelineResponse{
 		Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING), Runs: []*lifecyclev1.Run{{RunId: runID}},
+		History: []*readmodelv1.RunBrief{
+			{RunId: runID, Kind: commonv1.OperationKind_OPERATION_KIND_RETRY, State: commonv1.RunState_RUN_STATE_RUNNING, StartedAt: at(9), Shown: true},
+			{
+				RunId: taskID, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, State: commonv1.RunState_RUN_STATE_FAILED, StartedAt: at(1), EndedAt: at(7),
+				FailedStep: "launch_box", Error: "the box did not start", ErrorCode: "launch_failed", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+			},
+		},
 		Items: []*readmodelv1.TimelineItem{
 			{
 				Step: "1", Name: "reserve_slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: at(1),

@@ -173,19 +173,49 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 	},
 }
 
+// runView lists the runs of a workspace under the timeline of one.
+var runView = view[*readmodelv1.RunBrief]{
+	name: (*readmodelv1.RunBrief).GetRunId,
+	columns: []column[*readmodelv1.RunBrief]{
+		{"RUN", false, func(_ *printer, r *readmodelv1.RunBrief) string { return r.GetRunId() }},
+		{"KIND", false, func(_ *printer, r *readmodelv1.RunBrief) string { return verb(r.GetKind()) }},
+		{"STATE", false, func(_ *printer, r *readmodelv1.RunBrief) string { return word(r.GetState()) }},
+		{"STARTED", false, func(pr *printer, r *readmodelv1.RunBrief) string { return pr.when(r.GetStartedAt()) }},
+		{"ENDED", false, func(pr *printer, r *readmodelv1.RunBrief) string { return pr.when(r.GetEndedAt()) }},
+		{"FAILED STEP", false, func(_ *printer, r *readmodelv1.RunBrief) string { return r.GetFailedStep() }},
+		{"SHOWN", false, func(_ *printer, r *readmodelv1.RunBrief) string { return onlyIf(r.GetShown(), "above") }},
+		{"ERROR", true, func(_ *printer, r *readmodelv1.RunBrief) string {
+			layer := word(r.GetErrorLayer())
+			return onlyIf(layer != "" && r.GetError() != "", "["+layer+"] ") + r.GetError()
+		}},
+	},
+}
+
 func (p *Program) workspacesTimeline() *cobra.Command {
-	return &cobra.Command{
-		Use: "timeline WS", Short: "Show every attempt at every step, as recorded", Example: "  gpuaas workspaces timeline acme/demo2\n  gpuaas workspaces timeline acme/demo2 -o wide", Args: args("WS"),
+	req := &readmodelv1.GetTimelineRequest{}
+	cmd := &cobra.Command{
+		Use: "timeline WS", Short: "Show every attempt at every step of a run, as recorded, and which runs there were",
+		Example: "  gpuaas workspaces timeline acme/demo2\n  gpuaas workspaces timeline acme/demo2 --run 0192f0c1-0000-7000-8000-000000000003 -o wide", Args: args("WS"),
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			answer, err := s.query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: args[0]})
+			req.Workspace = args[0]
+			answer, err := s.query.GetTimeline(ctx, req)
 			if err != nil {
 				return err
 			}
-			return list(s.printer, timelineView, answer.GetItems(), "",
-				member{"workspace", messages(answer.GetWorkspace())[0]}, member{"runs", messages(answer.GetRuns()...)})
+			err = list(s.printer, timelineView, answer.GetItems(), "", member{"workspace", messages(answer.GetWorkspace())[0]},
+				member{"runs", messages(answer.GetRuns()...)}, member{"history", messages(answer.GetHistory()...)})
+			if err != nil || s.printer.structured() || s.printer.format == formatName || len(answer.GetHistory()) < 2 {
+				return err
+			}
+			if err := s.printer.line(""); err != nil {
+				return err
+			}
+			return list(s.printer, runView, answer.GetHistory(), "")
 		}),
 	}
+	cmd.Flags().StringVar(&req.RunId, "run", "", "show this run instead of the one that stands: one of those that the timeline lists")
+	return cmd
 }
 
 var actionView = view[*lifecyclev1.ActionOption]{

@@ -189,7 +189,7 @@ func (q *Query) GetTimeline(ctx context.Context, req *readmodelv1.GetTimelineReq
 	var out *readmodelv1.GetTimelineResponse
 	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
 		var err error
-		out, err = s.Timeline(ctx, req.GetWorkspace())
+		out, err = s.Timeline(ctx, req.GetWorkspace(), req.GetRunId())
 		return err //nolint:wrapcheck // it is the answer
 	})
 	return out, err

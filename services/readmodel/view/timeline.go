@@ -3,21 +3,26 @@ package view
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/runbook"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// Timeline answers a workspace, its runs (newest first) and the items of the run that stands in it.
-func (s *Snapshot) Timeline(ctx context.Context, ref string) (*readmodelv1.GetTimelineResponse, error) {
+// Timeline answers a workspace, its runs (newest first, those that a reset has archived too) and the items of one of them: of the run that is named,
+// else of the one that stands in the workspace. A run that is none of this workspace's is fault not_found, whosever it is.
+func (s *Snapshot) Timeline(ctx context.Context, ref, runID string) (*readmodelv1.GetTimelineResponse, error) {
 	w, err := s.Workspace(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -27,21 +32,96 @@ func (s *Snapshot) Timeline(ctx context.Context, ref string) (*readmodelv1.GetTi
 		return nil, err
 	}
 	out := &readmodelv1.GetTimelineResponse{Workspace: w, Runs: runs}
-	if len(runs) == 0 {
-		return out, nil
+	shown, err := s.shownRun(ctx, w, runs, runID)
+	if err != nil || shown == nil {
+		return out, err
 	}
-	latest := runs[0]
-	for _, r := range runs {
-		if r.GetRunId() == w.GetRunId() {
-			latest = r
-		}
-	}
-	attempts, err := s.Steps(ctx, []string{latest.GetRunId()})
+	attempts, err := s.Steps(ctx, []string{shown.GetRunId()})
 	if err != nil {
 		return nil, err
 	}
-	out.Items = Timeline(latest, attempts, s.Now)
+	out.Items = Timeline(shown, attempts, s.Now)
+	if out.History, err = s.history(ctx, runs); err != nil {
+		return nil, err
+	}
+	for _, b := range out.GetHistory() {
+		b.Shown = b.GetRunId() == shown.GetRunId()
+	}
 	return out, nil
+}
+
+// shownRun is the run that is asked for, else the one that stands in the workspace; nil if there was none yet.
+func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs []*lifecyclev1.Run, id string) (*lifecyclev1.Run, error) {
+	if id != "" {
+		id = strings.ToLower(id)
+		found, _, err := s.Runs(ctx, RunFilter{WorkspaceID: w.GetWorkspaceId(), IDs: idList(id)}, Page{Size: 1})
+		if err != nil {
+			return nil, err
+		}
+		if len(found) == 0 {
+			return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workspace has no such run",
+				fault.Remedy("name one of the runs that its timeline lists"))
+		}
+		return found[0], nil
+	}
+	for _, r := range runs {
+		if r.GetRunId() == w.GetRunId() {
+			return r, nil
+		}
+	}
+	return first(runs), nil
+}
+
+// history tells of each run in short. A run that went back, or is stuck there, stopped at the furthest step that it had begun, unless that one succeeded:
+// then it was cancelled between two steps.
+func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*readmodelv1.RunBrief, error) {
+	ids := make([]string, 0, len(runs))
+	for _, r := range runs {
+		ids = append(ids, r.GetRunId())
+	}
+	rows, err := s.tx.Query(ctx, `SELECT DISTINCT ON (t.run_id) t.run_id::text, t.body FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
+		WHERE t.run_id = ANY($2::uuid[]) AND t.direction = 'do' AND ($1::uuid IS NULL OR r.tenant_id = $1)
+		ORDER BY t.run_id, t.step DESC, t.attempt DESC`, s.scope.arg(), ids)
+	if err != nil {
+		return nil, fmt.Errorf("read the last steps of runs: %w", err)
+	}
+	last := map[string]*lifecyclev1.StepAttempt{}
+	var id string
+	var body []byte
+	_, err = pgx.ForEachRow(rows, []any{&id, &body}, func() error {
+		a := &lifecyclev1.StepAttempt{}
+		last[id] = a
+		return project.Decode(body, a)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the last steps of runs: %w", err)
+	}
+	out := make([]*readmodelv1.RunBrief, 0, len(runs))
+	for _, r := range runs {
+		b := &readmodelv1.RunBrief{
+			RunId: r.GetRunId(), Kind: r.GetKind(), State: r.GetState(), StartedAt: r.GetCreatedAt(), EndedAt: r.GetFinishedAt(),
+			Error: r.GetError(), ErrorCode: r.GetErrorCode(), ErrorLayer: r.GetErrorLayer(),
+		}
+		if wentBack(r.GetState()) && stopped(last[r.GetRunId()].GetState()) {
+			b.FailedStep = last[r.GetRunId()].GetName()
+		}
+		out = append(out, b)
+	}
+	return out, nil
+}
+
+func wentBack(state commonv1.RunState) bool {
+	switch state { //nolint:exhaustive // the others go forward, or did
+	case commonv1.RunState_RUN_STATE_COMPENSATING, commonv1.RunState_RUN_STATE_STUCK, commonv1.RunState_RUN_STATE_FAILED:
+		return true
+	default:
+		return false
+	}
+}
+
+// stopped says whether an attempt ended without its step being done.
+func stopped(state commonv1.AttemptState) bool {
+	return failed(state) || state == commonv1.AttemptState_ATTEMPT_STATE_CANCELLED
 }
 
 // Timeline lays out one run: its steps forward, each with its attempts exactly as they were recorded and, where none was, as not begun (attempt 0,

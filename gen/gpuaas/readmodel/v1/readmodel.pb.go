@@ -2433,11 +2433,12 @@ func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
 	return nil
 }
 
-// GetTimelineRequest names a workspace.
+// GetTimelineRequest names a workspace, and one of its runs if it is not the one that stands in it.
 type GetTimelineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Workspace     string                 `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
 	MinPos        string                 `protobuf:"bytes,2,opt,name=min_pos,json=minPos,proto3" json:"min_pos,omitempty"`
+	RunId         string                 `protobuf:"bytes,3,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2486,12 +2487,20 @@ func (x *GetTimelineRequest) GetMinPos() string {
 	return ""
 }
 
+func (x *GetTimelineRequest) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
 // GetTimelineResponse answers it.
 type GetTimelineResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Workspace     *Workspace             `protobuf:"bytes,1,opt,name=workspace,proto3" json:"workspace,omitempty"`
-	Runs          []*v13.Run             `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"` // newest first
-	Items         []*TimelineItem        `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	Runs          []*v13.Run             `protobuf:"bytes,2,rep,name=runs,proto3" json:"runs,omitempty"`       // newest first
+	Items         []*TimelineItem        `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`     // of the run that is shown
+	History       []*RunBrief            `protobuf:"bytes,4,rep,name=history,proto3" json:"history,omitempty"` // the runs in short, newest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2547,6 +2556,130 @@ func (x *GetTimelineResponse) GetItems() []*TimelineItem {
 	return nil
 }
 
+func (x *GetTimelineResponse) GetHistory() []*RunBrief {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+// RunBrief is what a list of runs tells of one; its attempts are read by its id.
+type RunBrief struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RunId         string                 `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	Kind          v1.OperationKind       `protobuf:"varint,2,opt,name=kind,proto3,enum=gpuaas.common.v1.OperationKind" json:"kind,omitempty"`
+	State         v1.RunState            `protobuf:"varint,3,opt,name=state,proto3,enum=gpuaas.common.v1.RunState" json:"state,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	FailedStep    string                 `protobuf:"bytes,6,opt,name=failed_step,json=failedStep,proto3" json:"failed_step,omitempty"` // where it stopped going forward; empty if it did not
+	Error         string                 `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	ErrorCode     string                 `protobuf:"bytes,8,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
+	ErrorLayer    v1.OwnerLayer          `protobuf:"varint,9,opt,name=error_layer,json=errorLayer,proto3,enum=gpuaas.common.v1.OwnerLayer" json:"error_layer,omitempty"`
+	Shown         bool                   `protobuf:"varint,10,opt,name=shown,proto3" json:"shown,omitempty"` // the timeline's items are its own
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunBrief) Reset() {
+	*x = RunBrief{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunBrief) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunBrief) ProtoMessage() {}
+
+func (x *RunBrief) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunBrief.ProtoReflect.Descriptor instead.
+func (*RunBrief) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RunBrief) GetRunId() string {
+	if x != nil {
+		return x.RunId
+	}
+	return ""
+}
+
+func (x *RunBrief) GetKind() v1.OperationKind {
+	if x != nil {
+		return x.Kind
+	}
+	return v1.OperationKind(0)
+}
+
+func (x *RunBrief) GetState() v1.RunState {
+	if x != nil {
+		return x.State
+	}
+	return v1.RunState(0)
+}
+
+func (x *RunBrief) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *RunBrief) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *RunBrief) GetFailedStep() string {
+	if x != nil {
+		return x.FailedStep
+	}
+	return ""
+}
+
+func (x *RunBrief) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *RunBrief) GetErrorCode() string {
+	if x != nil {
+		return x.ErrorCode
+	}
+	return ""
+}
+
+func (x *RunBrief) GetErrorLayer() v1.OwnerLayer {
+	if x != nil {
+		return x.ErrorLayer
+	}
+	return v1.OwnerLayer(0)
+}
+
+func (x *RunBrief) GetShown() bool {
+	if x != nil {
+		return x.Shown
+	}
+	return false
+}
+
 // GetActionsRequest names a workspace.
 type GetActionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2558,7 +2691,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2703,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2716,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetActionsRequest) GetWorkspace() string {
@@ -2610,7 +2743,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2755,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2768,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetActionsResponse) GetActions() []*v13.ActionOption {
@@ -2656,7 +2789,7 @@ type GetTaskRequest struct {
 
 func (x *GetTaskRequest) Reset() {
 	*x = GetTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2801,7 @@ func (x *GetTaskRequest) String() string {
 func (*GetTaskRequest) ProtoMessage() {}
 
 func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2814,7 @@ func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskRequest.ProtoReflect.Descriptor instead.
 func (*GetTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTaskRequest) GetTaskId() string {
@@ -2708,7 +2841,7 @@ type GetTaskResponse struct {
 
 func (x *GetTaskResponse) Reset() {
 	*x = GetTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2853,7 @@ func (x *GetTaskResponse) String() string {
 func (*GetTaskResponse) ProtoMessage() {}
 
 func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2866,7 @@ func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskResponse.ProtoReflect.Descriptor instead.
 func (*GetTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetTaskResponse) GetTask() *Task {
@@ -2753,7 +2886,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2898,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2911,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -2798,7 +2931,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +2943,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +2956,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetPolicyResponse) GetItems() []*v11.PolicyKey {
@@ -2843,7 +2976,7 @@ type ExplainReasonRequest struct {
 
 func (x *ExplainReasonRequest) Reset() {
 	*x = ExplainReasonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +2988,7 @@ func (x *ExplainReasonRequest) String() string {
 func (*ExplainReasonRequest) ProtoMessage() {}
 
 func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3001,7 @@ func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonRequest.ProtoReflect.Descriptor instead.
 func (*ExplainReasonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExplainReasonRequest) GetCode() string {
@@ -2893,7 +3026,7 @@ type ReasonText struct {
 
 func (x *ReasonText) Reset() {
 	*x = ReasonText{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +3038,7 @@ func (x *ReasonText) String() string {
 func (*ReasonText) ProtoMessage() {}
 
 func (x *ReasonText) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3051,7 @@ func (x *ReasonText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonText.ProtoReflect.Descriptor instead.
 func (*ReasonText) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReasonText) GetCode() string {
@@ -2973,7 +3106,7 @@ type ExplainReasonResponse struct {
 
 func (x *ExplainReasonResponse) Reset() {
 	*x = ExplainReasonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3118,7 @@ func (x *ExplainReasonResponse) String() string {
 func (*ExplainReasonResponse) ProtoMessage() {}
 
 func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3131,7 @@ func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonResponse.ProtoReflect.Descriptor instead.
 func (*ExplainReasonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainReasonResponse) GetItems() []*ReasonText {
@@ -3022,7 +3155,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3167,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3180,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WatchRequest) GetTopics() []Topic {
@@ -3101,7 +3234,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3246,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3259,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WatchResponse) GetFrame() isWatchResponse_Frame {
@@ -3213,7 +3346,7 @@ type WatchItem struct {
 
 func (x *WatchItem) Reset() {
 	*x = WatchItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3358,7 @@ func (x *WatchItem) String() string {
 func (*WatchItem) ProtoMessage() {}
 
 func (x *WatchItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3371,7 @@ func (x *WatchItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchItem.ProtoReflect.Descriptor instead.
 func (*WatchItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WatchItem) GetTopic() Topic {
@@ -3373,7 +3506,7 @@ type Bootstrapped struct {
 
 func (x *Bootstrapped) Reset() {
 	*x = Bootstrapped{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3518,7 @@ func (x *Bootstrapped) String() string {
 func (*Bootstrapped) ProtoMessage() {}
 
 func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3531,7 @@ func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bootstrapped.ProtoReflect.Descriptor instead.
 func (*Bootstrapped) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Bootstrapped) GetTotal() int32 {
@@ -3418,7 +3551,7 @@ type WatchHeartbeat struct {
 
 func (x *WatchHeartbeat) Reset() {
 	*x = WatchHeartbeat{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3430,7 +3563,7 @@ func (x *WatchHeartbeat) String() string {
 func (*WatchHeartbeat) ProtoMessage() {}
 
 func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3443,7 +3576,7 @@ func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHeartbeat.ProtoReflect.Descriptor instead.
 func (*WatchHeartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchHeartbeat) GetServerTime() *timestamppb.Timestamp {
@@ -3464,7 +3597,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3609,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3622,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -3518,7 +3651,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +3663,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +3676,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateTenantResponse) GetTenant() *v13.Tenant {
@@ -3581,7 +3714,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3726,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3739,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateWorkspaceRequest) GetTenant() string {
@@ -3654,7 +3787,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3666,7 +3799,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3679,7 +3812,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CreateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -3705,7 +3838,7 @@ type OperateWorkspaceRequest struct {
 
 func (x *OperateWorkspaceRequest) Reset() {
 	*x = OperateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3850,7 @@ func (x *OperateWorkspaceRequest) String() string {
 func (*OperateWorkspaceRequest) ProtoMessage() {}
 
 func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3863,7 @@ func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OperateWorkspaceRequest) GetWorkspace() string {
@@ -3792,7 +3925,7 @@ type OperateWorkspaceResponse struct {
 
 func (x *OperateWorkspaceResponse) Reset() {
 	*x = OperateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3804,7 +3937,7 @@ func (x *OperateWorkspaceResponse) String() string {
 func (*OperateWorkspaceResponse) ProtoMessage() {}
 
 func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3817,7 +3950,7 @@ func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OperateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -3839,7 +3972,7 @@ type EnrollNodeRequest struct {
 
 func (x *EnrollNodeRequest) Reset() {
 	*x = EnrollNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3851,7 +3984,7 @@ func (x *EnrollNodeRequest) String() string {
 func (*EnrollNodeRequest) ProtoMessage() {}
 
 func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3864,7 +3997,7 @@ func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeRequest.ProtoReflect.Descriptor instead.
 func (*EnrollNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EnrollNodeRequest) GetName() string {
@@ -3902,7 +4035,7 @@ type EnrollNodeResponse struct {
 
 func (x *EnrollNodeResponse) Reset() {
 	*x = EnrollNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4047,7 @@ func (x *EnrollNodeResponse) String() string {
 func (*EnrollNodeResponse) ProtoMessage() {}
 
 func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4060,7 @@ func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeResponse.ProtoReflect.Descriptor instead.
 func (*EnrollNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EnrollNodeResponse) GetNodeId() string {
@@ -3977,7 +4110,7 @@ type ChangeNodeIdentityRequest struct {
 
 func (x *ChangeNodeIdentityRequest) Reset() {
 	*x = ChangeNodeIdentityRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3989,7 +4122,7 @@ func (x *ChangeNodeIdentityRequest) String() string {
 func (*ChangeNodeIdentityRequest) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4002,7 +4135,7 @@ func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ChangeNodeIdentityRequest) GetNode() string {
@@ -4037,7 +4170,7 @@ type ChangeNodeIdentityResponse struct {
 
 func (x *ChangeNodeIdentityResponse) Reset() {
 	*x = ChangeNodeIdentityResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4049,7 +4182,7 @@ func (x *ChangeNodeIdentityResponse) String() string {
 func (*ChangeNodeIdentityResponse) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4062,7 +4195,7 @@ func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityResponse.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ChangeNodeIdentityResponse) GetNode() *v11.NodeIdentity {
@@ -4091,7 +4224,7 @@ type SetCordonRequest struct {
 
 func (x *SetCordonRequest) Reset() {
 	*x = SetCordonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4103,7 +4236,7 @@ func (x *SetCordonRequest) String() string {
 func (*SetCordonRequest) ProtoMessage() {}
 
 func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4116,7 +4249,7 @@ func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonRequest.ProtoReflect.Descriptor instead.
 func (*SetCordonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetCordonRequest) GetNode() string {
@@ -4151,7 +4284,7 @@ type SetCordonResponse struct {
 
 func (x *SetCordonResponse) Reset() {
 	*x = SetCordonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4296,7 @@ func (x *SetCordonResponse) String() string {
 func (*SetCordonResponse) ProtoMessage() {}
 
 func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4309,7 @@ func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonResponse.ProtoReflect.Descriptor instead.
 func (*SetCordonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetCordonResponse) GetGate() *v13.NodeGate {
@@ -4204,7 +4337,7 @@ type ProbeNodeRequest struct {
 
 func (x *ProbeNodeRequest) Reset() {
 	*x = ProbeNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4349,7 @@ func (x *ProbeNodeRequest) String() string {
 func (*ProbeNodeRequest) ProtoMessage() {}
 
 func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4362,7 @@ func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ProbeNodeRequest) GetNode() string {
@@ -4257,7 +4390,7 @@ type ProbeNodeResponse struct {
 
 func (x *ProbeNodeResponse) Reset() {
 	*x = ProbeNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4402,7 @@ func (x *ProbeNodeResponse) String() string {
 func (*ProbeNodeResponse) ProtoMessage() {}
 
 func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4415,7 @@ func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ProbeNodeResponse) GetTask() *v13.Task {
@@ -4311,7 +4444,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4323,7 +4456,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4336,7 +4469,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -4371,7 +4504,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4516,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4529,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ChangeTaskResponse) GetTask() *v13.Task {
@@ -4426,7 +4559,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4571,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4584,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -4493,7 +4626,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4505,7 +4638,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4518,7 +4651,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SetPolicyResponse) GetKey() *v11.PolicyKey {
@@ -4774,15 +4907,33 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\tworkspace\x12 \n" +
 	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"T\n" +
 	"\x14GetWorkspaceResponse\x12<\n" +
-	"\tworkspace\x18\x01 \x01(\v2\x1e.gpuaas.readmodel.v1.WorkspaceR\tworkspace\"`\n" +
+	"\tworkspace\x18\x01 \x01(\v2\x1e.gpuaas.readmodel.v1.WorkspaceR\tworkspace\"\x80\x01\n" +
 	"\x12GetTimelineRequest\x12(\n" +
 	"\tworkspace\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\tworkspace\x12 \n" +
-	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"\xba\x01\n" +
+	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12\x1e\n" +
+	"\x06run_id\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\x05runId\"\xf3\x01\n" +
 	"\x13GetTimelineResponse\x12<\n" +
 	"\tworkspace\x18\x01 \x01(\v2\x1e.gpuaas.readmodel.v1.WorkspaceR\tworkspace\x12,\n" +
 	"\x04runs\x18\x02 \x03(\v2\x18.gpuaas.lifecycle.v1.RunR\x04runs\x127\n" +
-	"\x05items\x18\x03 \x03(\v2!.gpuaas.readmodel.v1.TimelineItemR\x05items\"_\n" +
+	"\x05items\x18\x03 \x03(\v2!.gpuaas.readmodel.v1.TimelineItemR\x05items\x127\n" +
+	"\ahistory\x18\x04 \x03(\v2\x1d.gpuaas.readmodel.v1.RunBriefR\ahistory\"\xa5\x03\n" +
+	"\bRunBrief\x12\x15\n" +
+	"\x06run_id\x18\x01 \x01(\tR\x05runId\x123\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1f.gpuaas.common.v1.OperationKindR\x04kind\x120\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x1a.gpuaas.common.v1.RunStateR\x05state\x129\n" +
+	"\n" +
+	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vfailed_step\x18\x06 \x01(\tR\n" +
+	"failedStep\x12\x14\n" +
+	"\x05error\x18\a \x01(\tR\x05error\x12\x1d\n" +
+	"\n" +
+	"error_code\x18\b \x01(\tR\terrorCode\x12=\n" +
+	"\verror_layer\x18\t \x01(\x0e2\x1c.gpuaas.common.v1.OwnerLayerR\n" +
+	"errorLayer\x12\x14\n" +
+	"\x05shown\x18\n" +
+	" \x01(\bR\x05shown\"_\n" +
 	"\x11GetActionsRequest\x12(\n" +
 	"\tworkspace\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\tworkspace\x12 \n" +
@@ -5009,7 +5160,7 @@ func file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(Topic)(0),                         // 0: gpuaas.readmodel.v1.Topic
 	(Change)(0),                        // 1: gpuaas.readmodel.v1.Change
@@ -5042,209 +5193,217 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(*GetWorkspaceResponse)(nil),       // 28: gpuaas.readmodel.v1.GetWorkspaceResponse
 	(*GetTimelineRequest)(nil),         // 29: gpuaas.readmodel.v1.GetTimelineRequest
 	(*GetTimelineResponse)(nil),        // 30: gpuaas.readmodel.v1.GetTimelineResponse
-	(*GetActionsRequest)(nil),          // 31: gpuaas.readmodel.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 32: gpuaas.readmodel.v1.GetActionsResponse
-	(*GetTaskRequest)(nil),             // 33: gpuaas.readmodel.v1.GetTaskRequest
-	(*GetTaskResponse)(nil),            // 34: gpuaas.readmodel.v1.GetTaskResponse
-	(*GetPolicyRequest)(nil),           // 35: gpuaas.readmodel.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),          // 36: gpuaas.readmodel.v1.GetPolicyResponse
-	(*ExplainReasonRequest)(nil),       // 37: gpuaas.readmodel.v1.ExplainReasonRequest
-	(*ReasonText)(nil),                 // 38: gpuaas.readmodel.v1.ReasonText
-	(*ExplainReasonResponse)(nil),      // 39: gpuaas.readmodel.v1.ExplainReasonResponse
-	(*WatchRequest)(nil),               // 40: gpuaas.readmodel.v1.WatchRequest
-	(*WatchResponse)(nil),              // 41: gpuaas.readmodel.v1.WatchResponse
-	(*WatchItem)(nil),                  // 42: gpuaas.readmodel.v1.WatchItem
-	(*Bootstrapped)(nil),               // 43: gpuaas.readmodel.v1.Bootstrapped
-	(*WatchHeartbeat)(nil),             // 44: gpuaas.readmodel.v1.WatchHeartbeat
-	(*CreateTenantRequest)(nil),        // 45: gpuaas.readmodel.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 46: gpuaas.readmodel.v1.CreateTenantResponse
-	(*CreateWorkspaceRequest)(nil),     // 47: gpuaas.readmodel.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil),    // 48: gpuaas.readmodel.v1.CreateWorkspaceResponse
-	(*OperateWorkspaceRequest)(nil),    // 49: gpuaas.readmodel.v1.OperateWorkspaceRequest
-	(*OperateWorkspaceResponse)(nil),   // 50: gpuaas.readmodel.v1.OperateWorkspaceResponse
-	(*EnrollNodeRequest)(nil),          // 51: gpuaas.readmodel.v1.EnrollNodeRequest
-	(*EnrollNodeResponse)(nil),         // 52: gpuaas.readmodel.v1.EnrollNodeResponse
-	(*ChangeNodeIdentityRequest)(nil),  // 53: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	(*ChangeNodeIdentityResponse)(nil), // 54: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	(*SetCordonRequest)(nil),           // 55: gpuaas.readmodel.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),          // 56: gpuaas.readmodel.v1.SetCordonResponse
-	(*ProbeNodeRequest)(nil),           // 57: gpuaas.readmodel.v1.ProbeNodeRequest
-	(*ProbeNodeResponse)(nil),          // 58: gpuaas.readmodel.v1.ProbeNodeResponse
-	(*ChangeTaskRequest)(nil),          // 59: gpuaas.readmodel.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 60: gpuaas.readmodel.v1.ChangeTaskResponse
-	(*SetPolicyRequest)(nil),           // 61: gpuaas.readmodel.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),          // 62: gpuaas.readmodel.v1.SetPolicyResponse
-	(*timestamppb.Timestamp)(nil),      // 63: google.protobuf.Timestamp
-	(v1.PartState)(0),                  // 64: gpuaas.common.v1.PartState
-	(v1.UserState)(0),                  // 65: gpuaas.common.v1.UserState
-	(*v11.NodeIdentity)(nil),           // 66: gpuaas.recovery.v1.NodeIdentity
-	(*v12.SessionChanged)(nil),         // 67: gpuaas.node.v1.SessionChanged
-	(*v13.NodeGate)(nil),               // 68: gpuaas.lifecycle.v1.NodeGate
-	(v1.WorkspaceState)(0),             // 69: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 70: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 71: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 72: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 73: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 74: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 75: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 76: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 77: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 78: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 79: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 80: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 81: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 82: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 83: gpuaas.lifecycle.v1.Allocation
-	(*v13.Run)(nil),                    // 84: gpuaas.lifecycle.v1.Run
-	(*v13.ActionOption)(nil),           // 85: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 86: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 87: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 88: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 89: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 90: gpuaas.lifecycle.v1.Operation
-	(v1.OperationKind)(0),              // 91: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 92: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 93: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 94: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 95: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 96: gpuaas.lifecycle.v1.Task
+	(*RunBrief)(nil),                   // 31: gpuaas.readmodel.v1.RunBrief
+	(*GetActionsRequest)(nil),          // 32: gpuaas.readmodel.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 33: gpuaas.readmodel.v1.GetActionsResponse
+	(*GetTaskRequest)(nil),             // 34: gpuaas.readmodel.v1.GetTaskRequest
+	(*GetTaskResponse)(nil),            // 35: gpuaas.readmodel.v1.GetTaskResponse
+	(*GetPolicyRequest)(nil),           // 36: gpuaas.readmodel.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),          // 37: gpuaas.readmodel.v1.GetPolicyResponse
+	(*ExplainReasonRequest)(nil),       // 38: gpuaas.readmodel.v1.ExplainReasonRequest
+	(*ReasonText)(nil),                 // 39: gpuaas.readmodel.v1.ReasonText
+	(*ExplainReasonResponse)(nil),      // 40: gpuaas.readmodel.v1.ExplainReasonResponse
+	(*WatchRequest)(nil),               // 41: gpuaas.readmodel.v1.WatchRequest
+	(*WatchResponse)(nil),              // 42: gpuaas.readmodel.v1.WatchResponse
+	(*WatchItem)(nil),                  // 43: gpuaas.readmodel.v1.WatchItem
+	(*Bootstrapped)(nil),               // 44: gpuaas.readmodel.v1.Bootstrapped
+	(*WatchHeartbeat)(nil),             // 45: gpuaas.readmodel.v1.WatchHeartbeat
+	(*CreateTenantRequest)(nil),        // 46: gpuaas.readmodel.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 47: gpuaas.readmodel.v1.CreateTenantResponse
+	(*CreateWorkspaceRequest)(nil),     // 48: gpuaas.readmodel.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil),    // 49: gpuaas.readmodel.v1.CreateWorkspaceResponse
+	(*OperateWorkspaceRequest)(nil),    // 50: gpuaas.readmodel.v1.OperateWorkspaceRequest
+	(*OperateWorkspaceResponse)(nil),   // 51: gpuaas.readmodel.v1.OperateWorkspaceResponse
+	(*EnrollNodeRequest)(nil),          // 52: gpuaas.readmodel.v1.EnrollNodeRequest
+	(*EnrollNodeResponse)(nil),         // 53: gpuaas.readmodel.v1.EnrollNodeResponse
+	(*ChangeNodeIdentityRequest)(nil),  // 54: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	(*ChangeNodeIdentityResponse)(nil), // 55: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	(*SetCordonRequest)(nil),           // 56: gpuaas.readmodel.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 57: gpuaas.readmodel.v1.SetCordonResponse
+	(*ProbeNodeRequest)(nil),           // 58: gpuaas.readmodel.v1.ProbeNodeRequest
+	(*ProbeNodeResponse)(nil),          // 59: gpuaas.readmodel.v1.ProbeNodeResponse
+	(*ChangeTaskRequest)(nil),          // 60: gpuaas.readmodel.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 61: gpuaas.readmodel.v1.ChangeTaskResponse
+	(*SetPolicyRequest)(nil),           // 62: gpuaas.readmodel.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),          // 63: gpuaas.readmodel.v1.SetPolicyResponse
+	(*timestamppb.Timestamp)(nil),      // 64: google.protobuf.Timestamp
+	(v1.PartState)(0),                  // 65: gpuaas.common.v1.PartState
+	(v1.UserState)(0),                  // 66: gpuaas.common.v1.UserState
+	(*v11.NodeIdentity)(nil),           // 67: gpuaas.recovery.v1.NodeIdentity
+	(*v12.SessionChanged)(nil),         // 68: gpuaas.node.v1.SessionChanged
+	(*v13.NodeGate)(nil),               // 69: gpuaas.lifecycle.v1.NodeGate
+	(v1.WorkspaceState)(0),             // 70: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 71: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 72: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 73: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 74: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 75: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 76: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 77: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 78: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 79: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 80: gpuaas.common.v1.Reason
+	(*v13.Tenant)(nil),                 // 81: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 82: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 83: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 84: gpuaas.lifecycle.v1.Allocation
+	(*v13.Run)(nil),                    // 85: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 86: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 87: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 88: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 89: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 90: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 91: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 92: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 93: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 94: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 95: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 96: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 97: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 98: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
-	63,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	63,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
-	64,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
-	63,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
+	64,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	64,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
+	65,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
+	64,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
 	5,   // 4: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
-	65,  // 5: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
-	63,  // 6: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
-	66,  // 7: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
-	67,  // 8: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
-	68,  // 9: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	63,  // 10: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	69,  // 11: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	65,  // 12: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	70,  // 13: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	71,  // 14: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	63,  // 15: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 16: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	72,  // 17: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	63,  // 18: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	73,  // 19: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	74,  // 20: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	63,  // 21: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	75,  // 22: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	63,  // 23: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	76,  // 24: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	77,  // 25: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	78,  // 26: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	79,  // 27: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	63,  // 28: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 29: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	66,  // 5: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
+	64,  // 6: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
+	67,  // 7: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
+	68,  // 8: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
+	69,  // 9: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	64,  // 10: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
+	70,  // 11: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	66,  // 12: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	71,  // 13: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	72,  // 14: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	64,  // 15: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 16: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	73,  // 17: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	64,  // 18: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	74,  // 19: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	75,  // 20: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	64,  // 21: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	76,  // 22: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	64,  // 23: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	77,  // 24: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	78,  // 25: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	79,  // 26: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	80,  // 27: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	64,  // 28: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 29: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
 	7,   // 30: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	80,  // 31: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	69,  // 32: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	81,  // 31: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	70,  // 32: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
 	8,   // 33: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	77,  // 34: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	78,  // 34: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
 	10,  // 35: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	81,  // 36: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	82,  // 37: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	83,  // 38: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	82,  // 36: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	83,  // 37: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	84,  // 38: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
 	7,   // 39: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
 	8,   // 40: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
 	8,   // 41: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	84,  // 42: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	85,  // 42: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
 	9,   // 43: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	85,  // 44: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	10,  // 45: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	86,  // 46: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	87,  // 47: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	38,  // 48: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	0,   // 49: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	42,  // 50: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	43,  // 51: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	44,  // 52: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	0,   // 53: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	1,   // 54: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	7,   // 55: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 56: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	10,  // 57: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	81,  // 58: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	84,  // 59: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	88,  // 60: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	63,  // 61: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	89,  // 62: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	80,  // 63: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	70,  // 64: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	90,  // 65: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	91,  // 66: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	92,  // 67: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	90,  // 68: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	93,  // 69: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	63,  // 70: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	94,  // 71: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	95,  // 72: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	66,  // 73: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	68,  // 74: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	96,  // 75: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	96,  // 76: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	86,  // 77: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	2,   // 78: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	4,   // 79: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	11,  // 80: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	25,  // 81: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	13,  // 82: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	15,  // 83: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	27,  // 84: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	29,  // 85: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	31,  // 86: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	17,  // 87: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	33,  // 88: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	19,  // 89: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	21,  // 90: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	23,  // 91: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	35,  // 92: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	37,  // 93: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	40,  // 94: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	45,  // 95: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	47,  // 96: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	49,  // 97: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	51,  // 98: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	53,  // 99: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	55,  // 100: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	57,  // 101: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	59,  // 102: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	61,  // 103: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	3,   // 104: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	6,   // 105: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	12,  // 106: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	26,  // 107: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	14,  // 108: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	16,  // 109: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	28,  // 110: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	30,  // 111: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	32,  // 112: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	18,  // 113: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	34,  // 114: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	20,  // 115: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	22,  // 116: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	24,  // 117: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	36,  // 118: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	39,  // 119: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	41,  // 120: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	46,  // 121: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	48,  // 122: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	50,  // 123: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	52,  // 124: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	54,  // 125: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	56,  // 126: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	58,  // 127: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	60,  // 128: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	62,  // 129: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	104, // [104:130] is the sub-list for method output_type
-	78,  // [78:104] is the sub-list for method input_type
-	78,  // [78:78] is the sub-list for extension type_name
-	78,  // [78:78] is the sub-list for extension extendee
-	0,   // [0:78] is the sub-list for field type_name
+	31,  // 44: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	86,  // 45: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	87,  // 46: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	64,  // 47: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	64,  // 48: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	76,  // 49: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	88,  // 50: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	10,  // 51: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	89,  // 52: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	90,  // 53: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	39,  // 54: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	0,   // 55: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	43,  // 56: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	44,  // 57: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	45,  // 58: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	0,   // 59: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	1,   // 60: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	7,   // 61: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	8,   // 62: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	10,  // 63: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	82,  // 64: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	85,  // 65: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	91,  // 66: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	64,  // 67: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	92,  // 68: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	81,  // 69: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	71,  // 70: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	93,  // 71: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	86,  // 72: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	94,  // 73: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	93,  // 74: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	95,  // 75: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	64,  // 76: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	96,  // 77: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	97,  // 78: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	67,  // 79: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	69,  // 80: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	98,  // 81: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	98,  // 82: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	89,  // 83: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	2,   // 84: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	4,   // 85: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	11,  // 86: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	25,  // 87: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	13,  // 88: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	15,  // 89: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	27,  // 90: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	29,  // 91: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	32,  // 92: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	17,  // 93: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	34,  // 94: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	19,  // 95: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	21,  // 96: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	23,  // 97: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	36,  // 98: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	38,  // 99: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	41,  // 100: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	46,  // 101: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	48,  // 102: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	50,  // 103: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	52,  // 104: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	54,  // 105: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	56,  // 106: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	58,  // 107: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	60,  // 108: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	62,  // 109: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	3,   // 110: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	6,   // 111: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	12,  // 112: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	26,  // 113: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	14,  // 114: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	16,  // 115: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	28,  // 116: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	30,  // 117: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	33,  // 118: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	18,  // 119: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	35,  // 120: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	20,  // 121: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	22,  // 122: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	24,  // 123: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	37,  // 124: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	40,  // 125: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	42,  // 126: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	47,  // 127: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	49,  // 128: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	51,  // 129: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	53,  // 130: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	55,  // 131: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	57,  // 132: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	59,  // 133: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	61,  // 134: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	63,  // 135: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	110, // [110:136] is the sub-list for method output_type
+	84,  // [84:110] is the sub-list for method input_type
+	84,  // [84:84] is the sub-list for extension type_name
+	84,  // [84:84] is the sub-list for extension extendee
+	0,   // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
@@ -5252,12 +5411,12 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 	if File_gpuaas_readmodel_v1_readmodel_proto != nil {
 		return
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40].OneofWrappers = []any{
 		(*WatchResponse_Item)(nil),
 		(*WatchResponse_Bootstrapped)(nil),
 		(*WatchResponse_Heartbeat)(nil),
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41].OneofWrappers = []any{
 		(*WatchItem_Node)(nil),
 		(*WatchItem_Workspace)(nil),
 		(*WatchItem_Task)(nil),
@@ -5271,7 +5430,7 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc), len(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   61,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
