@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -65,9 +67,8 @@ func (s *Server) recreate(
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it read
 	}
-	if open && req.GetFencedProof() != noProof {
-		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation that began without the proof is open, and would not see it", fault.Conflicting(run.ID),
-			fault.Unmet(fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)), fault.Remedy("cancel it, or wait until it has ended, and give the proof again"))
+	if open && req.GetFencedProof() != noProof && run.State != names.Of(commonv1.RunState_RUN_STATE_STUCK) {
+		return s.prove(ctx, tx, w, run, req, by)
 	}
 	in := newInput(w.Tenant, w.Name, w.Spec)
 	if !open {
@@ -177,17 +178,17 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, p
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it read
 	}
-	away := ""
+	var away map[string]string
 	if !ownBox(spec.GetPlacement()) {
-		if away, err = s.machineAway(ctx, tx, r, claims, w.Epoch, proven); err != nil {
+		if away, err = s.machinesAway(ctx, tx, r, claims, w.Epoch, proven); err != nil {
 			return nil, err
 		}
 	}
 	if !proven {
-		away = ""
+		away = nil
 	}
-	r.consequence = recreateConsequence(w, spec, claims, away)
-	if away != "" && r.possible() {
+	r.consequence = recreateConsequence(w, spec, claims, slices.Sorted(maps.Values(away)), held && away[a.NodeID] == "")
+	if len(away) > 0 && (!held || away[a.NodeID] != "") && r.possible() {
 		// It begins anew on another machine, so there must be one; else the run would take away what cannot come back.
 		if _, _, err := freeSlot(ctx, tx, spec.GetGpus()); err != nil {
 			stepErr, ok := errors.AsType[*saga.StepError](err)
@@ -200,9 +201,9 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, p
 	return r, nil
 }
 
-// machineAway looks whether the machine that holds the workspace can confirm that its epoch has ended. It answers the machine's name if it cannot.
-func (s *Server) machineAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (string, error) {
-	seen := map[string]bool{}
+// machinesAway looks whether the machines that hold the workspace can confirm that its epochs have ended. It answers those that cannot, by their names.
+func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (map[string]string, error) {
+	seen, away := map[string]bool{}, map[string]string{}
 	for _, c := range claims {
 		if c.NodeID == "" || seen[c.NodeID] {
 			continue
@@ -212,33 +213,36 @@ func (s *Server) machineAway(ctx context.Context, tx pgx.Tx, r *recreation, clai
 		var answers bool
 		err := tx.QueryRow(ctx, `SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`, c.NodeID).Scan(&name, &answers)
 		if err != nil {
-			return "", fmt.Errorf("read gate: %w", err)
+			return nil, fmt.Errorf("read gate: %w", err)
 		}
 		if answers {
 			continue
 		}
+		away[c.NodeID] = name
 		if !proven {
 			r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 				"bring the machine back, so that its agent can end the workloads; or give a fenced proof (powered_off, network_isolated, reimaged or "+
 					"operator_asserts) with a reason, as an operator", c.NodeID,
 				fmt.Sprintf("machine %s answers, so that epoch %d can be confirmed ended; its workspaces are kept until it does", name, epoch))
 		}
-		return name, nil
 	}
-	return "", nil
+	return away, nil
 }
 
-func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away string) string {
+// recreateConsequence says what a recreation would do. away are the machines that a person has given their word for, and stays says that the slot and
+// the storage are kept all the same, since they are on another one.
+func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, claims []saga.Claim, away []string, stays bool) string {
 	first, kept := "", "schema and handle are kept"
+	if len(away) > 0 {
+		first = fmt.Sprintf("counts what the workspace has on %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and "+
+			"cordons the machine; ", strings.Join(away, " and on "))
+	}
 	switch {
-	case len(claims) == 0:
-	case away != "":
-		first = fmt.Sprintf("counts epoch %d on machine %s as ended on the operator's word, leaves its workloads and storage there as orphan claims and "+
-			"cordons the machine; ", w.Epoch, away)
+	case len(claims) == 0, len(away) > 0 && !stays:
 	case ownBox(spec.GetPlacement()):
-		first = fmt.Sprintf("stops the workloads and ends the box of epoch %d with the storage on it; ", w.Epoch)
+		first += fmt.Sprintf("stops the workloads and ends the box of epoch %d with the storage on it; ", w.Epoch)
 	default:
-		first = fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)
+		first += fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)
 		kept = "storage, schema and handle are kept, on the same machine"
 	}
 	if first != "" {

@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -36,27 +37,33 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
 	}
 	own := ownBox(spec.GetPlacement())
-	why, lost, err := s.stopPrevious(ctx, env, own, in.Word != nil)
+	f, err := s.formerOf(ctx, env, own, in.Word != nil)
+	if err != nil {
+		return saga.Outcome{}, err
+	}
+	why, err := s.stopPrevious(ctx, env, f)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
 	if why != "" {
 		return waitTask(why), nil
 	}
-	if !own && !lost {
-		if err := s.takeOverStorage(ctx, env); err != nil {
+	// First what counts as ended on a person's word: a driver confirms no end while claims of an earlier epoch stand in its way.
+	for _, epoch := range slices.Sorted(maps.Keys(f.lost)) {
+		if err := s.fence(ctx, env, driver, epoch, in.Word); err != nil {
 			return saga.Outcome{}, err
 		}
+	}
+	if err := s.takeOverStorage(ctx, env, f); err != nil {
+		return saga.Outcome{}, err
 	}
 	boxes, err := previousClaims(ctx, env, kindInstance)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
 	for _, c := range boxes {
-		if lost {
-			err = s.fence(ctx, env, driver, c, in.Word)
-		} else if err = s.endBox(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil {
-			err = s.fence(ctx, env, driver, c, in.Word)
+		if err = s.endBox(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil {
+			err = s.fence(ctx, env, driver, c.Epoch, in.Word)
 		}
 		if err != nil {
 			return saga.Outcome{}, err
@@ -69,7 +76,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	if err != nil {
 		return saga.Outcome{}, err
 	}
-	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passHold(ctx, tx, env, slots, !own && !lost) }), nil
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error { return s.passHold(ctx, tx, env, slots, f.kept != "") }), nil
 }
 
 // previousClaims are the live claims of earlier epochs.
@@ -78,61 +85,106 @@ func previousClaims(ctx context.Context, env *saga.Env, kinds ...string) ([]saga
 	return slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.Epoch >= env.Epoch }), err
 }
 
-// stopPrevious has the workloads of earlier epochs removed. It answers what is waited for, and lost if a shared machine cannot be asked and a person
-// has given their word that it runs nothing.
-func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, own, proven bool) (string, bool, error) {
-	claims, err := previousClaims(ctx, env, kindWorkload, kindStorage, kindInstance)
-	if err != nil {
-		return "", false, err
-	}
-	waiting := 0
-	for _, c := range claims {
-		if c.NodeID == "" || own && c.Kind != kindWorkload {
-			continue
-		}
-		if !s.reachable(ctx, c.NodeID) {
-			switch {
-			case own:
-				continue // it ends with its box
-			case proven:
-				return "", true, nil
-			default:
-				return "the machine that holds the workspace does not answer, and only its agent can confirm that the former epoch has ended", false, nil
-			}
-		}
-		if c.Kind != kindWorkload {
-			continue
-		}
-		_, done, err := s.do(ctx, env, taskSpec{
-			suffix: "stop-" + c.Name, kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, nodeID: c.NodeID,
-			payload: &nodev1.WorkloadRef{Name: c.Name}, within: time.Minute,
-		})
-		switch {
-		case err != nil && !own:
-			return "", false, err
-		case err != nil, !done && own && s.overdue(ctx, env):
-			continue
-		case !done:
-			waiting++
-		default:
-			if err := env.Release(ctx, c); err != nil {
-				return "", false, fmt.Errorf("release workload: %w", err)
-			}
-		}
-	}
-	if waiting > 0 {
-		return fmt.Sprintf("waiting for the agent to stop %d workloads of the former epoch", waiting), false, nil
-	}
-	return "", false, nil
+// former is what earlier epochs have left, judged once for the whole call: machines come and go meanwhile. Each box is judged by its own machine.
+type former struct {
+	own    bool
+	claims []saga.Claim    // workloads, storage and boxes
+	away   map[string]bool // machines that do not answer
+	lost   map[int64]bool  // epochs on such machines that a person has given their word for
+	kept   string          // the shared machine whose slot and storage go over to this epoch; empty if there is none
 }
 
-// takeOverStorage makes the directory on a shared machine this epoch's: nothing of an earlier one is left there then.
-func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env) error {
+func (s *Steps) formerOf(ctx context.Context, env *saga.Env, own, proven bool) (former, error) {
+	f := former{own: own, away: map[string]bool{}, lost: map[int64]bool{}}
+	var err error
+	if f.claims, err = previousClaims(ctx, env, kindWorkload, kindStorage, kindInstance); err != nil || own {
+		return f, err
+	}
+	for _, c := range f.claims {
+		if _, seen := f.away[c.NodeID]; c.NodeID != "" && !seen {
+			f.away[c.NodeID] = !s.reachable(ctx, c.NodeID)
+		}
+		if f.away[c.NodeID] && proven {
+			f.lost[c.Epoch] = true
+		}
+	}
+	a, held, err := liveAllocation(ctx, s.deps.DB, env.WorkspaceID)
+	if err != nil {
+		return f, err
+	}
+	if !held || a.Epoch >= env.Epoch || f.lost[a.Epoch] || proven && a.NodeID != "" && !s.reachable(ctx, a.NodeID) {
+		return f, nil
+	}
+	// An attempt before this one may have given up what was there: then there is nothing to keep.
+	left, err := orphansOf(ctx, s.deps.DB, env.WorkspaceID, a.Epoch)
+	if err == nil && left == 0 {
+		f.kept = a.NodeID
+	}
+	return f, err
+}
+
+// stopPrevious has the workloads of earlier epochs removed where that is not left to the end of their box, and on a shared machine that this epoch does
+// not take over the storage as well. It answers what is waited for; a machine that does not answer keeps nobody from cleaning up on the others.
+func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (string, error) {
+	away, waiting := 0, 0
+	for _, kind := range []string{kindWorkload, kindStorage} {
+		for _, c := range f.claims {
+			if c.Kind != kind || c.NodeID == "" || f.lost[c.Epoch] || kind == kindStorage && (f.own || c.NodeID == f.kept) {
+				continue
+			}
+			if f.own && !s.reachable(ctx, c.NodeID) || f.away[c.NodeID] {
+				continue // it ends with its box, or is waited for below
+			}
+			spec := taskSpec{
+				suffix: "stop-" + c.Name, kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, nodeID: c.NodeID,
+				payload: &nodev1.WorkloadRef{Name: c.Name}, within: time.Minute,
+			}
+			if kind == kindStorage {
+				spec.suffix, spec.kind = "clear-"+c.Name, commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE
+				spec.payload = &nodev1.StorageRelease{Name: c.Name}
+			}
+			_, done, err := s.do(ctx, env, spec)
+			switch {
+			case err != nil && !f.own:
+				return "", err
+			case err != nil, !done && f.own && s.overdue(ctx, env):
+				continue
+			case !done:
+				waiting++
+			default:
+				if err := env.Release(ctx, c); err != nil {
+					return "", fmt.Errorf("release %s: %w", c.Kind, err)
+				}
+			}
+		}
+		if waiting > 0 {
+			return fmt.Sprintf("waiting for the agent to remove what the former epoch has left: %d of kind %s", waiting, kind), nil
+		}
+	}
+	for _, c := range f.claims {
+		if f.away[c.NodeID] && !f.lost[c.Epoch] {
+			away++
+		}
+	}
+	if away > 0 {
+		return "a machine that holds the workspace does not answer, and only its agent can confirm that the former epoch has ended", nil
+	}
+	return "", nil
+}
+
+// takeOverStorage makes the directory on the machine that is kept this epoch's: nothing of an earlier one is left there then.
+func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) error {
+	if f.kept == "" {
+		return nil
+	}
 	claims, err := previousClaims(ctx, env, kindStorage)
 	if err != nil {
 		return err
 	}
 	for _, c := range claims {
+		if c.NodeID != f.kept {
+			continue
+		}
 		spec := saga.ClaimSpec{Kind: c.Kind, Name: c.Name, Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: c.NodeID}
 		if _, _, err := env.Intent(ctx, spec); err != nil {
 			return fmt.Errorf("take storage over: %w", err)
@@ -143,36 +195,37 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env) error {
 
 // fence goes on without the driver's confirmation, on a person's word: what may still be there of the epoch becomes orphan claims that are reaped when
 // somebody can reach it, its machine takes no new workspace until then, and the driver lets the next epoch be launched.
-func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, box saga.Claim, w *word) error {
-	if err := driver.Fence(ctx, env.WorkspaceID, box.Epoch, w.String()); err != nil {
+func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *word) error {
+	if err := driver.Fence(ctx, env.WorkspaceID, epoch, w.String()); err != nil {
 		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)
 	}
-	left, err := previousClaims(ctx, env, kindWorkload, kindStorage)
+	left, err := previousClaims(ctx, env, kindWorkload, kindStorage, kindInstance)
 	if err != nil {
 		return err
 	}
+	left = slices.DeleteFunc(left, func(c saga.Claim) bool { return c.Epoch != epoch })
 	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, box.Epoch)
+		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, epoch)
 		if err != nil {
 			return err
 		}
 		own := ok && ownBox(i.Placement)
-		if own {
-			left = append(left, box) // it may stand: the sweep of the driver's list ends it
-		} else if err := env.ReleaseTx(ctx, tx, box); err != nil {
-			return fmt.Errorf("release instance: %w", err)
-		}
+		reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", epoch, env.WorkspaceID, w.Proof, w.Reason)
 		for _, c := range left {
-			if c.Epoch != box.Epoch {
+			// A box of its own may stand: the sweep of the driver's list ends it. A machine that was there before is no box.
+			if c.Kind == kindInstance && !own {
+				if err := env.ReleaseTx(ctx, tx, c); err != nil {
+					return fmt.Errorf("release instance: %w", err)
+				}
 				continue
 			}
 			if err := env.OrphanTx(ctx, tx, c, w.By, "fenced on proof "+w.Proof+": "+w.Reason); err != nil {
 				return fmt.Errorf("orphan what is left: %w", err)
 			}
-		}
-		if !own && box.NodeID != "" && len(left) > 0 {
-			reason := fmt.Sprintf("epoch %d of workspace %s was fenced on proof %s and may have left something here: %s", box.Epoch, env.WorkspaceID, w.Proof, w.Reason)
-			if _, err := gate.CordonUnlessIs(ctx, tx, box.NodeID, reason, cordonOwner); err != nil {
+			if own || c.NodeID == "" {
+				continue
+			}
+			if _, err := gate.CordonUnlessIs(ctx, tx, c.NodeID, reason, cordonOwner); err != nil {
 				return fmt.Errorf("cordon node: %w", err)
 			}
 		}
