@@ -120,6 +120,10 @@ func stock(f *fake) {
 				DurationSeconds: 75, Stalled: true, Error: "the box did not start", ErrorCode: "launch_failed", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
 				LikelyCause: "no memory", Advice: "add memory",
 			},
+			{
+				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 3, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: at(4),
+				DurationSeconds: 190, HeartbeatAgeSeconds: 12.5, Progress: "7 of 9 layers", WhyWaiting: "the image is fetched",
+			},
 			{Step: "3", Name: "make_storage", Direction: commonv1.Direction_DIRECTION_DO},
 		},
 	})

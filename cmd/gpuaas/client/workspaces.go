@@ -162,6 +162,10 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 		}},
 		{"STARTED", false, func(pr *printer, i *readmodelv1.TimelineItem) string { return pr.when(i.GetStartedAt()) }},
 		{"DURATION", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return seconds(i.GetDurationSeconds()) }},
+		{"HEARTBEAT", false, func(_ *printer, i *readmodelv1.TimelineItem) string {
+			return onlyIf(i.GetHeartbeatAgeSeconds() > 0, seconds(i.GetHeartbeatAgeSeconds())+" ago")
+		}},
+		{"PROGRESS", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetProgress() }},
 		{"ERROR", false, func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := word(i.GetErrorLayer())
 			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
