@@ -80,6 +80,29 @@ func TestReconcileWithANewLedger(t *testing.T) {
 	k.wants(unsafe.TaskID, unknown, 1, 1)
 }
 
+// TestCancelledWithALostLedger: what may have run is not written down as never begun because it was to be cancelled.
+func TestCancelledWithALostLedger(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	run := ids.New()
+	ran, offered := k.enqueue(n, ofType(restart), ofRun(run)), k.enqueue(n, ofType(restart), ofRun(run))
+	refs := map[string]*nodev1.TaskRef{}
+	for _, l := range k.leaseOf(n).GetTasks() {
+		refs[l.GetTask().GetTaskId()] = l.GetTask()
+	}
+	k.started(n, refs[ran.TaskID])
+	k.tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := k.tasks.CancelOfRun(ctx, tx, run, "the person's wish")
+		return err
+	})
+	n.ledger = ids.New()
+	if res := k.ready(n); len(res.GetCancel()) != 2 {
+		t.Errorf("cancels %v", res.GetCancel())
+	}
+	k.wants(ran.TaskID, unknown, 1, 0)
+	k.wants(offered.TaskID, cancelled, 1, 0) // never stored anywhere: it cannot have run
+}
+
 func TestSweepEndsWhatIsPastItsTime(t *testing.T) {
 	k := newKit(t)
 	here, away := k.node(), k.node()

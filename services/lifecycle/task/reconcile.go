@@ -66,6 +66,12 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 			if r.CancelAsked {
 				out.Cancel = append(out.Cancel, ref)
 			}
+		case r.CancelAsked && newLedger && r.State != commonv1.TaskState_TASK_STATE_DISPATCHED:
+			// Not wanted, but the ledger that had it is gone: it may have run.
+			out.Cancel = append(out.Cancel, ref)
+			if err := s.end(ctx, tx, r, commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN, "the agent's ledger is new"); err != nil {
+				return gate.Reconciled{}, err
+			}
 		case r.CancelAsked:
 			// Not wanted, and not in the agent's ledger: it ends here, and the agent is told in case an offer is still on its way.
 			out.Cancel = append(out.Cancel, ref)

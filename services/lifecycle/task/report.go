@@ -102,7 +102,7 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 				one.Denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut: kept as late evidence"), "")
 			} else {
 				for _, t := range r.GetResults() {
-					if acked[key(t.GetTask())] {
+					if acked[said(r.GetNodeId(), t.GetTask())] {
 						one.Acknowledged = append(one.Acknowledged, t.GetTask())
 					}
 				}
@@ -128,12 +128,16 @@ func key(ref *nodev1.TaskRef) string {
 	return fmt.Sprintf("%s/%d", ref.GetTaskId(), ref.GetAttempt())
 }
 
-// gather folds a batch into one word for each attempt, in a stable order so that rows are locked in the same order by everyone.
+// said names what one node says of an attempt. Two nodes may name the same one, if the disk of one is a copy of the other's: their words never mix, and
+// only those of the task's own node count.
+func said(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + nodeID }
+
+// gather folds a batch into one word of each node on each attempt, in a stable order so that rows are locked in the same order by everyone.
 func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string) {
 	words := map[string]word{}
 	var order []string
 	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*word)) {
-		k := key(ref)
+		k := said(r.GetNodeId(), ref)
 		w, ok := words[k]
 		if !ok {
 			w = word{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration()}
@@ -185,7 +189,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 		if outputs[i] == nil {
 			outputs[i] = []byte{}
 		}
-		byKey[key(w.ref)] = w
+		byKey[said(w.node, w.ref)] = w
 	}
 	// A word moves a task only forward: rank is the order of the states, terminal last.
 	rows, err := tx.Query(ctx, `
@@ -223,7 +227,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 			if r, err = scan(prefixed{rows, []any{&was}}); err != nil {
 				return
 			}
-			k := fmt.Sprintf("%s/%d", r.TaskID, r.Attempt)
+			k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
 			w := byKey[k]
 			evs = append(evs, r.event(transitions(r, was, w)...))
 			if w.result != nil {
@@ -254,7 +258,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 	}
 	var rest []word
 	for _, w := range words { // in their order, so that everybody locks rows in the same one
-		if k := key(w.ref); w.result != nil && !settled[k] {
+		if k := said(w.node, w.ref); w.result != nil && !settled[k] {
 			rest = append(rest, w)
 			settled[k] = true
 		}

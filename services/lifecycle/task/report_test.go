@@ -2,6 +2,7 @@ package task_test
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -280,5 +281,28 @@ func TestReportsOfManyNodesAreOneCommit(t *testing.T) {
 		if one.GetNodeId() != nodes[i].id || (len(one.GetAcknowledged()) == 1) == shut || (one.GetDenial() != nil) != shut {
 			t.Errorf("node %d: %v", i, one)
 		}
+	}
+}
+
+// TestACopiedDiskDoesNotSpeakForItsOriginal: two nodes report one attempt in one batch, in either order; the word of the task's own node counts.
+func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
+	for _, copyFirst := range []bool{false, true} {
+		k := newKit(t)
+		own, twin := k.node(), k.node()
+		row := k.enqueue(own)
+		ref := k.lease(own)
+		word := func(n *node, state commonv1.TaskState) *lifecyclev1.NodeReport {
+			return &lifecyclev1.NodeReport{
+				NodeId: n.id, SessionId: n.session, Generation: n.generation, LedgerId: own.ledger, Results: []*nodev1.TaskResult{{Task: ref, State: state}},
+			}
+		}
+		reports := []*lifecyclev1.NodeReport{word(own, succeeded), word(twin, failed)}
+		if copyFirst {
+			slices.Reverse(reports)
+		}
+		if _, err := k.tasks.ReportTasks(t.Context(), &lifecyclev1.ReportTasksRequest{Reports: reports}); err != nil {
+			t.Fatal(err)
+		}
+		k.wants(row.TaskID, succeeded, 1, 0)
 	}
 }
