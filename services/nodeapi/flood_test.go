@@ -64,7 +64,8 @@ func (k *kit) counter(r *replica, name, labels string) float64 {
 func peak(t *testing.T) (stop func() int64) {
 	t.Helper()
 	read := func() int64 {
-		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		// Of the last collection: what has become garbage since is not held.
+		sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 		metrics.Read(sample)
 		return int64(sample[0].Value.Uint64()) //nolint:gosec // bytes of a heap
 	}
@@ -263,7 +264,7 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 			c := k.raw(k.node(), r.AgentAddr(), true)
 			flooded := make(chan error, 1)
 			go func() { flooded <- flood.flood(c) }()
-			var slowest time.Duration
+			var took []time.Duration
 			most := 0
 			deadline := time.Now().Add(patience)
 			for i, over := int64(1), false; !over; i++ {
@@ -274,7 +275,7 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 				began := time.Now()
 				bystander.send(beat(i))
 				bystander.next("an answer to the bystander", func(f *nodev1.ConnectResponse) bool { return f.GetHeartbeatAck().GetSequence() == i })
-				slowest, most = max(slowest, time.Since(began)), max(most, runtime.NumGoroutine()-goroutines)
+				took, most = append(took, time.Since(began)), max(most, runtime.NumGoroutine()-goroutines)
 				select {
 				case err := <-flooded:
 					if flooded <- err; flood.stays {
@@ -296,12 +297,15 @@ func TestFloodsEndTheirOwnConnection(t *testing.T) {
 			_ = c.conn.Close()
 			<-flooded
 			bytes := grown()
-			t.Logf("the heap grew by %.1f MiB and %d goroutines at most; the bystander's slowest answer took %.0f ms", float64(bytes)/(1<<20), most, slowest.Seconds()*1000)
+			slices.Sort(took)
+			middle, slowest := took[len(took)/2], took[len(took)-1]
+			t.Logf("the heap grew by %.1f MiB and %d goroutines at most; the bystander's answers took %.0f ms (p50), %.0f ms at most", float64(bytes)/(1<<20), most,
+				middle.Seconds()*1000, slowest.Seconds()*1000)
 			if bytes > mostGrowth {
 				t.Errorf("the heap grew by %d MiB", bytes>>20)
 			}
-			if slowest > 2*time.Second {
-				t.Errorf("the bystander waited %s", slowest)
+			if middle > 2*time.Second || slowest > patience/2 { // the peer's half of the flood takes the processors of this test, too
+				t.Errorf("the bystander waited %s (p50), %s at most", middle, slowest)
 			}
 			if most > 64 {
 				t.Errorf("%d goroutines more", most)
@@ -333,12 +337,11 @@ func TestSlowPeersAreClosed(t *testing.T) {
 	}
 	// waits says how each is held open; the answer returns when the server has closed it.
 	kinds := []struct {
-		name   string
-		within time.Duration
-		wait   func() func()
+		name string
+		wait func() func()
 	}{
-		{"TCP and no TLS", 7 * time.Second, func() func() { return ended(dial()) }},
-		{"half a ClientHello, byte by byte", 7 * time.Second, func() func() {
+		{"TCP and no TLS", func() func() { return ended(dial()) }},
+		{"half a ClientHello, byte by byte", func() func() {
 			conn := dial()
 			return func() {
 				for _, b := range append([]byte{22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3}, make([]byte, 500)...) {
@@ -348,12 +351,12 @@ func TestSlowPeersAreClosed(t *testing.T) {
 					select { // slowness is what is tested
 					case <-t.Context().Done():
 						return
-					case <-time.After(50 * time.Millisecond):
+					case <-time.After(150 * time.Millisecond): // longer in all than this test waits
 					}
 				}
 			}
 		}},
-		{"TLS and no preface", 7 * time.Second, func() func() {
+		{"TLS and no preface", func() func() {
 			conf, err := k.clientTLS(k.node().cert)
 			if err != nil {
 				t.Fatal(err)
@@ -365,16 +368,16 @@ func TestSlowPeersAreClosed(t *testing.T) {
 			return ended(conn)
 		}},
 		// An idle connection is asked to go, and gets five seconds to.
-		{"HTTP/2 and no stream", 12 * time.Second, func() func() {
+		{"HTTP/2 and no stream", func() func() {
 			c := k.raw(k.node(), addr, true)
 			return func() { <-c.ended }
 		}},
-		{"a stream and no frame", 7 * time.Second, func() func() {
+		{"a stream and no frame", func() func() {
 			a := k.node()
 			k.connect(a, addr, true)
 			return func() { <-a.ended }
 		}},
-		{"a first frame, byte by byte", 7 * time.Second, func() func() {
+		{"a first frame, byte by byte", func() func() {
 			c := k.raw(k.node(), addr, true)
 			if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers(), EndHeaders: true}); err != nil {
 				t.Fatal(err)
@@ -408,8 +411,8 @@ func TestSlowPeersAreClosed(t *testing.T) {
 			select {
 			case <-done:
 				t.Logf("%s: closed after %.1f s", kind.name, time.Since(began).Seconds())
-			case <-time.After(kind.within):
-				t.Errorf("%s: not closed after %s", kind.name, kind.within)
+			case <-time.After(patience):
+				t.Errorf("%s: not closed after %s", kind.name, patience)
 			}
 		})
 	}

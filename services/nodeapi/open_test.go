@@ -184,7 +184,8 @@ func TestOversizeFrame(t *testing.T) {
 // TestWhatIsNotTheProtocol: each ends its own stream with a type, and nobody else's.
 func TestWhatIsNotTheProtocol(t *testing.T) {
 	k := newKit(t)
-	r := k.replica(func(c *nodeapi.Config) { c.FirstFrame, c.FramesPerSecond = 300*time.Millisecond, 100 })
+	r := k.replica(func(c *nodeapi.Config) { c.FramesPerSecond = 100 })
+	impatient := k.replica(func(c *nodeapi.Config) { c.FirstFrame = 300 * time.Millisecond })
 	bystander := k.session(r)
 	open := func(a *agent) { a.open() }
 	welcomed := func(a *agent) {
@@ -212,7 +213,11 @@ func TestWhatIsNotTheProtocol(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a := k.node()
 			a.t = t
-			k.connect(a, r.AgentAddr(), true)
+			to := r
+			if c.times == 0 { // who says nothing: others may need longer for their first word
+				to = impatient
+			}
+			k.connect(a, to.AgentAddr(), true)
 			if c.before != nil {
 				c.before(a)
 			}
@@ -308,7 +313,7 @@ func TestRefusalsOfRecoveryReachTheAgent(t *testing.T) {
 // TestChallenge: an old generation is asked for a signature; only a good one in time makes a copy.
 func TestChallenge(t *testing.T) {
 	k := newKit(t, func(p *nodeapitest.Plane) { p.Challenge = func(*recoveryv1.OpenSession) bool { return true } })
-	r := k.replica(func(c *nodeapi.Config) { c.ChallengeWithin = time.Second })
+	r := k.replica(func(c *nodeapi.Config) { c.ChallengeWithin = 3 * time.Second })
 	cases := []struct {
 		name     string
 		answer   func(a *agent, nonce []byte)

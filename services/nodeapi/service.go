@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -94,7 +95,9 @@ func (s *Service) build(ctx context.Context) error {
 	gates := lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...)
 
 	events := &late{}
-	s.roster = roster.New(b.Logger, roster.Config{ReplicaID: b.ReplicaID, Offset: clock.Offset}, events)
+	s.roster = roster.New(b.Logger, roster.Config{
+		ReplicaID: b.ReplicaID, Offset: clock.Offset, StaleAfter: func() time.Duration { return b.Policy.Current().HeartbeatStaleAfter() },
+	}, events)
 	m, err := newMetrics(b.Registry.ForService(b.Name), func() float64 { return float64(s.roster.Open()) })
 	if err != nil {
 		return err
@@ -159,10 +162,11 @@ type both struct {
 // Ready says that a session may be given work.
 func (b both) Ready(sess *roster.Session) { b.dispatcher.Mark(sess.Identity.NodeID) }
 
-// nodePolicy is what agents are told of their cadence.
+// nodePolicy is what agents are told of their cadence: by the size of the fleet, and at least two heartbeats within what the policy calls silence.
 func nodePolicy(p policy.Set, nodes int) *commonv1.NodePolicy {
+	interval := min(session.HeartbeatInterval(nodes), max(p.HeartbeatStaleAfter()/2, 500*time.Millisecond))
 	return &commonv1.NodePolicy{
-		HeartbeatInterval: session.HeartbeatInterval(nodes), CertificateTtl: durationpb.New(p.CertificateTTL()),
+		HeartbeatInterval: durationpb.New(interval), CertificateTtl: durationpb.New(p.CertificateTTL()),
 		StreamMaxAge: durationpb.New(p.StreamMaxAge()), AutoRecovery: p.AutoRecovery(),
 	}
 }

@@ -43,10 +43,13 @@ type Writer struct {
 	mu      sync.Mutex
 	pending map[string]*nodev1.SessionChanged
 	order   []string
-	seen    map[string]*observed
+	seen    map[held]*observed
 	poke    chan struct{}
 	lastOK  time.Time
 }
+
+// held names a workspace as one node has it: what another says of it is another's word.
+type held struct{ workspaceID, nodeID string }
 
 // observed is the newest observation of one workspace's workloads that has not been written.
 type observed struct {
@@ -59,7 +62,7 @@ type observed struct {
 func New(logger *slog.Logger, db *pgxpool.Pool, replicaID string, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
 	return &Writer{
 		logger: logger, db: db, wake: wake, replicaID: replicaID, counts: counts, onTime: onTime,
-		pending: map[string]*nodev1.SessionChanged{}, seen: map[string]*observed{}, poke: make(chan struct{}, 1),
+		pending: map[string]*nodev1.SessionChanged{}, seen: map[held]*observed{}, poke: make(chan struct{}, 1),
 	}
 }
 
@@ -89,7 +92,7 @@ const observationsPending = 16384
 func (w *Writer) Observed(nodeID, instanceID string, f *nodev1.Observation) {
 	w.mu.Lock()
 	if len(w.seen) < observationsPending {
-		w.seen[f.GetWorkspaceId()] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, version: time.Now().UnixMicro()}
+		w.seen[held{f.GetWorkspaceId(), nodeID}] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, version: time.Now().UnixMicro()}
 	}
 	w.mu.Unlock()
 	select {
@@ -168,8 +171,9 @@ func (w *Writer) giveBackObserved(seen []*observed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, o := range seen {
-		if _, newer := w.seen[o.fact.GetWorkspaceId()]; !newer {
-			w.seen[o.fact.GetWorkspaceId()] = o
+		at := held{o.fact.GetWorkspaceId(), o.nodeID}
+		if _, newer := w.seen[at]; !newer {
+			w.seen[at] = o
 		}
 	}
 }

@@ -8,6 +8,7 @@ package roster
 import (
 	"context"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -30,6 +31,8 @@ type Config struct {
 	WriteWithin time.Duration // a frame that the agent does not take for longer ends its session; default 10 s
 	// Offset is what to add to this host's clock to have the database's, by which certificates end; nil: nothing.
 	Offset func() time.Duration
+	// StaleAfter is the policy's bound of silence: a session is late by then, whatever its interval. Nil: none.
+	StaleAfter func() time.Duration
 }
 
 // Events is told of transitions. It must not block.
@@ -75,6 +78,9 @@ func New(logger *slog.Logger, cfg Config, events Events) *Roster {
 	}
 	if cfg.Offset == nil {
 		cfg.Offset = func() time.Duration { return 0 }
+	}
+	if cfg.StaleAfter == nil {
+		cfg.StaleAfter = func() time.Duration { return math.MaxInt64 }
 	}
 	return &Roster{
 		cfg: cfg, replicaID: cfg.ReplicaID, logger: logger, events: events, nudged: make(chan struct{}, 1),
@@ -136,10 +142,17 @@ func (r *Roster) Remove(s *Session) {
 	}
 }
 
-// Admit makes s the current session of its node and ends the one before it: by a drain if s named it, else at once.
+// Admit makes s the current session of its node and ends the one before it: by a drain if s named it, else at once. If a session of a higher generation was
+// admitted meanwhile, it is s that ends.
 func (r *Roster) Admit(s *Session) {
+	generation := s.Generation()
 	r.mu.Lock()
 	old := r.current[s.Identity.NodeID]
+	if old != nil && old != s && old.Generation() > generation { // sessions never hold their own lock while they ask for the roster's
+		r.mu.Unlock()
+		r.replace(s, "")
+		return
+	}
 	r.current[s.Identity.NodeID] = s
 	r.mu.Unlock()
 	s.mu.Lock()
@@ -302,6 +315,7 @@ func (r *Roster) Tick(now time.Time) {
 func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	state := s.State()
 	dbNow := now.Add(r.cfg.Offset())
+	stale := r.cfg.StaleAfter()
 	s.mu.Lock()
 	if s.cutAt.IsZero() && !s.writingSince.IsZero() && now.Sub(s.writingSince) > r.cfg.WriteWithin {
 		s.closeLocked(commonv1.Reason_REASON_SLOW_CONSUMER, "the agent does not read what it is sent", now)
@@ -312,7 +326,7 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	endsSoon := dbNow.After(lead) && s.OpenedAt.Add(r.cfg.Offset()).Before(lead)
 	overdue := !s.openBy.IsZero() && now.After(s.openBy) && s.cutAt.IsZero()
 	wasLate := s.late
-	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED && now.Sub(s.LastSeen()) > max(r.cfg.LateAfter, 3*s.interval)
+	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED && now.Sub(s.LastSeen()) > min(max(r.cfg.LateAfter, 3*s.interval), stale)
 	s.late = isLate
 	retire := state == commonv1.SessionState_SESSION_STATE_ADMITTED && !s.retiring &&
 		(now.After(s.RetireAt) || endsSoon)

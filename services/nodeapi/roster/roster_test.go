@@ -195,3 +195,43 @@ func TestUnopenedSessionIsClosed(t *testing.T) {
 		}
 	})
 }
+
+// TestAdmissionsThatCrossLeaveTheNewerSession: the older one's admission comes last, and it is the older one that ends.
+func TestAdmissionsThatCrossLeaveTheNewerSession(t *testing.T) {
+	in(t, Config{}, func(r *Roster, _ *facts) {
+		made := func(id string, generation int64) (*Session, *wire) {
+			w := &wire{closed: make(chan struct{})}
+			now := time.Now()
+			s := r.Add(id, Identity{NodeID: "node", Serial: id, NotAfter: now.Add(8 * time.Hour), Conn: w}, w, now.Add(5*time.Second), now.Add(time.Hour))
+			r.Opening(s)
+			s.Welcomed("instance", generation, id, "", AgentFacts{})
+			return s, w
+		}
+		older, olderWire := made("older", 1)
+		newer, newerWire := made("newer", 2)
+		r.Admit(newer)
+		r.Admit(older)
+		time.Sleep(time.Minute)
+		if r.Current("node") != newer || newerWire.isClosed() {
+			t.Error("the newer session was replaced by an older one")
+		}
+		if got := olderWire.last().GetDenied().GetReason(); !olderWire.isClosed() || got != commonv1.Reason_REASON_SESSION_SUPERSEDED {
+			t.Errorf("the older session: closed %t, because of %s", olderWire.isClosed(), got)
+		}
+		r.Remove(older)
+		r.Remove(newer)
+	})
+}
+
+// TestPolicyBoundsSilence: a silence is late when the policy says so, whatever the interval of the fleet.
+func TestPolicyBoundsSilence(t *testing.T) {
+	in(t, Config{StaleAfter: func() time.Duration { return 10 * time.Second }}, func(r *Roster, events *facts) {
+		s, _ := admitted(r, nil)
+		s.SetInterval(30 * time.Second)
+		time.Sleep(12 * time.Second)
+		if got := events.late(); len(got) != 2 || !got[1] {
+			t.Errorf("facts of lateness %v", got)
+		}
+		r.Remove(s)
+	})
+}

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -419,7 +418,6 @@ func PolicyFrame(p *commonv1.NodePolicy) *nodev1.ConnectResponse {
 }
 
 // HeartbeatInterval scales with the fleet: 15 s for a few nodes, 60 s from ten thousand on.
-func HeartbeatInterval(nodes int) *durationpb.Duration {
-	d := 15*time.Second + time.Duration(nodes)*4500*time.Microsecond
-	return durationpb.New(min(d, time.Minute))
+func HeartbeatInterval(nodes int) time.Duration {
+	return min(15*time.Second+time.Duration(nodes)*4500*time.Microsecond, time.Minute)
 }
