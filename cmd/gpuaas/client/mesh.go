@@ -93,7 +93,7 @@ var policyView = view[*recoveryv1.PolicyKey]{
 
 func (p *Program) policyCommand() *cobra.Command {
 	get := &cobra.Command{
-		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds", Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_interval", Args: cobra.MaximumNArgs(1),
+		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds", Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: cobra.MaximumNArgs(1),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			key := ""
 			if len(args) == 1 {
@@ -116,7 +116,7 @@ func (p *Program) policyCommand() *cobra.Command {
 	req := &readmodelv1.SetPolicyRequest{}
 	set := &cobra.Command{
 		Use: "set KEY VALUE", Short: "Change a policy key within its bounds",
-		Example: "  gpuaas policy set node.heartbeat_interval 10s --reason 'slow links'", Args: args("KEY", "VALUE"),
+		Example: "  gpuaas policy set node.heartbeat_stale_after_seconds 300 --reason 'slow links'", Args: args("KEY", "VALUE"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Key, req.Value = args[0], args[1]
 			answer, err := s.command.SetPolicy(ctx, req)
