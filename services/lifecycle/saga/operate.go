@@ -2,6 +2,7 @@ package saga
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -52,6 +53,30 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	}
 	c.asked.Store(true)
 	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
+}
+
+// Amend gives a run that is at a step, on its way forward, another input: the step's next look reads it, and comes at once if the step is parked. A run
+// that is elsewhere by now is a conflict.
+func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input any) (Verb, error) {
+	raw, err := json.Marshal(input)
+	if err != nil {
+		return Verb{}, fmt.Errorf("amend run: marshal input: %w", err)
+	}
+	r := &Run{}
+	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, input = $3, signal = r.signal + 1, version = r.version + 1,
+			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
+		WHERE r.id = $1 AND r.phase = 'do' AND r.step_names[r.step + 1] = $2 AND r.cancel_requested_at IS NULL
+			AND r.state IN ('pending', 'running', 'waiting') RETURNING `+runColumns, runID, step, raw).Scan(r.targets()...)
+	if pg.IsNoRows(err) {
+		return Verb{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the operation went on meanwhile")
+	}
+	if err != nil {
+		return Verb{}, fmt.Errorf("amend run: %w", err)
+	}
+	var j journal
+	j.run(r)
+	pos, err := j.flushPos(ctx, tx)
+	return Verb{Run: *r, Changed: true, Pos: pos}, err
 }
 
 // Reset makes a failed workspace ready for a Retry: its history is archived, its claims stay. It is refused while a run is live or an attempt is

@@ -248,6 +248,8 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 	brings := req.GetKind() == kRetry || req.GetKind() == kRecreate
 	ends := req.GetKind() == kDecommission && run.Kind == names.Of(kDecommission)
 	switch {
+	case open && req.GetFencedProof() != noProof && run.State != "stuck":
+		return s.prove(ctx, tx, w, run, req, requester(ctx, req))
 	case open && (brings && joinable(run) || ends && run.Joinable()):
 		op := joined(w, run)
 		op.DryRun, op.Consequence = true, "joins the operation under way"

@@ -1,0 +1,98 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// proofHelp is what a person can do whose word finds no run that could use it. A cancel is not it lightly: it undoes what a recreation keeps.
+const proofHelp = "wait until it has ended or stands at \"" + StepPrevious + "\", and give the proof again; a cancel would undo storage and schema too"
+
+// prove gives a person's word to the recreation that is open, if that one is still at ending the former epoch, where the word is asked for. A recreation
+// that is elsewhere, or another operation, would never look at it: that is refused, for a word that is taken and not used is worse than none.
+func (s *Server) prove(
+	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest, by string,
+) (*lifecyclev1.Operation, error) {
+	if run.Kind != names.Of(kRecreate) || !run.Joinable() || run.StepName() != StepPrevious {
+		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation that would not see the proof is open", fault.Conflicting(run.ID),
+			fault.Unmet(fmt.Sprintf("operation %s (%s, %s) has ended; it is at the step %q", run.ID, run.Kind, run.State, run.StepName())), fault.Remedy(proofHelp))
+	}
+	if e := req.GetExpectedEpoch(); e >= run.Epoch {
+		return nil, fault.New(commonv1.Reason_REASON_CONFLICT, fmt.Sprintf("the proof was given of epoch %d, and what has not ended is before epoch %d", e, run.Epoch),
+			fault.Unmet(fmt.Sprintf("the proof is of an epoch before %d", run.Epoch)), fault.Remedy("look at the workspace again, and leave the expected epoch out"))
+	}
+	in, spec, err := readInput(run.Input)
+	if err != nil {
+		return nil, err
+	}
+	op := joined(w, run)
+	op.DryRun = req.GetDryRun()
+	if in.Word != nil {
+		op.Consequence = "joins the operation under way, which has a proof already: " + in.Word.String()
+		return op, nil
+	}
+	if !ownBox(spec.GetPlacement()) {
+		if err := s.provable(ctx, tx, w, run, spec); err != nil {
+			return nil, err
+		}
+	}
+	op.Consequence = "joins the operation under way and gives it the proof: what cannot be confirmed ended of earlier epochs counts as ended, and is left behind as orphan claims"
+	if req.GetDryRun() {
+		return op, nil
+	}
+	in.Word = &word{Proof: names.Of(req.GetFencedProof()), By: by, Reason: req.GetReason()}
+	v, err := s.deps.Core.Amend(ctx, tx, run.ID, StepPrevious, in)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // a fault, or it says what it did
+	}
+	op.Pos = v.Pos
+	e := wished(req)
+	e.Action += ".prove"
+	e.WorkflowID, e.TenantID = run.ID, w.TenantID
+	e.Details["epoch"] = run.Epoch
+	_, err = s.deps.Audit.Record(ctx, tx, e)
+	return op, err //nolint:wrapcheck // it says what it did
+}
+
+// provable looks whether the word would be used and would help: some machine that holds the former epoch does not answer, and if it is the one that the
+// workspace would stay on, there is another.
+func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, spec *lifecyclev1.WorkspaceSpec) error {
+	rows, err := tx.Query(ctx, `SELECT DISTINCT g.node_id::text FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g USING (node_id)
+		WHERE c.workspace_id = $1 AND c.epoch < $2 AND c.kind = ANY ($3) AND c.released_at IS NULL AND c.orphaned_at IS NULL
+			AND NOT (g.admitted AND `+gate.ConnectedSQL+`)`, w.ID, run.Epoch, []string{kindInstance, kindWorkload, kindStorage})
+	if err != nil {
+		return fmt.Errorf("look for machines that are away: %w", err)
+	}
+	away, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("look for machines that are away: %w", err)
+	}
+	if len(away) == 0 {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "nothing is to be proven: every machine that holds the workspace answers", fault.Conflicting(run.ID),
+			fault.Unmet("a machine that holds an earlier epoch does not answer"), fault.Remedy("let the operation go on: the agents end what is left"))
+	}
+	a, held, err := liveAllocation(ctx, tx, w.ID)
+	if err != nil || !held || !slices.Contains(away, a.NodeID) {
+		return err
+	}
+	if _, _, err = freeSlot(ctx, tx, spec.GetGpus()); err == nil {
+		return nil
+	}
+	stepErr, ok := errors.AsType[*saga.StepError](err)
+	if !ok {
+		return err
+	}
+	return fault.New(stepErr.Reason, "without another place to go, the workspace would lose what it has", fault.Conflicting(run.ID),
+		fault.Unmet("another machine has room for the workspace: "+stepErr.Public), fault.Remedy("enrol a machine or free one, and give the proof again"))
+}
