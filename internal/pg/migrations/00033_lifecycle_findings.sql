@@ -175,6 +175,12 @@ BEGIN
     RETURN NEW;
 END $$;
 
+CREATE FUNCTION lifecycle.rows_truncated() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    EXECUTE format('SELECT lifecycle.leave_evidence(''delete'', %L, to_jsonb(x), NULL) FROM lifecycle.%I x', TG_TABLE_NAME, TG_TABLE_NAME);
+    RETURN NULL;
+END $$;
+
 -- For migrations: what stands in the rows counts as the product's from here on.
 CREATE PROCEDURE lifecycle.seal_again() LANGUAGE plpgsql AS $$
 DECLARE
@@ -192,8 +198,15 @@ REVOKE ALL ON PROCEDURE lifecycle.seal_again() FROM PUBLIC;
 CREATE TRIGGER seal_row BEFORE INSERT OR UPDATE OR DELETE ON lifecycle.workspace FOR EACH ROW EXECUTE FUNCTION lifecycle.seal_row();
 CREATE TRIGGER seal_row BEFORE INSERT OR UPDATE OR DELETE ON lifecycle.saga_run FOR EACH ROW EXECUTE FUNCTION lifecycle.seal_row();
 CREATE TRIGGER seal_row BEFORE INSERT OR UPDATE OR DELETE ON lifecycle.allocation FOR EACH ROW EXECUTE FUNCTION lifecycle.seal_row();
+CREATE TRIGGER rows_truncated BEFORE TRUNCATE ON lifecycle.workspace FOR EACH STATEMENT EXECUTE FUNCTION lifecycle.rows_truncated();
+CREATE TRIGGER rows_truncated BEFORE TRUNCATE ON lifecycle.saga_run FOR EACH STATEMENT EXECUTE FUNCTION lifecycle.rows_truncated();
+CREATE TRIGGER rows_truncated BEFORE TRUNCATE ON lifecycle.allocation FOR EACH STATEMENT EXECUTE FUNCTION lifecycle.rows_truncated();
 
 -- +goose Down
+DROP TRIGGER rows_truncated ON lifecycle.allocation;
+DROP TRIGGER rows_truncated ON lifecycle.saga_run;
+DROP TRIGGER rows_truncated ON lifecycle.workspace;
+DROP FUNCTION lifecycle.rows_truncated();
 DROP TRIGGER seal_row ON lifecycle.allocation;
 DROP TRIGGER seal_row ON lifecycle.saga_run;
 DROP TRIGGER seal_row ON lifecycle.workspace;

@@ -130,6 +130,11 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace WHERE id = $1`, ghost)
 	b.sweep()
 	wantOnly(t, b.open())
+	b.byHand(`TRUNCATE lifecycle.allocation CASCADE`)
+	b.sweep()
+	if f := b.open()["row_changed_outside allocation "+allocation]; !strings.Contains(f.Summary, "it is gone; it was deleted; by postgres with psql") || f.Before["placement"] != "process" {
+		t.Errorf("got %+v", f)
+	}
 }
 
 // What is changed by hand and then taken over by an operation is in the log as the operation's own. The log still shows a version that is missing, and

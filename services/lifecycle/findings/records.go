@@ -35,7 +35,7 @@ const (
 	nextUnknownBox = "end it at the provider once you know that nobody works in it; if this database was restored, follow the rollback procedure first"
 	nextClaimEmpty = "recreate or decommission the workspace: both make what is missing again or release the claim"
 	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
-	nextLeftBehind = "find out whether anybody needs what is in it; then drop the schema and the login role of that name: this stays until both are gone"
+	nextLeftBehind = "the sweep of orphans drops the schema and the role of that name once it can; if this stays, end whoever reads it, or drop both by hand"
 	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three failures decommission, and create under a new name"
 )
 

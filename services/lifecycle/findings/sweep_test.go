@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -371,7 +372,7 @@ func TestASightIsToldWhenItChangesAndRarelyElse(t *testing.T) {
 func TestWorkUnderWayIsNoFinding(t *testing.T) {
 	b := newBed(t, Config{Grace: 100 * time.Millisecond, ProvisionLimit: 1000})
 	stop := make(chan struct{})
-	var sweeps int
+	var sweeps atomic.Int64
 	var opened []string
 	var wg sync.WaitGroup
 	ctx := context.WithoutCancel(t.Context())
@@ -387,7 +388,7 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 				t.Errorf("sweep: %v", err)
 				return
 			}
-			sweeps++
+			sweeps.Add(1)
 			if out.Opened > 0 {
 				for k, f := range b.open() {
 					opened = append(opened, k+": "+f.Summary)
@@ -395,13 +396,16 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 			}
 		}
 	})
-	const operations = 50
+	// However slow the machine is, there is work for as long as it takes to have swept over it often.
+	const operations, enough = 50, 10
 	var all sync.Map
-	work := make(chan int, operations)
-	for n := range operations {
-		work <- n
-	}
-	close(work)
+	work := make(chan int)
+	wg.Go(func() {
+		defer close(work)
+		for n := 0; n < operations || sweeps.Load() < enough && !t.Failed(); n++ {
+			work <- n
+		}
+	})
 	var workers sync.WaitGroup
 	for w := range 5 {
 		workers.Go(func() {
@@ -455,10 +459,10 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 		}
 	}
 	witnesses := b.text(`SELECT count(*)::text FROM lifecycle.row_witness WHERE agreed_xmin <> ''`)
-	if sweeps < 10 || n < 5 || witnesses == "0" {
-		t.Errorf("%d sweeps over %d workspaces with %s witnesses show nothing", sweeps, n, witnesses)
+	if sweeps.Load() < enough || n < 5 || witnesses == "0" {
+		t.Errorf("%d sweeps over %d workspaces with %s witnesses show nothing", sweeps.Load(), n, witnesses)
 	}
-	t.Logf("%d sweeps over %d workspaces, %s rows in agreement with the log", sweeps, n, witnesses)
+	t.Logf("%d sweeps over %d workspaces, %s rows in agreement with the log", sweeps.Load(), n, witnesses)
 }
 
 // settled waits until no run holds a workspace, if it is to be waited for.
