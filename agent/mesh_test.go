@@ -220,7 +220,7 @@ func (m *mesh) wait(frame string) {
 			if got == frame {
 				return
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			m.t.Fatalf("no %q in time", frame)
 		}
 	}
