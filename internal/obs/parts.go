@@ -19,6 +19,9 @@ var ErrOff = errors.New("none is configured")
 // sampleEvery is how often a process looks at what it reports. Whoever asks is answered from the last look, so that no herd reaches a part.
 const sampleEvery = 2 * time.Second
 
+// sampleSoon is how often it looks while something that it needs is down: what has just begun, or come back, is not called down for long.
+const sampleSoon = 200 * time.Millisecond
+
 // part is what the last looks at one thing found.
 type part struct {
 	state        commonv1.PartState
@@ -37,16 +40,28 @@ func (h *Health) Watch(name string, check Check) {
 
 // Run looks at every check again and again until ctx ends, so that Parts can say since when.
 func (h *Health) Run(ctx context.Context) error {
-	tick := time.NewTicker(sampleEvery)
-	defer tick.Stop()
 	for {
 		h.Sample(ctx)
+		wait := sampleEvery
+		if h.lacking() {
+			wait = sampleSoon
+		}
 		select {
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return nil
 		}
 	}
+}
+
+// lacking says whether the last look found something down that the process is not ready without.
+func (h *Health) lacking() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.ready, func(c named) bool {
+		p, ok := h.parts[c.name]
+		return ok && p.state == commonv1.PartState_PART_STATE_DOWN
+	})
 }
 
 // Sample looks once at every check that is not about this process alone.

@@ -33,7 +33,7 @@ func TestPartsSaySinceWhenAndWhatToDo(t *testing.T) {
 			return nil
 		})
 		h.Watch("spare", func(context.Context) error { return obs.ErrOff })
-		h.Ready("database", func(context.Context) error { return errors.New("dial tcp 10.0.0.1:5432: password=secret") })
+		h.Ready("database", func(context.Context) error { return errors.New("dial tcp 10.0.0.1:5432: password=secret") }) // down: it looks often
 		if got := h.Parts(); len(got) != 0 {
 			t.Fatalf("before the first look: %v", got)
 		}
@@ -55,13 +55,13 @@ func TestPartsSaySinceWhenAndWhatToDo(t *testing.T) {
 		}
 		at(5*time.Second, isOK, 0, "")
 		store.Store(fault.New(commonv1.Reason_REASON_UNAVAILABLE, "it is gone", fault.Remedy("start it")))
-		at(7*time.Second, isDown, 6*time.Second, "start it")
-		at(11*time.Second, isDown, 6*time.Second, "start it")
+		at(7*time.Second, isDown, 5200*time.Millisecond, "start it")
+		at(11*time.Second, isDown, 5200*time.Millisecond, "start it")
 		if r := h.ReadyReport(t.Context()); len(r.Watched) != 2 || r.Watched[0].Status != "down" || r.Watched[0].Reason != "unavailable" {
 			t.Errorf("/readyz says %+v", r)
 		}
 		store.Store(nil)
-		at(13*time.Second, isOK, 12*time.Second, "")
+		at(13*time.Second, isOK, 11200*time.Millisecond, "")
 		parts := h.Parts()
 		if p := parts[0]; p.GetName() != "database" || p.GetState() != isDown || !p.GetRequired() || p.GetNextAction() == "" || strings.Contains(p.String(), "secret") {
 			t.Errorf("database: %v", p)
@@ -87,4 +87,41 @@ func TestAWatchedPartDoesNotMakeAProcessLessReady(t *testing.T) {
 	if err := json.Unmarshal(w.Body.Bytes(), &r); err != nil || w.Code != 200 || !r.OK() || len(r.Watched) != 1 || r.Watched[0].Status != "down" {
 		t.Errorf("%d %+v, %v", w.Code, r, err)
 	}
+}
+
+// A process that has just begun is not called down until the next look in two seconds, and one that has all it needs is not looked at more often.
+func TestWhatIsNeededIsLookedAtSoonWhileItIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var loaded atomic.Bool
+		var looks atomic.Int64
+		h := obs.NewHealth()
+		h.Ready("authority", func(context.Context) error {
+			looks.Add(1)
+			if !loaded.Load() {
+				return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "not read yet")
+			}
+			return nil
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- h.Run(ctx) }()
+		time.Sleep(50 * time.Millisecond)
+		if got := h.Parts(); len(got) != 1 || got[0].GetState() != isDown {
+			t.Fatalf("at the start: %v", got)
+		}
+		loaded.Store(true)
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if got := h.Parts(); got[0].GetState() != isOK || looks.Load() != 2 {
+			t.Errorf("a third of a second later, after %d looks: %v", looks.Load(), got)
+		}
+		time.Sleep(10 * time.Second)
+		if n := looks.Load(); n != 7 {
+			t.Errorf("%d looks in ten seconds more", n-2)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
