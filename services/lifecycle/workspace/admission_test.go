@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
@@ -184,6 +185,9 @@ func TestRefusalsChangeNothing(t *testing.T) {
 			Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER,
 		}}, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE},
 		{"plan", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{Plan: "huge"}}, commonv1.Reason_REASON_PLAN_UNKNOWN},
+		{"an image where processes run", &lifecyclev1.CreateWorkspace{Tenant: "acme", Name: "demo", Spec: &lifecyclev1.WorkspaceSpec{
+			Workloads: []*nodev1.Workload{{Name: "web", Image: "nginx:1"}},
+		}}, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := b.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{

@@ -108,10 +108,11 @@ func (c Catalogue) check(spec *lifecyclev1.WorkspaceSpec) error {
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "the spec asks for more than its plan holds", fault.Unmet(unmet...))
 	}
-	return workloadsValid(spec.GetWorkloads())
+	return workloadsValid(spec.GetWorkloads(), spec.GetPlacement())
 }
 
-func workloadsValid(list []*nodev1.Workload) error {
+// workloadsValid refuses what no machine of the placement could run, before anything is made for it.
+func workloadsValid(list []*nodev1.Workload, placement commonv1.PlacementDriver) error {
 	seen := map[string]bool{}
 	var unmet []string
 	for _, w := range list {
@@ -125,6 +126,13 @@ func workloadsValid(list []*nodev1.Workload) error {
 	}
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workloads are not valid", fault.Unmet(unmet...))
+	}
+	for _, w := range list {
+		if len(w.GetCommand()) == 0 && placement != commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER {
+			return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
+				fmt.Sprintf("workload %q is an image, and machines of placement %s run processes", w.GetName(), names.Of(placement)),
+				fault.Remedy("give the workload a command"), fault.Unmet(fmt.Sprintf("workload %q has a command", w.GetName())))
+		}
 	}
 	return nil
 }
