@@ -16,6 +16,9 @@ import (
 func detect(s *subject, cfg Config, now time.Time) commonv1.RecoveryTrigger {
 	switch s.State { //nolint:exhaustive // undo states, stuck and what is over never trigger
 	case commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING:
+		if s.Run.over() {
+			break // a workspace keeps its state while its operation goes back
+		}
 		if s.Run != nil && s.Run.Stalled {
 			return triggerStalled
 		}

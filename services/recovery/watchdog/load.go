@@ -21,6 +21,11 @@ type run struct {
 	FinishedAt                         *time.Time
 }
 
+// over says that a run goes forward no longer: it is undone, or it has ended.
+func (r *run) over() bool {
+	return r != nil && (r.Phase == "undo" || r.State == "compensating" || r.FinishedAt != nil)
+}
+
 // reach is whether a workspace's box can be reached, as far as anybody listened.
 type reach int
 

@@ -264,6 +264,7 @@ func TestUndoStatesNeverTrigger(t *testing.T) {
 	for _, state := range []commonv1.WorkspaceState{
 		commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
+		provisioning, recreating, // which a workspace is while its operation goes back by itself
 	} {
 		t.Run(state.String(), func(t *testing.T) {
 			k := newKit(t)
