@@ -63,4 +63,39 @@ func TestFindingsAreShownWhereTheyMatter(t *testing.T) {
 	if all, err = findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{IncludeResolved: true, PageSize: 2}); err != nil || len(all.GetItems()) != 2 || all.GetNextPageToken() == "" {
 		t.Errorf("ListFindings of all = %v, %v", all, err)
 	}
+	one, err := findings.GetFinding(ctx, &readmodelv1.GetFindingRequest{FindingId: stranded.GetFindingId()})
+	if err != nil || one.GetFinding().GetResolvedAt() == nil || one.GetFinding().GetSummary() != "stranded" {
+		t.Errorf("GetFinding = %v, %v", one, err)
+	}
+	for name, tc := range map[string]struct {
+		token string
+		id    string
+		want  commonv1.Reason
+	}{
+		"no such finding": {operator, ids.New(), commonv1.Reason_REASON_NOT_FOUND},
+		"not an id":       {operator, "1", commonv1.Reason_REASON_INVALID_ARGUMENT},
+		"a tenant":        {k.token(k.A.ID, "tenant", "operator"), stranded.GetFindingId(), commonv1.Reason_REASON_PERMISSION_DENIED},
+	} {
+		_, err := readmodelv1connect.NewFindingServiceClient(k.http(tc.token, true), k.url()).GetFinding(ctx, &readmodelv1.GetFindingRequest{FindingId: tc.id})
+		if rpctest.ReasonOfWire(err) != tc.want {
+			t.Errorf("%s: GetFinding says %v", name, err)
+		}
+	}
+	// An acknowledgement is an operator's word, of somebody who is bound to no tenant, and gives a reason.
+	for name, tc := range map[string]struct {
+		token  string
+		reason string
+		want   commonv1.Reason
+	}{
+		"a viewer":             {operator, "x", commonv1.Reason_REASON_PERMISSION_DENIED},
+		"a tenant's operator":  {k.token(k.A.ID, "tenant", "operator"), "x", commonv1.Reason_REASON_PERMISSION_DENIED},
+		"an operator silently": {k.token("", "operator"), "", commonv1.Reason_REASON_INVALID_ARGUMENT},
+	} {
+		_, err := readmodelv1connect.NewFindingServiceClient(k.http(tc.token, true), k.url()).AcknowledgeFinding(ctx, &readmodelv1.AcknowledgeFindingRequest{
+			Request: &lifecyclev1.AcknowledgeFindingRequest{FindingId: stranded.GetFindingId(), Reason: tc.reason},
+		})
+		if rpctest.ReasonOfWire(err) != tc.want {
+			t.Errorf("%s: AcknowledgeFinding says %v", name, err)
+		}
+	}
 }

@@ -132,13 +132,16 @@ BEGIN
     RETURN hash_record_extended(r, 0);
 END $$;
 
--- Evidence is written with the owner's rights: nobody else may add any.
+-- Evidence is written with the owner's rights, by the triggers alone.
 CREATE FUNCTION lifecycle.leave_evidence(what text, tab text, was jsonb, is_now jsonb) RETURNS void LANGUAGE plpgsql
     SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     kind  text := CASE tab WHEN 'saga_run' THEN 'run' ELSE tab END;
     found uuid := coalesce(is_now, was)->>(CASE tab WHEN 'allocation' THEN 'allocation_id' ELSE 'id' END);
 BEGIN
+    IF pg_trigger_depth() = 0 THEN
+        RAISE EXCEPTION 'evidence is left by a trigger' USING ERRCODE = 'insufficient_privilege';
+    END IF;
     IF what = 'unsealed' THEN
         SELECT v.image INTO was FROM lifecycle.row_witness v WHERE v.row_type = kind AND v.row_id = found;
     END IF;

@@ -237,6 +237,9 @@ func TestEvidenceIsAddedAndNeverChanged(t *testing.T) {
 	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `INSERT INTO lifecycle.row_evidence (op, row_type, row_id) VALUES ('update', 'run', $1)`, id); !pg.IsPrivilege(err) {
 		t.Errorf("lifecycle may add evidence: %v", err)
 	}
+	if _, err := b.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `SELECT lifecycle.leave_evidence('delete', 'workspace', jsonb_build_object('id', $1::text), NULL)`, id); !pg.IsPrivilege(err) {
+		t.Errorf("lifecycle may have evidence left: %v", err)
+	}
 }
 
 // Every statement of the product that writes a guarded row breaks its seal: one that does not would look like a hand.

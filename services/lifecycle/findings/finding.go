@@ -239,16 +239,7 @@ func resolve(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, strin
 		return nil, "", err
 	}
 	if now.cordoned && now.NodeID != "" {
-		var heir, reason string
-		err := tx.QueryRow(ctx, `SELECT f.finding_id::text, f.summary FROM lifecycle.finding f
-			WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned ORDER BY f.first_seen_at, f.finding_id LIMIT 1`, now.NodeID).Scan(&heir, &reason)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return nil, "", fmt.Errorf("look for another finding of the node: %w", err)
-		}
-		if heir != "" {
-			heir = cordonBy(heir)
-		}
-		if err := gate.EndCordonOf(ctx, tx, now.NodeID, cordonBy(now.id), reason, heir); err != nil {
+		if err := gate.EndCordonOf(ctx, tx, now.NodeID, cordonBy(now.id)); err != nil {
 			return nil, "", err //nolint:wrapcheck // it says what it did
 		}
 	}
