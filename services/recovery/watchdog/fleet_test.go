@@ -187,10 +187,10 @@ func TestBudgetIsExhaustedAndRefills(t *testing.T) {
 	if again := k.record(b); again.GetVersion() != version {
 		t.Fatalf("a round without news wrote %v over %v", again, rec)
 	}
-	k.listen(rec.GetNextAt().AsTime().Sub(k.now()) - 20*time.Second)
+	k.listenUntil(rec.GetNextAt().AsTime().Add(-2 * time.Minute))
 	k.round()
 	k.wantAsked(2)
-	k.listen(30 * time.Second)
+	k.listenUntil(rec.GetNextAt().AsTime().Add(10 * time.Second))
 	k.round()
 	k.wantAsked(3)
 	if list = k.incidents(churnKind); len(list) != 1 || list[0].GetClosedAt() == nil {

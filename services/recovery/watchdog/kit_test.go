@@ -188,6 +188,14 @@ func (k *kit) listen(d time.Duration) {
 	}
 }
 
+// listenUntil is listen until a moment of the mesh's clock, which goes on by itself as well.
+func (k *kit) listenUntil(at time.Time) {
+	k.t.Helper()
+	for left := at.Sub(k.now()); left > 0; left = at.Sub(k.now()) {
+		k.listen(min(left, 10*time.Second))
+	}
+}
+
 func (k *kit) round() watchdog.Round {
 	k.t.Helper()
 	out, err := k.w.RunOnce(k.ctx)

@@ -41,6 +41,7 @@ const (
 // settle lets a detection become a request.
 func (k *kit) settle() {
 	k.t.Helper()
+	k.beat()
 	k.round()
 	k.pass(6 * time.Second)
 	k.beat()
@@ -346,6 +347,8 @@ func TestFailedAttemptsAreRepeatedTwiceAndNotInACircle(t *testing.T) {
 // The previous epoch is not confirmed ended: the recreation is withheld for that reason, and tried again later under the same key.
 func TestRefusalsWithholdWithTheirReason(t *testing.T) {
 	k := newKit(t)
+	k.cfg.RefusedFirst = 2 * time.Minute
+	k.w = k.watchdog("")
 	b := k.up("acme", "one", byProcess, ids.New())
 	k.owner.set(func() {
 		k.owner.answer = func(*lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
@@ -459,6 +462,8 @@ func TestTwoWatchdogsAtOnceMakeOneOperation(t *testing.T) {
 
 func TestOneActsAtATimeAndAnotherTakesOver(t *testing.T) {
 	k := newKit(t)
+	k.cfg.Lease = 10 * time.Minute
+	k.w = k.watchdog("")
 	second := k.watchdog("")
 	if out := k.round(); !out.Held {
 		t.Fatal("nobody acts")
@@ -467,12 +472,12 @@ func TestOneActsAtATimeAndAnotherTakesOver(t *testing.T) {
 		if out, err := second.RunOnce(k.ctx); err != nil || out.Held {
 			t.Fatalf("two act at once: %+v %v", out, err)
 		}
-		k.pass(8 * time.Second)
+		k.pass(5 * time.Minute)
 		if out := k.round(); !out.Held {
 			t.Fatal("the lease is not renewed")
 		}
 	}
-	k.pass(16 * time.Second) // it died
+	k.pass(11 * time.Minute) // it died
 	if out, err := second.RunOnce(k.ctx); err != nil || !out.Held {
 		t.Fatalf("nobody takes over: %+v %v", out, err)
 	}
