@@ -141,6 +141,47 @@ func TestACordonOfAPersonStays(t *testing.T) {
 	}
 }
 
+// TestACordonPassesToWhoeverElseWantsIt: a machine is let on again only when nobody wants it cordoned any more.
+func TestACordonPassesToWhoeverElseWantsIt(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	node := b.text(`SELECT node_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
+	set := func(cordoned bool) *lifecyclev1.SetCordonResponse {
+		t.Helper()
+		res, err := b.world.gates.SetCordon(t.Context(), &lifecyclev1.SetCordonRequest{NodeId: node, Cordoned: cordoned, Reason: "maintenance"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	by := func() string { return b.text(`SELECT cordoned_by FROM lifecycle.node_gate WHERE node_id = $1`, node) }
+	set(true)
+	if err := b.world.End(t.Context(), id, 1); err != nil {
+		t.Fatal(err)
+	}
+	b.seen()
+	finding := b.text(`SELECT 'finding:' || finding_id FROM lifecycle.finding WHERE cordoned AND resolved_at IS NULL`)
+	if res := set(false); !res.GetGate().GetCordoned() || by() != finding {
+		t.Errorf("the maintenance is over and the node is cordoned %v by %q; %q wants it", res.GetGate().GetCordoned(), by(), finding)
+	}
+	// Another workspace's release has given up its storage here.
+	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id, orphaned_at)
+		SELECT $1, $2, tenant_id, run_id, step, 'storage', 'node_local', 'left', epoch, $3, mesh.clock()
+		FROM lifecycle.resource_claim WHERE workspace_id = $4 AND kind = 'instance'`, ids.New(), ids.New(), node, id)
+	if err := b.operate(t.Context(), kDecommission, id); err != nil {
+		t.Fatal(err)
+	}
+	b.until(id, gone)
+	b.seen()
+	if by() != gate.Release {
+		t.Errorf("the finding is over and the node is cordoned by %q; what a release left is still there", by())
+	}
+	// Whose cordon it is ends it by judgement: a person may do so as well.
+	if res := set(false); res.GetGate().GetCordoned() {
+		t.Errorf("the judgement of a person was overruled by %q", by())
+	}
+}
+
 func TestABoxBesideTheProduct(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

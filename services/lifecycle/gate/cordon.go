@@ -17,12 +17,26 @@ import (
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
-// SetCordon keeps new workspaces off a node, or lets them on again. What runs there goes on.
+// SetCordon keeps new workspaces off a node, or lets them on again. What runs there goes on. A person's cordon that ends passes to an open finding, or to
+// what a release left, if the node has one; a cordon of these is ended by a person's judgement.
 func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonRequest) (*lifecyclev1.SetCordonResponse, error) {
 	by := rpc.ActorFrom(ctx)
 	res := &lifecyclev1.SetCordonResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		g, err := Cordon(ctx, tx, req.GetNodeId(), req.GetCordoned(), req.GetReason(), by)
+		wanted, reason, next := req.GetCordoned(), req.GetReason(), by
+		if !wanted {
+			was, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.node_gate WHERE node_id = $1 FOR NO KEY UPDATE`, req.GetNodeId()))
+			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+				return fmt.Errorf("read gate: %w", err)
+			}
+			if err == nil && was.Cordoned && !own(was.CordonedBy) {
+				if next, reason, err = heir(ctx, tx, req.GetNodeId(), ""); err != nil {
+					return err
+				}
+				wanted = next != ""
+			}
+		}
+		g, err := Cordon(ctx, tx, req.GetNodeId(), wanted, reason, next)
 		if err != nil {
 			return err
 		}
@@ -31,7 +45,12 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 			return fmt.Errorf("report gate: %w", err)
 		}
 		res.Gate, res.Pos = g.Proto(), pos
-		_, err = audit.Record(ctx, tx, cordoned(g, req.GetReason(), ""))
+		asked := g
+		asked.Cordoned = req.GetCordoned()
+		if _, err := audit.Record(ctx, tx, cordoned(asked, req.GetReason(), "")); err != nil || asked.Cordoned == g.Cordoned {
+			return err //nolint:wrapcheck // it says what it did
+		}
+		_, err = audit.Record(ctx, tx, cordoned(g, reason, next))
 		return err //nolint:wrapcheck // it says what it did
 	})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -26,11 +27,39 @@ func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (
 	return by, CordonFor(ctx, tx, nodeID, reason, by)
 }
 
-// EndCordonOf takes a node's cordon away if it is by's own, or passes it to another who wants it. Anybody else's stays. It reports what it changed.
-func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by, nextReason, nextBy string) error {
+// Release is who cordons a node on which a release has left something.
+const Release = "release"
+
+// heir answers who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
+func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (by, reason string, err error) {
+	err = tx.QueryRow(ctx, `
+		SELECT w.by, w.reason FROM (
+			SELECT 'finding:' || f.finding_id AS by, f.summary AS reason, f.first_seen_at AS since
+			FROM lifecycle.finding f WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned
+			UNION ALL
+			SELECT $3::text, 'what a release gave up is still here: ' || c.kind || ' ' || c.deterministic_name, c.orphaned_at
+			FROM lifecycle.resource_claim c
+			WHERE c.node_id = $1 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind IN ('slot', 'instance', 'storage', 'workload')
+			UNION ALL
+			SELECT $3::text, 'the release of allocation ' || a.allocation_id || ' has failed', a.state_at
+			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed'
+		) w WHERE w.by <> $2 ORDER BY w.since, w.by LIMIT 1`, nodeID, except, Release).Scan(&by, &reason)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", "", fmt.Errorf("look for who else cordons the node: %w", err)
+	}
+	return by, reason, nil
+}
+
+// EndCordonOf takes a node's cordon away if it is by's own, or passes it to another who wants it: an open finding, or what a release left there. Anybody
+// else's stays. It reports what it changed.
+func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
+	next, reason, err := heir(ctx, tx, nodeID, by)
+	if err != nil {
+		return err
+	}
 	g, err := scan(tx.QueryRow(ctx, `
 		UPDATE lifecycle.node_gate SET cordoned = $4 <> '', cordon_reason = $3, cordoned_by = $4, version = version + 1
-		WHERE node_id = $1 AND cordoned AND cordoned_by = $2 RETURNING `+columns, nodeID, by, nextReason, nextBy))
+		WHERE node_id = $1 AND cordoned AND cordoned_by = $2 RETURNING `+columns, nodeID, by, reason, next))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
@@ -40,6 +69,9 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by, nextReason, nextBy 
 	if _, err := events.Append(ctx, tx, g.event()); err != nil {
 		return fmt.Errorf("report gate: %w", err)
 	}
-	_, err = audit.Record(ctx, tx, cordoned(g, nextReason, by))
+	_, err = audit.Record(ctx, tx, cordoned(g, reason, by))
 	return err //nolint:wrapcheck // it says what it did
 }
+
+// own says whether a cordon is by a part of the mesh rather than by a person.
+func own(by string) bool { return by == Release || strings.HasPrefix(by, "finding:") }

@@ -17,7 +17,7 @@ import (
 
 const (
 	// cordonOwner is who cordons a machine on which a release has left something, and takes that cordon away again once it is reaped.
-	cordonOwner = "release"
+	cordonOwner = gate.Release
 
 	// ReleaseDeadline is how long a release may take before the hold counts as release_failed, where the configuration says nothing.
 	ReleaseDeadline = 2 * time.Minute
@@ -296,7 +296,7 @@ func uncordonClean(ctx context.Context, tx pgx.Tx, nodeID string) error {
 	if left {
 		return nil
 	}
-	if err := gate.EndCordonOf(ctx, tx, nodeID, cordonOwner, "", ""); err != nil {
+	if err := gate.EndCordonOf(ctx, tx, nodeID, cordonOwner); err != nil {
 		return fmt.Errorf("uncordon node: %w", err)
 	}
 	return nil
