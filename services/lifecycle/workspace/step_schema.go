@@ -121,11 +121,19 @@ func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, e
 	}
 	version, err := s.migrateTenant(ctx, env, name)
 	if err != nil {
-		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, "the workspace's schema was not applied", err)
+		return saga.Outcome{}, schemaFailed("the workspace's schema was not applied", err)
 	}
 	return saga.Done(schemaOutput{Schema: name, Role: name, Version: version}, func(ctx context.Context, tx pgx.Tx) error {
 		return env.ConfirmTx(ctx, tx, claim, name)
 	}), nil
+}
+
+// schemaFailed is what a write that failed ends the attempt with. What the fence said of it stands: another try would be as late.
+func schemaFailed(public string, err error) error {
+	if e, ok := errors.AsType[*saga.StepError](err); ok {
+		return e
+	}
+	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, err)
 }
 
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
@@ -203,7 +211,7 @@ func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	}
 	for _, c := range claims {
 		if err := s.dropTenant(ctx, env, c.Name); err != nil {
-			return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, "the workspace's schema was not dropped", err)
+			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", err)
 		}
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
