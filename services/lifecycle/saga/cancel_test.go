@@ -19,13 +19,22 @@ import (
 func TestCancelReachesTheContextAndUndoes(t *testing.T) {
 	testkit.IO(t)
 	var rec record
-	began := make(chan struct{})
+	began, asked := make(chan struct{}), make(chan struct{})
 	steps := recorded(&rec, "one", "two", "three")
 	steps[1].Do = func(ctx context.Context, _ *saga.Env) (saga.Outcome, error) {
 		close(began)
 		<-ctx.Done()
 		rec.add("cause %v", context.Cause(ctx))
 		return saga.Outcome{}, context.Cause(ctx)
+	}
+	undo := steps[1].Undo
+	steps[1].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		select { // the run goes on until it was cancelled twice
+		case <-asked:
+			return undo(ctx, env)
+		case <-ctx.Done():
+			return saga.Outcome{}, context.Cause(ctx)
+		}
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
 	b.drive(b.config("a"))
@@ -46,6 +55,7 @@ func TestCancelReachesTheContextAndUndoes(t *testing.T) {
 	if v, err := cancel(); err != nil || v.Changed {
 		t.Fatalf("second cancel = %+v, %v", v, err)
 	}
+	close(asked)
 	r := b.await(id, 5*time.Second, "failed")
 	want := []string{"do one", "cause " + saga.ErrCancelRequested.Error(), "undo two", "undo one"}
 	if got := rec.all(); !slices.Equal(got, want) {

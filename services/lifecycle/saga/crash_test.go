@@ -386,7 +386,9 @@ func TestPostgresRestartMidRun(t *testing.T) {
 		}
 	}
 	b := &bed{t: t, core: core}
-	b.drive(b.config("a"))
+	cfg := b.config("a")
+	cfg.Lease = 3 * time.Second // it is waited for
+	b.drive(cfg)
 	<-killed
 	if err := server.Restart(ctx); err != nil {
 		t.Fatal(err)
