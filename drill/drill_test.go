@@ -95,7 +95,7 @@ func TestUnknownDrillsAreNamed(t *testing.T) {
 // TestDrillsAndTheirControls runs every drill in its scaled form with both controls, on one mesh, as `gpuaas drill run --all --controls` does.
 func TestDrillsAndTheirControls(t *testing.T) {
 	testkit.IO(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 18*time.Minute)
 	defer cancel()
 	began := time.Now()
 	m, err := drill.Start(ctx, testkit.Logger(t), drill.Config{
@@ -113,7 +113,7 @@ func TestDrillsAndTheirControls(t *testing.T) {
 		if t.Failed() {
 			t.Logf("the logs end with:\n%s", m.Tails(10))
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 		defer cancel()
 		if err := m.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)

@@ -190,7 +190,7 @@ func (m *Mesh) policy(ctx context.Context) (policy.Set, error) {
 
 // good waits until the mesh is as it should be before a fault: all parts well, all machines connected, and a workspace that nothing is to happen to active.
 func (m *Mesh) good(ctx context.Context) error {
-	if err := await(ctx, "every part of the mesh to be well", time.Minute, m.well); err != nil {
+	if err := await(ctx, "every part of the mesh to be well", settle, m.well); err != nil {
 		return err
 	}
 	return m.bystander(ctx)
@@ -237,7 +237,7 @@ func (m *Mesh) bystander(ctx context.Context) error {
 	if _, err := m.create(ctx, bystander, nil); err != nil {
 		return fmt.Errorf("make the workspace that nothing is to happen to: %w", err)
 	}
-	return m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, time.Minute)
+	return m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle)
 }
 
 // fresh is a name that no drill before has used.
@@ -267,7 +267,10 @@ func (m *Mesh) operate(ctx context.Context, workspace string, kind commonv1.Oper
 }
 
 // patience is for answers that are lost while a replica is replaced.
-const patience = 20 * time.Second
+const patience = time.Minute
+
+// settle is for what must be so before a fault or after its repair, and is no budget of the drill: the machine may be busy.
+const settle = 3 * time.Minute
 
 // command repeats a request with an idempotency key until it is answered: a refusal is an answer.
 func command[T any](ctx context.Context, what string, ask func(ctx context.Context) (T, error)) (T, error) {
@@ -353,11 +356,11 @@ func (m *Mesh) setPolicy(ctx context.Context, key, value string) error {
 func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...string) error {
 	for _, p := range replicas {
 		p.BeforeStart(func() []string { return env })
+		starts := p.Starts() // before its end: it is started again within moments
 		if err := p.Kill9(); err != nil {
 			return fmt.Errorf("end %s: %w", p.Name, err)
 		}
-		starts := p.Starts()
-		if err := await(ctx, p.Name+" to be started again", time.Minute, func(ctx context.Context) error {
+		if err := await(ctx, p.Name+" to be started again", settle, func(ctx context.Context) error {
 			if p.Starts() == starts {
 				return errors.New("it is not")
 			}
@@ -366,7 +369,7 @@ func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...str
 			return err
 		}
 	}
-	return await(ctx, "every part of the mesh to be well again", time.Minute, m.well)
+	return await(ctx, "every part of the mesh to be well again", settle, m.well)
 }
 
 var errNotOwn = errors.New("this fault hurts hosts and processes: it is injected into a mesh of the drill's own alone; leave --context out")

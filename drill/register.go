@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -61,26 +62,19 @@ func runRegister(ctx context.Context, r *Run) error {
 		return at(StageGood, err)
 	}
 	defer func() { _ = shutOut(false) }() // open already, unless it failed before
-	name := fresh("register")
-	op, err := m.create(ctx, name, nil)
+	op, env, err := r.caught(ctx)
 	if err != nil {
 		return at(StageGood, err)
 	}
 	id, epoch := op.GetWorkspaceId(), op.GetEpoch()
-	r.about(id)
-	r.evidence(op.GetOperationId())
 	defer r.leave(ctx, id)
 	box := m.boxDir(id, epoch)
-	env, err := firstEnvironment(ctx, filepath.Join(box, "etc", "node-agent.env"))
-	if err != nil {
-		return at(StageGood, err)
-	}
 	pid, err := m.launched(ctx, id, epoch)
 	if err != nil {
 		return at(StageGood, err)
 	}
 	identity := filepath.Join(box, "state", "node.json")
-	if err := await(ctx, "the box to enrol", 30*time.Second, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
+	if err := await(ctx, "the box to enrol", settle, func(context.Context) error { _, err := os.Stat(identity); return err }); err != nil {
 		return at(StageGood, err)
 	}
 	before, agent := digest(box), kernel(pid)
@@ -152,10 +146,34 @@ func (m *Mesh) oneLaunch(id string) error {
 	return err
 }
 
+// errLate says that an agent was faster than this drill.
+var errLate = errors.New("the box had enrolled before its environment was caught")
+
+// caught makes a workspace and answers it with what its box boots with. An agent may be faster than this drill on a busy machine: then another is made.
+func (r *Run) caught(ctx context.Context) (*lifecyclev1.Operation, []byte, error) {
+	const tries = 5
+	for try := 1; ; try++ {
+		op, err := r.Mesh.create(ctx, fresh("register"), nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		r.about(op.GetWorkspaceId())
+		r.evidence(op.GetOperationId())
+		env, err := firstEnvironment(ctx, filepath.Join(r.Mesh.boxDir(op.GetWorkspaceId(), op.GetEpoch()), "etc", "node-agent.env"))
+		if err == nil {
+			return op, env, nil
+		}
+		r.leave(ctx, op.GetWorkspaceId())
+		if !errors.Is(err, errLate) || try == tries {
+			return nil, nil, err
+		}
+	}
+}
+
 // firstEnvironment is what a box boots with, caught before its agent enrols and writes it anew.
 func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 	var env []byte
-	err := await(ctx, "the box's environment", 30*time.Second, func(ctx context.Context) error {
+	err := await(ctx, "the box's environment", settle, func(ctx context.Context) error {
 		var err error
 		for range 20 {
 			if env, err = os.ReadFile(file); err == nil { //nolint:gosec // of our own mesh
@@ -168,7 +186,7 @@ func firstEnvironment(ctx context.Context, file string) ([]byte, error) {
 		return err
 	})
 	if err == nil && strings.Contains(string(env), "GPUAAS_TASK_SIGNING_PUBKEYS") {
-		err = errors.New("the box had enrolled before its environment was caught")
+		err = errLate
 	}
 	return env, err
 }

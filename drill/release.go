@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -126,7 +125,7 @@ func (m *Mesh) onMachine(ctx context.Context, c *cluster.Cluster) (held, error) 
 		return held{}, err
 	}
 	id := op.GetWorkspaceId()
-	if err := await(ctx, "the workspace to serve", time.Minute, func(ctx context.Context) error { return m.serving(ctx, id, op.GetEpoch()) }); err != nil {
+	if err := await(ctx, "the workspace to serve", settle, func(ctx context.Context) error { return m.serving(ctx, id, op.GetEpoch()) }); err != nil {
 		return held{}, err
 	}
 	ws, err := m.workspace(ctx, id)
@@ -234,7 +233,7 @@ func (r *Run) forced(ctx context.Context, h held, hold *lifecyclev1.Allocation) 
 		return at(StageRecover, err)
 	}
 	r.evidence(orphans...)
-	if err := await(ctx, "the hold to be released on a cordoned machine", time.Minute, func(ctx context.Context) error { return m.givenUp(ctx, h) }); err != nil {
+	if err := await(ctx, "the hold to be released on a cordoned machine", settle, func(ctx context.Context) error { return m.givenUp(ctx, h) }); err != nil {
 		return at(StageRecover, err)
 	}
 	r.note("released by force with %d claims left as orphans, the machine cordoned", len(orphans))
@@ -257,7 +256,7 @@ func (r *Run) back(ctx context.Context, h held) error {
 	if err := h.machine.Start(); err != nil {
 		return at(StageRecover, err)
 	}
-	return at(StageRecover, await(ctx, h.machine.Name()+" to be connected again", time.Minute, func(ctx context.Context) error {
+	return at(StageRecover, await(ctx, h.machine.Name()+" to be connected again", settle, func(ctx context.Context) error {
 		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: h.node})
 		if err == nil && !resp.GetNode().GetConnected() {
 			err = errors.New("it is not")

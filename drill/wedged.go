@@ -103,7 +103,7 @@ func runWedged(ctx context.Context, r *Run) error {
 // launched waits until the ledger has the launch of a box and answers its agent's process. It looks often: what comes next must not be missed.
 func (m *Mesh) launched(ctx context.Context, id string, epoch int64) (int, error) {
 	var pid int
-	err := await(ctx, "the launch of the box", 30*time.Second, func(context.Context) error {
+	err := await(ctx, "the launch of the box", settle, func(context.Context) error {
 		for range 20 {
 			var err error
 			if pid, err = m.boxPID(id, epoch); err == nil {

@@ -90,7 +90,7 @@ func (r *Run) retire(ctx context.Context, id string) error {
 	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
 		return at(StageEvidence, err)
 	}
-	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, time.Minute); err != nil {
+	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, settle); err != nil {
 		return at(StageEvidence, err)
 	}
 	err := await(ctx, "everything of it to be gone", patience, func(ctx context.Context) error { return m.nothingLeft(ctx, id) })
