@@ -275,14 +275,17 @@ func (c *Cluster) AwaitReady(ctx context.Context) error {
 	return nil
 }
 
-// AwaitNodes waits until every agent is connected, at most a minute.
+// connectedWithin is many times what agents need on a busy machine.
+const connectedWithin = 2 * time.Minute
+
+// AwaitNodes waits until every agent is connected, at most connectedWithin.
 func (c *Cluster) AwaitNodes(ctx context.Context) error {
-	n, err := agents.Await(ctx, c.Client, c.Nodes, time.Minute)
+	n, err := agents.Await(ctx, c.Client, c.Nodes, connectedWithin)
 	if err != nil {
 		return err
 	}
 	if n < len(c.Nodes) {
-		return fmt.Errorf("%d of %d agents are connected after a minute:\n%s", n, len(c.Nodes), c.Tails(15))
+		return fmt.Errorf("%d of %d agents are connected after %s:\n%s", n, len(c.Nodes), connectedWithin, c.Tails(15))
 	}
 	return nil
 }
@@ -325,7 +328,7 @@ func (c *Cluster) Boxes() (*process.Driver, error) {
 
 // Close ends everything that was started, workloads included.
 func (c *Cluster) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
 	var errs []error
 	for _, a := range c.Nodes {
