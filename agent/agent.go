@@ -57,7 +57,7 @@ type Agent struct {
 	// autoRecovery is what the last policy said of it; nil: what enrolment said.
 	autoRecovery atomic.Pointer[bool]
 	executor     chan *task.Executor // handed from the session's loop to the task's, once
-	mu           sync.Mutex
+	mu           sync.Mutex          // guards what follows, and ledger until there are tasks
 	tasks        *task.Executor
 	client       *session.Client
 	lastSeen     time.Time // when a session was admitted last: diagnostics since then are told
@@ -98,13 +98,9 @@ func (a *Agent) open(ctx context.Context) error {
 	if a.diag, err = diag.Open(diag.Config{Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall}); err != nil {
 		return err
 	}
-	if a.ledger, err = ledger.Open(ledger.Config{
-		Path: filepath.Join(a.cfg.StateDir, "ledger.db"), MoveCorruptAside: a.cfg.MoveCorruptLedger, Now: a.clock.Wall,
-	}); err != nil {
+	node, _ := a.store.Node()
+	if a.ledger, err = a.openLedger(ctx, node.NodeID); err != nil {
 		return err
-	}
-	if a.ledger.MovedAside() != "" {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "corrupt task ledger set aside, a new one begins", slog.String("file", a.ledger.MovedAside()))
 	}
 	if err := a.openHost(ctx); err != nil {
 		return err
@@ -119,6 +115,39 @@ func (a *Agent) open(ctx context.Context) error {
 		return err
 	}
 	return a.openOps(ctx)
+}
+
+// openLedger opens the task ledger as the node's; an empty id leaves it nobody's until there is one.
+func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, error) {
+	l, err := ledger.Open(ledger.Config{
+		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: a.cfg.MoveCorruptLedger, Now: a.clock.Wall,
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case l.Foreign() != "":
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "task ledger of another node set aside, a new one begins", slog.String("file", l.MovedAside()),
+			slog.String("ledger_of", l.Foreign()), slog.String("node_id", nodeID))
+	case l.MovedAside() != "":
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "corrupt task ledger set aside, a new one begins", slog.String("file", l.MovedAside()))
+	}
+	return l, nil
+}
+
+// bindLedgerLocked makes the ledger the node's, where it was opened before there was one.
+func (a *Agent) bindLedgerLocked(ctx context.Context, nodeID string) error {
+	if a.ledger != nil && a.ledger.NodeID() == nodeID {
+		return nil
+	}
+	if a.ledger != nil {
+		if err := a.ledger.Close(); err != nil {
+			return err
+		}
+		a.ledger = nil
+	}
+	var err error
+	a.ledger, err = a.openLedger(ctx, nodeID)
+	return err
 }
 
 // openHost opens what touches workspaces.
@@ -165,8 +194,11 @@ func (a *Agent) Close() error {
 	if a.disk != nil {
 		problems = append(problems, a.disk.Close())
 	}
-	if a.ledger != nil {
-		problems = append(problems, a.ledger.Close())
+	a.mu.Lock()
+	l := a.ledger
+	a.mu.Unlock()
+	if l != nil {
+		problems = append(problems, l.Close())
 	}
 	if a.store != nil {
 		problems = append(problems, a.store.Close())
@@ -261,6 +293,9 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	defer a.mu.Unlock()
 	if a.tasks != nil {
 		return nil
+	}
+	if err := a.bindLedgerLocked(ctx, node.NodeID); err != nil {
+		return err
 	}
 	executor, err := task.New(task.Deps{
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,

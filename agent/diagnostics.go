@@ -7,6 +7,9 @@ import (
 	"github.com/gpuaas/mesh/agent/diag"
 )
 
+// LedgerFile is the name of the task ledger in the state directory.
+const LedgerFile = "ledger.db"
+
 // DiagnosticsFile is the name of the diagnostic record in the state directory.
 const DiagnosticsFile = "diagnostics.json"
 

@@ -54,7 +54,13 @@ func (a *Agent) openOps(ctx context.Context) error {
 		return 1
 	})
 	unacked := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_unfinished_tasks", Help: "Task attempts without an acknowledged result."}, func() float64 {
-		return float64(a.ledger.Stats().Open)
+		a.mu.Lock()
+		l := a.ledger
+		a.mu.Unlock()
+		if l == nil { // it could not be opened for the node that this host became
+			return 0
+		}
+		return float64(l.Stats().Open)
 	})
 	for _, c := range []prometheus.Collector{a.meters.retries, a.meters.sessions, connected, unacked} {
 		if err := registry.Register(c); err != nil {

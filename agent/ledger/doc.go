@@ -3,6 +3,7 @@
 //
 // It believes only what its file holds. It never runs a task, never talks to anyone, and never replaces a file that it cannot read: a corrupt
 // ledger is an error until somebody moves it aside by an explicit option, because forgetting what was started could start it twice.
+// A ledger belongs to one node: opened for another it is kept under another name, and a new one begins.
 //
 // Guarantees: what Deliver, Start and Finish answered is on disk before they return; one (task_id, attempt) is stored once, and asking again
 // answers what is stored; a task of a lower epoch, or of a lower op_seq than one already started, never starts; a result is kept until the later

@@ -3,7 +3,6 @@ package ledger
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,6 +30,9 @@ var ErrNotDelivered = errors.New("the task was started before")
 // Config says where the ledger is.
 type Config struct {
 	Path string
+	// NodeID is whose ledger this is. A file that belongs to no node yet becomes this one's; one of another node is set aside and a new ledger begins:
+	// a machine that was imaged from another must neither run that one's tasks nor speak of them. Empty: whoever the file belongs to.
+	NodeID string
 	// MoveCorruptAside renames a file that cannot be read and begins a new ledger, with a new id. Only an operator sets it.
 	MoveCorruptAside bool
 	// Now is the host's clock, for the moments in entries. Nil means time.Now.
@@ -43,7 +45,9 @@ type Config struct {
 type Ledger struct {
 	db    *bbolt.DB
 	id    string
+	node  string
 	moved string
+	whose string // of the file that was moved, if another node's
 	now   func() time.Time
 	gate  func() error
 
@@ -70,13 +74,18 @@ func Open(cfg Config) (*Ledger, error) {
 	if cfg.Path == "" {
 		return nil, errors.New("open task ledger: no path")
 	}
-	db, moved, err := openFile(cfg.Path, cfg.MoveCorruptAside)
+	f, err := openFile(cfg.Path, cfg.MoveCorruptAside)
+	if err == nil && cfg.NodeID != "" {
+		f, err = f.bind(cfg.Path, cfg.NodeID)
+	}
 	if err != nil {
 		return nil, err
 	}
+	db := f.db
 	l := &Ledger{
 		db:    db,
-		moved: moved,
+		moved: f.moved,
+		whose: f.whose,
 		now:   cfg.Now,
 		gate:  cfg.BeforeCommit,
 		queue: make(chan *write, queueSize),
@@ -87,7 +96,7 @@ func Open(cfg Config) (*Ledger, error) {
 		l.now = time.Now
 	}
 	err = db.View(func(tx *bbolt.Tx) error {
-		l.id = string(tx.Bucket(bucketMeta).Get(keyLedgerID))
+		l.id, l.node = string(tx.Bucket(bucketMeta).Get(keyLedgerID)), string(tx.Bucket(bucketMeta).Get(keyNodeID))
 		return tx.Bucket(bucketTasks).ForEach(func(_, value []byte) error {
 			e, err := decode(value)
 			if err == nil && e.State != StateAcked {
@@ -123,8 +132,14 @@ func (l *Ledger) Close() error {
 // ID is the random id made with the file. Another id means that what this node knew of its tasks is gone.
 func (l *Ledger) ID() string { return l.id }
 
-// MovedAside is the name that a corrupt file was given when this ledger replaced it, else empty.
+// NodeID is whose ledger this is, and empty as long as it is nobody's.
+func (l *Ledger) NodeID() string { return l.node }
+
+// MovedAside is the name that a corrupt file, or another node's, was given when this ledger replaced it, else empty.
 func (l *Ledger) MovedAside() string { return l.moved }
+
+// Foreign is the node that the file moved aside belongs to; empty if none was moved, or a corrupt one.
+func (l *Ledger) Foreign() string { return l.whose }
 
 // Stats counts the work since Open.
 func (l *Ledger) Stats() Stats {
@@ -443,42 +458,6 @@ func (l *Ledger) Prune(ctx context.Context, now time.Time, limit int) (int, erro
 		return 0, fmt.Errorf("remove old tasks: %w", err)
 	}
 	return len(old), nil
-}
-
-// Fence answers the highest epoch seen and the highest op_seq started of a workspace; zeros if nothing was.
-func (l *Ledger) Fence(workspaceID string) (epoch, opSeq int64, err error) { //nolint:nonamedreturns // two numbers that are easily swapped
-	err = l.db.View(func(tx *bbolt.Tx) error {
-		_, f := fenceOf(tx, &Delivery{WorkspaceID: workspaceID, Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY})
-		epoch, opSeq = f.epoch, f.opSeq
-		return nil
-	})
-	return epoch, opSeq, err
-}
-
-type fence struct{ epoch, opSeq int64 }
-
-const fenceSize = 16
-
-// fenceOf answers the numbers of the task's workspace, and whether the rule applies to it at all.
-func fenceOf(tx *bbolt.Tx, d *Delivery) (bool, fence) {
-	if d.WorkspaceID == "" || Exempt(d.Type) {
-		return false, fence{}
-	}
-	value := tx.Bucket(bucketFences).Get([]byte(d.WorkspaceID))
-	if len(value) != fenceSize {
-		return true, fence{}
-	}
-	//nolint:gosec // written from int64
-	return true, fence{epoch: int64(binary.BigEndian.Uint64(value[:8])), opSeq: int64(binary.BigEndian.Uint64(value[8:]))}
-}
-
-// refuses: equal numbers pass, so that the parallel tasks of one step all run.
-func (f fence) refuses(d *Delivery) bool { return d.Epoch < f.epoch || d.OpSeq < f.opSeq }
-
-func (f fence) put(tx *bbolt.Tx, workspaceID string) error {
-	value := binary.BigEndian.AppendUint64(make([]byte, 0, fenceSize), uint64(f.epoch)) //nolint:gosec // not negative
-	value = binary.BigEndian.AppendUint64(value, uint64(f.opSeq))                       //nolint:gosec // not negative
-	return tx.Bucket(bucketFences).Put([]byte(workspaceID), value)
 }
 
 func get(tx *bbolt.Tx, key Key) (Entry, bool, error) {

@@ -27,8 +27,11 @@ var (
 	bucketMeta   = []byte("meta")
 	bucketTasks  = []byte("tasks")
 	bucketFences = []byte("fences")
-	keyFormat    = []byte("format")
-	keyLedgerID  = []byte("ledger_id")
+	// bucketForeign holds what was signed for another node. It is made when there is any.
+	bucketForeign = []byte("foreign")
+	keyFormat     = []byte("format")
+	keyLedgerID   = []byte("ledger_id")
+	keyNodeID     = []byte("node_id")
 )
 
 func options() *bbolt.Options {
@@ -42,36 +45,78 @@ func options() *bbolt.Options {
 	}
 }
 
+// opened is an open file, and what was moved out of its way.
+type opened struct {
+	db    *bbolt.DB
+	moved string
+	whose string // the node that the moved file belongs to; empty if it was corrupt
+}
+
 // openFile opens the ledger's file, or makes it if there is none. A new file gets its name only when it is whole, so that a crash while making
 // one leaves nothing that looks like a damaged ledger.
-func openFile(path string, moveAside bool) (db *bbolt.DB, moved string, err error) { //nolint:nonamedreturns // three results of two kinds
+func openFile(path string, moveAside bool) (opened, error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if err := create(path); err != nil {
-			return nil, "", err
+			return opened{}, err
 		}
 	case err != nil:
-		return nil, "", fmt.Errorf("find task ledger: %w", err)
+		return opened{}, fmt.Errorf("find task ledger: %w", err)
 	case !info.Mode().IsRegular():
-		return nil, "", fmt.Errorf("open task ledger: %s is not a regular file", path)
+		return opened{}, fmt.Errorf("open task ledger: %s is not a regular file", path)
 	}
-	db, err = openWhole(path)
+	db, err := openWhole(path)
 	if err == nil {
-		return db, "", nil
+		return opened{db: db}, nil
 	}
 	if !moveAside || !errors.Is(err, ErrCorrupt) {
-		return nil, "", err
+		return opened{}, err
 	}
-	moved = fmt.Sprintf("%s.corrupt-%d", path, time.Now().UnixNano())
+	return replace(path, fmt.Sprintf("%s.corrupt-%d", path, time.Now().UnixNano()))
+}
+
+// replace moves the file to a name that tells why, and begins a new one. A crash between the two leaves no file, and the next Open makes one.
+func replace(path, moved string) (opened, error) {
 	if err := os.Rename(path, moved); err != nil {
-		return nil, "", fmt.Errorf("move corrupt task ledger aside: %w", err)
+		return opened{}, fmt.Errorf("move task ledger aside: %w", err)
 	}
 	if err := create(path); err != nil {
-		return nil, "", err
+		return opened{}, err
 	}
-	db, err = openWhole(path)
-	return db, moved, err
+	db, err := openWhole(path)
+	return opened{db: db, moved: moved}, err
+}
+
+// bind makes the file the node's own, and replaces it if it is another node's.
+func (o opened) bind(path, nodeID string) (opened, error) {
+	if _, err := uuid.Parse(nodeID); err != nil { // it becomes part of a file's name
+		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %q: %w", nodeID, err), o.db.Close())
+	}
+	var owner string
+	err := o.db.View(func(tx *bbolt.Tx) error {
+		owner = string(tx.Bucket(bucketMeta).Get(keyNodeID))
+		return nil
+	})
+	if err == nil && owner == nodeID {
+		return o, nil
+	}
+	if err == nil && owner != "" {
+		if err := o.db.Close(); err != nil {
+			return opened{}, fmt.Errorf("close task ledger of node %s: %w", owner, err)
+		}
+		if o, err = replace(path, fmt.Sprintf("%s.of-node-%s-%d", path, owner, time.Now().UnixNano())); err != nil {
+			return opened{}, err
+		}
+		o.whose = owner
+	}
+	if err == nil {
+		err = o.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keyNodeID, []byte(nodeID)) })
+	}
+	if err != nil {
+		return opened{}, errors.Join(fmt.Errorf("bind task ledger to node %s: %w", nodeID, err), o.db.Close())
+	}
+	return o, nil
 }
 
 func create(path string) error {
@@ -202,6 +247,11 @@ func checkTx(tx *bbolt.Tx, size int64) error {
 	}
 	if _, err := uuid.ParseBytes(meta.Get(keyLedgerID)); err != nil {
 		return fmt.Errorf("ledger id: %w", err)
+	}
+	if node := meta.Get(keyNodeID); node != nil {
+		if _, err := uuid.ParseBytes(node); err != nil {
+			return fmt.Errorf("node id: %w", err)
+		}
 	}
 	err := tasks.ForEach(func(key, value []byte) error {
 		e, err := decode(value)

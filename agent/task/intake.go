@@ -184,6 +184,10 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 		return
 	}
 	j, err := e.revive(&entry)
+	if fault.Has(err, commonv1.Reason_REASON_TASK_WRONG_NODE) {
+		e.disown(ctx, &entry, err)
+		return
+	}
 	e.send(func(s Sender) error { return s.Delivered([]*nodev1.TaskRef{j.task.Ref()}) })
 	if err != nil {
 		e.finish(ctx, j, e.resultOf(j, nil, err))
@@ -255,18 +259,7 @@ func (e *Executor) window(t *Task) error {
 // refuse leaves evidence and answers a failed result, which the ledger never sees: an offer that is refused has changed nothing here. An envelope
 // with a bad signature that claims to be a task in the ledger gets no answer at all, or a forger could fail a task that is good.
 func (e *Executor) refuse(ctx context.Context, offer *nodev1.TaskOffer, key ledger.Key, err error) {
-	reason := fault.ReasonOf(err)
-	sum := sha256.Sum256(offer.GetEnvelope())
-	r := Refusal{
-		Reason: reason, Detail: err.Error(), TaskID: clean(key.TaskID, 64), Attempt: key.Attempt, KeyID: clean(offer.GetKeyId(), 128),
-		EnvelopeSHA256: hex.EncodeToString(sum[:]), At: time.Now(),
-	}
-	e.count(func(s *Stats) { s.Refused++ })
-	e.deps.Logger.WarnContext(ctx, "offered task was refused", slog.String("reason", names.Of(reason)), slog.String("task_id", r.TaskID),
-		slog.String("key_id", r.KeyID), slog.String("envelope_sha256", r.EnvelopeSHA256), slog.String("detail", r.Detail))
-	if e.deps.Refused != nil {
-		e.deps.Refused(r)
-	}
+	e.evidence(ctx, "offered task was refused", key, offer.GetEnvelope(), offer.GetKeyId(), err)
 	if key.TaskID == "" || key.Attempt <= 0 {
 		return
 	}
@@ -276,9 +269,26 @@ func (e *Executor) refuse(ctx context.Context, offer *nodev1.TaskOffer, key ledg
 	f := fault.From(err)
 	msg := &nodev1.TaskResult{
 		Task:  &nodev1.TaskRef{TaskId: clean(key.TaskID, 64), Attempt: key.Attempt},
-		State: commonv1.TaskState_TASK_STATE_FAILED, Reason: reason, Error: cut(f.Public, maxError),
+		State: commonv1.TaskState_TASK_STATE_FAILED, Reason: fault.ReasonOf(err), Error: cut(f.Public, maxError),
 	}
 	e.send(func(s Sender) error { return s.Result(msg) })
+}
+
+// evidence logs and tells of a task that was not taken.
+func (e *Executor) evidence(ctx context.Context, what string, key ledger.Key, signed []byte, keyID string, err error) {
+	reason := fault.ReasonOf(err)
+	sum := sha256.Sum256(signed)
+	r := Refusal{
+		Reason: reason, Detail: err.Error(), TaskID: clean(key.TaskID, 64), Attempt: key.Attempt, KeyID: clean(keyID, 128),
+		EnvelopeSHA256: hex.EncodeToString(sum[:]), At: time.Now(),
+	}
+	e.count(func(s *Stats) { s.Refused++ })
+	//nolint:sloglint // the callers' messages are constants
+	e.deps.Logger.WarnContext(ctx, what, slog.String("reason", names.Of(reason)), slog.String("task_id", r.TaskID),
+		slog.String("key_id", r.KeyID), slog.String("envelope_sha256", r.EnvelopeSHA256), slog.String("detail", r.Detail))
+	if e.deps.Refused != nil {
+		e.deps.Refused(r)
+	}
 }
 
 // reserve holds a place in the queue, and one to run if there is one at once. It refuses when the queue is full.

@@ -24,6 +24,10 @@ func (e *Executor) resume(ctx context.Context) {
 	for _, entry := range e.deps.Ledger.Unfinished() {
 		j, err := e.revive(&entry)
 		started := entry.State == ledger.StateStarted
+		if fault.Has(err, commonv1.Reason_REASON_TASK_WRONG_NODE) {
+			e.disown(ctx, &entry, err)
+			continue
+		}
 		if err != nil {
 			// What was begun under a key that is not trusted now cannot be judged.
 			if started {
@@ -53,7 +57,7 @@ func (e *Executor) resume(ctx context.Context) {
 }
 
 // revive makes the job of an entry, or says why it may not be begun: the keys may have been rotated since it was stored, or its type is not offered any
-// more.
+// more. task_wrong_node says that it is not this node's at all: see disown.
 func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 	j := &job{key: entry.Key, task: Task{
 		Task:          envelope.Task{TaskID: entry.Key.TaskID, Attempt: entry.Key.Attempt, WorkspaceID: entry.WorkspaceID},
@@ -61,6 +65,10 @@ func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 		CorrelationID: entry.CorrelationID,
 		WorkflowID:    entry.WorkflowID,
 	}}
+	// Before the signature: the keys of another node's mesh need not be trusted here, and its task is not this node's all the same.
+	if node, ok := envelope.ClaimedNode(entry.Envelope); ok && node != e.cfg.NodeID {
+		return j, fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "", fault.Cause(fmt.Errorf("it is a task of node %s", node)))
+	}
 	signed, err := envelope.Verify(e.deps.Verifiers(), entry.Envelope, entry.Signature, entry.KeyID)
 	if err == nil && e.deps.Handlers[entry.Type] == nil {
 		err = fault.New(commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED, "")
@@ -70,6 +78,16 @@ func (e *Executor) revive(entry *ledger.Entry) (*job, error) {
 	}
 	j.task.Task = signed
 	return j, nil
+}
+
+// disown sets aside a task that another node was given: this one was imaged from it, ledger included. It is not run, and nothing is said of it: its
+// own node does both.
+func (e *Executor) disown(ctx context.Context, entry *ledger.Entry, err error) {
+	e.evidence(ctx, "task of another node was in the ledger", entry.Key, entry.Envelope, entry.KeyID, err)
+	if err := e.deps.Ledger.Disown(context.WithoutCancel(ctx), entry.Key); err != nil {
+		// The next restart tries again.
+		e.deps.Logger.ErrorContext(ctx, "task of another node was not set aside", slog.String("task_id", entry.Key.TaskID), slog.Any("error", err))
+	}
 }
 
 // dispatch starts waiting tasks for which there is a place and whose workspace's turn it is, and ends those that were overtaken. It does nothing
