@@ -17,7 +17,7 @@ func newConfigCommand() *cobra.Command {
 		Use: "config", Short: "Configuration files of services, and the contexts of this client",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return client.Usage(fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath()))
+				return client.UnknownCommand(cmd, args[0])
 			}
 			return nil
 		},

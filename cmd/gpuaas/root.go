@@ -26,7 +26,7 @@ func newRoot(program *client.Program) *cobra.Command {
 			"Start a whole mesh on this machine with `gpuaas dev`; talk to it from another shell.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return client.Usage(fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath()))
+				return client.UnknownCommand(cmd, args[0])
 			}
 			return nil
 		},

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -113,6 +114,16 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 			given, err := parseEnum[commonv1.FencedProof]("fenced-proof", proof)
 			if err != nil {
 				return err
+			}
+			var missing []string
+			for flag, given := range map[string]bool{"expected-fence F": req.GetExpectedFence() > 0, "fenced-proof P": proof != "", "reason TEXT": req.GetReason() != ""} {
+				if !given {
+					missing = append(missing, "--"+flag)
+				}
+			}
+			if len(missing) > 0 {
+				slices.Sort(missing)
+				return Usage(fmt.Errorf("force-release wants %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
 			}
 			req.AllocationId, req.FencedProof = args[0], given
 			answer, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: req})

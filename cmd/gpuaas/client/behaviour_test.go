@@ -230,6 +230,11 @@ func TestCreateWaits(t *testing.T) {
 		}
 		return hold(ctx)
 	})
+	// The end of the last step comes after the workspace's own change: it is asked for.
+	always(f, "GetTimeline", &readmodelv1.GetTimelineResponse{Items: []*readmodelv1.TimelineItem{
+		{RunId: runID, Step: "1", Name: "reserve_slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: at(1), FinishedAt: at(2)},
+		{RunId: runID, Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, StartedAt: at(2), FinishedAt: at(4)},
+	}})
 	got := call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait", "-o", "json").wants(t, 0)
 	var object readback
 	decode(t, got.out, &object)
@@ -237,7 +242,8 @@ func TestCreateWaits(t *testing.T) {
 		t.Errorf("printed %+v", object)
 	}
 	want := "create " + runID + " (epoch 2199023255559)\n" +
-		"  step 1/2 reserve_slot: running\n  step 1/2 reserve_slot: waiting\n  step 1/2 reserve_slot: succeeded in 1s\n  step 2/2 launch_box: running\n"
+		"  step 1/2 reserve_slot: running\n  step 1/2 reserve_slot: waiting\n  step 1/2 reserve_slot: succeeded in 1s\n  step 2/2 launch_box: running\n" +
+		"  step 2/2 launch_box: succeeded in 2s\n"
 	if got.err != want {
 		t.Errorf("stderr (-want +got):\n%s", cmp.Diff(want, got.err))
 	}

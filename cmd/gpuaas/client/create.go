@@ -42,7 +42,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.args, "arg", nil, "one argument of the workload; repeat it for more")
 	flags.StringArrayVar(&f.ports, "port", nil, "[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
 	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment; repeat it for more")
-	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds")
+	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
 	flags.StringVar(&f.placement, "placement", "", "how the box comes to be: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
@@ -126,6 +126,9 @@ func (f *specFlags) parseWorkload() (*nodev1.Workload, error) {
 			return nil, errors.New("--ready-path asks the first port: name one with --port")
 		}
 		w.Readiness = &nodev1.Readiness{HttpPath: f.ready}
+	} else if len(w.GetPorts()) > 0 {
+		// A process that runs is no endpoint that answers.
+		w.Readiness = &nodev1.Readiness{Tcp: true}
 	}
 	return w, nil
 }
@@ -195,7 +198,7 @@ func (p *Program) workspacesCreate() *cobra.Command {
 	}
 	cmd.RunE = p.run(func(ctx context.Context, s *session, args []string) error {
 		if req.GetTenant() == "" {
-			return Usage(errors.New("create wants --tenant T"))
+			return Usage(errors.New("gpuaas workspaces create wants --tenant T, or $GPUAAS_TENANT: `gpuaas tenants list` shows those that exist"))
 		}
 		var err error
 		if req.Spec, err = spec.spec(cmd.Flags().Changed, cmd.InOrStdin()); err != nil {

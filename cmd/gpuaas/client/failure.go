@@ -204,7 +204,12 @@ func Report(w io.Writer, err error, asJSON bool) {
 			return
 		}
 	}
-	note(w, "error: %s: %s", f.Reason, clean(f.Message))
+	// What is listed, of a file with many problems for one, keeps its lines.
+	lines := strings.Split(strings.TrimSpace(f.Message), "\n")
+	note(w, "error: %s: %s", f.Reason, clean(lines[0]))
+	for _, line := range lines[1:] {
+		note(w, "  %s", clean(line))
+	}
 	for _, unmet := range f.Unmet {
 		note(w, "  unmet: %s", clean(unmet))
 	}

@@ -169,6 +169,16 @@ func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	return pr, nil
 }
 
+// UnknownCommand is a subcommand that cmd does not have, with those that were perhaps meant.
+func UnknownCommand(cmd *cobra.Command, name string) error {
+	text := fmt.Sprintf("unknown command %q of %q", name, cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2)
+	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+		text += ": did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return Usage(errors.New(text))
+}
+
 // group makes a command that only has subcommands.
 func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
@@ -176,7 +186,7 @@ func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.C
 		Example: "  gpuaas " + use + " " + subs[0].Name() + " --help",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return Usage(fmt.Errorf("unknown command %q of %q", args[0], cmd.CommandPath()))
+				return UnknownCommand(cmd, args[0])
 			}
 			return nil
 		},

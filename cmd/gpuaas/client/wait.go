@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -182,6 +183,9 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 		last = w
 		return atRest(w, want), nil
 	})
+	if err == nil && len(steps.open) > 0 {
+		steps.rest(ctx, op.GetWorkspaceId())
+	}
 	steps.flush()
 	switch {
 	case errors.Is(err, errWaited):
@@ -263,6 +267,25 @@ func (t *stepTeller) print(line stepLine) {
 	delete(t.open, line.step)
 	if line.open {
 		t.open[line.step] = true
+	}
+}
+
+// rest tells how the steps ended whose end was not heard of: the workspace's own change can come before those of its steps. What cannot be read is not
+// told: the workspace is what was waited for.
+func (t *stepTeller) rest(ctx context.Context, workspaceID string) {
+	timeline, err := t.s.query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: workspaceID, RunId: t.runID})
+	if err != nil {
+		return
+	}
+	for _, i := range timeline.GetItems() {
+		n, err := strconv.ParseInt(i.GetStep(), 10, 32)
+		if err != nil || i.GetFinishedAt() == nil || i.GetDirection() != commonv1.Direction_DIRECTION_DO || !t.open[int32(n)-1] {
+			continue
+		}
+		t.tell(&readmodelv1.WatchItem{Object: &readmodelv1.WatchItem_Step{Step: &lifecyclev1.StepAttempt{
+			RunId: t.runID, Step: int32(n) - 1, Name: i.GetName(), Direction: i.GetDirection(), Attempt: i.GetAttempt(), State: i.GetState(),
+			StartedAt: i.GetStartedAt(), FinishedAt: i.GetFinishedAt(), Error: i.GetError(),
+		}}})
 	}
 }
 

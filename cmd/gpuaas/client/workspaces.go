@@ -87,6 +87,7 @@ var operationView = view[*lifecyclev1.Operation]{
 		{"REPLAYED", false, func(_ *printer, o *lifecyclev1.Operation) string { return onlyIf(o.GetReplayed(), "true") }},
 		{"DRY RUN", false, func(_ *printer, o *lifecyclev1.Operation) string { return onlyIf(o.GetDryRun(), "true") }},
 		{"WOULD DO", false, func(_ *printer, o *lifecyclev1.Operation) string { return o.GetConsequence() }},
+		{"ADVICE", false, func(_ *printer, o *lifecyclev1.Operation) string { return o.GetAdvice() }},
 	},
 }
 

@@ -114,4 +114,14 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	if !strings.Contains(got, "adopts what is there: schema") || !strings.Contains(got, "failed with workload_failed twice") || !strings.Contains(got, "decommission") {
 		t.Errorf("a retry after the same failure twice: %q", got)
 	}
+	// One that begins has no forecast, and the same advice.
+	res, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
+		Kind: kRetry, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if op := res.GetOperation(); op.GetConsequence() != "" || !strings.Contains(op.GetAdvice(), "failed with workload_failed twice") {
+		t.Errorf("the retry itself: %v", op)
+	}
 }

@@ -2103,6 +2103,7 @@ type Operation struct {
 	Replayed      bool                   `protobuf:"varint,8,opt,name=replayed,proto3" json:"replayed,omitempty"` // the same idempotency key was answered before
 	DryRun        bool                   `protobuf:"varint,9,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	Consequence   string                 `protobuf:"bytes,10,opt,name=consequence,proto3" json:"consequence,omitempty"` // of a dry run, in words
+	Advice        string                 `protobuf:"bytes,11,opt,name=advice,proto3" json:"advice,omitempty"`           // what to think of it, if there is something: of a retry after two runs that ended alike
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2203,6 +2204,13 @@ func (x *Operation) GetDryRun() bool {
 func (x *Operation) GetConsequence() string {
 	if x != nil {
 		return x.Consequence
+	}
+	return ""
+}
+
+func (x *Operation) GetAdvice() string {
+	if x != nil {
+		return x.Advice
 	}
 	return ""
 }
@@ -2755,7 +2763,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\n" +
 	"task_types\x18\x12 \x03(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\ttaskTypes\x12/\n" +
 	"\x04host\x18\x13 \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x12\x18\n" +
-	"\aversion\x18\x14 \x01(\x03R\aversion\"\xd5\x02\n" +
+	"\aversion\x18\x14 \x01(\x03R\aversion\"\xed\x02\n" +
 	"\tOperation\x12!\n" +
 	"\foperation_id\x18\x01 \x01(\tR\voperationId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x123\n" +
@@ -2767,7 +2775,8 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\breplayed\x18\b \x01(\bR\breplayed\x12\x17\n" +
 	"\adry_run\x18\t \x01(\bR\x06dryRun\x12 \n" +
 	"\vconsequence\x18\n" +
-	" \x01(\tR\vconsequence\"\xc9\x01\n" +
+	" \x01(\tR\vconsequence\x12\x16\n" +
+	"\x06advice\x18\v \x01(\tR\x06advice\"\xc9\x01\n" +
 	"\fActionOption\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.gpuaas.common.v1.OperationKindR\x04kind\x12\x1a\n" +
 	"\bpossible\x18\x02 \x01(\bR\bpossible\x12\x14\n" +

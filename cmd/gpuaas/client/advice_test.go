@@ -1,0 +1,75 @@
+package client_test
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+// A mistake is answered with what was perhaps meant, and what is missing by the names of the flags; nothing is sent.
+func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	for line, want := range map[string]string{
+		"workspaces lst":              `unknown command "lst" of "gpuaas workspaces": did you mean list`,
+		"workspaces nothinglikeit":    `unknown command "nothinglikeit" of "gpuaas workspaces"`,
+		"workspaces create x":         "--tenant T, or $GPUAAS_TENANT",
+		"allocations force-release A": "wants --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas allocations get A`",
+		"allocations force-release A --reason x --expected-fence 3": "wants --fenced-proof P:",
+	} {
+		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) {
+			t.Errorf("%s: %s", line, got.err)
+		}
+	}
+	if sent := sent[*readmodelv1.ForceReleaseRequest](f); len(sent) != 0 {
+		t.Errorf("sent %v", sent)
+	}
+}
+
+// Each of many problems keeps its line.
+func TestAListOfProblemsKeepsItsLines(t *testing.T) {
+	var out bytes.Buffer
+	client.Report(&out, client.Usage(errors.New("2 problems:\nfirst \x1b[31m\nsecond")), false)
+	if got := out.String(); got != "error: invalid_argument: 2 problems:\n  first  [31m\n  second\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// What an operation would do and what to think of one that began are told apart.
+func TestAdviceIsNoForecast(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	op := operation()
+	op.Advice = "it failed twice"
+	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: op})
+	if got := call(t, "workspaces", "retry", "acme/demo2").wants(t, 0); !strings.Contains(got.out, "ADVICE\tit failed twice") || strings.Contains(got.out, "WOULD DO") {
+		t.Errorf("printed %s", got.out)
+	}
+	op = operation()
+	op.DryRun, op.Consequence = true, "begins anew"
+	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: op})
+	if got := call(t, "workspaces", "retry", "acme/demo2", "--dry-run").wants(t, 0); !strings.Contains(got.out, "WOULD DO\tbegins anew") || strings.Contains(got.out, "ADVICE") {
+		t.Errorf("printed %s", got.out)
+	}
+}
+
+// A port without a path is ready when it takes a connection: a process that runs is no endpoint that answers.
+func TestAPortIsProbed(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: &lifecyclev1.Operation{}})
+	for line, tcp := range map[string]bool{
+		"--command /bin/x --port 80": true, "--command /bin/x --port 80 --ready-path /": false, "--command /bin/x": false,
+	} {
+		call(t, append(strings.Fields("workspaces create w --tenant acme"), strings.Fields(line)...)...).wants(t, 0)
+		requests := sent[*readmodelv1.CreateWorkspaceRequest](f)
+		if got := requests[len(requests)-1].GetSpec().GetWorkloads()[0].GetReadiness().GetTcp(); got != tcp {
+			t.Errorf("%s: probed by a connection: %v", line, got)
+		}
+	}
+}
