@@ -190,6 +190,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
+	shared := workspace.NewSharedReaper(workspace.SharedReaperDeps{
+		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Committed: s.committed,
+		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+	})
 	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger},
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
@@ -198,6 +202,10 @@ func (s *Service) build(ctx context.Context) error {
 		}},
 		background.Job{Name: "machine_orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
 			_, err := machines.Sweep(ctx)
+			return err //nolint:wrapcheck // it says what it did
+		}},
+		background.Job{Name: "shared_orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+			_, err := shared.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
 		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Run: func(ctx context.Context) error {

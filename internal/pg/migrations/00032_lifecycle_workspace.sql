@@ -78,7 +78,16 @@ CREATE TABLE lifecycle.workspace_handle (
     created_at     timestamptz NOT NULL DEFAULT mesh.clock()
 );
 
+-- How often the reaper has tried to take an orphan away that stands on no machine, and when it tries again.
+CREATE TABLE lifecycle.orphan_try (
+    claim_id   uuid        PRIMARY KEY REFERENCES lifecycle.resource_claim (id),
+    tries      integer     NOT NULL,
+    next_at    timestamptz NOT NULL,
+    last_error text        NOT NULL DEFAULT '' -- of the last try that failed; the driver's own words, never shown to tenants
+);
+
 -- +goose Down
+DROP TABLE lifecycle.orphan_try;
 DROP TABLE lifecycle.workspace_handle;
 DROP TABLE lifecycle.static_placement;
 DROP TABLE lifecycle.instance;

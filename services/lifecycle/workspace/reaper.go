@@ -180,6 +180,9 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 	return reason, nil
 }
 
+// boxEnded is how it is known of orphans on a box that they are gone.
+const boxEnded = "its box has ended"
+
 // record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {
 	w, err := saga.GetWorkspace(ctx, tx, b.WorkspaceID)
@@ -205,7 +208,7 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 	if ownBox(kind) {
 		kinds = append(kinds, kindIdentity, kindStorage, kindWorkload) // what stood on the box is gone with it
 	}
-	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, "its box has ended", kinds...); err != nil {
+	if err := saga.ReleaseOrphans(ctx, tx, b.WorkspaceID, b.Epoch, boxEnded, kinds...); err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	_, err = audit.Record(ctx, tx, audit.Entry{

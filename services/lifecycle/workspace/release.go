@@ -84,13 +84,18 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 		}
 		layer, why := commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, out.Why()
 		if err != nil {
-			why = publicOf(err)
-			if e, ok := errors.AsType[*saga.StepError](err); ok {
-				layer = e.Layer
-			}
+			layer, why = layerOf(err), publicOf(err)
 		}
 		return saga.Outcome{}, saga.GiveUp(layer, commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, "the release is past its deadline: "+why, err)
 	}
+}
+
+// layerOf is who owns an error; unspecified if it does not say, which leaves it to the step's own.
+func layerOf(err error) commonv1.OwnerLayer {
+	if e, ok := errors.AsType[*saga.StepError](err); ok {
+		return e.Layer
+	}
+	return commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED
 }
 
 // publicOf is what people are told of an error.
@@ -135,7 +140,8 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		n = 0
 		rows, err := tx.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
+			ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
 		if err != nil {
 			return fmt.Errorf("look for late releases: %w", err)
 		}
@@ -187,6 +193,9 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		if err != nil && bounded.Err() == nil {
 			e, ok := errors.AsType[*saga.StepError](err)
 			if env.Attempt < forceTries && age < grace && (!ok || e.Retryable) {
+				if !ok { // a fault that nobody would try again is no reason for a forced release to be stuck
+					err = saga.Retry(layerOf(err), fault.ReasonOf(err), publicOf(err), err)
+				}
 				return saga.Outcome{}, err
 			}
 			why = publicOf(err)

@@ -40,7 +40,6 @@ func NewMachineReaper(deps MachineReaperDeps) *MachineReaper { return &MachineRe
 type leftBehind struct {
 	claimID, kind, name, workspaceID, tenantID, nodeID string
 	epoch                                              int64
-	takenOver                                          bool // a later claim of the same name stands for it
 	key                                                string
 	before                                             string // key of the minute before
 }
@@ -59,8 +58,6 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	}
 	rows, err := r.deps.DB.Query(ctx, `
 		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.node_id::text, c.epoch,
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id = c.node_id
-				AND l.deterministic_name = c.deterministic_name AND l.epoch > c.epoch AND l.released_at IS NULL),
 			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint,
 			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1
 		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
@@ -74,7 +71,7 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	}
 	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (leftBehind, error) {
 		var l leftBehind
-		return l, row.Scan(&l.claimID, &l.kind, &l.name, &l.workspaceID, &l.tenantID, &l.nodeID, &l.epoch, &l.takenOver, &l.key, &l.before)
+		return l, row.Scan(&l.claimID, &l.kind, &l.name, &l.workspaceID, &l.tenantID, &l.nodeID, &l.epoch, &l.key, &l.before)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("list orphans on machines: %w", err)
@@ -101,15 +98,12 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	gone, queued := false, false
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		gone, queued = false, false
-		// An operation that begins meanwhile comes before, and is found, or after, and asks later.
-		if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, l.workspaceID); err != nil {
-			return fmt.Errorf("lock workspace: %w", err)
+		free, replaced, err := l.look(ctx, tx)
+		if err != nil || !free {
+			return err
 		}
-		if _, open, err := saga.LiveRun(ctx, tx, l.workspaceID); err != nil || open {
-			return err //nolint:wrapcheck // wrapped by the caller
-		}
-		why := "a later epoch has taken its place"
-		if !l.takenOver {
+		why := whyReplaced
+		if !replaced {
 			state, err := r.lastWord(ctx, tx, l)
 			if err != nil {
 				return err
@@ -121,7 +115,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 			why = "the agent has removed it"
 		}
 		gone = true
-		return r.forget(ctx, tx, l, why)
+		return l.forget(ctx, tx, why)
 	})
 	if err != nil {
 		return false, err //nolint:wrapcheck // wrapped by the caller
@@ -131,6 +125,30 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 		r.deps.Tasks.Notify(l.nodeID)
 	}
 	return gone, nil
+}
+
+// whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.
+const whyReplaced = "a later epoch has taken its place"
+
+// look locks the workspace of an orphan and looks once more: free says that it is still given up and that no operation is open, replaced that a later
+// claim of the same name, on the same machine if it is on one, stands for it. An operation that begins meanwhile comes before, and is found, or after.
+func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
+	if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, l.workspaceID); err != nil {
+		return false, false, fmt.Errorf("lock workspace: %w", err)
+	}
+	if _, open, err := saga.LiveRun(ctx, tx, l.workspaceID); err != nil || open {
+		return false, false, err //nolint:wrapcheck // wrapped by the caller
+	}
+	err = tx.QueryRow(ctx, `
+		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id IS NOT DISTINCT FROM c.node_id
+				AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
+				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))
+		FROM lifecycle.resource_claim c WHERE c.id = $1`, l.claimID).Scan(&free, &replaced)
+	if err != nil {
+		return false, false, fmt.Errorf("look at orphan: %w", err)
+	}
+	return free, replaced, nil
 }
 
 // lastWord is the state of the newest task for an orphan, of this minute or the one before; unspecified if there is none.
@@ -187,7 +205,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 }
 
 // forget releases the claim of an orphan that is gone, and what was kept back because of it: the hold, and the machine's cordon.
-func (r *MachineReaper) forget(ctx context.Context, tx pgx.Tx, l leftBehind, why string) error {
+func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
 	if err := saga.ReleaseOrphan(ctx, tx, l.claimID, why); err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
@@ -201,7 +219,7 @@ func (r *MachineReaper) forget(ctx context.Context, tx pgx.Tx, l leftBehind, why
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.workspaceID, Epoch: l.epoch}); err != nil {
+	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.workspaceID, Epoch: l.epoch}); err != nil || l.nodeID == "" {
 		return err
 	}
 	return uncordonClean(ctx, tx, l.nodeID)

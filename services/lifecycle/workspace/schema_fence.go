@@ -10,15 +10,26 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
+// writer is who writes a schema: the numbers that its fence compares.
+type writer struct {
+	WorkspaceID  string
+	Epoch, OpSeq int64
+}
+
+func writerOf(env *saga.Env) writer {
+	return writer{WorkspaceID: env.WorkspaceID, Epoch: env.Epoch, OpSeq: env.OpSeq}
+}
+
 // fence lets a write of a schema through only if no later one has been, in the transaction that writes and at the database that is written: a driver
 // that was paused past its lease is refused by the resource itself. The table keeps the highest (epoch, op_seq) of each name, and whether it was dropped;
 // a name that was dropped may be another workspace's afterwards.
-func fence(ctx context.Context, tx pgx.Tx, name string, env *saga.Env, dropping bool) error {
+func fence(ctx context.Context, tx pgx.Tx, name string, w writer, dropping bool) error {
 	// One writer of a schema at a time, whichever driver it is of.
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, name); err != nil {
 		return fmt.Errorf("lock schema: %w", err)
@@ -31,14 +42,88 @@ func fence(ctx context.Context, tx pgx.Tx, name string, env *saga.Env, dropping 
 		INSERT INTO gpuaas_fence.schema AS f (name, workspace_id, epoch, op_seq, dropped) VALUES ($1, $2, $3, $4, $5)
 		ON CONFLICT (name) DO UPDATE SET workspace_id = $2, epoch = $3, op_seq = $4, dropped = $5
 		WHERE f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) OR f.workspace_id <> $2 AND f.dropped AND NOT $5
-		RETURNING true`, name, env.WorkspaceID, env.Epoch, env.OpSeq, dropping).Scan(&mine)
+		RETURNING true`, name, w.WorkspaceID, w.Epoch, w.OpSeq, dropping).Scan(&mine)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED, "the schema has seen a later operation", nil)
+		return passed()
 	}
 	if err != nil {
 		return fmt.Errorf("compare fence of schema: %w", err)
 	}
 	return nil
+}
+
+func passed() error {
+	return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED, "the schema has seen a later operation", nil)
+}
+
+// disarmWait bounds how long taking a login away waits for a row that somebody else is writing.
+const disarmWait = "2s"
+
+// disarm takes the login away from the role of a schema and ends its sessions, in a transaction of its own: to drop a schema may hang on whoever reads
+// it, and until it is dropped nobody logs in any more. Whoever applies the schema again gives the login back. It waits for no lock on the schema, and
+// changes nothing if no such role was ever made here.
+func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
+	mine := false
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		mine = false
+		var fenced, login bool
+		err := tx.QueryRow(ctx, `
+			SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL, EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`, name).Scan(&fenced, &login)
+		if err != nil || !fenced {
+			return err //nolint:wrapcheck // wrapped below
+		}
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+disarmWait+`'`); err != nil {
+			return err //nolint:wrapcheck // wrapped below
+		}
+		// The row stays locked until the role is changed: a later operation that gives the login back comes after.
+		err = tx.QueryRow(ctx, `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1 FOR UPDATE`,
+			name, w.WorkspaceID, w.Epoch, w.OpSeq).Scan(&mine)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return nil
+		case err != nil:
+			return err //nolint:wrapcheck // wrapped below
+		case !mine:
+			return passed()
+		case login:
+			_, err = tx.Exec(ctx, "ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN")
+		}
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err != nil {
+		return fmt.Errorf("take login of role away: %w", err)
+	}
+	if !mine {
+		return nil
+	}
+	// Only now that nobody can log in again.
+	if _, err := db.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, name); err != nil {
+		return fmt.Errorf("end sessions of role: %w", err)
+	}
+	return nil
+}
+
+// dropFenced takes the login of a schema's role away, and then both of them.
+func dropFenced(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
+	if err := disarm(ctx, db, name, w); err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+		if err := fence(ctx, tx, name, w, true); err != nil {
+			return err
+		}
+		return drop(ctx, tx, name)
+	})
+}
+
+// schemaHolder answers which workspace a name in the workload database is of, by its fence; empty if nobody ever wrote it.
+func schemaHolder(ctx context.Context, db *pgxpool.Pool, name string) (string, error) {
+	var workspace string
+	err := db.QueryRow(ctx, `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`, name).Scan(&workspace)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("read fence of schema: %w", err)
+	}
+	return workspace, nil
 }
 
 func fenceTable(ctx context.Context, tx pgx.Tx) error {

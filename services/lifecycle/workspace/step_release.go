@@ -200,7 +200,8 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the box is not confirmed ended", err)
 		}
 	}
-	rest, err := s.onBox(ctx, env, c, ok && ownBox(i.Placement))
+	own := ok && ownBox(i.Placement)
+	rest, err := s.onBox(ctx, env, c, own)
 	if err != nil {
 		return err
 	}
@@ -209,6 +210,11 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 		for _, r := range rest {
 			if err := env.ReleaseTx(ctx, tx, r); err != nil {
 				return fmt.Errorf("release what stood on the box: %w", err)
+			}
+		}
+		if own {
+			if err := saga.ReleaseOrphans(ctx, tx, env.WorkspaceID, c.Epoch, boxEnded, kindStorage, kindWorkload); err != nil {
+				return err //nolint:wrapcheck // it says what it did
 			}
 		}
 		if err := env.ReleaseTx(ctx, tx, c); err != nil {

@@ -145,7 +145,7 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 	defer conn.Release()
 	version := 0
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, env, false)); err != nil {
+		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, writerOf(env), false)); err != nil {
 			return err
 		}
 		var role, schema bool
@@ -225,13 +225,7 @@ func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, er
 }
 
 func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) error {
-	err := pgx.BeginFunc(ctx, s.deps.Workloads, func(tx pgx.Tx) error {
-		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, env, true)); err != nil {
-			return err
-		}
-		return drop(ctx, tx, name)
-	})
-	if err != nil {
+	if err := s.deps.Stale.note(atSchema, dropFenced(ctx, s.deps.Workloads, name, writerOf(env))); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}
 	return nil

@@ -1,0 +1,214 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// SharedReaperDeps is what a reaper of shared orphans works with.
+type SharedReaperDeps struct {
+	Logger     *slog.Logger
+	DB         *pgxpool.Pool
+	Workloads  *pgxpool.Pool // the workload database, as its administrator
+	Identities Identities
+	Committed  func()
+}
+
+// SharedReaper takes away what releases have left behind that stands on no machine: schemas with their login roles, identities of boxes, handles. It
+// does so while no operation on the workspace is open, never what a later claim stands for, and asks again and again, less and less often.
+type SharedReaper struct{ deps SharedReaperDeps }
+
+// NewSharedReaper makes one.
+func NewSharedReaper(deps SharedReaperDeps) *SharedReaper { return &SharedReaper{deps: deps} }
+
+const (
+	// How long the reaper waits before it tries an orphan again: twice as long after each try, up to the most.
+	reapAgain     = 30 * time.Second
+	reapAgainMost = 30 * time.Minute
+	// reapWithin bounds one try: a schema that somebody reads cannot be dropped, and must not keep the others.
+	reapWithin = 10 * time.Second
+)
+
+// Sweep tries every orphan that is due, and answers how many it released. What could not be taken away is an error, and is due again later.
+func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
+	rows, err := r.deps.DB.Query(ctx, `
+		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.epoch
+		FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
+			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
+				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
+		ORDER BY c.kind, coalesce(t.next_at, c.orphaned_at), c.id LIMIT $2`, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
+	if err != nil {
+		return 0, fmt.Errorf("list shared orphans: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (leftBehind, error) {
+		var l leftBehind
+		return l, row.Scan(&l.claimID, &l.kind, &l.name, &l.workspaceID, &l.tenantID, &l.epoch)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list shared orphans: %w", err)
+	}
+	released := 0
+	var errs []error
+	down := error(nil)
+	for i, l := range list {
+		// A database that is down is no matter of one orphan: none is tried, and all are due as soon as it is back.
+		if l.kind == kindSchema && (i == 0 || list[i-1].kind != kindSchema) {
+			if down = r.ping(ctx); down != nil {
+				errs = append(errs, down)
+			}
+		}
+		if l.kind == kindSchema && down != nil {
+			continue
+		}
+		gone, err := r.reap(ctx, l)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.kind, l.name, l.workspaceID, err))
+			continue
+		}
+		if gone {
+			released++
+			r.deps.Logger.InfoContext(ctx, "shared orphan is gone", slog.String(obs.KeyWorkspaceID, l.workspaceID), slog.Int64("epoch", l.epoch),
+				slog.String("kind", l.kind), slog.String("name", l.name))
+		}
+	}
+	return released, errors.Join(errs...)
+}
+
+// ping says whether the workload database can be reached at all.
+func (r *SharedReaper) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reapWithin)
+	defer cancel()
+	if err := r.deps.Workloads.Ping(ctx); err != nil {
+		return fmt.Errorf("reach workload database: %w", err)
+	}
+	return nil
+}
+
+func (r *SharedReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
+	w, todo, err := r.begin(ctx, l)
+	if err != nil || !todo {
+		return err == nil && w.WorkspaceID != "", err
+	}
+	bounded, cancel := context.WithTimeout(ctx, reapWithin)
+	defer cancel()
+	why, err := r.takeAway(bounded, l, w)
+	if err != nil {
+		return false, errors.Join(err, r.note(ctx, l, err))
+	}
+	gone := false
+	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		// An operation that took the claim up again meanwhile takes its resource away itself.
+		if gone, _, err = l.look(ctx, tx); err != nil || !gone {
+			return err
+		}
+		return l.forget(ctx, tx, why)
+	})
+	if err != nil {
+		return false, fmt.Errorf("record orphan as gone: %w", err)
+	}
+	r.deps.Committed()
+	return gone, nil
+}
+
+// begin counts the try and answers the numbers to write with: the newest of the workspace, on which no operation is open. Whatever begins afterwards
+// writes with higher ones, and is not touched. An orphan that is replaced, or a row of ours, is released at once: its workspace is answered then, and
+// that nothing is to do.
+func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, error) {
+	var w writer
+	todo := false
+	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		w, todo = writer{}, false
+		free, replaced, err := l.look(ctx, tx)
+		if err != nil || !free {
+			return err
+		}
+		if replaced {
+			w.WorkspaceID = l.workspaceID
+			return l.forget(ctx, tx, whyReplaced)
+		}
+		switch l.kind {
+		case kindHandle: // a row of ours: it goes while nobody else can come to it
+			if _, err := tx.Exec(ctx, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`, l.workspaceID, l.epoch); err != nil {
+				return fmt.Errorf("drop handle: %w", err)
+			}
+			w.WorkspaceID = l.workspaceID
+			return l.forget(ctx, tx, "the handle was dropped")
+		case kindIdentity: // not while its box is held
+			var held bool
+			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = $1 AND b.kind = $2 AND b.epoch = $3
+				AND b.released_at IS NULL AND b.orphaned_at IS NULL)`, l.workspaceID, kindInstance, l.epoch).Scan(&held)
+			if err != nil || held {
+				return err //nolint:wrapcheck // wrapped below
+			}
+		}
+		todo = true
+		err = tx.QueryRow(ctx, `SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`, l.workspaceID).Scan(&w.WorkspaceID, &w.Epoch, &w.OpSeq)
+		if err != nil {
+			return fmt.Errorf("read numbers of workspace: %w", err)
+		}
+		_, err = tx.Exec(ctx, `
+			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at) VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
+			ON CONFLICT (claim_id) DO UPDATE SET tries = t.tries + 1, next_at = mesh.clock() + make_interval(secs => least($2 * 2 ^ least(t.tries, 20), $3))`,
+			l.claimID, reapAgain.Seconds(), reapAgainMost.Seconds())
+		if err != nil {
+			return fmt.Errorf("count try: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return writer{}, false, fmt.Errorf("begin to reap: %w", err)
+	}
+	r.deps.Committed()
+	return w, todo, nil
+}
+
+// takeAway answers how it is known that the resource is gone. Taking away what is not there succeeds.
+func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (string, error) {
+	switch l.kind {
+	case kindSchema:
+		err := dropFenced(ctx, r.deps.Workloads, l.name, w)
+		if e, ok := errors.AsType[*saga.StepError](err); ok && e.Reason == commonv1.Reason_REASON_TASK_SUPERSEDED {
+			// A name goes to another workspace only after it was dropped.
+			switch holder, err := schemaHolder(ctx, r.deps.Workloads, l.name); {
+			case err != nil:
+				return "", err
+			case holder != l.workspaceID:
+				return "its name is workspace " + holder + "'s by now", nil
+			}
+		}
+		return "schema and role were dropped", err
+	case kindIdentity:
+		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
+			InstanceId: l.name, WorkspaceId: l.workspaceID, Epoch: l.epoch, Reason: "its release was given up",
+		})
+		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			return "", fmt.Errorf("retire identity: %w", err)
+		}
+		return "the identity is retired", nil
+	default:
+		return "", fmt.Errorf("nobody knows how to take a %s away", l.kind)
+	}
+}
+
+// note keeps why a try has failed, for whoever looks.
+func (r *SharedReaper) note(ctx context.Context, l leftBehind, why error) error {
+	_, err := r.deps.DB.Exec(ctx, `UPDATE lifecycle.orphan_try SET last_error = $2 WHERE claim_id = $1`, l.claimID, why.Error())
+	if err != nil {
+		return fmt.Errorf("note why an orphan is left: %w", err)
+	}
+	return nil
+}
