@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -123,6 +124,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
 	g := &rig{opts: opts, runs: map[string]*run{}}
+	defer g.close()
 	for i := range g.replicas {
 		registry, err := g.registry(i)
 		if err != nil {
@@ -131,7 +133,6 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		if g.replicas[i], err = newReplica(ctx, opts, registry, i == 0 || !opts.HeartbeatAlone); err != nil {
 			return bench.Result{}, err
 		}
-		defer g.replicas[i].close()
 	}
 	if err := g.prepare(ctx); err != nil {
 		return bench.Result{}, err
@@ -144,6 +145,14 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	defer loops.Wait()
 	defer stop()
 	return g.measure(ctx, owner, details)
+}
+
+func (g *rig) close() {
+	for _, r := range g.replicas {
+		if r != nil {
+			r.close()
+		}
+	}
 }
 
 // prepare makes the workspaces.
@@ -203,7 +212,7 @@ func (g *rig) measure(ctx context.Context, owner *pgxpool.Pool, details map[stri
 	if err != nil {
 		return bench.Result{}, err
 	}
-	raw := append(before, after...)
+	raw := slices.Concat(before, after)
 	value := 0.0
 	for way, took := range heard {
 		p95 := bench.Percentile(took, .95)
