@@ -20,7 +20,7 @@ func TestBenchRuns(t *testing.T) {
 		db := testkit.DB(t)
 		opts := join.Options{
 			LifecycleURL: db.URL(pg.RoleLifecycle), OwnerURL: db.URL(pg.RoleOwner), WithoutRedis: without, Logger: testkit.Logger(t),
-			Length: 200 * time.Millisecond, Rounds: 1, Clients: 4, Workspaces: 8,
+			Length: time.Second, Rounds: 1, Clients: 4, Workspaces: 8,
 		}
 		if os.Getenv("GPUAAS_BENCH_FULL") != "" {
 			opts.Length, opts.Rounds, opts.Clients, opts.Workspaces = 0, 0, 0, 0

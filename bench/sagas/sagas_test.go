@@ -19,7 +19,7 @@ func TestBenchRuns(t *testing.T) {
 	db := testkit.DB(t)
 	opts := sagas.Options{
 		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner),
-		Length: 300 * time.Millisecond, Rounds: 1, Clients: 8, Workers: 8, Logger: testkit.Logger(t),
+		Length: 2 * time.Second, Rounds: 1, Clients: 8, Workers: 8, Logger: testkit.Logger(t),
 	}
 	if os.Getenv("GPUAAS_BENCH_FULL") != "" {
 		opts.Length, opts.Rounds, opts.Clients, opts.Workers = 0, 0, 0, 0

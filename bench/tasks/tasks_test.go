@@ -41,7 +41,7 @@ func TestBenchRuns(t *testing.T) {
 		}
 	})
 	opts := tasks.Options{
-		Agents: 8, Database: db, Length: 500 * time.Millisecond, Rounds: 1, Rate: 50,
+		Agents: 8, Database: db, Length: 2 * time.Second, Rounds: 1, Rate: 50,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Command: func(kind string) *exec.Cmd {
 			cmd := exec.Command(os.Args[0]) //nolint:gosec,noctx // this very test
