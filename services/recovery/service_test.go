@@ -304,7 +304,7 @@ func (v *viewer) next() *recoveryv1.WatchAuthorityResponse {
 	select {
 	case f := <-v.frames:
 		return f
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		v.t.Fatal("no frame came")
 		return nil
 	}
