@@ -334,7 +334,7 @@ func TestWatchThroughThePort(t *testing.T) {
 	token := k.token(k.A.ID, "tenant")
 	for name, opts := range map[string][]connect.ClientOption{"connect": nil, "grpc": {connect.WithGRPC()}, "grpc_web": {connect.WithGRPCWeb()}} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(testkit.Context(t), 30*time.Second)
+			ctx, cancel := context.WithTimeout(testkit.Context(t), 2*time.Minute)
 			defer cancel()
 			stream, err := k.query(token, opts...).Watch(ctx, &readmodelv1.WatchRequest{
 				Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES, readmodelv1.Topic_TOPIC_WORKSPACES}, Workspace: k.A.WorkspaceName,

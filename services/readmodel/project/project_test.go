@@ -151,7 +151,7 @@ func TestPositionTokensAreWaitedFor(t *testing.T) {
 	if !fault.Has(err, commonv1.Reason_REASON_POSITION_NOT_REACHED) {
 		t.Errorf("WaitFor = %v", err)
 	}
-	if took := time.Since(began); took > 3*time.Second {
+	if took := time.Since(began); took > 20*time.Second { // events.MaxWait, and what the machine takes
 		t.Errorf("waited %s", took)
 	}
 	must(t, p.Drain(ctx))
