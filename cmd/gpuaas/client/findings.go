@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -54,7 +55,7 @@ func differences(f *lifecyclev1.Finding) string {
 	before, after := f.GetBefore().AsMap(), f.GetAfter().AsMap()
 	var lines []string
 	for _, k := range slices.Sorted(maps.Keys(after)) {
-		if was, there := before[k]; there && k != changesKey {
+		if was, there := before[k]; there && (k != "version" || !reflect.DeepEqual(was, after[k])) {
 			lines = append(lines, k+": "+value(was)+" -> "+value(after[k]))
 		}
 	}
@@ -99,11 +100,14 @@ func findingState(f *lifecyclev1.Finding) string {
 	return "open" + onlyIf(f.GetCordoned(), ", node cordoned")
 }
 
-// evidence spells one side of a finding in a line, fields in order.
+// evidence spells one side of a finding in a line, fields in order. Changes by hand have lines of their own.
 func evidence(s *structpb.Struct) string {
 	fields := s.AsMap()
 	parts := make([]string, 0, len(fields))
 	for k, v := range fields {
+		if k == changesKey {
+			continue
+		}
 		parts = append(parts, k+"="+value(v))
 	}
 	slices.Sort(parts)
