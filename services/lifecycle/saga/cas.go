@@ -211,7 +211,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*move, j *jou
 	}
 	for _, mv := range moves {
 		if mv.err == nil {
-			j.decided(ctx, mv)
+			j.decided(ctx, &mv.runNow)
 		}
 	}
 	return nil

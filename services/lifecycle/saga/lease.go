@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -101,21 +102,34 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0
-		def, ok := c.registry.Get(h.run.Definition, h.run.DefVersion)
-		switch {
-		case !ok:
-			bad = append(bad, &unreadableError{runID: h.run.ID, err: errors.New("its definition is not registered")})
-		case h.run.Step >= len(def.Steps) || !slices.Equal(h.run.StepNames, def.stepNames()):
-			bad = append(bad, &unreadableError{runID: h.run.ID, err: fmt.Errorf("its steps are not those of %s", key(def.Name, def.Version))})
-		default:
-			h.def = def
-			out = append(out, h)
+		if h.def, err = c.drivable(&h.run); err != nil {
+			bad = append(bad, &unreadableError{runID: h.run.ID, err: err})
+			continue
 		}
+		out = append(out, h)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, nil, fmt.Errorf("lease runs: %w", err)
 	}
 	return out, bad, nil
+}
+
+// drivable answers the definition by which this build drives a run, or why it cannot.
+func (c *Core) drivable(r *Run) (*Definition, error) {
+	def, ok := c.registry.Get(r.Definition, r.DefVersion)
+	switch {
+	case !ok:
+		return nil, errors.New("its definition is not registered")
+	case r.Step >= len(def.Steps) || !slices.Equal(r.StepNames, def.stepNames()):
+		return nil, fmt.Errorf("its steps are not those of %s", key(def.Name, def.Version))
+	}
+	return def, nil
+}
+
+// Drives says whether this build could go on with a run: one that it put aside because it could not is helped by no further try.
+func (c *Core) Drives(r *Run) bool {
+	_, err := c.drivable(r)
+	return err == nil
 }
 
 // openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what the former drivers
@@ -254,8 +268,21 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		if err != nil {
 			return fmt.Errorf("mark workspace: %w", err)
 		}
+		// Whoever holds something for it learns of it as of any run that is stuck: by its definition, or by the newest of that name.
+		def, ok := c.registry.Get(r.Definition, r.DefVersion)
+		if !ok {
+			def, ok = c.registry.Newest(r.Definition)
+		}
+		if ok && def.OnStuck != nil {
+			public := "its run is unreadable: " + why
+			e := &StepError{Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, Reason: commonv1.Reason_REASON_INTERNAL, Public: public}
+			if err := def.OnStuck(ctx, tx, r.WorkspaceID, e); err != nil {
+				return fmt.Errorf("tell of stuck run: %w", err)
+			}
+		}
 		var j journal
 		j.run(r)
+		j.decided(ctx, r)
 		if w, err := GetWorkspace(ctx, tx, r.WorkspaceID); err == nil {
 			// A workspace that cannot be shown is announced by the run alone.
 			_ = j.workspace(&w)

@@ -36,14 +36,15 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	case r.State == stateCompensating, r.CancelAt != nil && r.Live() && r.State != stateStuck:
 		return Verb{Run: *r}, nil
 	case r.State == stateStuck:
-		return Verb{}, stuckFault(r)
+		return Verb{}, c.stuckFault(r)
 	case r.State == stateSucceeded:
 		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has succeeded", fault.Remedy("decommission the workspace instead"),
 			fault.Unmet("the operation is still running"))
 	case r.State == stateFailed:
 		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already", fault.Unmet("the operation is still running"))
 	case known && def.Uncancellable:
-		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID))
+		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID),
+			fault.Unmet("the operation can be cancelled; "+r.Kind+" cannot"), fault.Remedy("wait until it has ended, or is stuck"))
 	}
 	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
 			signal = r.signal + 1, next_at = CASE WHEN r.owner IS NULL THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END, version = r.version + 1
@@ -89,17 +90,15 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 	if found {
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "something still runs on this workspace", fault.Conflicting(live.ID),
 			fault.Unmet(fmt.Sprintf("run %s is %s at the step %q: %s", live.ID, live.State, live.StepName(), live.WhyWaiting)),
-			fault.RetryAfter(ResetAdvice), fault.Remedy(resetRemedy(&live)))
+			fault.RetryAfter(ResetAdvice), fault.Remedy(c.endRemedy(&live)))
 	}
-	var open int
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
-		WHERE r.workspace_id = $1 AND s.state IN ('running', 'waiting')`, workspaceID).Scan(&open)
+	open, err := openAttempts(ctx, tx, workspaceID)
 	if err != nil {
-		return Workspace{}, "", fmt.Errorf("count open attempts: %w", err)
+		return Workspace{}, "", err
 	}
-	if open > 0 {
+	if len(open) > 0 {
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
-			fault.Unmet(fmt.Sprintf("no attempt is open; %d are", open)), fault.RetryAfter(ResetAdvice), fault.Remedy("wait two minutes, cancel again, and ask again"))
+			fault.Unmet(open...), fault.RetryAfter(ResetAdvice), fault.Remedy("wait two minutes, cancel again, and ask again"))
 	}
 	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
 		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
@@ -121,6 +120,22 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
 	}
 	return AnnounceWorkspace(ctx, tx, workspaceID)
+}
+
+// openAttempts names the attempts at a workspace that have not ended.
+func openAttempts(ctx context.Context, tx pgx.Tx, workspaceID string) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT format('attempt %s at %s the step "%s" of operation %s has ended; it is %s', s.attempt,
+			CASE s.dir WHEN 'do' THEN 'doing' ELSE 'undoing' END, s.name, s.run_id, s.state)
+		FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
+		WHERE r.workspace_id = $1 AND s.state IN ('running', 'waiting') ORDER BY s.op_seq LIMIT 10`, workspaceID)
+	if err != nil {
+		return nil, fmt.Errorf("list open attempts: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list open attempts: %w", err)
+	}
+	return out, nil
 }
 
 // RetryRequest asks for a fresh run after a Reset.
@@ -219,18 +234,6 @@ func adviceAfter(former []Run) string {
 	return fmt.Sprintf("the step %q failed with %s twice: if it fails again, decommission the workspace and create it anew", at, former[0].ErrorCode)
 }
 
-// resetRemedy is what makes room for a Reset beside a run that is live.
-func resetRemedy(live *Run) string {
-	switch {
-	case live.State == stateStuck:
-		return "retry the undo, skip it with a reason, or decommission"
-	case live.State == stateCompensating, live.CancelAt != nil:
-		return "it is being undone already: wait until the workspace is failed, and ask again"
-	default:
-		return "cancel it, wait two minutes, and ask again"
-	}
-}
-
 // notFailed says what is missing for a verb of failed workspaces, and what there is instead.
 func notFailed(state string) []fault.Option {
 	remedy := "`gpuaas workspaces actions WS` shows what is possible now"
@@ -265,10 +268,22 @@ func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]Run, erro
 	return out, nil
 }
 
+// foreign refuses to help a run that this build would only put aside again.
+func (c *Core) foreign(r *Run) error {
+	if c.Drives(r) {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this build cannot go on with the operation: "+r.StuckReason, fault.Conflicting(r.ID),
+		fault.Unmet("this build knows the steps of "+key(r.Definition, r.DefVersion)), fault.Remedy(c.stuckRemedy(r)))
+}
+
 // RetryUndo lets a stuck run try its step again from the first attempt of its policy. One that is past its deadline gets another.
 func (c *Core) RetryUndo(ctx context.Context, tx pgx.Tx, runID, by string) (Verb, error) {
 	r, err := lockStuck(ctx, tx, runID)
 	if err != nil {
+		return Verb{}, err
+	}
+	if err := c.foreign(r); err != nil {
 		return Verb{}, err
 	}
 	return c.unstick(ctx, tx, r, r.Step, "asked by "+by)
@@ -284,11 +299,10 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 	if err != nil {
 		return Verb{}, nil, err
 	}
-	def, ok := c.registry.Get(r.Definition, r.DefVersion)
-	if !ok || r.Step >= len(def.Steps) {
-		return Verb{}, nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this build does not know the run's definition",
-			fault.Unmet("definition "+key(r.Definition, r.DefVersion)+" is registered"))
+	if err := c.foreign(r); err != nil {
+		return Verb{}, nil, err
 	}
+	def, _ := c.registry.Get(r.Definition, r.DefVersion)
 	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET orphaned_at = mesh.clock(), orphaned_by = $4, orphan_reason = $5, version = c.version + 1
 		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
 			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
@@ -399,7 +413,35 @@ func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 	return r, nil
 }
 
-func stuckFault(r *Run) error {
+func (c *Core) stuckFault(r *Run) error {
 	return fault.New(commonv1.Reason_REASON_RUN_STUCK, "the operation is stuck: "+r.StuckReason, fault.Conflicting(r.ID),
-		fault.Remedy("retry the undo, skip it with a reason, or decommission"))
+		fault.Unmet("the operation is not stuck"), fault.Remedy(c.stuckRemedy(r)))
+}
+
+// stuckRemedy names what helps a run that is stuck. One that this build cannot drive would be put aside again.
+func (c *Core) stuckRemedy(r *Run) string {
+	if !c.Drives(r) {
+		return "decommission the workspace, force-release its allocation, or start a build that knows the operation's steps"
+	}
+	return "retry the undo, skip it with a reason, or decommission"
+}
+
+// hasEnded is what whoever wants the workspace for something else lacks.
+func hasEnded(r *Run) fault.Option {
+	return fault.Unmet(fmt.Sprintf("operation %s (%s, %s) has ended", r.ID, r.Kind, r.State))
+}
+
+// endRemedy is how a run that is live comes to its end.
+func (c *Core) endRemedy(r *Run) string {
+	def, known := c.registry.Get(r.Definition, r.DefVersion)
+	switch {
+	case r.State == stateStuck:
+		return c.stuckRemedy(r)
+	case r.State == stateCompensating, r.CancelAt != nil:
+		return "it is being undone already: wait until the workspace is failed, and ask again"
+	case known && def.Uncancellable:
+		return r.Kind + " cannot be cancelled: wait until it has ended, and ask again"
+	default:
+		return "cancel it, wait two minutes, and ask again"
+	}
 }

@@ -220,16 +220,16 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 	kind := spelled[commonv1.OperationKind](live.Kind)
 	if live.State == stateStuck {
 		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK, "the workspace is held by a run that is stuck: "+live.StuckReason,
-			fault.Conflicting(live.ID))
+			fault.Conflicting(live.ID), hasEnded(live), fault.Remedy(c.stuckRemedy(live)))
 	}
 	if kind != req.Kind && !slices.Contains(req.JoinKinds, kind) {
 		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s is in progress on this workspace", live.Kind),
-			fault.Conflicting(live.ID))
+			fault.Conflicting(live.ID), hasEnded(live), fault.Remedy(c.endRemedy(live)))
 	}
 	if !live.Joinable() {
 		// Whoever wants the workspace is not served by a run that takes it away.
 		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s on this workspace is being undone", live.Kind),
-			fault.Conflicting(live.ID), fault.Remedy("wait until it has ended, and ask again"))
+			fault.Conflicting(live.ID), hasEnded(live), fault.Remedy("wait until it has ended, and ask again"))
 	}
 	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
 	if err != nil {

@@ -246,6 +246,7 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 		return joined(ws, run), true, nil
 	}
 	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
+		fault.Unmet("no workspace of this name is there; it is "+ws.State),
 		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
 }
 

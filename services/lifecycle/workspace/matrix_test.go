@@ -282,6 +282,9 @@ func (d *desk) judge(state, what, id, got string, op *lifecyclev1.Operation, err
 	if live > 1 {
 		d.t.Errorf("%s: after %s %d operations are open", state, what, live)
 	}
+	if f, ok := fault.As(err); err != nil && (!ok || len(f.Unmet) == 0) {
+		d.t.Errorf("%s: %s is refused (%s) and does not say what is unmet: %v", state, what, got, err)
+	}
 	switch got {
 	case "joins":
 		if n := d.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = '` + op.GetOperationId() + `' AND workspace_id = '` + id + `' AND finished_at IS NULL`); n != 1 {

@@ -372,6 +372,7 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 	if err != nil {
 		return nil, err
 	}
+	known := condition{!stuck || s.deps.Core.Drives(&run), "this build knows the operation's steps", unmet}
 	endable := w.State == "active" || w.State == "failed" || w.State == "stuck"
 	return append([]*lifecyclev1.ActionOption{
 		option(kCancel, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
@@ -380,8 +381,8 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			condition{!open || run.Kind != "decommission", "the operation is no decommission", unmet}),
 		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, ended, unmet}, failed),
 		option(kRetry, again, retry...),
-		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck", unmet}),
-		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck", unmet}),
+		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck", unmet}, known),
+		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck", unmet}, known),
 		recreate,
 		option(kDecommission, "removes workloads, schema, handle, storage and box, for good",
 			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first", inProgress},

@@ -1,0 +1,93 @@
+package saga_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// A run that this build cannot drive is stuck as any other: whoever holds something for it is told, it is on record, and what is offered for it helps.
+func TestARunThatIsPutAsideIsStuckAsAnyOther(t *testing.T) {
+	testkit.IO(t)
+	told := make(chan *saga.StepError, 1)
+	b := newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: pureSteps("one"), States: states(),
+		OnStuck: func(_ context.Context, _ pgx.Tx, _ string, why *saga.StepError) error { told <- why; return nil },
+	})
+	ws, id := b.create("toy")
+	b.exec(`UPDATE lifecycle.saga_run SET step_names = '{other}' WHERE id = $1`, id)
+	stop := b.drive(b.config("a"))
+	r := b.await(id, 10*time.Second, "stuck")
+	stop()
+	select {
+	case why := <-told:
+		if why.Public == "" || why.Layer == commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED {
+			t.Errorf("told %+v", why)
+		}
+	default:
+		t.Error("whoever holds something for it was not told")
+	}
+	var reason string
+	err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT payload->>'reason' FROM events.event WHERE kind = $1 AND payload->>'action' = 'tenant.provisioning.stuck'`, audit.Kind).Scan(&reason)
+	if err != nil || !strings.Contains(reason, "unreadable") {
+		t.Errorf("on record is %q, %v", reason, err)
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if f, ok := fault.As(err); !ok || len(f.Unmet) == 0 || !strings.Contains(f.Remedy, "decommission") || strings.Contains(f.Remedy, "retry the undo") {
+			t.Errorf("%s = %+v", what, err)
+		}
+	}
+	if b.core.Drives(&r) {
+		t.Error("it would be driven")
+	}
+	refused("retry-undo", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.RetryUndo(ctx, tx, id, "op"); return err }))
+	refused("skip-undo", b.tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := b.core.SkipUndo(ctx, tx, id, "op", "why not")
+		return err
+	}))
+	refused("cancel", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.Cancel(ctx, tx, id, "op", ""); return err }))
+	refused("reset", b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }))
+	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { _, err := b.core.CloseStuck(ctx, tx, id); return err }); err != nil {
+		t.Errorf("what a decommission begins with: %v", err)
+	}
+}
+
+// A reset that is refused says what helps: for what cannot be cancelled that is to wait, and an attempt that is open is named.
+func TestARefusedResetSaysWhatHelps(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()},
+		saga.Definition{Name: "teardown", Version: 1, Steps: pureSteps("one"), States: states(), Uncancellable: true})
+	reset := func(ws string) *fault.Error {
+		t.Helper()
+		f, ok := fault.As(b.tx(func(ctx context.Context, tx pgx.Tx) error { _, _, err := b.core.Reset(ctx, tx, ws); return err }))
+		if !ok || len(f.Unmet) == 0 || f.RetryAfter != saga.ResetAdvice {
+			t.Fatalf("reset = %+v", f)
+		}
+		return f
+	}
+	ws, id := b.create("toy")
+	if f := reset(ws); !strings.HasPrefix(f.Remedy, "cancel it") {
+		t.Errorf("of what can be cancelled it says %q", f.Remedy)
+	}
+	teardown, _ := b.create("teardown")
+	if f := reset(teardown); !strings.Contains(f.Remedy, "cannot be cancelled: wait") {
+		t.Errorf("of what cannot be cancelled it says %q", f.Remedy)
+	}
+	b.exec(`UPDATE lifecycle.saga_run SET state = 'failed', finished_at = mesh.clock() WHERE id = $1`, id)
+	b.exec(`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+		VALUES ($1, 0, 'one', 'do', 3, $2, $3, 1, 1, 'running', 'k', '5 min')`, id, ws, b.tenant)
+	if f := reset(ws); len(f.Unmet) != 1 || !strings.Contains(f.Unmet[0], `attempt 3 at doing the step "one" of operation `+id) {
+		t.Errorf("of an attempt that is open it says %q", f.Unmet)
+	}
+}
