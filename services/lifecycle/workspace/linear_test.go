@@ -196,6 +196,47 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	return past
 }
 
+// alone lets one client ask a workspace, each time it rests, for what the rules refuse or count in that state, and answers the history of it.
+func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
+	t.Helper()
+	ctx := testkit.Context(t)
+	var past []porcupine.Operation
+	base := time.Now()
+	ask := func(verb, id string) heard {
+		t.Helper()
+		in := called{verb: verb, id: id}
+		call := time.Since(base)
+		out, err := all[len(past)%len(all)].call(ctx, tenant, in)
+		if err != nil {
+			t.Fatalf("%+v: %v", in, err)
+		}
+		past = append(past, porcupine.Operation{Input: in, Output: out, Call: call.Nanoseconds(), Return: time.Since(base).Nanoseconds()})
+		return out
+	}
+	id := ask(askCreate, "").id
+	for range 4 {
+		testkit.Eventually(t, 30*time.Second, func() error {
+			w, err := saga.GetWorkspace(ctx, all[0].pool, id)
+			if err == nil && !slices.Contains([]string{"active", "failed", "stuck"}, w.State) {
+				err = fmt.Errorf("the workspace is %s", w.State)
+			}
+			return err
+		})
+		switch ask(askLook, id).state {
+		case "active":
+			ask(askReset, id)
+			ask(askRecreate, id)
+		case "failed":
+			ask(askRetry, id)
+			ask(askReset, id)
+			ask(askRetry, id)
+		default:
+			return past
+		}
+	}
+	return past
+}
+
 // TestConcurrentRequestsTakeTurns holds what concurrent clients of several replicas were answered to the rules: there must be an order, in which each
 // request takes effect at one moment between its call and its answer, that explains every answer.
 func TestConcurrentRequestsTakeTurns(t *testing.T) {
@@ -205,17 +246,10 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 	until := time.Now().Add(within)
 	hows := map[string]int{}
 	caught := map[string]int{"reset always": 0, "retry without reset": 0, "recreate keeps epoch": 0}
-	rounds := 0
+	rounds, undecided := 0, 0
 	unseen := func() bool { return slices.Contains(slices.Collect(maps.Values(caught)), 0) }
-	for ; rounds < 2 || time.Now().Before(until) || unseen() && time.Now().Before(until.Add(30*time.Second)); rounds++ {
-		tenant := fmt.Sprintf("t%d", rounds)
-		if _, err := all[0].server.CreateTenant(t.Context(), &lifecyclev1.CreateTenantRequest{Name: tenant}); err != nil {
-			t.Fatal(err)
-		}
-		past := round(t, all, tenant, seed+uint64(rounds), clients, requests) //nolint:gosec // a small count
-		if t.Failed() {
-			return
-		}
+	judge := func(past []porcupine.Operation) {
+		t.Helper()
 		for _, op := range past {
 			out := op.Output.(heard)
 			switch {
@@ -230,6 +264,10 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 			}
 		}
 		result, info := porcupine.CheckOperationsVerbose(rules{}.specification(), past, 20*time.Second)
+		if result == porcupine.Unknown { // there was no time to look for an order: it says nothing
+			undecided++
+			return
+		}
 		if result != porcupine.Ok {
 			path := filepath.Join(os.TempDir(), fmt.Sprintf("linear-%d.html", seed))
 			err := porcupine.VisualizePath(rules{}.specification(), info, path)
@@ -241,7 +279,27 @@ func TestConcurrentRequestsTakeTurns(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d rounds of %d requests by %d clients: %v; wrong rules that were seen: %v", rounds, clients*requests, clients, hows, caught)
+	tenant := func() string {
+		t.Helper()
+		name := fmt.Sprintf("t%d", rounds)
+		if _, err := all[0].server.CreateTenant(t.Context(), &lifecyclev1.CreateTenantRequest{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	for ; rounds < 2 || time.Now().Before(until); rounds++ {
+		past := round(t, all, tenant(), seed+uint64(rounds), clients, requests) //nolint:gosec // a small count
+		if t.Failed() {
+			return
+		}
+		judge(past)
+	}
+	// On a machine that gives those few rounds a wrong rule may have got by: a client that is alone, and asks for what tells them apart, meets them all.
+	for together := rounds; rounds == together || unseen() && rounds < together+100; rounds++ {
+		judge(alone(t, all, tenant()))
+	}
+	t.Logf("%d rounds, of %d requests by %d clients or of one alone, %d undecided: %v; wrong rules that were seen: %v",
+		rounds, clients*requests, clients, undecided, hows, caught)
 	for plant, n := range caught {
 		if n == 0 {
 			t.Errorf("a specification with %q explains everything as well: this shows nothing", plant)
