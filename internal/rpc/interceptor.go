@@ -213,8 +213,12 @@ func (g *guard) admitPeer(ctx context.Context, policy Policy, header http.Header
 
 func checkRoles(policy Policy, person Person) error {
 	if len(policy.Roles) > 0 && !person.Has(policy.Roles...) {
+		needed := "one of the roles "
+		if len(policy.Roles) == 1 {
+			needed = "the role "
+		}
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow this",
-			fault.Unmet("one of the roles "+strings.Join(policy.Roles, ", ")+"; you have "+strings.Join(person.Roles, ", ")),
+			fault.Unmet(needed+strings.Join(policy.Roles, ", ")+"; you have "+strings.Join(person.Roles, ", ")),
 			fault.Cause(fmt.Errorf("needs one of %v, has %v", policy.Roles, person.Roles)))
 	}
 	return nil
