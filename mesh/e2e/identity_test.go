@@ -25,7 +25,7 @@ var whole = []string{
 // TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of enrolment, opening, working and
 // renewing. Each machine must stay the node that it was, without an alarm.
 func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
-	t := within(tt, 4*time.Minute)
+	t := within(tt, 12*time.Minute)
 	ctx := t.ctx
 	c := start(t, cluster.Config{
 		Nodes: 2, Policy: map[string]string{"node.certificate_ttl_seconds": "70", "node.task_stale_sweep_interval_seconds": "2"},
@@ -53,7 +53,7 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 		return out
 	}
 	var all []*wish
-	for i := 0; time.Since(began) < 150*time.Second && len(missing()) > 0; i++ {
+	for i := 0; time.Since(began) < 6*time.Minute && len(missing()) > 0; i++ {
 		var batch []*wish
 		for n := range 2 * len(c.Nodes) {
 			w := &wish{

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -41,7 +42,7 @@ var elsewhere = map[string]string{
 	"recovery.renew.after_commit":             "as above",
 	"recovery.renew.before_commit":            "as above",
 	"nodeapi.renew.before_send":               "as above",
-	"recovery.watchdog.before_request":        "it asks for what stalls for minutes or is lost, of which there is none here: the drills",
+	"recovery.watchdog.before_request":        "it asks for what is lost for good, of which there is none here: TestTheWatchdogRecreatesOnceThoughItIsKilled",
 	"recovery.watchdog.after_request":         "as above",
 }
 
@@ -127,7 +128,7 @@ func stir(t test, c *cluster.Cluster, doomed func(i int)) func(context.Context) 
 			}
 		}
 		// Nothing stays held by us.
-		_ = insist(context.WithoutCancel(ctx), "the last reactivation", 20*time.Second, func(ctx context.Context) error {
+		_ = insist(context.WithoutCancel(ctx), "the last reactivation", time.Minute, func(ctx context.Context) error {
 			_, err := c.Client.Command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{
 				Node: "n3", Verb: recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, Reason: "stir is over",
 			})
@@ -159,7 +160,7 @@ func wishes(prefix string, n int) []*wish {
 
 // TestKillsAtEveryPointBetweenTwoEffects kills each service at each of its kill points while workspaces are created, and machines' agents at theirs.
 func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
-	t := within(tt, 5*time.Minute)
+	t := within(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Nodes: 3, GPUs: 2, Policy: map[string]string{"node.task_stale_sweep_interval_seconds": "2"}})
 	createTenant(t, c)
 	before := machines(t, c)
@@ -209,7 +210,7 @@ func TestKillsAtEveryPointBetweenTwoEffects(tt *testing.T) {
 		t.Logf("round %d: %d points are to be hit after %.0f s", round, len(missing()), time.Since(began).Seconds())
 	}
 	// Points that only a rare request passes get a little longer.
-	_ = insist(ctx, "the points of rare requests", 30*time.Second, func(context.Context) error {
+	_ = insist(ctx, "the points of rare requests", 2*time.Minute, func(context.Context) error {
 		if left := missing(); len(left) > 0 {
 			return fmt.Errorf("%v", left)
 		}
@@ -254,7 +255,7 @@ func quiet(t test, c *cluster.Cluster) {
 
 // TestKillsAtRandom kills anything at any time during 50 creates at once.
 func TestKillsAtRandom(tt *testing.T) {
-	t := within(tt, 4*time.Minute)
+	t := within(tt, 12*time.Minute)
 	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
 	if s := os.Getenv("GPUAAS_E2E_SEED"); s != "" {
 		var err error
@@ -268,6 +269,7 @@ func TestKillsAtRandom(tt *testing.T) {
 	createTenant(t, c)
 	before := machines(t, c)
 	killed, tally := map[int]bool{}, map[string]int{}
+	var kills atomic.Int32
 	measured, stop := watched(t, c, func(ctx context.Context) {
 		for app.Sleep(ctx, time.Duration(300+random.IntN(900))*time.Millisecond) {
 			name, pid := victim(c, random)
@@ -276,6 +278,7 @@ func TestKillsAtRandom(tt *testing.T) {
 			}
 			killed[pid] = true
 			tally[name]++
+			kills.Add(1)
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone
 		}
 	})
@@ -286,9 +289,9 @@ func TestKillsAtRandom(tt *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("all creates are answered after %.1f s", time.Since(began).Seconds())
-	// The killing goes on while sagas run, for as long as some are open, but not for ever.
-	for time.Since(began) < 40*time.Second && app.Sleep(ctx, 500*time.Millisecond) {
-		open := false
+	// The killing goes on while sagas run, for as long as some are open, but not for ever; and until there was enough of it.
+	for (kills.Load() < enough || time.Since(began) < 40*time.Second) && app.Sleep(ctx, 500*time.Millisecond) {
+		open := kills.Load() < enough
 		for _, ws := range workspaces(t, c) {
 			open = open || !settled(ws.GetState())
 		}
@@ -306,10 +309,10 @@ func TestKillsAtRandom(tt *testing.T) {
 	judgeWishes(t, c, all)
 	judgeWorld(t, c)
 	judgeLogs(t, c, killed)
-	if len(killed) < 10 {
-		t.Errorf("only %d processes were killed", len(killed))
-	}
 }
+
+// enough kills make a run of TestKillsAtRandom one.
+const enough = 10
 
 // victim chooses a process.
 func victim(c *cluster.Cluster, random *rand.Rand) (string, int) {

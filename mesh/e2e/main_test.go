@@ -93,7 +93,7 @@ func start(t test, cfg cluster.Config) *cluster.Cluster {
 		if err := errors.Join(<-ended, <-ended); err != nil {
 			t.Errorf("keep: %v", err)
 		}
-		ctx, cancel := context.WithTimeout(outlast, time.Minute)
+		ctx, cancel := context.WithTimeout(outlast, 3*time.Minute)
 		defer cancel()
 		if err := c.Close(ctx); err != nil {
 			t.Errorf("close: %v", err)

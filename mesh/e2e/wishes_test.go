@@ -73,7 +73,7 @@ func (w *wish) create(ctx context.Context, c *cluster.Cluster) error {
 		return nil
 	}
 	for range 2 {
-		if err := insistUnlessFinal(ctx, "an answer to the create of "+w.name, time.Minute, ask); err != nil {
+		if err := insistUnlessFinal(ctx, "an answer to the create of "+w.name, patience, ask); err != nil {
 			return fmt.Errorf("create %s: %w", w.name, err)
 		}
 	}

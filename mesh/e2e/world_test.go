@@ -1,10 +1,10 @@
 package e2e_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -74,17 +74,18 @@ type launch struct {
 // readLedger reads the ledger as a stranger would.
 func readLedger(t test, c *cluster.Cluster) []launch {
 	t.Helper()
-	f, err := os.Open(filepath.Join(c.Plan.BoxDir, "launches.jsonl"))
+	data, err := os.ReadFile(filepath.Join(c.Plan.BoxDir, "launches.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
 	var out []launch
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
+	for line := range strings.Lines(string(data)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
 		var l launch
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
-			t.Fatalf("ledger: %v: %s", err, lines.Text())
+		if err := json.Unmarshal([]byte(line), &l); err != nil {
+			t.Fatalf("ledger: %v: %s", err, line)
 		}
 		out = append(out, l)
 	}
@@ -193,11 +194,30 @@ func awaitSettled(t test, c *cluster.Cluster, limit time.Duration, only ...*wish
 	return states
 }
 
-// judgeWorld holds the promises about a mesh that is at rest, from outside.
+// judgeWorld holds the promises about a mesh that is at rest, from outside. It gets a while to come to rest: what died a moment ago is started again. What
+// is wrong in its history stays wrong.
 func judgeWorld(t test, c *cluster.Cluster) {
 	t.Helper()
-	ctx := t.ctx
 	mesh, tenants := database(t, c, pg.DatabaseMesh), database(t, c, pg.DatabaseWorkloads)
+	var wrong []string
+	var summary string
+	_ = insist(t.ctx, "the mesh to be at rest", time.Minute, func(ctx context.Context) error { // what is wrong to the end is told below
+		if wrong, summary = look(ctx, t, c, mesh, tenants); len(wrong) > 0 {
+			return errors.New(wrong[0])
+		}
+		return nil
+	})
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	judgeProjections(t, c, mesh)
+	t.Log(summary)
+}
+
+// look answers what is not as promised, and what there is.
+func look(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Conn) (wrong []string, summary string) {
+	t.Helper()
+	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	list := workspaces(t, c)
 	launched, live := judgeLedger(t, c)
 	schemas := column(t, tenants, `SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 't\_%' ORDER BY 1`)
@@ -208,7 +228,7 @@ func judgeWorld(t test, c *cluster.Cluster) {
 		if epoch, ok := live[ws.GetWorkspaceId()]; ok {
 			boxes = 1
 			if epoch != ws.GetEpoch() {
-				t.Errorf("workspace %s has epoch %d, its box has epoch %d", ws.GetName(), ws.GetEpoch(), epoch)
+				complain("workspace %s has epoch %d, its box has epoch %d", ws.GetName(), ws.GetEpoch(), epoch)
 			}
 		}
 		agent, demo, all := below(t, filepath.Join(c.Plan.BoxDir, "boxes", ws.GetWorkspaceId()+"-"+strconv.FormatInt(ws.GetEpoch(), 10)))
@@ -217,34 +237,34 @@ func judgeWorld(t test, c *cluster.Cluster) {
 		case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
 			active++
 			if process && (boxes != 1 || len(agent) != 1 || len(demo) != 1) {
-				t.Errorf("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), boxes, len(agent), len(demo))
+				complain("workspace %s is active with %d boxes, %d agents and %d workloads", ws.GetName(), boxes, len(agent), len(demo))
 			}
 			if len(ws.GetEndpoints()) != 1 {
-				t.Errorf("workspace %s is active with the endpoints %v", ws.GetName(), ws.GetEndpoints())
+				complain("workspace %s is active with the endpoints %v", ws.GetName(), ws.GetEndpoints())
 				continue
 			}
-			if err := insist(ctx, "its endpoint", 20*time.Second, func(ctx context.Context) error { return answers(ctx, ws.GetEndpoints()[0].GetUrl()) }); err != nil {
-				t.Errorf("workspace %s is active and does not answer: %v", ws.GetName(), err)
+			if err := answers(ctx, ws.GetEndpoints()[0].GetUrl()); err != nil {
+				complain("workspace %s is active and does not answer: %v", ws.GetName(), err)
 			}
 		case commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED:
 			if boxes != 0 || len(all) != 0 {
-				t.Errorf("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()), boxes, len(all), all)
+				complain("workspace %s is %s and has %d boxes and %d processes: %v", ws.GetName(), names.Of(ws.GetState()), boxes, len(all), all)
 			}
 		default:
-			t.Errorf("workspace %s is %s", ws.GetName(), names.Of(ws.GetState()))
+			complain("workspace %s is %s", ws.GetName(), names.Of(ws.GetState()))
 		}
 	}
 	if len(schemas) != active || len(roles) != active {
-		t.Errorf("%d workspaces are active; the workload database has %d schemas and %d roles", active, len(schemas), len(roles))
+		complain("%d workspaces are active; the workload database has %d schemas and %d roles", active, len(schemas), len(roles))
 	}
 	_, demo, _ := below(t, c.Plan.BoxDir)
 	_, demoOnMachines, _ := below(t, filepath.Join(filepath.Dir(c.Plan.BoxDir), "agents"))
 	if n := len(demo) + len(demoOnMachines); n != active {
-		t.Errorf("%d workloads run for %d active workspaces", n, active)
+		complain("%d workloads run for %d active workspaces", n, active)
 	}
 	none := func(what, sql string) {
 		if got := column(t, mesh, sql); len(got) > 0 {
-			t.Errorf("%s: %d, such as %v", what, len(got), got[:min(len(got), 5)])
+			complain("%s: %d, such as %v", what, len(got), got[:min(len(got), 5)])
 		}
 	}
 	none("live claims of workspaces that are not active", `SELECT w.name || ' ' || c.kind FROM lifecycle.resource_claim c JOIN lifecycle.workspace w ON w.id = c.workspace_id
@@ -270,8 +290,7 @@ func judgeWorld(t test, c *cluster.Cluster) {
 	none("enrolments in flight", `SELECT node_id::text FROM recovery.enrollment WHERE state = 'claimed'`)
 	none("events without a number", `SELECT e.kind FROM events.event e
 		WHERE NOT EXISTS (SELECT FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq)`)
-	judgeProjections(t, c, mesh)
-	t.Logf("at rest: %d workspaces, %d active; %d boxes launched, %d live; %d tasks", len(list), active, launched, len(live),
+	return wrong, fmt.Sprintf("at rest: %d workspaces, %d active; %d boxes launched, %d live; %d tasks", len(list), active, launched, len(live),
 		len(column(t, mesh, `SELECT task_id::text FROM lifecycle.task`)))
 }
 
@@ -393,9 +412,14 @@ func hits(t test, c *cluster.Cluster) (points map[string]int, pids map[int]bool)
 // judgeLogs holds that no program ended by a fault of its own: every end was a kill of ours, and nobody panicked.
 func judgeLogs(t test, c *cluster.Cluster, killed map[int]bool) {
 	t.Helper()
-	_, pids := hits(t, c)
+	exits := map[*cluster.Process][]cluster.Exit{}
 	for _, p := range c.Processes() {
-		for _, exit := range p.Exits() {
+		exits[p] = p.Exits()
+	}
+	// Read after the ends: who dies at a kill point, as one may at any time, has noted it before.
+	_, pids := hits(t, c)
+	for p, ends := range exits {
+		for _, exit := range ends {
 			if exit.Cause != "signal: killed" || (!killed[exit.PID] && !pids[exit.PID]) {
 				t.Errorf("%s (pid %d) ended by itself: %s; its log is %s", p.Name, exit.PID, exit.Cause, p.LogPath())
 			}
