@@ -233,6 +233,7 @@ func (g *guard) finish(ctx context.Context, procedure string, began time.Time, e
 		}
 	}
 	err = validationFault(err)
+	g.metrics.refused(procedure, fault.ReasonOf(err))
 	g.log(ctx, procedure, began, err)
 	id := obs.From(ctx).CorrelationID
 	wire := fault.ToConnect(err, id)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
@@ -15,6 +17,7 @@ type metrics struct {
 	duration *prometheus.HistogramVec
 	streams  *prometheus.CounterVec
 	open     *prometheus.GaugeVec
+	refusals *prometheus.CounterVec
 	rejects  *prometheus.CounterVec
 	accepts  *prometheus.CounterVec
 }
@@ -31,6 +34,9 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "rpc_server_streams_open", Help: "Streams that are open now, by procedure.",
 		}, []string{"procedure"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "rpc_server_refusals_total", Help: "Requests and streams that were refused, by procedure and reason.",
+		}, []string{"procedure", "reason"}),
 		rejects: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tls_rejects_total", Help: "Refused TLS handshakes, by port and reason.",
 		}, []string{"port", "reason"}),
@@ -49,6 +55,9 @@ func newMetrics(registerer prometheus.Registerer) (*metrics, error) {
 		return nil, err
 	}
 	if m.open, err = register(registerer, m.open); err != nil {
+		return nil, err
+	}
+	if m.refusals, err = register(registerer, m.refusals); err != nil {
 		return nil, err
 	}
 	if m.rejects, err = register(registerer, m.rejects); err != nil {
@@ -77,6 +86,15 @@ func register[C prometheus.Collector](registerer prometheus.Registerer, c C) (C,
 
 func (m *metrics) unary(procedure, code string, took time.Duration) {
 	m.duration.WithLabelValues(procedure, code).Observe(took.Seconds())
+}
+
+// refused counts by the reason that the caller is told. A number that the enum does not have may come from a peer of a later build: those share one
+// series.
+func (m *metrics) refused(procedure string, reason commonv1.Reason) {
+	if _, known := commonv1.Reason_name[int32(reason)]; !known {
+		reason = commonv1.Reason_REASON_UNSPECIFIED
+	}
+	m.refusals.WithLabelValues(procedure, names.Of(reason)).Inc()
 }
 
 func (m *metrics) handshake(port string) { m.accepts.WithLabelValues(port).Inc() }

@@ -342,6 +342,7 @@ func (s *Server) refuseSize(w http.ResponseWriter, r *http.Request) bool {
 	}
 	refusal := fault.ToConnect(fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, ""), "")
 	s.metrics.unary(r.URL.Path, refusal.Code().String(), 0)
+	s.metrics.refused(r.URL.Path, commonv1.Reason_REASON_FRAME_TOO_LARGE)
 	if err := writer.Write(w, r, refusal); err != nil {
 		s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
 	}
