@@ -53,6 +53,7 @@ type Agent struct {
 	ops    *obs.OpsServer
 	meters *meters
 
+	refusals  refusals
 	verifiers atomic.Pointer[envelope.VerifierSet]
 	// autoRecovery is what the last policy said of it; nil: what enrolment said.
 	autoRecovery atomic.Pointer[bool]
@@ -122,14 +123,19 @@ func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, 
 	l, err := ledger.Open(ledger.Config{
 		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: a.cfg.MoveCorruptLedger, Now: a.clock.Wall,
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case l.Foreign() != "":
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "task ledger of another node set aside, a new one begins", slog.String("file", l.MovedAside()),
-			slog.String("ledger_of", l.Foreign()), slog.String("node_id", nodeID))
-	case l.MovedAside() != "":
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "corrupt task ledger set aside, a new one begins", slog.String("file", l.MovedAside()))
+	}
+	if l.MovedAside() != "" {
+		what := "it could not be read"
+		if l.Foreign() != "" {
+			what = "it is node " + l.Foreign() + "'s"
+		}
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "task ledger set aside, a new one begins", slog.String("cause", what),
+			slog.String("file", l.MovedAside()), slog.String("ledger_id", l.ID()))
+		if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE, what+": "+l.MovedAside(), 0); err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+		}
 	}
 	return l, nil
 }
@@ -300,6 +306,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	executor, err := task.New(task.Deps{
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
 		Handlers: task.Handlers(task.HandlerDeps{Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall}),
+		Refused:  func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})
 	if err != nil {
 		return err

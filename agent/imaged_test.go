@@ -4,11 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gpuaas/mesh/agent"
+	"github.com/gpuaas/mesh/agent/diag"
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/ledger"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -68,6 +70,10 @@ func TestAnImagedMachineBeginsALedgerOfItsOwn(t *testing.T) {
 	aside, err := filepath.Glob(path + ".of-node-" + first + "-*")
 	if err != nil || len(aside) != 1 {
 		t.Fatalf("set aside: %v, %v", aside, err)
+	}
+	recorded, err := agent.Diagnostics(cfg.StateDir, time.Now())
+	if err != nil || !slices.ContainsFunc(recorded, func(e diag.Entry) bool { return e.Code == "ledger_set_aside" && strings.Contains(e.Detail, first) }) {
+		t.Errorf("diagnostics %v, %v", recorded, err)
 	}
 	for file, want := range map[string]ledger.Config{path: {Path: path, NodeID: second}, aside[0]: {Path: aside[0], NodeID: first}} {
 		l, err := ledger.Open(want)

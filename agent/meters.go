@@ -15,12 +15,19 @@ import (
 // meters counts for the ops listener. A nil one counts nothing.
 type meters struct {
 	retries  *prometheus.CounterVec
+	refused  *prometheus.CounterVec
 	sessions prometheus.Counter
 }
 
 func (m *meters) retry(code commonv1.DiagnosticCode) {
 	if m != nil {
 		m.retries.WithLabelValues(names.Of(code)).Inc()
+	}
+}
+
+func (m *meters) refusedTask(reason commonv1.Reason) {
+	if m != nil {
+		m.refused.WithLabelValues(names.Of(reason)).Inc()
 	}
 }
 
@@ -45,6 +52,9 @@ func (a *Agent) openOps(ctx context.Context) error {
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "agent_retries_total", Help: "Retries of the session or of enrolment, by the diagnostic recorded before them.",
 		}, []string{"code"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "agent_tasks_refused_total", Help: "Tasks that this agent would not take, by reason.",
+		}, []string{"reason"}),
 		sessions: prometheus.NewCounter(prometheus.CounterOpts{Name: "agent_sessions_total", Help: "Sessions that were admitted."}),
 	}
 	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "agent_connected", Help: "1 while a session is admitted."}, func() float64 {
@@ -62,7 +72,7 @@ func (a *Agent) openOps(ctx context.Context) error {
 		}
 		return float64(l.Stats().Open)
 	})
-	for _, c := range []prometheus.Collector{a.meters.retries, a.meters.sessions, connected, unacked} {
+	for _, c := range []prometheus.Collector{a.meters.retries, a.meters.refused, a.meters.sessions, connected, unacked} {
 		if err := registry.Register(c); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}

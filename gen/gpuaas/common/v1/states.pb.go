@@ -1438,6 +1438,8 @@ const (
 	DiagnosticCode_DIAGNOSTIC_CODE_ENROLLMENT_REFUSED          DiagnosticCode = 11
 	DiagnosticCode_DIAGNOSTIC_CODE_SESSION_REFUSED             DiagnosticCode = 12
 	DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED      DiagnosticCode = 13
+	DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED                DiagnosticCode = 14 // an offered task was not taken, or one in the ledger was another node's
+	DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE            DiagnosticCode = 15 // the task ledger was another node's or corrupt, and a new one began
 )
 
 // Enum value maps for DiagnosticCode.
@@ -1457,6 +1459,8 @@ var (
 		11: "DIAGNOSTIC_CODE_ENROLLMENT_REFUSED",
 		12: "DIAGNOSTIC_CODE_SESSION_REFUSED",
 		13: "DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED",
+		14: "DIAGNOSTIC_CODE_TASK_REFUSED",
+		15: "DIAGNOSTIC_CODE_LEDGER_SET_ASIDE",
 	}
 	DiagnosticCode_value = map[string]int32{
 		"DIAGNOSTIC_CODE_UNSPECIFIED":                 0,
@@ -1473,6 +1477,8 @@ var (
 		"DIAGNOSTIC_CODE_ENROLLMENT_REFUSED":          11,
 		"DIAGNOSTIC_CODE_SESSION_REFUSED":             12,
 		"DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED":      13,
+		"DIAGNOSTIC_CODE_TASK_REFUSED":                14,
+		"DIAGNOSTIC_CODE_LEDGER_SET_ASIDE":            15,
 	}
 )
 
@@ -1688,7 +1694,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aTASK_TYPE_NODE_SELF_UPDATE\x10\v\x12#\n" +
 	"\x1fTASK_TYPE_RECOVERY_TOKEN_ROTATE\x10\f\x12\x1d\n" +
 	"\x19TASK_TYPE_VERIFIER_ROTATE\x10\r\x12!\n" +
-	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xc4\x04\n" +
+	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\x8c\x05\n" +
 	"\x0eDiagnosticCode\x12\x1f\n" +
 	"\x1bDIAGNOSTIC_CODE_UNSPECIFIED\x10\x00\x12!\n" +
 	"\x1dDIAGNOSTIC_CODE_PROCESS_ALIVE\x10\x01\x12(\n" +
@@ -1704,7 +1710,9 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x12&\n" +
 	"\"DIAGNOSTIC_CODE_ENROLLMENT_REFUSED\x10\v\x12#\n" +
 	"\x1fDIAGNOSTIC_CODE_SESSION_REFUSED\x10\f\x12*\n" +
-	"&DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED\x10\rB\xbb\x01\n" +
+	"&DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED\x10\r\x12 \n" +
+	"\x1cDIAGNOSTIC_CODE_TASK_REFUSED\x10\x0e\x12$\n" +
+	" DIAGNOSTIC_CODE_LEDGER_SET_ASIDE\x10\x0fB\xbb\x01\n" +
 	"\x14com.gpuaas.common.v1B\vStatesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
 var (

@@ -1,0 +1,56 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/task"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// refusalEvery bounds the records of one reason: whoever floods an agent with bad offers must neither wear out its disk nor push the rest of the record
+// out of its bounds. Every refusal is counted and logged.
+const refusalEvery = 10 * time.Minute
+
+// refusals remembers which were recorded.
+type refusals struct {
+	mu   sync.Mutex
+	last map[commonv1.Reason]time.Time
+	more map[commonv1.Reason]int // since the last record
+}
+
+// due says whether a refusal of this reason is recorded now, and how many were not since the last one that was.
+func (r *refusals) due(reason commonv1.Reason, now time.Time) (int, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last == nil {
+		r.last, r.more = map[commonv1.Reason]time.Time{}, map[commonv1.Reason]int{}
+	}
+	if last, ok := r.last[reason]; ok && now.Sub(last) < refusalEvery {
+		r.more[reason]++
+		return 0, false
+	}
+	more := r.more[reason]
+	r.last[reason], r.more[reason] = now, 0
+	return more, true
+}
+
+// refusedTask counts a task that was not taken, and leaves evidence of it on the disk.
+func (a *Agent) refusedTask(ctx context.Context, r task.Refusal) {
+	a.meters.refusedTask(r.Reason)
+	more, due := a.refusals.due(r.Reason, r.At)
+	if !due {
+		return
+	}
+	detail := fmt.Sprintf("%s: task %q attempt %d key %q envelope %s", names.Of(r.Reason), r.TaskID, r.Attempt, r.KeyID, r.EnvelopeSHA256)
+	if more > 0 {
+		detail += fmt.Sprintf(" and %d more since the last record", more)
+	}
+	if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED, detail+" ("+r.Detail+")", 0); err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+	}
+}
