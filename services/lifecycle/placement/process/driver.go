@@ -86,9 +86,9 @@ func providerID(workspaceID string, epoch int64) string {
 }
 
 // Launch makes a box, or answers the one that is there.
-func (d *Driver) Launch(_ context.Context, b placement.Box) (placement.Launched, error) {
+func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launched, error) {
 	var out placement.Launched
-	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		k := boxKey{b.WorkspaceID, b.Epoch}
 		have := l.boxes[k]
 		if have != nil && (have.Op == opLaunched || have.Op == opRestarted) {
@@ -250,7 +250,7 @@ func killPoints() []string {
 // End ends a box and confirms that nothing of it runs.
 func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error {
 	ended := false
-	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		have := l.boxes[boxKey{workspaceID, epoch}]
 		if ended = have != nil && have.Op == opEnded; ended || have != nil && have.Op == opEnding {
 			return nil
@@ -268,7 +268,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
 			return err //nolint:wrapcheck // it says which
 		}
-		err := d.journal.with(func(l *ledger, write func(entry) error) error {
+		err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 			if l.boxes[boxKey{workspaceID, epoch}].Op == opEnded {
 				return nil
 			}
@@ -283,8 +283,8 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 }
 
 // Fence lets later epochs be launched though this one is not confirmed ended. It counts against the capacity until it is.
-func (d *Driver) Fence(_ context.Context, workspaceID string, epoch int64, word string) error {
-	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, word string) error {
+	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		have := l.boxes[boxKey{workspaceID, epoch}]
 		if have != nil && (have.Op == opEnded || have.Fenced != "") {
 			return nil
@@ -318,9 +318,9 @@ func (d *Driver) discard(workspaceID string, epoch int64) {
 }
 
 // List answers everything that was ever launched.
-func (d *Driver) List(context.Context) ([]placement.Instance, error) {
+func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 	var out []placement.Instance
-	err := d.journal.with(func(l *ledger, _ func(entry) error) error {
+	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		for k, b := range l.boxes {
 			if b.launchedAt.IsZero() && b.Op == opEnded {
 				continue // ended before it ever was
@@ -355,7 +355,7 @@ func (d *Driver) Keep(ctx context.Context) error {
 }
 
 func (d *Driver) keepOnce(ctx context.Context) error {
-	err := d.journal.with(func(l *ledger, write func(entry) error) error {
+	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		var errs []error
 		for k, b := range l.boxes {
 			if (b.Op != opLaunched && b.Op != opRestarted) || alive(b.PID, b.StartTicks) || !d.due(k) {
@@ -409,7 +409,7 @@ func (d *Driver) PowerOff(ctx context.Context) error {
 	d.mu.Lock()
 	d.off = true
 	d.mu.Unlock()
-	err := d.journal.with(func(l *ledger, _ func(entry) error) error {
+	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
 		var live []string
 		for k, b := range l.boxes {
 			if b.live() {

@@ -258,7 +258,7 @@ func TestAStartWithoutItsRecordIsAdopted(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
 	b := newBox(ws, 1)
-	err := d.journal.with(func(_ *ledger, write func(entry) error) error {
+	err := d.journal.with(t.Context(), func(_ *ledger, write func(entry) error) error {
 		return write(entry{Op: opIntent, WorkspaceID: ws, Epoch: 1, InstanceID: b.InstanceID})
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package process
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -93,26 +94,23 @@ func (l *ledger) apply(e entry) {
 // journal is an append-only file, locked by whoever reads it to decide and synced before a decision takes effect. Replicas on one host share it.
 type journal struct {
 	path string
-	lock string
+	lock *fileLock
 }
 
 func newJournal(dir string) *journal {
-	return &journal{path: filepath.Join(dir, "launches.jsonl"), lock: filepath.Join(dir, "launches.lock")}
+	return &journal{path: filepath.Join(dir, "launches.jsonl"), lock: newFileLock(filepath.Join(dir, "launches.lock"))}
 }
 
 // errTorn says that the journal has a line in its middle that is none.
 var errTorn = errors.New("launch ledger is damaged")
 
-// with runs fn with the journal locked and read.
-func (j *journal) with(fn func(l *ledger, write func(entry) error) error) (err error) {
-	lock, err := os.OpenFile(j.lock, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+// with runs fn with the journal locked and read. It waits for the lock as long as ctx lets it, and fault unavailable says that it did so in vain.
+func (j *journal) with(ctx context.Context, fn func(l *ledger, write func(entry) error) error) (err error) {
+	release, err := j.lock.acquire(ctx)
 	if err != nil {
-		return fmt.Errorf("open launch ledger's lock: %w", err)
+		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock launch ledger: %w", err)
-	}
+	defer func() { err = errors.Join(err, release()) }()
 	f, err := os.OpenFile(j.path, os.O_CREATE|os.O_RDWR|os.O_APPEND|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return fmt.Errorf("open launch ledger: %w", err)
