@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// refusalLimit is how long a refusal may wait for its audit entry.
-	refusalLimit = 2 * time.Second
+	// refusalLimit is how long a refusal may wait for its audit entry; the log writes later what it could not write by then.
+	refusalLimit = 5 * time.Second
 	// maxSubject is how much of what a refused person named is kept, in characters: nothing has validated it.
 	maxSubject = 128
 )
