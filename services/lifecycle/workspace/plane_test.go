@@ -54,6 +54,7 @@ type planeConfig struct {
 	boxes   func(w *world) placement.Driver // nil: the world itself
 	workers int
 	release time.Duration // deadline of releases
+	grace   time.Duration // of each step of a forced one; zero: as long as a step waits before it looks again
 }
 
 // freeze stops everything that the replica says to the database, as a pause of its process would, until thaw is called.
@@ -144,7 +145,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
 	})
 	s.steps = NewSteps(StepDeps{
-		ReleaseDeadline: cfg.release, ForceGrace: 5 * time.Second, // as long as a step waits before it looks again
+		ReleaseDeadline: cfg.release, ForceGrace: orDefault(cfg.grace, 5*time.Second),
 		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: boxes, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),

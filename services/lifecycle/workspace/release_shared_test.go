@@ -117,7 +117,7 @@ func (p *plane) givenUp(id, kind string) int {
 // A schema that cannot be dropped, since somebody reads it, is left behind by a forced release; nobody logs in any more all the same, and once the
 // reader has gone the sweep drops it. Until then it is tried less and less often.
 func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second, grace: 15 * time.Second})
 	p.machine("m1")
 	tenant := p.tenant()
 	id := p.create(tenant, "demo", byStatic)
@@ -134,6 +134,16 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rests(id, "stuck")
+	// The drop that was given up has let go of its locks.
+	testkit.Eventually(t, 30*time.Second, func() error {
+		var busy int
+		err := admin.QueryRow(testkit.Context(t), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user
+			AND state <> 'idle' AND pid NOT IN (pg_backend_pid(), $1)`, reader.PgConn().PID()).Scan(&busy)
+		if err == nil && busy > 0 {
+			err = fmt.Errorf("%d sessions of lifecycle still work in the database", busy)
+		}
+		return err
+	})
 	// As if somebody had given the login back meanwhile: the force takes it away again.
 	if _, err := admin.Exec(t.Context(), `ALTER ROLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID)}.Sanitize()+` LOGIN`); err != nil {
 		t.Fatal(err)
