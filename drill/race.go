@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/person"
 )
 
 // racers ask at the same instant in each round.
@@ -31,8 +32,9 @@ const racers = 100
 func doubleProvision() Drill {
 	return Drill{
 		Name: "double-provision-race",
-		Injects: "in each round a hundred people ask at once for the recreation of one workspace, beside the watchdog, which misses the session of the box that was " +
-			"killed; the lock store is flushed every few milliseconds, then the replica that holds the run is stopped for longer than its lease",
+		Injects: "in each round a hundred requests, half of the workspace's user and half of an admin, ask at once for its recreation: alone, while the lock store is " +
+			"flushed every few milliseconds, and in the moment in which the watchdog asks too, which misses the session of the box that was killed: lifecycle is held " +
+			"until all of them stand before it; then the replica that holds the run is stopped for longer than its lease",
 		Sees:     "one operation for all, joined by all others; the workspace recovering",
 		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes after its lease is fenced out",
 		Needs:    "its own mesh for the lock store, the pause and the driver's ledger; through the API alone it races without them",
@@ -52,6 +54,9 @@ type race struct {
 	epoch int64
 	ops   []string
 	turns int
+
+	askers []*person.Client // of different people, who ask in turns
+	flying atomic.Int64     // requests under way
 }
 
 func runRace(ctx context.Context, r *Run) error {
@@ -67,19 +72,23 @@ func runRace(ctx context.Context, r *Run) error {
 	r.about(op.GetWorkspaceId())
 	r.evidence(op.GetOperationId())
 	defer r.leave(ctx, op.GetWorkspaceId())
-	if err := await(ctx, "the workspace to serve", time.Minute, func(ctx context.Context) error {
+	if err := await(ctx, "the workspace to serve", settle, func(ctx context.Context) error {
 		return m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch())
 	}); err != nil {
 		return at(StageGood, err)
 	}
 	x := &race{r: r, id: op.GetWorkspaceId(), epoch: op.GetEpoch()}
+	if err := x.invite(ctx); err != nil {
+		return at(StageGood, err)
+	}
+	defer x.dismiss()
 	type round struct {
 		what  string
 		fault func(ctx context.Context, run func(ctx context.Context) (*lifecyclev1.Operation, error)) error
 	}
 	rounds := []round{{"plain", x.plain}}
 	if m.Own() && r.Control == None { // the controls are about the race and its judge, and need no more than one
-		rounds = append(rounds, round{"lock store flushed", x.flushed}, round{"beside the watchdog", x.watched})
+		rounds = append(rounds, round{"lock store flushed", x.flushed})
 	}
 	for _, next := range rounds {
 		if err := x.round(ctx, next.what, next.fault); err != nil {
@@ -87,6 +96,9 @@ func runRace(ctx context.Context, r *Run) error {
 		}
 	}
 	if m.Own() && r.Control == None {
+		if err := x.beside(ctx); err != nil {
+			return err
+		}
 		if err := x.hold(ctx); err != nil {
 			return err
 		}
@@ -160,17 +172,18 @@ func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, int64, e
 	answers := make([]answer, n)
 	begin := make(chan struct{})
 	var wg sync.WaitGroup
-	var flying, most atomic.Int64
+	var most atomic.Int64
 	for i := range n {
 		wg.Go(func() {
 			<-begin
-			now := flying.Add(1)
+			now := x.flying.Add(1)
 			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
 			}
-			defer flying.Add(-1)
+			defer x.flying.Add(-1)
+			asker := x.askers[i%len(x.askers)]
 			key := ids.New()
 			answers[i].op, answers[i].err = command(ctx, "recreate", func(ctx context.Context) (*lifecyclev1.Operation, error) {
-				resp, err := x.r.Mesh.Client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+				resp, err := asker.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
 					Workspace: x.id, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Reason: "drill", IdempotencyKey: key,
 				})
 				return resp.GetOperation(), err
@@ -276,22 +289,8 @@ func flushes(ctx context.Context, store *redis.Client) (int, error) {
 	return 0, nil
 }
 
-// watched races beside the watchdog: a hundred people ask as it does.
-func (x *race) watched(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
-	c, err := x.r.Mesh.own()
-	if err != nil {
-		return err
-	}
-	if err := x.awaken(ctx, c); err != nil {
-		return at(StageInjected, err)
-	}
-	x.r.faultAt = time.Now()
-	_, err = run(ctx)
-	return err
-}
-
 // holds is how often a holder is tried to be caught: a run is parked most of the time, and one that is parked when its last holder stops loses nothing.
-const holds = 6
+const holds = 20
 
 // hold races until a replica was stopped that held the run, for longer than the lease, and another went on with it meanwhile.
 func (x *race) hold(ctx context.Context) error {
@@ -344,39 +343,6 @@ func (x *race) paused(ctx context.Context, run func(context.Context) (*lifecycle
 	}
 	x.r.note("%s, process %d, was stopped for %s and held nothing by then", holder.Name, pid, x.pause())
 	return false, nil
-}
-
-// awaken has the watchdog ask for a recreation: the box's agent is killed and does not come in again.
-func (x *race) awaken(ctx context.Context, c *cluster.Cluster) error {
-	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
-		return err
-	}
-	open := func() error { _, err := c.ShutOut(c.Plan.Addresses.Agents, false); return err }
-	pid, err := x.r.Mesh.boxPID(x.id, x.epoch)
-	if err != nil {
-		return errors.Join(err, open())
-	}
-	agent := kernel(pid)
-	err = errors.Join(syscall.Kill(pid, syscall.SIGKILL), await(ctx, "the agent to be gone", took, func(context.Context) error { return gone(pid, agent) }))
-	if err != nil {
-		return errors.Join(err, open())
-	}
-	began := time.Now()
-	limit := x.r.policy.HeartbeatStaleAfter() + time.Minute
-	err = await(ctx, "the watchdog to ask for a recreation", limit, func(ctx context.Context) error {
-		resp, err := x.r.Mesh.Client.Query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: x.id})
-		if err != nil {
-			return err
-		}
-		for _, run := range resp.GetRuns() {
-			if run.GetEpoch() == x.epoch+1 && strings.HasPrefix(run.GetRequester(), "watchdog") {
-				x.r.note("the agent, process %d, is gone, and the watchdog asks %.1f s later: operation %s", pid, time.Since(began).Seconds(), run.GetRunId())
-				return nil
-			}
-		}
-		return fmt.Errorf("the workspace is %s", names.Of(resp.GetWorkspace().GetState()))
-	})
-	return errors.Join(err, open())
 }
 
 // pause is longer than a lease.

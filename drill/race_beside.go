@@ -1,0 +1,264 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// Who asks, beside the watchdog.
+const (
+	raceUser  = "drill-user"
+	raceAdmin = "drill-admin"
+)
+
+// invite lets the workspace's user and an admin in, each with a session of their own; in a mesh of somebody else all requests are of whoever runs the drill.
+// They are others in each turn: the audit log counts what one person does again and again in one entry.
+func (x *race) invite(ctx context.Context) error {
+	m := x.r.Mesh
+	x.dismiss()
+	x.askers = []*person.Client{m.Client}
+	if !m.Own() {
+		return nil
+	}
+	ws, err := m.workspace(ctx, x.id)
+	if err != nil {
+		return err
+	}
+	user, err := m.cluster.Person(ctx, ws.GetTenantId(), person.Session{Subject: x.called(raceUser), Roles: []string{"tenant"}, Life: time.Hour})
+	if err != nil {
+		return fmt.Errorf("let the user in: %w", err)
+	}
+	admin, err := m.cluster.Person(ctx, "", person.Session{Subject: x.called(raceAdmin), Roles: []string{"operator"}, Life: time.Hour})
+	if err != nil {
+		user.Close()
+		return fmt.Errorf("let the admin in: %w", err)
+	}
+	x.askers = []*person.Client{user, admin}
+	return nil
+}
+
+// called is a person's name in this turn.
+func (x *race) called(who string) string { return fmt.Sprintf("%s-%d", who, x.turns) }
+
+func (x *race) dismiss() {
+	for _, c := range x.askers {
+		if c != x.r.Mesh.Client {
+			c.Close()
+		}
+	}
+}
+
+const (
+	// instants is how often the instant of the watchdog's request is aimed at.
+	instants = 5
+	// aim is how long after its detection the watchdog's request is waited for: it waits five seconds itself, and then for its next round.
+	aim = 4 * time.Second
+	// longest is how long lifecycle is held at most; the watchdog waits that long for an answer.
+	longest = 4500 * time.Millisecond
+)
+
+// beside races until the watchdog's own request fell into the race.
+func (x *race) beside(ctx context.Context) error {
+	for range instants {
+		met := false
+		err := x.round(ctx, "beside the watchdog", func(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
+			var err error
+			met, err = x.together(ctx, run)
+			return err
+		})
+		if err != nil || met {
+			return err
+		}
+	}
+	return at(StageInjected, fmt.Errorf("in %d rounds the watchdog did not once ask while the others did", instants))
+}
+
+// together kills the box's agent, and when the watchdog is about to ask for a recreation, has all others ask too: lifecycle is stopped until all stand before
+// it, and goes on with all of them at once. It answers whether the watchdog's request was one of them, by the recovery's own record of when it asked.
+func (x *race) together(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) (bool, error) {
+	c, err := x.r.Mesh.own()
+	if err != nil {
+		return false, err
+	}
+	if err := x.invite(ctx); err != nil {
+		return false, at(StageGood, err)
+	}
+	open, err := x.orphan(ctx, c)
+	if err != nil {
+		return false, at(StageInjected, err)
+	}
+	record, err := x.detected(ctx)
+	if err != nil {
+		return false, at(StageInjected, errors.Join(err, open()))
+	}
+	if err := wait(ctx, time.Until(record.GetDetectedAt().AsTime().Add(aim))); err != nil {
+		return false, errors.Join(err, open())
+	}
+	release, err := stopAll(ctx, c.Lifecycle)
+	if err != nil {
+		return false, at(StageInjected, errors.Join(err, open()))
+	}
+	type answer struct {
+		op  *lifecyclev1.Operation
+		err error
+	}
+	answers := make(chan answer, 1)
+	began := time.Now()
+	x.r.faultAt = began
+	go func() {
+		op, err := run(ctx)
+		answers <- answer{op, err}
+	}()
+	// It is only as good an aim as the machine is quick: what counts is read from the record afterwards.
+	_ = await(ctx, "the watchdog to ask", longest, func(ctx context.Context) error {
+		if record, err = x.recovery(ctx, record.GetRecordId()); err != nil {
+			return err
+		}
+		if record.GetStartedAt() == nil || x.flying.Load() < racers/2 {
+			return errors.New("it has not asked")
+		}
+		return nil
+	})
+	waiting := x.flying.Load()
+	err = errors.Join(open(), release())
+	got := <-answers
+	ended := time.Now()
+	if err = errors.Join(err, got.err); err != nil {
+		return false, err
+	}
+	return x.met(ctx, record.GetRecordId(), got.op, waiting, began, ended)
+}
+
+// met says whether the watchdog asked between two moments; then all requesters must have got the one operation: people by the audit log, the watchdog by its
+// record.
+func (x *race) met(ctx context.Context, recordID string, op *lifecyclev1.Operation, waiting int64, began, ended time.Time) (bool, error) {
+	record, err := x.recovery(ctx, recordID)
+	if err != nil {
+		return false, at(StageInjected, err)
+	}
+	asked := record.GetStartedAt().AsTime()
+	if record.GetStartedAt() == nil || asked.Before(began) || asked.After(ended) {
+		x.r.note("the watchdog did not ask within the %.2f s of the race", ended.Sub(began).Seconds())
+		return false, nil
+	}
+	x.r.evidence(record.GetRecordId())
+	var by []string
+	err = await(ctx, "every requester to stand with the operation", patience, func(ctx context.Context) error {
+		if by, err = x.requesters(ctx, op.GetOperationId()); err != nil {
+			return err
+		}
+		if record, err = x.recovery(ctx, recordID); err != nil {
+			return err
+		}
+		if !slices.Contains(by, x.called(raceUser)) || !slices.Contains(by, x.called(raceAdmin)) || record.GetOperationId() != op.GetOperationId() {
+			return fmt.Errorf("operation %s was asked for by %v, and the watchdog follows %q", op.GetOperationId(), by, record.GetOperationId())
+		}
+		return nil
+	})
+	if err != nil {
+		return false, at(StageEvidence, err)
+	}
+	x.r.note("%d people's requests stood before lifecycle when it went on, and the watchdog's, made %.2f s into the race; operation %s was asked for by %s, and by "+
+		"the watchdog", waiting, asked.Sub(began).Seconds(), op.GetOperationId(), strings.Join(by, " and "))
+	return true, nil
+}
+
+// requesters are the people who asked for an operation, whether they began it or joined, as the audit log has them.
+func (x *race) requesters(ctx context.Context, operationID string) ([]string, error) {
+	resp, err := x.r.Mesh.Client.Audit.ListAudit(ctx, &readmodelv1.ListAuditRequest{PageSize: 500, Workspace: x.id, Action: "workspace.recreate"})
+	if err != nil {
+		return nil, err
+	}
+	var by []string
+	for _, row := range resp.GetItems() {
+		e := row.GetEntry()
+		if e.GetWorkflowId() != operationID {
+			continue
+		}
+		if who := e.GetActor(); !strings.HasPrefix(who, "service/") && !slices.Contains(by, who) {
+			by = append(by, who)
+		}
+	}
+	slices.Sort(by)
+	return by, nil
+}
+
+// orphan kills the box's agent and does not let it in again, so that the watchdog misses it. The answer opens the way for the next box.
+func (x *race) orphan(ctx context.Context, c *cluster.Cluster) (func() error, error) {
+	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {
+		return nil, err
+	}
+	open := func() error { _, err := c.ShutOut(c.Plan.Addresses.Agents, false); return err }
+	pid, err := x.r.Mesh.boxPID(x.id, x.epoch)
+	if err != nil {
+		return nil, errors.Join(err, open())
+	}
+	agent := kernel(pid)
+	err = errors.Join(syscall.Kill(pid, syscall.SIGKILL), await(ctx, "the agent to be gone", took, func(context.Context) error { return gone(pid, agent) }))
+	if err != nil {
+		return nil, errors.Join(err, open())
+	}
+	x.r.note("the agent of the box, process %d, is gone", pid)
+	return open, nil
+}
+
+// detected waits for the watchdog's record of the box, before it asked for anything.
+func (x *race) detected(ctx context.Context) (*recoveryv1.RecoveryRecord, error) {
+	var record *recoveryv1.RecoveryRecord
+	err := await(ctx, "the watchdog to miss the box", x.r.policy.HeartbeatStaleAfter()+settle, func(ctx context.Context) error {
+		var err error
+		record, err = x.recovery(ctx, "")
+		return err
+	})
+	return record, err
+}
+
+// recovery is a record of the workspace: by its id, or the one that is open.
+func (x *race) recovery(ctx context.Context, id string) (*recoveryv1.RecoveryRecord, error) {
+	resp, err := x.r.Mesh.Client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{PageSize: 100, Workspace: x.id})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range resp.GetItems() {
+		if r.GetRecordId() == id || id == "" && r.GetEndedAt() == nil {
+			return r, nil
+		}
+	}
+	return nil, errors.New("there is no such recovery")
+}
+
+// stopAll stops processes, and holds by the kernel that they stand. The answer lets them go on; it may be called once.
+func stopAll(ctx context.Context, processes []*cluster.Process) (func() error, error) {
+	var pids []int
+	release := func() error {
+		var errs []error
+		for _, pid := range pids {
+			errs = append(errs, stopped(pid), syscall.Kill(pid, syscall.SIGCONT))
+		}
+		return errors.Join(errs...)
+	}
+	for _, p := range processes {
+		pid := p.PID()
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			return nil, errors.Join(err, release())
+		}
+		pids = append(pids, pid)
+	}
+	for _, pid := range pids {
+		if err := await(ctx, "a replica to stop", took, func(context.Context) error { return stopped(pid) }); err != nil {
+			return nil, errors.Join(err, release())
+		}
+	}
+	return release, nil
+}

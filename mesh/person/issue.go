@@ -1,0 +1,24 @@
+package person
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel"
+)
+
+// Issue answers the bearer token of a session that is kept nowhere else: of a person of a tenant, or of the operator if tenantID is empty. databaseURL
+// logs in as readmodel.
+func Issue(ctx context.Context, databaseURL, tenantID string, s Session) (string, error) {
+	db, err := pg.Open(ctx, pg.Config{URL: databaseURL, ApplicationName: "gpuaas-admit", MaxConns: 1})
+	if err != nil {
+		return "", fmt.Errorf("admit person: %w", err)
+	}
+	defer db.Close()
+	token, err := readmodel.IssuePersonSession(ctx, db, s.Subject, tenantID, s.Roles, s.Life)
+	if err != nil {
+		return "", fmt.Errorf("admit person: %w", err)
+	}
+	return token, nil
+}
