@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -150,24 +151,24 @@ func (s *Service) build(ctx context.Context) error {
 		return fmt.Errorf("default placement: %w", err)
 	}
 	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
-	policy := b.Policy.Current()
 	steps := workspace.NewSteps(workspace.StepDeps{
 		Stale:  stale,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret,
-		ReleaseDeadline: s.cfg.ReleaseDeadline, StepStall: policy.SagaStepStall(), WaitReadyStall: policy.SagaWaitReadyStall(), SagaStall: policy.SagaStall(),
+		ReleaseDeadline: s.cfg.ReleaseDeadline, Policy: b.Policy,
 	})
 	registry, err := steps.Registry()
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake})
+	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls})
 	if err != nil {
 		return fmt.Errorf("build saga core: %w", err)
 	}
 	sagaConfig := saga.Default()
-	sagaConfig.Owner, sagaConfig.Workers, sagaConfig.CancelGrace = b.ReplicaID, s.cfg.Workers, policy.SagaCancelGrace()
+	sagaConfig.Owner, sagaConfig.Workers = b.ReplicaID, s.cfg.Workers
+	sagaConfig.GraceNow = func() time.Duration { return b.Policy.Current().SagaCancelGrace() }
 	sagaConfig.Lease, sagaConfig.Heartbeat = s.cfg.SagaLease, s.cfg.SagaLease/3
 	driver, err := saga.NewDriver(s.core, sagaConfig)
 	if err != nil {

@@ -118,7 +118,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *jour
 		cols.add(mv, state, doing(mv.next.phase, step.Name), mv.next.keepError)
 		steps, phases = append(steps, int32(mv.next.step)), append(phases, mv.next.phase) //nolint:gosec // small counts
 		bumps, stepNames = append(bumps, mv.next.bumpFence), append(stepNames, step.Name)
-		budgets, stalls = append(budgets, step.Budget.Seconds()), append(stalls, step.StallAfter.Seconds())
+		budgets, stalls = append(budgets, step.Budget.Seconds()), append(stalls, c.stallAfter(mv.h.def, step).Seconds())
 	}
 	rows, err := tx.Query(ctx, advanceSQL, cols.args(steps, phases, bumps, stepNames, budgets, stalls)...)
 	if err != nil {

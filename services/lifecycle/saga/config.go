@@ -22,6 +22,8 @@ type Config struct {
 	Poll time.Duration `yaml:"poll"`
 	// CancelGrace is how long a step may go on after its context ended, before its attempt is abandoned.
 	CancelGrace time.Duration `yaml:"cancel_grace"`
+	// GraceNow, if set, is asked for the grace of a cancel whenever one comes, instead of CancelGrace.
+	GraceNow func() time.Duration `yaml:"-"`
 	// StopGrace is how long a stopping driver waits for its steps.
 	StopGrace time.Duration `yaml:"stop_grace"`
 	// StallSweep is how often stalls are looked for.
@@ -65,6 +67,13 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	return c
+}
+
+func (c Config) grace() time.Duration {
+	if c.GraceNow != nil {
+		return c.GraceNow()
+	}
+	return c.CancelGrace
 }
 
 // Validate reports every problem at once.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -23,6 +24,9 @@ type Deps struct {
 	Logger   *slog.Logger
 	// Appended is notified after every commit that appended events: the sequencer's Wake. May be nil.
 	Appended *events.Signal
+	// Stalls answers how long a step of a definition, or with an empty step a run of it, may show no progress by the policy in force; zero leaves it to
+	// the definition. It is asked whenever it is needed, so that a new policy acts on what runs already. May be nil.
+	Stalls func(definition, step string) time.Duration
 	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run where it stands,
 	// as a crash would. For conformance tests; nil otherwise.
 	OnPoint func(ctx context.Context, name string, at Place) error
@@ -54,6 +58,7 @@ type Core struct {
 	log      *slog.Logger
 	runnable events.Signal // a run may be leased
 	appended *events.Signal
+	stalls   func(definition, step string) time.Duration
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
 	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
@@ -66,7 +71,7 @@ func New(deps Deps) (*Core, error) {
 		return nil, errors.New("saga core needs a database, a registry and a logger")
 	}
 	return &Core{
-		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, onPoint: deps.OnPoint,
+		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, stalls: deps.Stalls, onPoint: deps.OnPoint,
 	}, nil
 }
 

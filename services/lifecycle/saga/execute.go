@@ -132,7 +132,7 @@ func (d *Driver) call(work context.Context, a *activity) (answer, ending) {
 	case <-ctx.Done():
 	}
 	how := endingOf(ctx)
-	grace := d.cfg.CancelGrace
+	grace := d.cfg.grace()
 	if errors.Is(how.cause, ErrFenced) {
 		grace = 0
 	}

@@ -177,7 +177,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 		}
 		s := h.step()
 		runIDs, stepNames = append(runIDs, h.run.ID), append(stepNames, s.Name)
-		budgets, stalls = append(budgets, s.Budget.Seconds()), append(stalls, s.StallAfter.Seconds())
+		budgets, stalls = append(budgets, s.Budget.Seconds()), append(stalls, c.stallAfter(h.def, s).Seconds())
 	}
 	if len(runIDs) > 0 {
 		opened, err := attempts(ctx, tx, openSQL, runIDs, stepNames, budgets, stalls)

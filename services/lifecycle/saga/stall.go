@@ -32,6 +32,21 @@ type stall struct {
 	dir     string
 	attempt int // 0: the run as a whole
 	reason  string
+	after   float64 // seconds that it may be quiet, for an attempt
+}
+
+// stallAfter is how long a step may show no progress now; without a step, how long a run may last.
+func (c *Core) stallAfter(def *Definition, step *Step) time.Duration {
+	name, after := "", def.StallAfter
+	if step != nil {
+		name, after = step.Name, step.StallAfter
+	}
+	if c.stalls != nil {
+		if by := c.stalls(def.Name, name); by > 0 {
+			return by
+		}
+	}
+	return after
 }
 
 // MarkStalls flags what shows no life, by two clocks: attempts without progress for longer than their step allows, and runs that no driver has
@@ -60,32 +75,39 @@ func (c *Core) MarkStalls(ctx context.Context, silent time.Duration) (int, error
 }
 
 func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, error) {
-	var definitions []string
-	var after []float64
+	var definitions, keys, steps []string
+	var after, quiet []float64
 	for _, d := range c.registry.newest {
-		definitions, after = append(definitions, d.Name), append(after, d.StallAfter.Seconds())
+		definitions, after = append(definitions, d.Name), append(after, c.stallAfter(d, nil).Seconds())
+	}
+	for k, d := range c.registry.byKey {
+		for i := range d.Steps {
+			keys, steps, quiet = append(keys, k), append(steps, d.Steps[i].Name), append(quiet, c.stallAfter(d, &d.Steps[i]).Seconds())
+		}
 	}
 	rows, err := c.db.Query(ctx, `
-		(SELECT s.run_id, s.step, s.dir, s.attempt, 'step_stalled: no progress at "' || s.name || '" for ' || s.stall_after
+		(SELECT s.run_id, s.step, s.dir, s.attempt, 'step_stalled: no progress at "' || s.name || '" for ' || p.after, extract(epoch FROM p.after)::float8
 		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
-		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND `+quietSince+` + s.stall_after < mesh.clock() LIMIT $1)
+		CROSS JOIN LATERAL (SELECT COALESCE((SELECT make_interval(secs => x.after) FROM unnest($5::text[], $6::text[], $7::float8[]) AS x (key, name, after)
+			WHERE x.key = r.definition || ':' || r.def_version AND x.name = s.name), s.stall_after) AS after) p
+		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND `+quietSince+` + p.after < mesh.clock() LIMIT $1)
 		UNION ALL
 		(SELECT r.id, r.step, r.phase, 0, 'driver_silent: due since ' || to_char(r.next_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') ||
-			' and taken up by no worker'
+			' and taken up by no worker', 0
 		FROM lifecycle.saga_run r
 		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at < mesh.clock() - make_interval(secs => $2)
 			AND r.stuck_reason = '' LIMIT $1)
 		UNION ALL
-		(SELECT r.id, r.step, r.phase, 0, 'run_stalled: not over after ' || make_interval(secs => d.after)
+		(SELECT r.id, r.step, r.phase, 0, 'run_stalled: not over after ' || make_interval(secs => d.after), 0
 		FROM lifecycle.saga_run r JOIN unnest($3::text[], $4::float8[]) AS d (name, after) ON d.name = r.definition
 		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.created_at + make_interval(secs => d.after) < mesh.clock()
-			AND r.stuck_reason = '' LIMIT $1)`, stallBatch, silent.Seconds(), definitions, after)
+			AND r.stuck_reason = '' LIMIT $1)`, stallBatch, silent.Seconds(), definitions, after, keys, steps, quiet)
 	if err != nil {
 		return nil, fmt.Errorf("find stalls: %w", err)
 	}
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (stall, error) {
 		var s stall
-		return s, row.Scan(&s.runID, &s.step, &s.dir, &s.attempt, &s.reason)
+		return s, row.Scan(&s.runID, &s.step, &s.dir, &s.attempt, &s.reason, &s.after)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("find stalls: %w", err)
@@ -113,7 +135,7 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 			a := &Attempt{}
 			err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET stalled = true, version = s.version + 1
 				WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state IN ('running', 'waiting') AND NOT s.stalled
-					AND `+quietSince+` + s.stall_after < mesh.clock() RETURNING `+stepColumns, s.runID, s.step, s.dir, s.attempt).Scan(a.targets()...)
+					AND `+quietSince+` + make_interval(secs => $5) < mesh.clock() RETURNING `+stepColumns, s.runID, s.step, s.dir, s.attempt, s.after).Scan(a.targets()...)
 			if pg.IsNoRows(err) {
 				return errMoved
 			}

@@ -85,14 +85,18 @@ func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	}), nil
 }
 
+// How long what shows no progress is left alone, where there is no policy.
+const (
+	stepStall      = 5 * time.Minute
+	waitReadyStall = 10 * time.Minute
+	sagaStall      = 15 * time.Minute
+)
+
 // Registry answers the definitions that this build runs. What usually stands behind a step that hangs, and what to do, is in internal/runbook by the
 // step's name.
 func (s *Steps) Registry() (*saga.Registry, error) {
-	d := s.deps
-	stall := orDefault(d.StepStall, 5*time.Minute)
-	wait := orDefault(d.WaitReadyStall, 10*time.Minute)
 	step := func(name string, class saga.Class, do, undo saga.StepFunc, observe saga.ObserveFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
-		return saga.Step{Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stall, Layer: layer}
+		return saga.Step{Name: name, Class: class, Do: do, Undo: undo, Observe: observe, Kinds: kinds, StallAfter: stepStall, Layer: layer}
 	}
 	validate := step(StepValidate, saga.Pure, s.validate, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	validate.Retry = saga.RetryPolicy{Attempts: 1}
@@ -105,7 +109,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	schema.Retry = saga.RetryPolicy{Attempts: 8, First: 500 * time.Millisecond, Max: 10 * time.Second}
 	deploy := step(StepDeploy, saga.Create, s.deploy, s.timely(s.remove), s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
 	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME)
-	ready.StallAfter, ready.Budget = wait, 30*time.Minute
+	ready.StallAfter, ready.Budget = waitReadyStall, 30*time.Minute
 	active := step(StepActive, saga.Idempotent, s.markActive, nil, s.observeNothing, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	active.Retain = true
 	provision := saga.Definition{
@@ -114,7 +118,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 			Running: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
-		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute),
+		Deadline: time.Hour, StallAfter: sagaStall,
 	}
 	previous := step(StepPrevious, saga.Idempotent, s.endPrevious, nil, s.observePrevious, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY)
 	previous.Retry = saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second}
@@ -124,11 +128,11 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 			Running: commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
 			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
-		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute),
+		Deadline: time.Hour, StallAfter: sagaStall,
 	}
 	down := func(name string, do saga.StepFunc, layer commonv1.OwnerLayer, kinds ...string) saga.Step {
 		return saga.Step{
-			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stall, Layer: layer,
+			Name: name, Class: saga.Idempotent, Do: do, Observe: s.observeNothing, Kinds: kinds, StallAfter: stepStall, Layer: layer,
 			Retry: saga.RetryPolicy{Attempts: 8, First: time.Second, Max: 30 * time.Second},
 		}
 	}
@@ -148,13 +152,13 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 			Running: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
 			Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		},
-		Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute), Sticks: true, Uncancellable: true,
+		Deadline: time.Hour, StallAfter: sagaStall, Sticks: true, Uncancellable: true,
 	}
 	release := func(name string, running, ended commonv1.WorkspaceState) saga.Definition {
 		return saga.Definition{
 			Name: name, Version: 1, Steps: append(slices.Clone(away), down("Mark released", s.clearPlace, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)),
 			States:   saga.WorkspaceStates{Running: running, Succeeded: ended, Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
-			Deadline: time.Hour, StallAfter: orDefault(d.SagaStall, 15*time.Minute), Sticks: true, Uncancellable: true,
+			Deadline: time.Hour, StallAfter: sagaStall, Sticks: true, Uncancellable: true,
 		}
 	}
 	all := []saga.Definition{

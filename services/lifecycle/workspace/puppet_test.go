@@ -35,6 +35,7 @@ type world struct {
 	overlaps   []string // launches while an earlier epoch stood and was not fenced: what no real driver does
 	refuse     string   // the type of task that fails at every agent
 	mute       bool     // no agent takes work
+	unready    bool     // what runs is never ready
 	endless    bool     // no box can be confirmed ended
 	replica    string   // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
@@ -305,7 +306,7 @@ func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) 
 		for _, thing := range b.things {
 			if name, ok := strings.CutPrefix(thing, "workload "); ok {
 				out.Workloads = append(out.Workloads, &nodev1.WorkloadStatus{
-					Name: name, Ready: true, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
+					Name: name, Ready: !w.unready, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
 				})
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -71,8 +72,8 @@ type StepDeps struct {
 	// ReleaseDeadline is how long a release may take before its hold is release_failed; zero means two minutes. ForceGrace is how long a forced release
 	// tries each undo; zero means ten seconds.
 	ReleaseDeadline, ForceGrace time.Duration
-	// WaitReadyStall and StepStall are policy.
-	StepStall, WaitReadyStall, SagaStall time.Duration
+	// Policy says how long steps and runs may show no progress. May be nil: then it is what the definitions say.
+	Policy policy.Reader
 }
 
 // Steps are the functions of the sagas.
@@ -80,6 +81,22 @@ type Steps struct{ deps StepDeps }
 
 // NewSteps makes the functions.
 func NewSteps(deps StepDeps) *Steps { return &Steps{deps: deps} }
+
+// Stalls answers how long a step, or with an empty step a run, may show no progress by the policy in force; zero without a policy.
+func (s *Steps) Stalls(_, step string) time.Duration {
+	if s.deps.Policy == nil {
+		return 0
+	}
+	p := s.deps.Policy.Current()
+	switch step {
+	case "":
+		return p.SagaStall()
+	case StepReady:
+		return p.SagaWaitReadyStall()
+	default:
+		return p.SagaStepStall()
+	}
+}
 
 // derive makes a secret for a purpose from the service's own.
 func (s *Steps) derive(purpose, id string) []byte {

@@ -1,0 +1,92 @@
+package saga_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// What the policy says is asked for when it is needed: it acts on what runs already.
+func TestStallsAndGraceFollowThePolicy(t *testing.T) {
+	testkit.IO(t)
+	var quiet, long, grace atomic.Int64
+	grace.Store(int64(time.Hour))
+	held := make(chan struct{})
+	defer close(held)
+	steps := pureSteps("wait", "wedged")
+	steps[0].StallAfter, steps[0].Budget = 100*time.Hour, 1000*time.Hour
+	var looks atomic.Int32
+	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		if looks.Add(1) > 1 {
+			return saga.Done(nil), nil
+		}
+		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: "nothing moves", WakeOnSignal: true}), nil
+	}
+	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		<-held // it does not end with its context
+		return saga.Done(nil), nil
+	}
+	b := newBed(t)
+	registry, err := saga.NewRegistry(saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 500 * time.Hour, Deadline: 1000 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.core, err = saga.New(saga.Deps{
+		DB: b.db.Pool(pg.RoleLifecycle), Registry: registry, Logger: testkit.Logger(t), Stalls: func(_, step string) time.Duration {
+			if step == "" {
+				return time.Duration(long.Load())
+			}
+			return time.Duration(quiet.Load())
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := b.config("a")
+	cfg.StallSweep, cfg.GraceNow = time.Hour, func() time.Duration { return time.Duration(grace.Load()) }
+	b.drive(cfg)
+	_, id := b.create("toy")
+	b.await(id, 10*time.Second, "waiting")
+	testkit.SetClockOffset(b.db, 50*time.Hour)
+	flagged := func(prefix string, want int) {
+		t.Helper()
+		n, err := b.core.MarkStalls(testkit.Context(t), 1000*time.Hour)
+		if r := b.run(id); err != nil || n != want || !strings.HasPrefix(r.StuckReason, prefix) || (prefix == "" && r.StuckReason != "") {
+			t.Fatalf("%d flagged, %q: %v", n, r.StuckReason, err)
+		}
+	}
+	flagged("", 0)
+	long.Store(int64(40 * time.Hour))
+	flagged("run_stalled", 1)
+	quiet.Store(int64(40 * time.Hour))
+	flagged("step_stalled", 1)
+
+	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 10*time.Second, func() error {
+		if r := b.run(id); r.StepName() != "wedged" {
+			return errBoom
+		}
+		return nil
+	})
+	grace.Store(int64(time.Millisecond))
+	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := b.core.Cancel(ctx, tx, id, "op", "enough")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.await(id, 10*time.Second, "failed")
+	if list := b.timeline(id); list[1].State != "abandoned" {
+		t.Errorf("the step that did not end with its context is %s", list[1].State)
+	}
+}
