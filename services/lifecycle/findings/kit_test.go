@@ -171,7 +171,7 @@ func (b *bed) until(workspaceID string, states ...commonv1.WorkspaceState) {
 	for _, s := range states {
 		want = append(want, names.Of(s))
 	}
-	testkit.Eventually(b.t, 30*time.Second, func() error {
+	testkit.Eventually(b.t, 2*time.Minute, func() error {
 		w, err := saga.GetWorkspace(b.t.Context(), b.db.Pool(pg.RoleLifecycle), workspaceID)
 		if err != nil {
 			return err
@@ -269,7 +269,7 @@ func (b *bed) observed(node, workspaceID string, workloads ...string) {
 // numbered waits until every event has its place.
 func (b *bed) numbered() {
 	b.t.Helper()
-	testkit.Eventually(b.t, 10*time.Second, func() error {
+	testkit.Eventually(b.t, time.Minute, func() error {
 		var last, highest int64
 		err := b.db.Pool(pg.RoleLifecycle).QueryRow(b.t.Context(), `SELECT (SELECT coalesce(max(highest), 0) FROM events.numbered),
 			(SELECT coalesce(max(seq), 0) FROM events.event)`).Scan(&highest, &last)

@@ -511,7 +511,7 @@ func settled(ctx context.Context, b *bed, workspaceID string, wait bool) {
 	if !wait {
 		return
 	}
-	testkit.Eventually(b.t, 30*time.Second, func() error {
+	testkit.Eventually(b.t, 2*time.Minute, func() error {
 		w, err := saga.GetWorkspace(ctx, b.db.Pool(pg.RoleLifecycle), workspaceID)
 		if err != nil {
 			return err
