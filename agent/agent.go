@@ -166,20 +166,21 @@ func (a *Agent) openHost(ctx context.Context) error {
 			return fmt.Errorf("open state directory to traversal: %w", err)
 		}
 	}
-	uids, err := uid.Open(uid.Config{Dir: a.cfg.UIDDir, Disabled: !root})
+	workloads, runs, data := filepath.Join(a.cfg.StateDir, "workloads"), filepath.Join(a.cfg.WorkDir, "run"), filepath.Join(a.cfg.WorkDir, "storage")
+	uids, err := uid.Open(uid.Config{Dir: a.cfg.UIDDir, Disabled: !root, Roots: []string{workloads, filepath.Join(runs, "work"), data}})
 	if err != nil {
 		return err
 	}
 	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
 	a.facts.look(ctx)
 	if a.work, err = process.New(process.Deps{Logger: a.deps.Logger, UIDs: uids}, process.Config{
-		StateDir: filepath.Join(a.cfg.StateDir, "workloads"), WorkDir: filepath.Join(a.cfg.WorkDir, "run"),
+		StateDir: workloads, WorkDir: runs,
 		Cgroups: process.DetectCgroups(a.cfg.StateDir), GPUs: a.facts.now().GetGpus(),
 	}); err != nil {
 		return err
 	}
 	if a.disk, err = storage.New(storage.Deps{Logger: a.deps.Logger, UIDs: uids, Quota: storage.ProjectQuota{}}, storage.Config{
-		Root: filepath.Join(a.cfg.WorkDir, "storage"), MetaDir: filepath.Join(a.cfg.StateDir, "storage"),
+		Root: data, MetaDir: filepath.Join(a.cfg.StateDir, "storage"),
 	}); err != nil {
 		return err
 	}

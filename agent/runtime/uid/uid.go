@@ -1,10 +1,11 @@
 // Package uid owns which user id a workspace has on this host.
 //
-// It believes only its directory, in which one file per id names the workspace that has it. It never gives one id to two workspaces, never gives
-// root's or one that the host's user database names, and never takes one back by itself: files of the workspace may still carry it.
+// It believes only its directory, in which one file per id names the workspace that has it. It never gives one id to two workspaces, and never gives
+// root's or one that the host's user database names. It takes ids back when all are given, and then only those of which nothing is left: an id that
+// was never given is the better choice, as a former owner may have left files where nobody looks.
 //
-// Guarantees: the same workspace gets the same id as long as the directory lives; agents that share the directory (boxes on one host) never
-// give one id twice, because claiming is an exclusive creation.
+// Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the directory (boxes on one host) never
+// give one id twice, because claiming is an exclusive creation and taking back excludes every other use of the table.
 package uid
 
 import (
@@ -17,6 +18,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The range that is used if none is configured.
@@ -30,6 +34,8 @@ type Config struct {
 	Dir         string
 	First, Last int // inclusive; zeros mean the default range
 	Disabled    bool
+	// Roots are the directories in which this agent keeps one directory per workspace, named by its id. An id is not taken back while one is there.
+	Roots []string
 }
 
 // Table is safe for concurrent use, also by several processes.
@@ -72,7 +78,7 @@ func Open(cfg Config) (*Table, error) {
 			t.known[owner] = id
 		}
 	}
-	return t, nil
+	return t, t.register()
 }
 
 // Enabled says whether workspaces have ids of their own.
@@ -88,8 +94,31 @@ func (t *Table) Of(workspaceID string) (int, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	id, err := t.choose(workspaceID)
+	if !errors.Is(err, errFull) {
+		return id, err
+	}
+	if err := t.reclaim(time.Now()); err != nil {
+		return 0, err
+	}
+	return t.choose(workspaceID)
+}
+
+var errFull = errors.New("all ids of the range are taken")
+
+// choose answers the id that the workspace has, or claims one.
+func (t *Table) choose(workspaceID string) (_ int, err error) {
+	release, err := t.lock(unix.LOCK_SH)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, release()) }()
 	if id, ok := t.known[workspaceID]; ok {
-		return id, nil
+		held, err := t.touch(id, workspaceID)
+		if held || err != nil {
+			return id, err
+		}
+		delete(t.known, workspaceID) // another agent took it back
 	}
 	// The first try is by hash, so that agents that do not share the directory rarely choose the same.
 	size := t.cfg.Last - t.cfg.First + 1
@@ -107,14 +136,17 @@ func (t *Table) Of(workspaceID string) (int, error) {
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("claim uid: all of %d-%d are taken", t.cfg.First, t.cfg.Last)
+	return 0, fmt.Errorf("claim uid: %w: %d-%d", errFull, t.cfg.First, t.cfg.Last)
 }
 
 // claim makes the file of id whole before it gets its name: a link fails if the name is taken.
 func (t *Table) claim(id int, workspaceID string) (bool, error) {
 	path := filepath.Join(t.cfg.Dir, strconv.Itoa(id))
 	if owner, err := t.owner(id); err != nil || owner != "" {
-		return owner == workspaceID, err
+		if err != nil || owner != workspaceID {
+			return false, err
+		}
+		return t.touch(id, workspaceID)
 	}
 	if _, err := user.LookupId(strconv.Itoa(id)); err == nil {
 		return false, nil // somebody's on this host
