@@ -339,6 +339,9 @@ func TestNoStateWithoutAWayOut(t *testing.T) {
 		}
 		for name, r := range states {
 			checkRow(t, values, r)
+			if r.Leads != "" && (r.Verb != "" || !slices.Contains(r.Exits, r.Leads) || states[r.Leads].Verb == "" || states[r.Leads].Terminal) {
+				t.Errorf("%s %s: it leads to %q, which is no exit with a verb, or has a verb of its own", enum.Name(), name, r.Leads)
+			}
 			if !values[name] {
 				t.Errorf("%s %s: the enum has no such value", enum.Name(), name)
 			}
@@ -375,7 +378,7 @@ func checkRow(t *testing.T, values map[string]bool, r policy.StateRow) {
 		}
 		return
 	}
-	if r.BudgetWithin(policy.Defaults()) <= 0 || len(r.Exits) == 0 || r.Verb == "" {
+	if r.BudgetWithin(policy.Defaults()) <= 0 || len(r.Exits) == 0 || r.Verb == "" && r.Leads == "" {
 		t.Errorf("%s: budget %v, exits %v, verb %q", at, r.BudgetWithin(policy.Defaults()), r.Exits, r.Verb)
 	}
 	if _, ok := policy.Lookup(r.BudgetKey); r.BudgetKey != "" && !ok {

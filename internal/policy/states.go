@@ -25,6 +25,9 @@ type StateRow struct {
 
 	Owner string // the service that moves it on
 	Verb  string // the operator's command that does so when nothing else does; empty for a terminal state without reopening
+	// Leads is the exit that a state without a verb takes by itself once its retries and deadlines are used up: there is nothing to do but to wait for it,
+	// and the verbs are that state's.
+	Leads string
 }
 
 // BudgetWithin is the state's budget under a policy, zero for a terminal state.
@@ -89,6 +92,12 @@ func (r StateRow) lasting(d time.Duration) StateRow {
 
 func (r StateRow) key(name string) StateRow {
 	r.BudgetKey = name
+	return r
+}
+
+// leads says where a state without a verb ends at the latest.
+func (r StateRow) leads(to protoreflect.Enum) StateRow {
+	r.Leads = names.Of(to)
 	return r
 }
 
@@ -180,14 +189,15 @@ var workspaceStates = []StateRow{
 	row(lifecycle, "workspaces retry-undo|skip-undo|decommission", commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
 		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED).lasting(P1.Recover()),
-	row(lifecycle, "workspaces retry-undo|skip-undo", commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
-		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK).key(SagaStallSeconds),
+	row(lifecycle, "", commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK).key(SagaStallSeconds).
+		leads(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK),
 	row(lifecycle, "workspaces cancel", commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 		commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK).key(SagaStallSeconds),
-	row(lifecycle, "workspaces retry-undo|skip-undo", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
+	row(lifecycle, "", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, commonv1.WorkspaceState_WORKSPACE_STATE_STUCK,
-		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED).key(SagaStallSeconds),
+		commonv1.WorkspaceState_WORKSPACE_STATE_FAILED).key(SagaStallSeconds).leads(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK),
 	row(lifecycle, "", commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED).end(),
 
 	row(lifecycle, "workspaces cancel", commonv1.RunState_RUN_STATE_PENDING,
@@ -197,8 +207,8 @@ var workspaceStates = []StateRow{
 		commonv1.RunState_RUN_STATE_FAILED).key(SagaStallSeconds),
 	row(lifecycle, "workspaces cancel", commonv1.RunState_RUN_STATE_WAITING,
 		commonv1.RunState_RUN_STATE_RUNNING, commonv1.RunState_RUN_STATE_COMPENSATING).key(SagaWaitReadyStallSeconds),
-	row(lifecycle, "workspaces skip-undo", commonv1.RunState_RUN_STATE_COMPENSATING,
-		commonv1.RunState_RUN_STATE_FAILED, commonv1.RunState_RUN_STATE_STUCK).key(SagaStallSeconds),
+	row(lifecycle, "", commonv1.RunState_RUN_STATE_COMPENSATING,
+		commonv1.RunState_RUN_STATE_FAILED, commonv1.RunState_RUN_STATE_STUCK).key(SagaStallSeconds).leads(commonv1.RunState_RUN_STATE_STUCK),
 	row(lifecycle, "", commonv1.RunState_RUN_STATE_SUCCEEDED).end(),
 	row(lifecycle, "", commonv1.RunState_RUN_STATE_FAILED).end(),
 	row(lifecycle, "workspaces retry-undo|skip-undo", commonv1.RunState_RUN_STATE_STUCK,
