@@ -134,7 +134,7 @@ func TestUsage(t *testing.T) {
 		"workspaces create demo", "workspaces create --tenant acme", "workspaces create d --tenant acme --arg x", "workspaces create d --tenant acme --storage ten",
 		"workspaces create d --tenant acme --placement moon", "workspaces create d --tenant acme --command a --port x", "workspaces create d --tenant acme --spec /does/not/exist",
 		"workspaces wait d --for active", "workspaces wait d --for state=great", "workspaces wait d --for colour=red", "workspaces list --state great",
-		"workspaces decommission d", "workspaces recreate d --fenced-proof powered_off", "workspaces recreate d --fenced-proof maybe --reason r", "workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
+		"workspaces recreate d --fenced-proof powered_off", "workspaces recreate d --fenced-proof maybe --reason r", "workspaces skip-undo d", "tasks cancel x", "tasks list --state great", "nodes enroll", "nodes enroll --name n",
 		"status --time-format never", "--context nowhere status", "tenants create a --storage x", "policy set a", "explain", "nodes list --limit many",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -549,6 +549,7 @@ func TestOperate(t *testing.T) {
 			t.Errorf("%s: %v", verb, last)
 		}
 	}
+	call(t, "workspaces", "decommission", "acme/demo2").wants(t, 0) // a reason may be given, as with all that an owner does to what is theirs
 	call(t, "workspaces", "recreate", "acme/demo2").wants(t, 0)
 	call(t, "workspaces", "recreate", "acme/demo2", "--fenced-proof", "powered_off", "--reason", "the rack is dark").wants(t, 0)
 	reqs := sent[*readmodelv1.OperateWorkspaceRequest](f)

@@ -101,7 +101,7 @@ func (p *Program) workspacesCommand() *cobra.Command {
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again", false),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO, "Give up an undo that cannot succeed; its claims become orphans", true),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's box and launch another with the next epoch", false),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds", true),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds", false),
 	)
 }
 
