@@ -54,7 +54,7 @@ func allowed(role, schema, table, statement string) bool {
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_head": // one row, which only moves
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "UPDATE")
-	case "lifecycle.row_evidence": // the owner's triggers alone add to it
+	case "lifecycle.row_evidence": // triggers alone add to it
 		return role == pg.RoleLifecycle && statement == "SELECT"
 	case "lifecycle.row_evidence_settled": // added to and never changed
 		return role == pg.RoleLifecycle && (statement == "SELECT" || statement == "INSERT")

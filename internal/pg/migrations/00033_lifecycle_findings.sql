@@ -107,12 +107,14 @@ CREATE TABLE lifecycle.row_evidence_settled (
 -- +goose StatementBegin
 CREATE FUNCTION lifecycle.evidence_stays() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'evidence is added and never changed' USING ERRCODE = 'check_violation';
+    RAISE EXCEPTION 'evidence is added by triggers and never changed' USING ERRCODE = 'insufficient_privilege';
 END $$;
 -- +goose StatementEnd
 CREATE TRIGGER evidence_stays BEFORE UPDATE OR DELETE OR TRUNCATE ON lifecycle.row_evidence
     FOR EACH STATEMENT EXECUTE FUNCTION lifecycle.evidence_stays();
-REVOKE INSERT, UPDATE, DELETE, TRUNCATE ON lifecycle.row_evidence FROM lifecycle;
+CREATE TRIGGER evidence_by_trigger BEFORE INSERT ON lifecycle.row_evidence
+    FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION lifecycle.evidence_stays();
+REVOKE UPDATE, DELETE, TRUNCATE ON lifecycle.row_evidence FROM lifecycle;
 REVOKE UPDATE, DELETE, TRUNCATE ON lifecycle.row_evidence_settled FROM lifecycle;
 
 -- +goose StatementBegin
@@ -132,16 +134,11 @@ BEGIN
     RETURN hash_record_extended(r, 0);
 END $$;
 
--- Evidence is written with the owner's rights, by the triggers alone.
-CREATE FUNCTION lifecycle.leave_evidence(what text, tab text, was jsonb, is_now jsonb) RETURNS void LANGUAGE plpgsql
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION lifecycle.leave_evidence(what text, tab text, was jsonb, is_now jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     kind  text := CASE tab WHEN 'saga_run' THEN 'run' ELSE tab END;
     found uuid := coalesce(is_now, was)->>(CASE tab WHEN 'allocation' THEN 'allocation_id' ELSE 'id' END);
 BEGIN
-    IF pg_trigger_depth() = 0 THEN
-        RAISE EXCEPTION 'evidence is left by a trigger' USING ERRCODE = 'insufficient_privilege';
-    END IF;
     IF what = 'unsealed' THEN
         SELECT v.image INTO was FROM lifecycle.row_witness v WHERE v.row_type = kind AND v.row_id = found;
     END IF;
