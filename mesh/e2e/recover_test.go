@@ -22,6 +22,9 @@ import (
 // resumedWithin is the budget from a driver's crash to the next transition of a run that it held, for 95 of 100.
 const resumedWithin = 20 * time.Second
 
+// readyUsually is what half of the services need from a crash until they are ready, on a quiet machine of two processors and with something to spare.
+const readyUsually = 800 * time.Millisecond
+
 // recoveries measures how long each service takes from a crash until it is ready again, and how long the runs that a driver held stand still.
 type recoveries struct {
 	url string // of the database, as the administrator
@@ -141,10 +144,11 @@ func (r *recoveries) judge(t test, least int) {
 	defer func() { _ = conn.Close(context.WithoutCancel(t.ctx)) }()
 	var taken, moved []time.Duration
 	for _, i := range r.held {
-		// Taken over: the next attempt is open. Moved on: an attempt of a later fence has ended.
+		// Taken over: the next attempt is open, though that was lost to another crash later, which counts by itself. Moved on: an attempt of a later fence has
+		// ended.
 		var open, done *time.Time
-		if err := conn.QueryRow(t.ctx, `SELECT min(started_at), min(finished_at) FROM lifecycle.saga_step
-			WHERE run_id = $1 AND fence > $2 AND started_at > $3 AND state <> 'lost'`, i.run, i.fence, i.at).Scan(&open, &done); err != nil {
+		if err := conn.QueryRow(t.ctx, `SELECT min(started_at), min(finished_at) FILTER (WHERE state <> 'lost') FROM lifecycle.saga_step
+			WHERE run_id = $1 AND fence > $2 AND started_at > $3`, i.run, i.fence, i.at).Scan(&open, &done); err != nil {
 			t.Error(err)
 			continue
 		}
@@ -165,13 +169,31 @@ func (r *recoveries) judge(t test, least int) {
 	}
 	if len(taken) > 0 {
 		t.Logf("crash to next transition of the interrupted run: %s", spread(taken))
-		if p95 := quantile(taken, 95); p95 > resumedWithin {
-			t.Errorf("interrupted runs go on after %.1f s (p95), more than %s", p95.Seconds(), resumedWithin)
+		if p95, limit := quantile(taken, 95), r.limit(t); p95 > limit {
+			t.Errorf("interrupted runs go on after %.1f s (p95), more than %s", p95.Seconds(), limit)
 		}
 	}
 	if len(taken) < least {
 		t.Errorf("%d interrupted runs were measured, fewer than %d", len(taken), least)
 	}
+}
+
+// limit is the budget of resumption on this machine. Where services need longer than readyUsually to come back, as on one that is busy with other packages,
+// everything does.
+func (r *recoveries) limit(t test) time.Duration {
+	t.Helper()
+	var all []time.Duration
+	for _, took := range r.took {
+		all = append(all, took...)
+	}
+	if len(all) == 0 {
+		return resumedWithin
+	}
+	slow := max(1, quantile(all, 50).Seconds()/readyUsually.Seconds())
+	if slow > 1 {
+		t.Logf("this machine is %.1f times slower than usual", slow)
+	}
+	return time.Duration(float64(resumedWithin) * slow)
 }
 
 func spread(of []time.Duration) string {
@@ -187,15 +209,16 @@ func quantile(of []time.Duration, percent int) time.Duration {
 // TestARunGoesOnByAnotherReplica kills a driver in the middle of a step and leaves it dead: the other one must carry on what it held, within the budget, with
 // the lease that is the default.
 func TestARunGoesOnByAnotherReplica(tt *testing.T) {
-	t := within(tt, 4*time.Minute)
+	t := within(tt, 10*time.Minute)
 	c := start(t, cluster.Config{Nodes: 3, Env: []string{"GPUAAS_LIFECYCLE_SAGA_LEASE=15s"}})
 	createTenant(t, c)
 	r, stop := watched(t, c)
 	killed := map[int]bool{}
 	var all []*wish
 	for round, point := range []string{"intent.after_commit*=kill:2", "advance.before_commit*=kill:3"} {
-		armed := c.Lifecycle[round%len(c.Lifecycle)]
+		armed, others := c.Lifecycle[round], slices.Delete(slices.Clone(c.Lifecycle), round, round+1)
 		arm(t, armed, killed, "lifecycle.saga."+point)
+		prefer(t, c, others, killed)
 		var batch []*wish
 		for i := range 6 {
 			name := fmt.Sprintf("r%d-%d", round, i)
@@ -245,4 +268,24 @@ func arm(t test, p *cluster.Process, killed map[int]bool, point string) {
 		return p.Ready(ctx)
 	})
 	p.LetDie()
+}
+
+// prefer leaves a driver without the others for as long as it takes the operator's requests to come its way. A connection stays where it was made, and who is
+// asked for a workspace begins its run: the armed driver would else die late, or never.
+func prefer(t test, c *cluster.Cluster, others []*cluster.Process, killed map[int]bool) {
+	t.Helper()
+	for _, p := range others {
+		p.LetDie()
+		killed[p.PID()] = true
+		if err := p.Kill9(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	createTenant(t, c) // which is there already
+	for _, p := range others {
+		if err := p.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.must(p.Name+" to be back", 2*time.Minute, p.Ready)
+	}
 }
