@@ -180,10 +180,15 @@ func (s *Server) cancel(ctx context.Context, tx pgx.Tx, r Row, reason string) (R
 }
 
 func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
-	ok := r.State == commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN || r.State == commonv1.TaskState_TASK_STATE_EXPIRED
-	if !ok || !Idempotent(r.Type) {
-		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again",
-			fault.Unmet("the task is outcome_unknown or expired", "doing a task of its type twice is as good as once"))
+	var unmet []string
+	if r.State != commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN && r.State != commonv1.TaskState_TASK_STATE_EXPIRED {
+		unmet = append(unmet, "the task is outcome_unknown or expired, and it is "+names.Of(r.State))
+	}
+	if !Idempotent(r.Type) {
+		unmet = append(unmet, "doing a task of its type twice is as good as once, and "+r.Type+" is of another kind")
+	}
+	if len(unmet) > 0 {
+		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again", fault.Unmet(unmet...))
 	}
 	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED,
 		`expires_at = mesh.clock() + (t.expires_at - t.created_at), cancel_requested_at = NULL, reason = '', error = $4`, reason)
