@@ -43,7 +43,7 @@ type SequencerConfig struct {
 	// Poll is how long an unwoken sequencer sleeps: other processes' rows are theirs to number, but they may have
 	// died; 1 s.
 	Poll time.Duration
-	// MinInterval is the least time between two rounds, so that a storm of commits shares few of ours; 5 ms.
+	// MinInterval is the least time between two rounds, so that a storm of commits shares few of ours; 10 ms.
 	MinInterval time.Duration
 	// NotifyInterval is the least time between two NOTIFYs; 10 ms.
 	NotifyInterval time.Duration
@@ -57,7 +57,7 @@ func (c SequencerConfig) withDefaults() SequencerConfig {
 		c.Poll = time.Second
 	}
 	if c.MinInterval <= 0 {
-		c.MinInterval = 5 * time.Millisecond
+		c.MinInterval = 10 * time.Millisecond
 	}
 	if c.NotifyInterval <= 0 {
 		c.NotifyInterval = 10 * time.Millisecond
