@@ -31,8 +31,9 @@ func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (
 const Release = "release"
 
 // heir answers who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
-func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (by, reason string, err error) {
-	err = tx.QueryRow(ctx, `
+func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string, error) {
+	var by, reason string
+	err := tx.QueryRow(ctx, `
 		SELECT w.by, w.reason FROM (
 			SELECT 'finding:' || f.finding_id AS by, f.summary AS reason, f.first_seen_at AS since
 			FROM lifecycle.finding f WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned

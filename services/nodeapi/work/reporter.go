@@ -139,9 +139,10 @@ func (p *pending) due() time.Time {
 	return p.since.Add(lazyWait)
 }
 
-// part divides what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for their results if it may,
-// nil if there is nothing of the kind. Tasks are independent of each other, so their order may change; the words on one of them never part.
-func (p *pending) part(now time.Time) (taken, left *pending) {
+// part answers what goes and what stays of what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for
+// their results if it may, nil if there is nothing of the kind. Tasks are independent of each other, so their order may change; the words on one of them
+// never part.
+func (p *pending) part(now time.Time) (*pending, *pending) {
 	if p.frames >= perNodeFrames/2 || !p.since.Add(lazyWait).After(now) {
 		return p, nil
 	}
@@ -163,7 +164,9 @@ func (p *pending) part(now time.Time) (taken, left *pending) {
 	return &pending{report: n, since: p.since, frames: p.frames - frames, bytes: p.bytes}, &pending{report: rest, since: p.since, frames: frames}
 }
 
-func divide[T any](all []T, goes func(T) bool) (taken, left []T) {
+// divide answers those that go, and those that stay.
+func divide[T any](all []T, goes func(T) bool) ([]T, []T) {
+	var taken, left []T
 	for _, v := range all {
 		if goes(v) {
 			taken = append(taken, v)
