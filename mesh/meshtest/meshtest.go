@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -39,8 +39,12 @@ func Dir(tb testing.TB) string {
 
 // build builds the programs once for each test process.
 var build = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // what is shared is the build
-	_, file, _, _ := runtime.Caller(0)
-	module := filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	// A test runs in its package's directory, and its source paths say nothing when it was built with -trimpath.
+	gomod, err := exec.Command("go", "env", "GOMOD").Output() //nolint:noctx // ends with the test process
+	if err != nil {
+		return "", fmt.Errorf("find module: %w", err)
+	}
+	module := filepath.Dir(strings.TrimSpace(string(gomod)))
 	sweep()
 	dir, err := os.MkdirTemp("", programsPattern)
 	if err != nil {
