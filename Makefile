@@ -17,7 +17,6 @@ ENV := source scripts/env.sh;
 # the product's versions.
 stamp = bin/.$(1)-$(shell cat internal/tools/$(1)/go.mod internal/tools/$(1)/go.sum | sha256sum | cut -c1-16)
 BUF    := $(call stamp,buf)
-SQLC   := $(call stamp,sqlc)
 LINTER := $(call stamp,golangci-lint)
 
 # Its cache holds paths, so two clones must not share one.
@@ -58,7 +57,7 @@ lint: $(LINTER) $(BUF) ## Lint the Go code and the proto files
 	bin/buf lint
 
 .PHONY: gen-check
-gen-check: $(BUF) $(SQLC) ## Fail if generated code is not what the sources generate, or a proto change breaks the wire
+gen-check: $(BUF) ## Fail if generated code is not what the sources generate, or a proto change breaks the wire
 	@scripts/gen-check.sh
 
 .PHONY: bench
@@ -72,7 +71,7 @@ drill: build postgres ## Run the failure drills (ARGS="ca-restart-drift")
 ##@ Change
 
 .PHONY: gen
-gen: $(BUF) $(SQLC) ## Regenerate the code of proto/ and of the SQL queries
+gen: $(BUF) ## Regenerate the code of proto/
 	@scripts/gen.sh
 
 .PHONY: fmt
@@ -90,15 +89,10 @@ postgres: ## Put Postgres into the cache if this machine has none
 	@scripts/postgres.sh
 
 .PHONY: tools
-tools: $(BUF) $(SQLC) $(LINTER) ## Build the pinned tools into bin/
+tools: $(BUF) $(LINTER) ## Build the pinned tools into bin/
 
 $(BUF):
 	$(call build_tool,buf,github.com/bufbuild/buf/cmd/buf)
-
-# sqlc links Postgres' own parser, hence cgo.
-$(SQLC): export CGO_ENABLED = 1
-$(SQLC):
-	$(call build_tool,sqlc,github.com/sqlc-dev/sqlc/cmd/sqlc)
 
 $(LINTER):
 	$(call build_tool,golangci-lint,github.com/golangci/golangci-lint/v2/cmd/golangci-lint)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need and this machine lacks: a C compiler (the race
-# detector and sqlc need cgo), git, openssl, Postgres, Redis. As root by apt-get, without
+# detector needs cgo), git, openssl, Postgres, Redis. As root by apt-get, without
 # starting or creating any service; otherwise Postgres and Redis go into a cache
 # directory of the user's. A machine that has everything is left alone.
 set -euo pipefail

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Fails if what is committed in gen/ and in the services' internal/db is not what
-# the sources generate, or if a proto change breaks what is already spoken.
+# Fails if what is committed in gen/ is not what the sources generate, or if a proto change breaks what is already spoken.
 # It generates beside the tree, so that it changes nothing in it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,10 +18,6 @@ untracked=$(git ls-files --others --exclude-standard -- gen 2>/dev/null || true)
 if [[ -n $untracked ]]; then
   printf 'generated, but not in the repository:\n%s\n' "$untracked" >&2
   exit 1
-fi
-
-if grep -q '^[^#]*engine:' sqlc.yaml; then
-  bin/sqlc diff
 fi
 
 # Against the commit this work started from: main's when it is another one,
