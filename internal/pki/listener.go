@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -19,6 +20,8 @@ type ListenerConfig struct {
 	// MaxHandshakes is how many may be under way at once. Above it the one that takes longest is closed: a peer that speaks is done in
 	// milliseconds, so a crowd that never speaks pushes out itself and not those who do. Default 512.
 	MaxHandshakes int
+	// MaxConnections is how many may be open at once, handshakes included. One more is closed at once. Zero: no bound.
+	MaxConnections int
 	// OnReject is told of every failed handshake. It must not block. Nil: nobody is told.
 	OnReject func(Reject)
 	// OnHandshake is told of every finished one. It must not block. Nil: nobody is told.
@@ -33,6 +36,8 @@ type Listener struct {
 	ctx    context.Context //nolint:containedctx // the life of the listener, ended by Close.
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
+
+	open atomic.Int64 // connections that are not closed, where there is a bound
 
 	mu    sync.Mutex
 	under *list.List // connections whose handshake is under way, the longest first
@@ -71,9 +76,41 @@ func (l *Listener) acceptLoop() {
 			l.cancel(fmt.Errorf("accept connection: %w", err))
 			return
 		}
+		counted, ok := l.count(conn)
+		if !ok {
+			l.reject(Reject{Reason: RejectOverload, Remote: conn.RemoteAddr().String()})
+			_ = conn.Close() // nothing was said on it
+			continue
+		}
+		conn = counted
 		place := l.enter(conn)
 		l.wg.Go(func() { l.handshake(conn, place) })
 	}
+}
+
+// count takes a place among the open connections, which the connection gives back when it is closed.
+func (l *Listener) count(conn net.Conn) (net.Conn, bool) {
+	if l.cfg.MaxConnections <= 0 {
+		return conn, true
+	}
+	if l.open.Add(1) > int64(l.cfg.MaxConnections) {
+		l.open.Add(-1)
+		return nil, false
+	}
+	return &countedConn{Conn: conn, leave: sync.OnceFunc(func() { l.open.Add(-1) })}, true
+}
+
+// countedConn is one of a listener's open connections.
+type countedConn struct {
+	net.Conn
+
+	leave func()
+}
+
+// Close closes the connection and gives its place back.
+func (c *countedConn) Close() error {
+	defer c.leave()
+	return c.Conn.Close() //nolint:wrapcheck // it is the connection's own
 }
 
 // enter gives a connection its place among the handshakes, for which the longest may have to go.

@@ -29,6 +29,7 @@ type guard struct {
 	persons      *PersonVerifier
 	authenticate Authenticator
 	onDenied     func(ctx context.Context, d Denial)
+	translate    func(error) error
 	logger       *slog.Logger
 	metrics      *metrics
 }
@@ -55,9 +56,12 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 //nolint:nonamedreturns // the result of a recovered panic has no other way out.
 func (g *guard) unary(ctx context.Context, req connect.AnyRequest, next connect.UnaryFunc) (resp connect.AnyResponse, err error) {
 	defer func() { recovered(recover(), &err) }()
-	ctx, asserted, err := g.admit(ctx, req.Spec().Procedure, req.Header())
+	asserted, err := g.admit(ctx, req.Spec().Procedure)
 	if err != nil {
 		g.denied(ctx, req.Spec().Procedure, req.Any(), err)
+		return nil, err
+	}
+	if err := problemOf(req.Any()); err != nil {
 		return nil, err
 	}
 	if asserted != nil {
@@ -92,16 +96,13 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 //nolint:nonamedreturns // the result of a recovered panic has no other way out.
 func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, next connect.StreamingHandlerFunc) (err error) {
 	defer func() { recovered(recover(), &err) }()
-	ctx, asserted, err := g.admit(ctx, conn.Spec().Procedure, conn.RequestHeader())
+	asserted, err := g.admit(ctx, conn.Spec().Procedure)
 	if err != nil {
 		g.denied(ctx, conn.Spec().Procedure, nil, err)
 		return err
 	}
 	conn.ResponseHeader().Set(HeaderCorrelationID, obs.From(ctx).CorrelationID)
-	if asserted != nil {
-		conn = &settlingConn{StreamingHandlerConn: conn, guard: g, asserted: *asserted}
-	}
-	return next(ctx, conn)
+	return next(ctx, &guardedConn{StreamingHandlerConn: conn, guard: g, asserted: asserted})
 }
 
 // WrapStreamingClient implements connect.Interceptor; this one is for servers.
@@ -109,24 +110,27 @@ func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 	return next
 }
 
-// settlingConn compares the first message with the assertion before the method sees it.
-type settlingConn struct {
+// guardedConn refuses messages that could not be decoded, and compares the first one with the assertion before the method sees it.
+type guardedConn struct {
 	connect.StreamingHandlerConn
 
 	guard    *guard
-	asserted assertion
-	settled  bool
+	asserted *assertion // nil: there is none, or it was compared
 }
 
-func (c *settlingConn) Receive(message any) error {
+func (c *guardedConn) Receive(message any) error {
 	if err := c.StreamingHandlerConn.Receive(message); err != nil {
 		return err
 	}
-	if c.settled {
+	if err := problemOf(message); err != nil {
+		return err
+	}
+	if c.asserted == nil {
 		return nil
 	}
-	c.settled = true
-	return c.guard.settle(c.asserted, message)
+	asserted := *c.asserted
+	c.asserted = nil
+	return c.guard.settle(asserted, message)
 }
 
 func (g *guard) settle(a assertion, message any) error {
@@ -136,23 +140,28 @@ func (g *guard) settle(a assertion, message any) error {
 	return g.persons.spend(a)
 }
 
+// correlate puts the ids of a request into its context, unless the intake has.
 func (g *guard) correlate(ctx context.Context, header http.Header) context.Context {
+	if obs.From(ctx).CorrelationID != "" {
+		return ctx
+	}
 	peer, ok := PeerFrom(ctx)
 	return readCorrelation(ctx, header, ok && peer.ID.Kind == pki.KindService)
 }
 
-// admit decides who calls and on whose behalf. It answers an assertion that is yet to be compared with the request.
-func (g *guard) admit(ctx context.Context, procedure string, header http.Header) (context.Context, *assertion, error) {
-	policy, ok := g.policies(procedure)
-	if !ok {
-		return ctx, nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "", fault.Cause(errors.New("the method has no policy")))
-	}
+// identify decides who calls and on whose behalf, from the connection and the header alone. It returns an assertion that is yet to be compared with the
+// request. What the roles of the caller's person allow is admit's to decide, which knows the request.
+func (g *guard) identify(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
 	caller := callerOf(ctx)
 	switch {
 	case caller != CallerAnonymous && policy.Allows(caller):
-		return g.admitPeer(ctx, policy, header)
+		return g.identifyPeer(ctx, policy, header)
 	case policy.Allows(CallerPerson) && g.authenticate != nil:
-		return g.admitPerson(ctx, policy, header)
+		person, err := g.authenticate(ctx, policy.Procedure, header)
+		if err != nil {
+			return ctx, nil, err
+		}
+		return WithPerson(ctx, person), nil, nil
 	case policy.Allows(CallerAnonymous):
 		return ctx, nil, nil
 	case caller == CallerAnonymous:
@@ -162,16 +171,21 @@ func (g *guard) admit(ctx context.Context, procedure string, header http.Header)
 	}
 }
 
-func (g *guard) admitPerson(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
-	person, err := g.authenticate(ctx, policy.Procedure, header)
-	if err != nil {
-		return ctx, nil, err
+// admit refuses a caller that the intake did not see, and a person whose roles do not allow the method.
+func (g *guard) admit(ctx context.Context, procedure string) (*assertion, error) {
+	policy, ok := g.policies(procedure)
+	if !ok {
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "", fault.Cause(errors.New("the method has no policy")))
 	}
-	ctx = WithPerson(ctx, person) // a refused one is known by name too
-	if err := checkRoles(policy, person); err != nil {
-		return ctx, nil, err
+	seen, ok := ctx.Value(admittedKey{}).(admitted)
+	if !ok {
+		return nil, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "", fault.Cause(errors.New("the request did not come by the port's intake")))
 	}
-	return ctx, nil, nil
+	person, known := PersonFrom(ctx)
+	if !known {
+		return seen.asserted, nil
+	}
+	return seen.asserted, checkRoles(policy, person)
 }
 
 // Denial is a request of a known person that the person's roles do not allow. No method has seen it, and it was not validated.
@@ -191,7 +205,7 @@ func (g *guard) denied(ctx context.Context, procedure string, message any, err e
 // personService has no wishes of its own: whatever it asks, it asks for a person, even where other services may ask for themselves.
 const personService = "readmodel"
 
-func (g *guard) admitPeer(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
+func (g *guard) identifyPeer(ctx context.Context, policy Policy, header http.Header) (context.Context, *assertion, error) {
 	signed := header.Values(HeaderPerson)
 	switch {
 	case policy.Person == commonv1.Person_PERSON_NONE:
@@ -203,9 +217,6 @@ func (g *guard) admitPeer(ctx context.Context, policy Policy, header http.Header
 	}
 	a, err := g.persons.verify(signed[0], policy.Procedure)
 	if err != nil {
-		return ctx, nil, err
-	}
-	if err := checkRoles(policy, a.person()); err != nil {
 		return ctx, nil, err
 	}
 	return WithPerson(ctx, a.person()), &a, nil
@@ -233,6 +244,9 @@ func (g *guard) finish(ctx context.Context, procedure string, began time.Time, e
 		}
 	}
 	err = validationFault(err)
+	if _, typed := fault.As(err); !typed && g.translate != nil {
+		err = g.translate(err)
+	}
 	g.metrics.refused(procedure, fault.ReasonOf(err))
 	g.log(ctx, procedure, began, err)
 	id := obs.From(ctx).CorrelationID

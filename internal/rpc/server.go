@@ -41,6 +41,10 @@ type ServerConfig struct {
 	MaxHandshakes int
 	// RequestTimeout is how long a request may take to arrive, and twice that to be answered, on a port without streams. Zero: there are streams.
 	RequestTimeout time.Duration
+	// BodyTimeout is how long the body of a method that takes one message may take to arrive; default 10 s.
+	BodyTimeout time.Duration
+	// MaxConnections that may be open at once, handshakes included; one more is closed at once. Default 4096.
+	MaxConnections int
 	// IdleTimeout of a connection without requests; default 2 min.
 	IdleTimeout time.Duration
 	// DrainTimeout is how long streams and requests get to end after Run's context did; default 10 s.
@@ -56,6 +60,12 @@ func (c ServerConfig) withDefaults() ServerConfig {
 	}
 	if c.HandshakeTimeout == 0 {
 		c.HandshakeTimeout = 5 * time.Second
+	}
+	if c.BodyTimeout == 0 {
+		c.BodyTimeout = 10 * time.Second
+	}
+	if c.MaxConnections == 0 {
+		c.MaxConnections = 4096
 	}
 	if c.IdleTimeout == 0 {
 		c.IdleTimeout = 2 * time.Minute
@@ -77,6 +87,8 @@ type ServerDeps struct {
 	Authenticate Authenticator
 	// OnDenied is told of every request of an authenticated person that was refused for the person's roles, before the refusal is sent. Nil: nobody is.
 	OnDenied func(ctx context.Context, d Denial)
+	// Translate returns the typed refusal of an error that is none yet, such as one of the database; nil: such errors are internal.
+	Translate func(error) error
 	// OnReject is told of every refused handshake, beside the log and the counter. It must not block.
 	OnReject func(pki.Reject)
 	// Wrap goes around all handlers, for what only one port has: CORS, static files' headers. Nil: nothing.
@@ -90,6 +102,7 @@ type Server struct {
 	listener net.Listener
 	tls      *tls.Config
 	metrics  *metrics
+	guard    *guard
 	policies PolicySet
 	services map[string]http.Handler
 	fallback http.Handler
@@ -124,6 +137,10 @@ func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server,
 		deps: deps, cfg: cfg, listener: listener, tls: tlsConfig, metrics: m,
 		policies: PolicySet{}, services: map[string]http.Handler{}, fallback: http.NotFoundHandler(),
 	}
+	s.guard = &guard{
+		policies: s.policy, persons: deps.Persons, authenticate: deps.Authenticate, onDenied: deps.OnDenied, translate: deps.Translate,
+		logger: deps.Logger.With(slog.String("port", cfg.Name)), metrics: m,
+	}
 	s.drain, s.endDrain = context.WithCancelCause(context.WithoutCancel(ctx))
 	return s, nil
 }
@@ -136,18 +153,17 @@ func (s *Server) URL() string { return "https://" + s.listener.Addr().String() }
 
 // HandlerOptions go into every generated handler of this server: limits, the guard, validation.
 func (s *Server) HandlerOptions() []connect.HandlerOption {
-	return []connect.HandlerOption{
+	options := []connect.HandlerOption{
 		connect.WithReadMaxBytes(s.cfg.MaxReadBytes),
 		// What is small costs more to compress than to send.
 		connect.WithCompressMinBytes(16 << 10),
 		connect.WithInterceptors(
-			&guard{
-				policies: s.policy, persons: s.deps.Persons, authenticate: s.deps.Authenticate, onDenied: s.deps.OnDenied,
-				logger: s.deps.Logger.With(slog.String("port", s.cfg.Name)), metrics: s.metrics,
-			},
+			s.guard,
 			validate.NewInterceptor(),
 		),
 	}
+	// On a port of people the names that they give are read by others.
+	return append(options, codecs(textRules{names: s.deps.Authenticate != nil})...)
 }
 
 // Mount adds a service by what its generated constructor answered. A service with a method that has no policy, or one that this server could never
@@ -228,7 +244,8 @@ func (s *Server) policy(procedure string) (Policy, bool) {
 // DrainTimeout whatever is left is cut. It answers nil after a drain that ctx asked for.
 func (s *Server) Run(ctx context.Context) error {
 	tlsListener, err := pki.NewListener(ctx, s.listener, pki.ListenerConfig{
-		TLS: s.tls, HandshakeTimeout: s.cfg.HandshakeTimeout, MaxHandshakes: s.cfg.MaxHandshakes, OnReject: s.onReject(ctx),
+		TLS: s.tls, HandshakeTimeout: s.cfg.HandshakeTimeout, MaxHandshakes: s.cfg.MaxHandshakes,
+		MaxConnections: s.cfg.MaxConnections, OnReject: s.onReject(ctx),
 		OnHandshake: func() { s.metrics.handshake(s.cfg.Name) },
 	})
 	if err != nil {
@@ -323,30 +340,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
 		return
 	}
-	if r.ContentLength > int64(s.cfg.MaxReadBytes)+envelopeBytes && s.refuseSize(w, r) {
-		return
-	}
 	ctx, cancel := s.requestContext(w, r)
 	defer cancel(nil)
-	service.ServeHTTP(w, r.WithContext(ctx)) //nolint:contextcheck // ctx is made from the request's.
-}
-
-// envelopeBytes may stand around a message.
-const envelopeBytes = 16
-
-// refuseSize refuses a message by what its sender says of its size, with a type: connect's own refusal, after it has begun to read, has only a code.
-func (s *Server) refuseSize(w http.ResponseWriter, r *http.Request) bool {
-	writer := connect.NewErrorWriter()
-	if _, mounted := s.policies[r.URL.Path]; !mounted || !writer.IsSupported(r) {
-		return false
+	if r = s.intake(w, r.WithContext(ctx)); r != nil { //nolint:contextcheck // ctx is made from the request's.
+		service.ServeHTTP(w, r)
 	}
-	refusal := fault.ToConnect(fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, ""), "")
-	s.metrics.unary(r.URL.Path, refusal.Code().String(), 0)
-	s.metrics.refused(r.URL.Path, commonv1.Reason_REASON_FRAME_TOO_LARGE)
-	if err := writer.Write(w, r, refusal); err != nil {
-		s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
-	}
-	return true
 }
 
 // requestContext puts the verified peer into the context, and gives streams the life that they may have: until the server drains, and until the

@@ -6,8 +6,13 @@ import (
 	"net/http"
 	"time"
 
+	"connectrpc.com/connect"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
@@ -25,6 +30,7 @@ func Edge(trustedOrigins []string) (func(http.Handler) http.Handler, error) {
 			return nil, fmt.Errorf("trust origin: %w", err)
 		}
 	}
+	protection.SetDenyHandler(http.HandlerFunc(refuseSite))
 	return func(next http.Handler) http.Handler {
 		return protection.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h := w.Header()
@@ -37,6 +43,18 @@ func Edge(trustedOrigins []string) (func(http.Handler) http.Handler, error) {
 			next.ServeHTTP(w, r)
 		}))
 	}, nil
+}
+
+// refuseSite writes the typed refusal of a request that a browser sends for a site that is not trusted.
+func refuseSite(w http.ResponseWriter, r *http.Request) {
+	refusal := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "a browser sent this for another site",
+		fault.Unmet("the site "+r.Header.Get("Origin")+" is one of trusted_origins"))
+	writer := connect.NewErrorWriter()
+	if !writer.IsSupported(r) {
+		http.Error(w, refusal.Public, http.StatusForbidden)
+		return
+	}
+	_ = writer.Write(w, r, fault.ToConnect(refusal, ids.New())) // a browser that has gone is not told
 }
 
 // bounded is send with a time limit on each frame. Without it a watcher that does not read would hold its stream, and us, for as long as its

@@ -2705,16 +2705,16 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\brecovery\x10\x02\x1a\boperator\x12z\n" +
 	"\n" +
 	"ChangeTask\x12&.gpuaas.lifecycle.v1.ChangeTaskRequest\x1a'.gpuaas.lifecycle.v1.ChangeTaskResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator2\xc3\x03\n" +
+	"\treadmodel\x10\x03\x1a\boperator2\xcd\x03\n" +
 	"\x10WorkspaceService\x12\x80\x01\n" +
 	"\fCreateTenant\x12(.gpuaas.lifecycle.v1.CreateTenantRequest\x1a).gpuaas.lifecycle.v1.CreateTenantResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator\x12\x9e\x01\n" +
 	"\x10RequestOperation\x12,.gpuaas.lifecycle.v1.RequestOperationRequest\x1a-.gpuaas.lifecycle.v1.RequestOperationResponse\"-\xe2\xe0\x18)\n" +
 	"\treadmodel\n" +
-	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x8a\x01\n" +
+	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x94\x01\n" +
 	"\n" +
-	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"+\xe2\xe0\x18'\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\x06tenant\x1a\x06viewer2\xa5\x01\n" +
+	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"5\xe2\xe0\x181\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer2\xa5\x01\n" +
 	"\x0eFindingService\x12\x92\x01\n" +
 	"\x12AcknowledgeFinding\x12..gpuaas.lifecycle.v1.AcknowledgeFindingRequest\x1a/.gpuaas.lifecycle.v1.AcknowledgeFindingResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator2\x99\x02\n" +
