@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -195,14 +198,17 @@ func TestOpsServer(t *testing.T) {
 	var dbErr error
 	health.Ready("postgres", func(context.Context) error { return dbErr })
 	health.Ready("recovery", func(context.Context) error { return nil })
-	extra := map[string]http.Handler{"POST /debug/failpoints": http.NotFoundHandler()}
-	for _, tt := range []struct {
-		addr  string
-		pprof int
-	}{{"127.0.0.1:0", http.StatusOK}, {"0.0.0.0:0", http.StatusNotFound}} {
-		t.Run(tt.addr, func(t *testing.T) {
+	for _, addr := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
+		t.Run(addr, func(t *testing.T) {
 			dbErr = nil
-			srv, err := obs.NewOpsServer(t.Context(), obs.OpsDeps{Logger: slog.New(slog.DiscardHandler), Registry: registry, Health: health, Extra: extra}, tt.addr)
+			dir, err := os.MkdirTemp("", "ops-*") //nolint:usetesting // the path of a socket must be short
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			socket := filepath.Join(dir, "debug.sock")
+			deps := obs.OpsDeps{Logger: slog.New(slog.DiscardHandler), Registry: registry, Health: health, DebugSocket: socket}
+			srv, err := obs.NewOpsServer(t.Context(), deps, addr)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -230,8 +236,12 @@ func TestOpsServer(t *testing.T) {
 			if code, body := get("/metrics"); code != http.StatusOK || !strings.Contains(body, "gpuaas_build_info{") {
 				t.Errorf("metrics: %d", code)
 			}
-			if code, _ := get("/debug/pprof/"); code != tt.pprof {
-				t.Errorf("pprof on %s: %d, want %d", tt.addr, code, tt.pprof)
+			if code, _ := get("/debug/pprof/"); code != http.StatusNotFound {
+				t.Errorf("profiles on %s: %d", addr, code)
+			}
+			checkProfiles(t, socket)
+			if _, err := obs.NewOpsServer(t.Context(), deps, "127.0.0.1:0"); err == nil || !strings.Contains(err.Error(), "in use") {
+				t.Errorf("a second process took the socket: %v", err)
 			}
 			if code, body := get("/readyz"); code != http.StatusOK || !strings.Contains(body, `"postgres"`) {
 				t.Errorf("readyz: %d %s", code, body)
@@ -249,6 +259,30 @@ func TestOpsServer(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// checkProfiles reads a profile by the socket, which nobody but its owner may open.
+func checkProfiles(t *testing.T, socket string) {
+	t.Helper()
+	info, err := os.Stat(socket)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("socket: %v %v", info, err)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://debug/debug/pprof/goroutine?debug=1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), "goroutine profile") {
+		t.Errorf("%s: %v", resp.Status, err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"os"
 	"time"
 )
 
@@ -16,17 +17,21 @@ type OpsDeps struct {
 	Logger   *slog.Logger
 	Registry *Registry
 	Health   *Health
-	// Extra adds handlers by pattern, such as failpoint control. They are served on a loopback listener only.
-	Extra map[string]http.Handler
+	// DebugSocket is the path of a unix socket, for the process's own user alone, that serves /debug/pprof/. Empty: profiles are not served. They are
+	// never served on addr: the workloads of tenants may run on the same loopback.
+	DebugSocket string
 }
 
-// OpsServer serves /metrics, /livez, /readyz and, on a loopback address only, /debug/pprof/ and the extras.
+// OpsServer serves /metrics, /livez and /readyz on an address, and profiles on a unix socket.
 type OpsServer struct {
-	listener net.Listener
-	server   *http.Server
+	listener, debug       net.Listener // debug is nil without a socket
+	server, profileServer *http.Server
 }
 
-// NewOpsServer listens on addr (host:port; port 0 picks one).
+// maxSocketPath is what the kernel takes as the path of a unix socket.
+const maxSocketPath = 100
+
+// NewOpsServer listens on addr (host:port; port 0 picks one), and on the socket if there is one.
 func NewOpsServer(ctx context.Context, deps OpsDeps, addr string) (*OpsServer, error) {
 	if deps.Logger == nil || deps.Registry == nil || deps.Health == nil {
 		return nil, errors.New("ops server: logger, registry and health are needed")
@@ -39,24 +44,56 @@ func NewOpsServer(ctx context.Context, deps OpsDeps, addr string) (*OpsServer, e
 	mux.Handle("GET /metrics", deps.Registry.Handler())
 	mux.Handle("GET /livez", deps.Health.LiveHandler())
 	mux.Handle("GET /readyz", deps.Health.ReadyHandler())
-	if loopback(listener.Addr()) {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-		for pattern, handler := range deps.Extra {
-			mux.Handle(pattern, handler)
-		}
+	out := &OpsServer{listener: listener, server: opsHTTP(deps, mux)}
+	if deps.DebugSocket == "" {
+		return out, nil
 	}
-	return &OpsServer{listener: listener, server: &http.Server{
-		Handler:           mux,
+	if out.debug, err = listenDebug(ctx, deps.DebugSocket); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	profiles := http.NewServeMux()
+	profiles.HandleFunc("/debug/pprof/", pprof.Index)
+	profiles.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	profiles.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	profiles.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	profiles.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	out.profileServer = opsHTTP(deps, profiles)
+	return out, nil
+}
+
+func opsHTTP(deps OpsDeps, handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(deps.Logger.Handler(), slog.LevelDebug),
-	}}, nil
+	}
+}
+
+// listenDebug makes the socket. What a dead process left at the path is replaced; a socket that answers is another process's, and an error.
+func listenDebug(ctx context.Context, path string) (net.Listener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("listen for profiles: the path of the socket is longer than %d bytes", maxSocketPath)
+	}
+	if conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path); err == nil {
+		return nil, errors.Join(fmt.Errorf("listen for profiles: %s is in use", path), conn.Close())
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return nil, fmt.Errorf("listen for profiles: %s is not a socket", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listen for profiles: %w", err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for profiles: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for profiles: %w", err), listener.Close())
+	}
+	return listener, nil
 }
 
 // Addr answers the address it listens on.
@@ -64,26 +101,41 @@ func (s *OpsServer) Addr() string { return s.listener.Addr().String() }
 
 // Run serves until ctx ends.
 func (s *OpsServer) Run(ctx context.Context) error {
-	served := make(chan error, 1)
+	served := make(chan error, 2)
+	running := 1
 	go func() { served <- s.server.Serve(s.listener) }()
+	if s.debug != nil {
+		running++
+		go func() { served <- s.profileServer.Serve(s.debug) }()
+	}
+	var failed error
 	select {
 	case err := <-served:
-		return fmt.Errorf("serve ops: %w", err)
+		running--
+		failed = fmt.Errorf("serve ops: %w", err)
 	case <-ctx.Done():
 	}
 	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
-	if err := s.server.Shutdown(stopCtx); err != nil {
-		_ = s.server.Close() //nolint:errcheck // the listener is closed; a request that hangs is cut
+	for _, server := range []*http.Server{s.server, s.profileServer} {
+		if server == nil {
+			continue
+		}
+		if err := server.Shutdown(stopCtx); err != nil {
+			_ = server.Close() //nolint:errcheck // the listener is closed; a request that hangs is cut
+		}
 	}
-	<-served
-	return nil
+	for range running {
+		<-served
+	}
+	return failed
 }
 
-// Close gives the listener back if Run is never called.
-func (s *OpsServer) Close() error { return s.server.Close() }
-
-func loopback(addr net.Addr) bool {
-	tcp, ok := addr.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
+// Close gives the listeners back if Run is never called.
+func (s *OpsServer) Close() error {
+	err := s.listener.Close()
+	if s.debug != nil {
+		err = errors.Join(err, s.debug.Close())
+	}
+	return err //nolint:wrapcheck // it says which
 }
