@@ -250,8 +250,20 @@ func (pr *printer) structured() bool {
 	return pr.format == formatJSON || pr.format == formatJSONL || pr.format == formatYAML
 }
 
-// clean makes a text safe for one field of a line: what a node or a tenant wrote may hold escape sequences for the terminal.
+// clean makes a text safe for one field of a line: what a node or a tenant wrote may hold escape sequences for the terminal. A format character, such as
+// one that turns the direction of what follows, is shown by its number.
 func clean(s string) string {
+	if strings.IndexFunc(s, isFormat) >= 0 {
+		var out strings.Builder
+		for _, r := range s {
+			if isFormat(r) {
+				fmt.Fprintf(&out, "<U+%04X>", r)
+				continue
+			}
+			out.WriteRune(r)
+		}
+		s = out.String()
+	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' || r == unicode.ReplacementChar {
 			return ' '
@@ -259,6 +271,8 @@ func clean(s string) string {
 		return r
 	}, s)
 }
+
+func isFormat(r rune) bool { return unicode.Is(unicode.Cf, r) }
 
 // colours of the words that say how something is.
 var colours = map[string]string{
