@@ -89,6 +89,27 @@ type Lag struct {
 	Parked int64
 }
 
+// Blockers names the sessions that a sequencer waits for, as `role (pid n)`, other sequencers left out. Any role may ask: Postgres shows each session's
+// process and role to all, and what it runs to its owner alone.
+func Blockers(ctx context.Context, q pg.Querier) ([]string, error) {
+	rows, err := q.Query(ctx, `
+		SELECT DISTINCT b.usename || ' (pid ' || b.pid || ')'
+		FROM pg_stat_activity a
+			CROSS JOIN unnest(pg_blocking_pids(a.pid)) AS w (pid)
+			JOIN pg_stat_activity b ON b.pid = w.pid
+		WHERE a.usename = $1 AND b.usename <> $1
+		ORDER BY 1
+		LIMIT 5`, pg.RoleSequencer)
+	if err != nil {
+		return nil, fmt.Errorf("read what numbering waits for: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("read what numbering waits for: %w", err)
+	}
+	return out, nil
+}
+
 // Lag measures, for readiness, metrics and status.
 func (c *Consumer) Lag(ctx context.Context) (Lag, error) {
 	var l Lag

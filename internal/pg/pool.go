@@ -31,9 +31,14 @@ type Config struct {
 	IdleInTxTimeout time.Duration
 	// LockTimeout bounds the wait for one lock; zero means none.
 	LockTimeout time.Duration
+	// Exhaustion learns of what the server refuses for want of disk, memory or connections. Nil: nothing does.
+	Exhaustion *Exhaustion
 	// Settings are further settings of the sessions, such as plan_cache_mode.
 	Settings map[string]string
 }
+
+// IdleInTxTimeout is what every login role has as idle_in_transaction_session_timeout, as Postgres spells it.
+const IdleInTxTimeout = "30s"
 
 // Querier is what pools, connections and transactions have in common.
 type Querier interface {
@@ -59,6 +64,11 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	pc.MaxConnLifetimeJitter = 10 * time.Minute
 	pc.HealthCheckPeriod = 15 * time.Second
 	pc.ConnConfig.ConnectTimeout = orDefault(cfg.ConnectTimeout, 5*time.Second)
+	keep := pc.ConnConfig.OnPgError
+	pc.ConnConfig.OnPgError = func(conn *pgconn.PgConn, refusal *pgconn.PgError) bool {
+		cfg.Exhaustion.note(refusal.Code)
+		return keep(conn, refusal)
+	}
 	set := pc.ConnConfig.RuntimeParams
 	if cfg.ApplicationName != "" {
 		set["application_name"] = cfg.ApplicationName

@@ -163,6 +163,9 @@ func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
 			attributes += " NOLOGIN"
 		}
 		a.exec(ctx, "ALTER ROLE "+quote(role)+attributes)
+		// A session that forgot its transaction holds locks, and what vacuum may remove. Pools of services set this for themselves; a person
+		// who logs in by hand gets it here.
+		a.exec(ctx, "ALTER ROLE "+quote(role)+" SET idle_in_transaction_session_timeout = '"+IdleInTxTimeout+"'")
 	}
 	if !super {
 		// Without being superuser one gives away a database only to a role that one may take.

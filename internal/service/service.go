@@ -50,6 +50,7 @@ type Config struct {
 	TLS              TLS               `koanf:"tls"`
 	Listen           string            `koanf:"listen"`
 	OpsListen        string            `koanf:"ops_listen"`
+	DebugSocket      string            `koanf:"debug_socket"` // a unix socket for profiles; empty: none
 }
 
 // Default answers the shared defaults.
@@ -98,13 +99,17 @@ type Base struct {
 	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
 	Wake, Numbered *events.Signal
 
-	settings  map[string]string
-	sequencer *pgxpool.Pool
-	ops       *obs.OpsServer
-	clients   []*http.Client
-	tasks     []app.Task
-	reload    []pki.Reloader
+	settings   map[string]string
+	exhaustion pg.Exhaustion
+	sequencer  *pgxpool.Pool
+	ops        *obs.OpsServer
+	clients    []*http.Client
+	tasks      []app.Task
+	reload     []pki.Reloader
 }
+
+// PartDatabaseRoom is the part of a service's health that says whether the database has disk, memory and connections left for it.
+const PartDatabaseRoom = "database_room"
 
 // Option changes how the common part is built.
 type Option func(*Base)
@@ -141,7 +146,7 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read database url: %w", err)
 	}
-	if b.DB, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name, MaxConns: b.Config.DatabaseConns, Settings: b.settings}); err != nil {
+	if b.DB, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name, MaxConns: b.Config.DatabaseConns, Settings: b.settings, Exhaustion: &b.exhaustion}); err != nil {
 		return fmt.Errorf("open database: %w", err)
 	}
 	url, err = b.Config.SequencerURLFile.Read()
@@ -167,7 +172,7 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("build audit log: %w", err)
 	}
-	b.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: b.Logger, Registry: b.Registry, Health: b.Health}, b.Config.OpsListen)
+	b.ops, err = obs.NewOpsServer(ctx, obs.OpsDeps{Logger: b.Logger, Registry: b.Registry, Health: b.Health, DebugSocket: b.Config.DebugSocket}, b.Config.OpsListen)
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
 	}
@@ -177,6 +182,8 @@ func (b *Base) open(ctx context.Context) error {
 		}
 		return nil
 	})
+	// Reported, and no reason to be not ready: reads go on.
+	b.Health.Watch(PartDatabaseRoom, b.exhaustion.Check)
 	return b.number()
 }
 
@@ -211,12 +218,15 @@ func (b *Base) Watch(what ...pki.Reloader) { b.reload = append(b.reload, what...
 // OpsAddr is where metrics and health are served.
 func (b *Base) OpsAddr() string { return b.ops.Addr() }
 
+// Room returns the fault of a database that refused something lately for want of disk, memory or connections; nil if it did not.
+func (b *Base) Room(ctx context.Context) error { return b.exhaustion.Check(ctx) }
+
 // Self is the service's own identity.
 func (b *Base) Self() pki.ID { return pki.ServiceID(b.Config.TrustDomain, b.Name) }
 
 // InternalServer makes the port that other services call, to be mounted on and run by the service.
 func (b *Base) InternalServer(ctx context.Context, persons *rpc.PersonVerifier) (*rpc.Server, error) {
-	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons}, rpc.ServerConfig{
+	srv, err := rpc.NewServer(ctx, rpc.ServerDeps{Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Persons: persons, Translate: pg.Fault}, rpc.ServerConfig{
 		Name: "internal", Addr: b.Config.Listen,
 		TLS: pki.ServerConfig{
 			Store: b.Store, TrustDomain: b.Config.TrustDomain,

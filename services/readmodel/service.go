@@ -91,7 +91,7 @@ func (s *Service) build(ctx context.Context) error {
 	s.sessions = gateway.NewSessions(b.DB)
 	s.refusals = gateway.NewRefusals(b.Audit, reader)
 	err = s.listen(ctx, gateway.Deps{
-		Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
+		Room: b.Room, Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
 	})
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 		Identities:  recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-	}, []gateway.Probe{probe("lifecycle", lc, "lock_store"), probe("recovery", rc, "ca")}, nil
+	}, []gateway.Probe{probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom), probe("recovery", rc, "ca", service.PartDatabaseRoom)}, nil
 }
 
 // listen makes the people's port.
@@ -165,7 +165,7 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	}
 	s.people, err = rpc.NewServer(ctx, rpc.ServerDeps{
 		Logger: b.Logger, Registerer: b.Registry.ForService(b.Name), Authenticate: s.sessions.Authenticate, OnDenied: s.refusals.Denied,
-		Wrap: edge,
+		Wrap: edge, Translate: pg.Fault,
 	}, rpc.ServerConfig{
 		Name: "people", Addr: s.cfg.PeopleListen,
 		TLS: pki.ServerConfig{Store: b.Store, TrustDomain: b.Config.TrustDomain}, // people have no certificates

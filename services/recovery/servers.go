@@ -144,11 +144,8 @@ func (s *enrolment) Enroll(ctx context.Context, req *recoveryv1.EnrollRequest) (
 // shown makes a database that is away, or that was lost at the commit, an invitation to ask again: every call here is idempotent. Anything else
 // stays what it is.
 func shown(err error) error {
-	if _, decided := fault.As(err); err == nil || decided {
-		return err
-	}
-	if pg.IsConnError(err) || errors.Is(err, pg.ErrCommitUnknown) {
+	if errors.Is(err, pg.ErrCommitUnknown) {
 		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "", fault.Cause(err))
 	}
-	return err
+	return pg.Fault(err)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/rpc"
@@ -221,7 +222,9 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 		return nil
 	}
 	var err error
-	s.enroll, err = rpc.NewServer(ctx, rpc.ServerDeps{Logger: s.base.Logger, Registerer: s.base.Registry.ForService(s.base.Name)}, rpc.ServerConfig{
+	s.enroll, err = rpc.NewServer(ctx, rpc.ServerDeps{
+		Logger: s.base.Logger, Registerer: s.base.Registry.ForService(s.base.Name), Translate: pg.Fault,
+	}, rpc.ServerConfig{
 		Name: "enrollment", Addr: s.cfg.EnrollListen, MaxReadBytes: 64 << 10, MaxStreams: 16,
 		// Anybody can connect here: nobody gets to hold a connection by being slow.
 		RequestTimeout: 15 * time.Second, IdleTimeout: 10 * time.Second,

@@ -67,6 +67,12 @@ var componentColumns = []column[*readmodelv1.ComponentStatus]{
 			return "down"
 		}
 	}},
+	{"SEVERITY", false, func(_ *printer, c *readmodelv1.ComponentStatus) string {
+		if c.GetSeverity() == commonv1.Severity_SEVERITY_UNSPECIFIED {
+			return ""
+		}
+		return names.Of(c.GetSeverity())
+	}},
 	{"SINCE", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetSince()) }},
 	{"DETAIL", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetDetail() }},
 	{"OBSERVED", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetObservedAt()) }},

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -169,6 +170,7 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 				"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
 		}
 		statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
+			"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'",
 			"GRANT CONNECT ON DATABASE "+pgx.Identifier{conn.Conn().Config().Database}.Sanitize()+" TO "+id)
 		for _, sql := range statements {
 			if _, err := tx.Exec(ctx, sql); err != nil {

@@ -52,6 +52,8 @@ type Deps struct {
 	Hub       *watch.Hub
 	Owners    Owners
 	Probes    []Probe
+	// Room returns the fault of a database that refuses for want of a resource; nil: that is not watched.
+	Room func(context.Context) error
 }
 
 // Query serves QueryService.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,8 +12,11 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
@@ -59,16 +63,70 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 			return err //nolint:wrapcheck // it says what
 		}
 		out.Components = append(out.Components,
-			component("database", true, fmt.Sprintf("era %d", out.GetEra()), s.Now),
-			component("event_log", lag.Oldest < lagLimit, fmt.Sprintf("%d behind, %d parked", out.GetEventsBehind(), lag.Parked), s.Now),
-			nodeAPI(replicas, s.Now))
+			q.database(ctx, fmt.Sprintf("era %d", out.GetEra()), s.Now), q.eventLog(ctx, lag, s.Now), nodeAPI(replicas, s.Now))
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	out.Components = append(out.Components, q.probe(ctx)...)
+	out.Components = withRoom(append(out.Components, q.probe(ctx)...))
 	return out, nil
+}
+
+// database is the component of the database as this replica meets it.
+func (q *Query) database(ctx context.Context, detail string, now time.Time) *readmodelv1.ComponentStatus {
+	c := component("database", true, detail, now)
+	if q.deps.Room == nil {
+		return c
+	}
+	if f, ok := fault.As(q.deps.Room(ctx)); ok {
+		full(c, f.Public, names.Of(f.Reason), f.Remedy)
+	}
+	return c
+}
+
+// full makes the component of the database that of one that refuses to write.
+func full(c *readmodelv1.ComponentStatus, detail, reason, next string) {
+	c.Ok, c.State, c.Severity = false, commonv1.PartState_PART_STATE_DOWN, commonv1.Severity_SEVERITY_P0
+	c.Detail, c.Reason, c.NextAction = detail, reason, next
+}
+
+// withRoom takes what the services say of the database's room into the database's own component: a service that writes learns of it first.
+func withRoom(components []*readmodelv1.ComponentStatus) []*readmodelv1.ComponentStatus {
+	var database *readmodelv1.ComponentStatus
+	var out []*readmodelv1.ComponentStatus
+	for _, c := range components {
+		switch {
+		case c.GetName() != service.PartDatabaseRoom:
+			if c.GetName() == "database" {
+				database = c
+			}
+			out = append(out, c)
+		case c.GetState() == commonv1.PartState_PART_STATE_DOWN && database.GetOk():
+			full(database, c.GetDetail(), c.GetReason(), c.GetNextAction())
+			database.Since, database.ObservedAt = c.GetSince(), c.GetObservedAt()
+		}
+	}
+	return out
+}
+
+// eventLog is the component of the event log. One that is behind names the sessions that numbering waits for.
+func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *readmodelv1.ComponentStatus {
+	c := component("event_log", lag.Oldest < lagLimit, fmt.Sprintf("%d behind, %d parked", lag.Events+lag.Unnumbered, lag.Parked), now)
+	if c.GetOk() {
+		return c
+	}
+	c.Reason, c.Severity = names.Of(commonv1.Reason_REASON_POSITION_NOT_REACHED), commonv1.Severity_SEVERITY_P1
+	c.NextAction = "look at the logs of the services for the sequencer and the projection"
+	blockers, err := q.deps.Projector.Blockers(ctx)
+	if err != nil {
+		q.deps.Logger.WarnContext(ctx, "sessions that numbering waits for not read", obs.Err(err))
+	}
+	if len(blockers) > 0 {
+		c.Detail += "; numbering waits for a transaction of " + strings.Join(blockers, ", ")
+		c.NextAction = "end that transaction, or its session: SELECT pg_terminate_backend(pid)"
+	}
+	return c
 }
 
 func component(name string, ok bool, detail string, at time.Time) *readmodelv1.ComponentStatus {

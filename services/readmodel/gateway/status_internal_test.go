@@ -8,7 +8,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/service"
 )
 
 func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
@@ -67,6 +69,37 @@ func TestReportedIsWhatTheServiceSaysAndNoMore(t *testing.T) {
 			if c.GetDetail() == "" || c.GetObservedAt() == nil {
 				t.Errorf("%s: %s has no detail, or was never looked at: %v", name, c.GetName(), c)
 			}
+		}
+	}
+}
+
+func TestADatabaseWithoutRoomIsDownAtP0(t *testing.T) {
+	now := time.Unix(1000, 0)
+	room := func(state commonv1.PartState) *readmodelv1.ComponentStatus {
+		return &readmodelv1.ComponentStatus{
+			Name: service.PartDatabaseRoom, State: state, Ok: state == commonv1.PartState_PART_STATE_OK, Detail: "no disk space", Reason: "unavailable",
+			NextAction: "free space", Since: timestamppb.New(now),
+		}
+	}
+	for name, tt := range map[string]struct {
+		said []*readmodelv1.ComponentStatus
+		down bool
+	}{
+		"all have room":            {[]*readmodelv1.ComponentStatus{room(commonv1.PartState_PART_STATE_OK), room(commonv1.PartState_PART_STATE_OK)}, false},
+		"one was refused":          {[]*readmodelv1.ComponentStatus{room(commonv1.PartState_PART_STATE_OK), room(commonv1.PartState_PART_STATE_DOWN)}, true},
+		"silence is no evidence":   {[]*readmodelv1.ComponentStatus{room(commonv1.PartState_PART_STATE_UNKNOWN)}, false},
+		"an older service says no": {nil, false},
+	} {
+		components := withRoom(append([]*readmodelv1.ComponentStatus{component("database", true, "era 0", now)}, tt.said...))
+		if len(components) != 1 {
+			t.Fatalf("%s: %d components", name, len(components))
+		}
+		got := components[0]
+		if got.GetOk() == tt.down || (got.GetSeverity() == commonv1.Severity_SEVERITY_P0) != tt.down {
+			t.Errorf("%s: %v", name, got)
+		}
+		if tt.down && (got.GetNextAction() != "free space" || got.GetDetail() != "no disk space" || got.GetState() != commonv1.PartState_PART_STATE_DOWN) {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -130,6 +130,11 @@ func (p *Projector) Lag(ctx context.Context) (events.Lag, error) {
 	return p.consumer.Lag(ctx) //nolint:wrapcheck // it says whose
 }
 
+// Blockers names the database sessions that the sequencers wait for, as `role (pid n)`.
+func (p *Projector) Blockers(ctx context.Context) ([]string, error) {
+	return events.Blockers(ctx, p.db) //nolint:wrapcheck // it says what
+}
+
 // Parked lists the events that were passed over.
 func (p *Projector) Parked(ctx context.Context) ([]events.ParkedEvent, error) {
 	return p.consumer.Parked(ctx) //nolint:wrapcheck // it says whose

@@ -63,7 +63,7 @@ func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Cont
 	case err == nil:
 		return nil
 	case pg.IsConnError(err):
-		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.RetryAfter(time.Second), fault.Cause(err))
+		return pg.Fault(err) //nolint:wrapcheck // it is the refusal
 	case isCanceledByServer(err):
 		return fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the read took too long", fault.Cause(err))
 	}

@@ -305,9 +305,10 @@ type ComponentStatus struct {
 	Detail        string                 `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	State         v1.PartState           `protobuf:"varint,5,opt,name=state,proto3,enum=gpuaas.common.v1.PartState" json:"state,omitempty"`
-	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`                             // of this state, as far as it was watched; unset where nobody watches
-	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`                           // of what is not ok; empty if it is
-	NextAction    string                 `protobuf:"bytes,8,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"` // of what is not ok; empty if it is
+	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`                                       // of this state, as far as it was watched; unset where nobody watches
+	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`                                     // of what is not ok; empty if it is
+	NextAction    string                 `protobuf:"bytes,8,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`           // of what is not ok; empty if it is
+	Severity      v1.Severity            `protobuf:"varint,9,opt,name=severity,proto3,enum=gpuaas.common.v1.Severity" json:"severity,omitempty"` // of what is not ok, where it is known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -396,6 +397,13 @@ func (x *ComponentStatus) GetNextAction() string {
 		return x.NextAction
 	}
 	return ""
+}
+
+func (x *ComponentStatus) GetSeverity() v1.Severity {
+	if x != nil {
+		return x.Severity
+	}
+	return v1.Severity(0)
 }
 
 // GetStatusResponse lists the parts and the counts that matter.
@@ -4681,7 +4689,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\"\x12\n" +
-	"\x10GetStatusRequest\"\xa8\x02\n" +
+	"\x10GetStatusRequest\"\xe0\x02\n" +
 	"\x0fComponentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x16\n" +
@@ -4692,7 +4700,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12\x1f\n" +
 	"\vnext_action\x18\b \x01(\tR\n" +
-	"nextAction\"\xf7\x03\n" +
+	"nextAction\x126\n" +
+	"\bseverity\x18\t \x01(\x0e2\x1a.gpuaas.common.v1.SeverityR\bseverity\"\xf7\x03\n" +
 	"\x11GetStatusResponse\x12D\n" +
 	"\n" +
 	"components\x18\x01 \x03(\v2$.gpuaas.readmodel.v1.ComponentStatusR\n" +
@@ -5228,182 +5237,184 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(*SetPolicyResponse)(nil),          // 63: gpuaas.readmodel.v1.SetPolicyResponse
 	(*timestamppb.Timestamp)(nil),      // 64: google.protobuf.Timestamp
 	(v1.PartState)(0),                  // 65: gpuaas.common.v1.PartState
-	(v1.UserState)(0),                  // 66: gpuaas.common.v1.UserState
-	(*v11.NodeIdentity)(nil),           // 67: gpuaas.recovery.v1.NodeIdentity
-	(*v12.SessionChanged)(nil),         // 68: gpuaas.node.v1.SessionChanged
-	(*v13.NodeGate)(nil),               // 69: gpuaas.lifecycle.v1.NodeGate
-	(v1.WorkspaceState)(0),             // 70: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 71: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 72: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 73: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 74: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 75: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 76: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 77: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 78: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 79: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 80: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 81: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 82: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 83: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 84: gpuaas.lifecycle.v1.Allocation
-	(*v13.Run)(nil),                    // 85: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 86: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 87: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 88: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 89: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 90: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 91: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 92: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 93: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 94: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 95: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 96: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 97: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 98: gpuaas.lifecycle.v1.Task
+	(v1.Severity)(0),                   // 66: gpuaas.common.v1.Severity
+	(v1.UserState)(0),                  // 67: gpuaas.common.v1.UserState
+	(*v11.NodeIdentity)(nil),           // 68: gpuaas.recovery.v1.NodeIdentity
+	(*v12.SessionChanged)(nil),         // 69: gpuaas.node.v1.SessionChanged
+	(*v13.NodeGate)(nil),               // 70: gpuaas.lifecycle.v1.NodeGate
+	(v1.WorkspaceState)(0),             // 71: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 72: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 73: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 74: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 75: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 76: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 77: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 78: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 79: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 80: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 81: gpuaas.common.v1.Reason
+	(*v13.Tenant)(nil),                 // 82: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 83: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 84: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 85: gpuaas.lifecycle.v1.Allocation
+	(*v13.Run)(nil),                    // 86: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 87: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 88: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 89: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 90: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 91: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 92: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 93: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 94: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 95: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 96: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 97: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 98: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 99: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
 	64,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
 	64,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
 	65,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
 	64,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
-	5,   // 4: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
-	66,  // 5: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
-	64,  // 6: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
-	67,  // 7: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
-	68,  // 8: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
-	69,  // 9: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	64,  // 10: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	70,  // 11: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	66,  // 12: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	71,  // 13: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	72,  // 14: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	64,  // 15: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	64,  // 16: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	73,  // 17: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	64,  // 18: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	74,  // 19: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	75,  // 20: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	64,  // 21: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	76,  // 22: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	64,  // 23: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	77,  // 24: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	78,  // 25: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	79,  // 26: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	80,  // 27: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	64,  // 28: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	64,  // 29: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	7,   // 30: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	81,  // 31: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	70,  // 32: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	8,   // 33: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	78,  // 34: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	10,  // 35: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	82,  // 36: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	83,  // 37: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	84,  // 38: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	7,   // 39: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 40: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	8,   // 41: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	85,  // 42: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	9,   // 43: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	31,  // 44: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	86,  // 45: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	87,  // 46: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	64,  // 47: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	64,  // 48: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	76,  // 49: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	88,  // 50: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	10,  // 51: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	89,  // 52: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	90,  // 53: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	39,  // 54: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	0,   // 55: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	43,  // 56: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	44,  // 57: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	45,  // 58: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	0,   // 59: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	1,   // 60: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	7,   // 61: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 62: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	10,  // 63: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	82,  // 64: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	85,  // 65: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	91,  // 66: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	64,  // 67: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	92,  // 68: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	81,  // 69: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	71,  // 70: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	93,  // 71: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	86,  // 72: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	94,  // 73: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	93,  // 74: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	95,  // 75: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	64,  // 76: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	96,  // 77: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	97,  // 78: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	67,  // 79: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	69,  // 80: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	98,  // 81: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	98,  // 82: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	89,  // 83: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	2,   // 84: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	4,   // 85: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	11,  // 86: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	25,  // 87: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	13,  // 88: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	15,  // 89: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	27,  // 90: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	29,  // 91: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	32,  // 92: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	17,  // 93: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	34,  // 94: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	19,  // 95: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	21,  // 96: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	23,  // 97: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	36,  // 98: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	38,  // 99: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	41,  // 100: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	46,  // 101: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	48,  // 102: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	50,  // 103: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	52,  // 104: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	54,  // 105: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	56,  // 106: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	58,  // 107: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	60,  // 108: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	62,  // 109: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	3,   // 110: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	6,   // 111: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	12,  // 112: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	26,  // 113: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	14,  // 114: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	16,  // 115: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	28,  // 116: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	30,  // 117: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	33,  // 118: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	18,  // 119: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	35,  // 120: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	20,  // 121: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	22,  // 122: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	24,  // 123: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	37,  // 124: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	40,  // 125: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	42,  // 126: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	47,  // 127: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	49,  // 128: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	51,  // 129: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	53,  // 130: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	55,  // 131: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	57,  // 132: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	59,  // 133: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	61,  // 134: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	63,  // 135: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	110, // [110:136] is the sub-list for method output_type
-	84,  // [84:110] is the sub-list for method input_type
-	84,  // [84:84] is the sub-list for extension type_name
-	84,  // [84:84] is the sub-list for extension extendee
-	0,   // [0:84] is the sub-list for field type_name
+	66,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
+	5,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
+	67,  // 6: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
+	64,  // 7: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
+	68,  // 8: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
+	69,  // 9: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
+	70,  // 10: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	64,  // 11: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
+	71,  // 12: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	67,  // 13: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	72,  // 14: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	73,  // 15: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	64,  // 16: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 17: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	74,  // 18: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	64,  // 19: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	75,  // 20: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	76,  // 21: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	64,  // 22: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	77,  // 23: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	64,  // 24: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	78,  // 25: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	79,  // 26: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	80,  // 27: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	81,  // 28: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	64,  // 29: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 30: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	7,   // 31: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	82,  // 32: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	71,  // 33: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	8,   // 34: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	79,  // 35: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	10,  // 36: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	83,  // 37: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	84,  // 38: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	85,  // 39: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	7,   // 40: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	8,   // 41: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	8,   // 42: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	86,  // 43: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	9,   // 44: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	31,  // 45: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	87,  // 46: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	88,  // 47: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	64,  // 48: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	64,  // 49: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	77,  // 50: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	89,  // 51: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	10,  // 52: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	90,  // 53: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	91,  // 54: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	39,  // 55: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	0,   // 56: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	43,  // 57: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	44,  // 58: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	45,  // 59: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	0,   // 60: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	1,   // 61: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	7,   // 62: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	8,   // 63: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	10,  // 64: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	83,  // 65: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	86,  // 66: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	92,  // 67: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	64,  // 68: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	93,  // 69: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	82,  // 70: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	72,  // 71: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	94,  // 72: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	87,  // 73: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	95,  // 74: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	94,  // 75: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	96,  // 76: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	64,  // 77: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	97,  // 78: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	98,  // 79: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	68,  // 80: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	70,  // 81: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	99,  // 82: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	99,  // 83: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	90,  // 84: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	2,   // 85: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	4,   // 86: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	11,  // 87: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	25,  // 88: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	13,  // 89: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	15,  // 90: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	27,  // 91: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	29,  // 92: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	32,  // 93: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	17,  // 94: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	34,  // 95: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	19,  // 96: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	21,  // 97: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	23,  // 98: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	36,  // 99: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	38,  // 100: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	41,  // 101: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	46,  // 102: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	48,  // 103: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	50,  // 104: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	52,  // 105: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	54,  // 106: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	56,  // 107: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	58,  // 108: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	60,  // 109: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	62,  // 110: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	3,   // 111: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	6,   // 112: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	12,  // 113: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	26,  // 114: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	14,  // 115: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	16,  // 116: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	28,  // 117: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	30,  // 118: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	33,  // 119: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	18,  // 120: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	35,  // 121: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	20,  // 122: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	22,  // 123: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	24,  // 124: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	37,  // 125: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	40,  // 126: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	42,  // 127: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	47,  // 128: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	49,  // 129: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	51,  // 130: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	53,  // 131: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	55,  // 132: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	57,  // 133: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	59,  // 134: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	61,  // 135: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	63,  // 136: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	111, // [111:137] is the sub-list for method output_type
+	85,  // [85:111] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
