@@ -886,6 +886,7 @@ const (
 	FindingKind_FINDING_KIND_RESOURCE_WITHOUT_CLAIM           FindingKind = 5
 	FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS            FindingKind = 6 // of one tenant and name
 	FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE              FindingKind = 7
+	FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE              FindingKind = 8 // an instance of an epoch that is over was started again
 )
 
 // Enum value maps for FindingKind.
@@ -899,6 +900,7 @@ var (
 		5: "FINDING_KIND_RESOURCE_WITHOUT_CLAIM",
 		6: "FINDING_KIND_SUCCESSIVE_PROVISIONS",
 		7: "FINDING_KIND_ROW_CHANGED_OUTSIDE",
+		8: "FINDING_KIND_ENDED_INSTANCE_WOKE",
 	}
 	FindingKind_value = map[string]int32{
 		"FINDING_KIND_UNSPECIFIED":                      0,
@@ -909,6 +911,7 @@ var (
 		"FINDING_KIND_RESOURCE_WITHOUT_CLAIM":           5,
 		"FINDING_KIND_SUCCESSIVE_PROVISIONS":            6,
 		"FINDING_KIND_ROW_CHANGED_OUTSIDE":              7,
+		"FINDING_KIND_ENDED_INSTANCE_WOKE":              8,
 	}
 )
 
@@ -1623,7 +1626,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSEVERITY_P0\x10\x01\x12\x0f\n" +
 	"\vSEVERITY_P1\x10\x02\x12\x0f\n" +
-	"\vSEVERITY_P2\x10\x03*\xd4\x02\n" +
+	"\vSEVERITY_P2\x10\x03*\xfa\x02\n" +
 	"\vFindingKind\x12\x1c\n" +
 	"\x18FINDING_KIND_UNSPECIFIED\x10\x00\x121\n" +
 	"-FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION\x10\x01\x12-\n" +
@@ -1632,7 +1635,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"#FINDING_KIND_CLAIM_WITHOUT_RESOURCE\x10\x04\x12'\n" +
 	"#FINDING_KIND_RESOURCE_WITHOUT_CLAIM\x10\x05\x12&\n" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
-	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a*\xb1\x01\n" +
+	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
+	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b*\xb1\x01\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +

@@ -371,8 +371,10 @@ type SessionReadyResult struct {
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Accepted      bool                   `protobuf:"varint,2,opt,name=accepted,proto3" json:"accepted,omitempty"`
 	Denial        *v1.Denial             `protobuf:"bytes,3,opt,name=denial,proto3" json:"denial,omitempty"`
-	Acknowledged  []*v11.TaskRef         `protobuf:"bytes,4,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"` // results that are committed already
-	Cancel        []*v11.TaskRef         `protobuf:"bytes,5,rep,name=cancel,proto3" json:"cancel,omitempty"`             // not wanted any more
+	Acknowledged  []*v11.TaskRef         `protobuf:"bytes,4,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"`             // results that are committed already
+	Cancel        []*v11.TaskRef         `protobuf:"bytes,5,rep,name=cancel,proto3" json:"cancel,omitempty"`                         // not wanted any more
+	MayRun        []*v11.WorkspaceEpoch  `protobuf:"bytes,6,rep,name=may_run,json=mayRun,proto3" json:"may_run,omitempty"`           // whose allocation on this node is allocating or active
+	RunListed     bool                   `protobuf:"varint,7,opt,name=run_listed,json=runListed,proto3" json:"run_listed,omitempty"` // may_run is whole; unset by a lifecycle of an earlier version, which lists nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -440,6 +442,20 @@ func (x *SessionReadyResult) GetCancel() []*v11.TaskRef {
 		return x.Cancel
 	}
 	return nil
+}
+
+func (x *SessionReadyResult) GetMayRun() []*v11.WorkspaceEpoch {
+	if x != nil {
+		return x.MayRun
+	}
+	return nil
+}
+
+func (x *SessionReadyResult) GetRunListed() bool {
+	if x != nil {
+		return x.RunListed
+	}
+	return false
 }
 
 // SessionsReadyRequest carries a batch.
@@ -2509,14 +2525,17 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x0ftasks_in_flight\x18\a \x03(\v2\x1e.gpuaas.common.v1.TaskInFlightR\rtasksInFlight\x129\n" +
 	"\n" +
 	"task_types\x18\b \x03(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\ttaskTypes\x12/\n" +
-	"\x04host\x18\t \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\"\xef\x01\n" +
+	"\x04host\x18\t \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\"\xc7\x02\n" +
 	"\x12SessionReadyResult\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
 	"\baccepted\x18\x02 \x01(\bR\baccepted\x120\n" +
 	"\x06denial\x18\x03 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12;\n" +
 	"\facknowledged\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\facknowledged\x12/\n" +
-	"\x06cancel\x18\x05 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x06cancel\"\x81\x01\n" +
+	"\x06cancel\x18\x05 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x06cancel\x127\n" +
+	"\amay_run\x18\x06 \x03(\v2\x1e.gpuaas.node.v1.WorkspaceEpochR\x06mayRun\x12\x1d\n" +
+	"\n" +
+	"run_listed\x18\a \x01(\bR\trunListed\"\x81\x01\n" +
 	"\x14SessionsReadyRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12J\n" +
@@ -2783,23 +2802,24 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*v1.HostFacts)(nil),               // 40: gpuaas.common.v1.HostFacts
 	(*v1.Denial)(nil),                  // 41: gpuaas.common.v1.Denial
 	(*v11.TaskRef)(nil),                // 42: gpuaas.node.v1.TaskRef
-	(*NodeGate)(nil),                   // 43: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),              // 44: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),            // 45: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),           // 46: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),             // 47: gpuaas.node.v1.TaskResult
-	(*Task)(nil),                       // 48: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                      // 49: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                     // 50: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),              // 51: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),              // 52: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 53: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                  // 54: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),               // 55: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),      // 56: google.protobuf.Timestamp
-	(*Finding)(nil),                    // 57: gpuaas.lifecycle.v1.Finding
-	(*Allocation)(nil),                 // 58: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                      // 59: gpuaas.lifecycle.v1.Claim
+	(*v11.WorkspaceEpoch)(nil),         // 43: gpuaas.node.v1.WorkspaceEpoch
+	(*NodeGate)(nil),                   // 44: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 45: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 46: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 47: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 48: gpuaas.node.v1.TaskResult
+	(*Task)(nil),                       // 49: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 50: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 51: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 52: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 53: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 54: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 55: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 56: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 57: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 58: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 59: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 60: gpuaas.lifecycle.v1.Claim
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
 	38, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
@@ -2808,77 +2828,78 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
 	41, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
 	42, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
 	42, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
-	3,  // 6: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
-	4,  // 7: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	43, // 8: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	11, // 9: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	42, // 10: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
-	12, // 11: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	44, // 12: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	42, // 13: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
-	14, // 14: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
-	16, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	41, // 16: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	42, // 17: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	45, // 18: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	46, // 19: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	47, // 20: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
-	17, // 21: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	42, // 22: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	41, // 23: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
-	19, // 24: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	48, // 25: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	0,  // 26: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	48, // 27: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	49, // 28: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	50, // 29: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	51, // 30: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	52, // 31: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	27, // 32: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	53, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	54, // 34: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	55, // 35: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	56, // 36: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	57, // 37: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	54, // 38: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	58, // 39: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	53, // 40: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	54, // 41: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	58, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	59, // 43: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	1,  // 44: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 45: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 46: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 47: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 48: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 49: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	21, // 50: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	23, // 51: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	25, // 52: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	28, // 53: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	30, // 54: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	32, // 55: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	34, // 56: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	36, // 57: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	2,  // 58: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 59: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 60: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 61: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 62: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	20, // 63: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	22, // 64: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	24, // 65: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	26, // 66: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	29, // 67: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	31, // 68: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	33, // 69: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	35, // 70: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	37, // 71: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	58, // [58:72] is the sub-list for method output_type
-	44, // [44:58] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	43, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	3,  // 7: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
+	4,  // 8: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
+	44, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	11, // 10: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
+	42, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	12, // 12: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
+	45, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	42, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	14, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
+	16, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
+	41, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	42, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	46, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	47, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	48, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	17, // 22: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
+	42, // 23: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	41, // 24: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	19, // 25: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
+	49, // 26: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	0,  // 27: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
+	49, // 28: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	50, // 29: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	51, // 30: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	52, // 31: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	53, // 32: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	27, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
+	54, // 34: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	55, // 35: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	56, // 36: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	57, // 37: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	58, // 38: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	55, // 39: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	59, // 40: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	54, // 41: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	55, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	59, // 43: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	60, // 44: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	1,  // 45: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 46: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	7,  // 47: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	9,  // 48: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	13, // 49: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	18, // 50: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	21, // 51: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	23, // 52: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	25, // 53: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	28, // 54: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	30, // 55: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	32, // 56: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	34, // 57: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	36, // 58: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	2,  // 59: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 60: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	8,  // 61: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	10, // 62: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	15, // 63: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	20, // 64: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	22, // 65: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	24, // 66: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	26, // 67: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	29, // 68: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	31, // 69: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	33, // 70: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	35, // 71: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	37, // 72: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	59, // [59:73] is the sub-list for method output_type
+	45, // [45:59] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }

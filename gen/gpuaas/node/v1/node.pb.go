@@ -300,6 +300,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_PolicyUpdate
 	//	*ConnectResponse_Reconnect
 	//	*ConnectResponse_Denied
+	//	*ConnectResponse_RunList
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -441,6 +442,15 @@ func (x *ConnectResponse) GetDenied() *v1.Denial {
 	return nil
 }
 
+func (x *ConnectResponse) GetRunList() *RunList {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_RunList); ok {
+			return x.RunList
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -489,6 +499,10 @@ type ConnectResponse_Denied struct {
 	Denied *v1.Denial `protobuf:"bytes,11,opt,name=denied,proto3,oneof"`
 }
 
+type ConnectResponse_RunList struct {
+	RunList *RunList `protobuf:"bytes,12,opt,name=run_list,json=runList,proto3,oneof"`
+}
+
 func (*ConnectResponse_Welcome) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Admitted) isConnectResponse_Frame() {}
@@ -510,6 +524,8 @@ func (*ConnectResponse_PolicyUpdate) isConnectResponse_Frame() {}
 func (*ConnectResponse_Reconnect) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Denied) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_RunList) isConnectResponse_Frame() {}
 
 // Hello opens a session.
 type Hello struct {
@@ -792,11 +808,14 @@ func (x *Ready) GetGeneration() int64 {
 
 // Admitted says that this session is the one that is offered work.
 type Admitted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    int64                  `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	ServerTime    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation int64                  `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	ServerTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
+	// A RunList follows once lifecycle has taken the session. Unset by a control plane of an earlier version, which sends none: its Admitted is all that an
+	// agent is told, and whatever is deployed may start.
+	RunListFollows bool `protobuf:"varint,3,opt,name=run_list_follows,json=runListFollows,proto3" json:"run_list_follows,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Admitted) Reset() {
@@ -843,6 +862,120 @@ func (x *Admitted) GetServerTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Admitted) GetRunListFollows() bool {
+	if x != nil {
+		return x.RunListFollows
+	}
+	return false
+}
+
+// RunList names what may run on the node. A workload that does not run when the agent starts is started only if its epoch is listed; what runs is
+// adopted, listed or not.
+type RunList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MayRun        []*WorkspaceEpoch      `protobuf:"bytes,1,rep,name=may_run,json=mayRun,proto3" json:"may_run,omitempty"`
+	Unlisted      bool                   `protobuf:"varint,2,opt,name=unlisted,proto3" json:"unlisted,omitempty"` // lifecycle is of an earlier version and listed nothing: whatever is deployed may start
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunList) Reset() {
+	*x = RunList{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunList) ProtoMessage() {}
+
+func (x *RunList) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunList.ProtoReflect.Descriptor instead.
+func (*RunList) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RunList) GetMayRun() []*WorkspaceEpoch {
+	if x != nil {
+		return x.MayRun
+	}
+	return nil
+}
+
+func (x *RunList) GetUnlisted() bool {
+	if x != nil {
+		return x.Unlisted
+	}
+	return false
+}
+
+// WorkspaceEpoch names one epoch of a workspace.
+type WorkspaceEpoch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WorkspaceId   string                 `protobuf:"bytes,1,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	Epoch         int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkspaceEpoch) Reset() {
+	*x = WorkspaceEpoch{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkspaceEpoch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkspaceEpoch) ProtoMessage() {}
+
+func (x *WorkspaceEpoch) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkspaceEpoch.ProtoReflect.Descriptor instead.
+func (*WorkspaceEpoch) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WorkspaceEpoch) GetWorkspaceId() string {
+	if x != nil {
+		return x.WorkspaceId
+	}
+	return ""
+}
+
+func (x *WorkspaceEpoch) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 // Challenge asks a session that presented an old generation to prove that it is alive and holds the key.
 type Challenge struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -854,7 +987,7 @@ type Challenge struct {
 
 func (x *Challenge) Reset() {
 	*x = Challenge{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +999,7 @@ func (x *Challenge) String() string {
 func (*Challenge) ProtoMessage() {}
 
 func (x *Challenge) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1012,7 @@ func (x *Challenge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Challenge.ProtoReflect.Descriptor instead.
 func (*Challenge) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Challenge) GetNonce() []byte {
@@ -907,7 +1040,7 @@ type ChallengeAnswer struct {
 
 func (x *ChallengeAnswer) Reset() {
 	*x = ChallengeAnswer{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1052,7 @@ func (x *ChallengeAnswer) String() string {
 func (*ChallengeAnswer) ProtoMessage() {}
 
 func (x *ChallengeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1065,7 @@ func (x *ChallengeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChallengeAnswer.ProtoReflect.Descriptor instead.
 func (*ChallengeAnswer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ChallengeAnswer) GetNonce() []byte {
@@ -962,7 +1095,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1107,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1120,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Heartbeat) GetSequence() int64 {
@@ -1030,7 +1163,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1175,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1188,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HeartbeatAck) GetSequence() int64 {
@@ -1093,7 +1226,7 @@ type TaskOffer struct {
 
 func (x *TaskOffer) Reset() {
 	*x = TaskOffer{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1238,7 @@ func (x *TaskOffer) String() string {
 func (*TaskOffer) ProtoMessage() {}
 
 func (x *TaskOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1251,7 @@ func (x *TaskOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskOffer.ProtoReflect.Descriptor instead.
 func (*TaskOffer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TaskOffer) GetEnvelope() []byte {
@@ -1167,7 +1300,7 @@ type TaskRef struct {
 
 func (x *TaskRef) Reset() {
 	*x = TaskRef{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1312,7 @@ func (x *TaskRef) String() string {
 func (*TaskRef) ProtoMessage() {}
 
 func (x *TaskRef) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1192,7 +1325,7 @@ func (x *TaskRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRef.ProtoReflect.Descriptor instead.
 func (*TaskRef) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TaskRef) GetTaskId() string {
@@ -1219,7 +1352,7 @@ type TaskDelivered struct {
 
 func (x *TaskDelivered) Reset() {
 	*x = TaskDelivered{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1364,7 @@ func (x *TaskDelivered) String() string {
 func (*TaskDelivered) ProtoMessage() {}
 
 func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1377,7 @@ func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskDelivered.ProtoReflect.Descriptor instead.
 func (*TaskDelivered) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TaskDelivered) GetTasks() []*TaskRef {
@@ -1265,7 +1398,7 @@ type TaskStarted struct {
 
 func (x *TaskStarted) Reset() {
 	*x = TaskStarted{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1410,7 @@ func (x *TaskStarted) String() string {
 func (*TaskStarted) ProtoMessage() {}
 
 func (x *TaskStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1423,7 @@ func (x *TaskStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskStarted.ProtoReflect.Descriptor instead.
 func (*TaskStarted) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TaskStarted) GetTask() *TaskRef {
@@ -1320,7 +1453,7 @@ type TaskProgress struct {
 
 func (x *TaskProgress) Reset() {
 	*x = TaskProgress{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1465,7 @@ func (x *TaskProgress) String() string {
 func (*TaskProgress) ProtoMessage() {}
 
 func (x *TaskProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1478,7 @@ func (x *TaskProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskProgress.ProtoReflect.Descriptor instead.
 func (*TaskProgress) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TaskProgress) GetTask() *TaskRef {
@@ -1393,7 +1526,7 @@ type TaskResult struct {
 
 func (x *TaskResult) Reset() {
 	*x = TaskResult{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1538,7 @@ func (x *TaskResult) String() string {
 func (*TaskResult) ProtoMessage() {}
 
 func (x *TaskResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1551,7 @@ func (x *TaskResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResult.ProtoReflect.Descriptor instead.
 func (*TaskResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TaskResult) GetTask() *TaskRef {
@@ -1487,7 +1620,7 @@ type TaskResultAck struct {
 
 func (x *TaskResultAck) Reset() {
 	*x = TaskResultAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1632,7 @@ func (x *TaskResultAck) String() string {
 func (*TaskResultAck) ProtoMessage() {}
 
 func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1645,7 @@ func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResultAck.ProtoReflect.Descriptor instead.
 func (*TaskResultAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TaskResultAck) GetTasks() []*TaskRef {
@@ -1534,7 +1667,7 @@ type TaskCancel struct {
 
 func (x *TaskCancel) Reset() {
 	*x = TaskCancel{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1679,7 @@ func (x *TaskCancel) String() string {
 func (*TaskCancel) ProtoMessage() {}
 
 func (x *TaskCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1692,7 @@ func (x *TaskCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCancel.ProtoReflect.Descriptor instead.
 func (*TaskCancel) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TaskCancel) GetTask() *TaskRef {
@@ -1596,7 +1729,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1741,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1754,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Observation) GetWorkspaceId() string {
@@ -1662,7 +1795,7 @@ type DiagnosticReport struct {
 
 func (x *DiagnosticReport) Reset() {
 	*x = DiagnosticReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1807,7 @@ func (x *DiagnosticReport) String() string {
 func (*DiagnosticReport) ProtoMessage() {}
 
 func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1820,7 @@ func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnosticReport.ProtoReflect.Descriptor instead.
 func (*DiagnosticReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DiagnosticReport) GetDiagnostics() []*v1.Diagnostic {
@@ -1708,7 +1841,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1853,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1866,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RenewRequest) GetRequestId() string {
@@ -1763,7 +1896,7 @@ type CertificateIssued struct {
 
 func (x *CertificateIssued) Reset() {
 	*x = CertificateIssued{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1775,7 +1908,7 @@ func (x *CertificateIssued) String() string {
 func (*CertificateIssued) ProtoMessage() {}
 
 func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1788,7 +1921,7 @@ func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateIssued.ProtoReflect.Descriptor instead.
 func (*CertificateIssued) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CertificateIssued) GetRequestId() string {
@@ -1829,7 +1962,7 @@ type CertificateStored struct {
 
 func (x *CertificateStored) Reset() {
 	*x = CertificateStored{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1974,7 @@ func (x *CertificateStored) String() string {
 func (*CertificateStored) ProtoMessage() {}
 
 func (x *CertificateStored) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1987,7 @@ func (x *CertificateStored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStored.ProtoReflect.Descriptor instead.
 func (*CertificateStored) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CertificateStored) GetRequestId() string {
@@ -1874,7 +2007,7 @@ type PolicyUpdate struct {
 
 func (x *PolicyUpdate) Reset() {
 	*x = PolicyUpdate{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1886,7 +2019,7 @@ func (x *PolicyUpdate) String() string {
 func (*PolicyUpdate) ProtoMessage() {}
 
 func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1899,7 +2032,7 @@ func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUpdate.ProtoReflect.Descriptor instead.
 func (*PolicyUpdate) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PolicyUpdate) GetPolicy() *v1.NodePolicy {
@@ -1920,7 +2053,7 @@ type Reconnect struct {
 
 func (x *Reconnect) Reset() {
 	*x = Reconnect{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2065,7 @@ func (x *Reconnect) String() string {
 func (*Reconnect) ProtoMessage() {}
 
 func (x *Reconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2078,7 @@ func (x *Reconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reconnect.ProtoReflect.Descriptor instead.
 func (*Reconnect) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Reconnect) GetReason() v1.Reason {
@@ -1972,7 +2105,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2117,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2130,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2030,7 +2163,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\rrenew_request\x18\v \x01(\v2\x1c.gpuaas.node.v1.RenewRequestH\x00R\frenewRequest\x123\n" +
 	"\agoodbye\x18\f \x01(\v2\x17.gpuaas.node.v1.GoodbyeH\x00R\agoodbye\x12R\n" +
 	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStoredB\x0e\n" +
-	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xd3\x05\n" +
+	"\x05frame\x12\x05\xbaH\x02\b\x01\"\x89\x06\n" +
 	"\x0fConnectResponse\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.gpuaas.node.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\badmitted\x18\x02 \x01(\v2\x18.gpuaas.node.v1.AdmittedH\x00R\badmitted\x129\n" +
@@ -2045,7 +2178,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\rpolicy_update\x18\t \x01(\v2\x1c.gpuaas.node.v1.PolicyUpdateH\x00R\fpolicyUpdate\x129\n" +
 	"\treconnect\x18\n" +
 	" \x01(\v2\x19.gpuaas.node.v1.ReconnectH\x00R\treconnect\x122\n" +
-	"\x06denied\x18\v \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06deniedB\a\n" +
+	"\x06denied\x18\v \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06denied\x124\n" +
+	"\brun_list\x18\f \x01(\v2\x17.gpuaas.node.v1.RunListH\x00R\arunListB\a\n" +
 	"\x05frame\"\xa7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2080,13 +2214,20 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x05Ready\x12'\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\n" +
-	"generation\"g\n" +
+	"generation\"\x91\x01\n" +
 	"\bAdmitted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03R\n" +
 	"generation\x12;\n" +
 	"\vserver_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"serverTime\"a\n" +
+	"serverTime\x12(\n" +
+	"\x10run_list_follows\x18\x03 \x01(\bR\x0erunListFollows\"^\n" +
+	"\aRunList\x127\n" +
+	"\amay_run\x18\x01 \x03(\v2\x1e.gpuaas.node.v1.WorkspaceEpochR\x06mayRun\x12\x1a\n" +
+	"\bunlisted\x18\x02 \x01(\bR\bunlisted\"I\n" +
+	"\x0eWorkspaceEpoch\x12!\n" +
+	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\"a\n" +
 	"\tChallenge\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\fR\x05nonce\x12>\n" +
 	"\ranswer_within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\fanswerWithin\"\\\n" +
@@ -2192,7 +2333,7 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
@@ -2200,102 +2341,106 @@ var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*Welcome)(nil),               // 3: gpuaas.node.v1.Welcome
 	(*Ready)(nil),                 // 4: gpuaas.node.v1.Ready
 	(*Admitted)(nil),              // 5: gpuaas.node.v1.Admitted
-	(*Challenge)(nil),             // 6: gpuaas.node.v1.Challenge
-	(*ChallengeAnswer)(nil),       // 7: gpuaas.node.v1.ChallengeAnswer
-	(*Heartbeat)(nil),             // 8: gpuaas.node.v1.Heartbeat
-	(*HeartbeatAck)(nil),          // 9: gpuaas.node.v1.HeartbeatAck
-	(*TaskOffer)(nil),             // 10: gpuaas.node.v1.TaskOffer
-	(*TaskRef)(nil),               // 11: gpuaas.node.v1.TaskRef
-	(*TaskDelivered)(nil),         // 12: gpuaas.node.v1.TaskDelivered
-	(*TaskStarted)(nil),           // 13: gpuaas.node.v1.TaskStarted
-	(*TaskProgress)(nil),          // 14: gpuaas.node.v1.TaskProgress
-	(*TaskResult)(nil),            // 15: gpuaas.node.v1.TaskResult
-	(*TaskResultAck)(nil),         // 16: gpuaas.node.v1.TaskResultAck
-	(*TaskCancel)(nil),            // 17: gpuaas.node.v1.TaskCancel
-	(*Observation)(nil),           // 18: gpuaas.node.v1.Observation
-	(*DiagnosticReport)(nil),      // 19: gpuaas.node.v1.DiagnosticReport
-	(*RenewRequest)(nil),          // 20: gpuaas.node.v1.RenewRequest
-	(*CertificateIssued)(nil),     // 21: gpuaas.node.v1.CertificateIssued
-	(*CertificateStored)(nil),     // 22: gpuaas.node.v1.CertificateStored
-	(*PolicyUpdate)(nil),          // 23: gpuaas.node.v1.PolicyUpdate
-	(*Reconnect)(nil),             // 24: gpuaas.node.v1.Reconnect
-	(*Goodbye)(nil),               // 25: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 26: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 27: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 28: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 29: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 30: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 31: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 32: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 34: google.protobuf.Duration
-	(v1.TaskState)(0),             // 35: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 36: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 37: gpuaas.node.v1.WorkloadStatus
+	(*RunList)(nil),               // 6: gpuaas.node.v1.RunList
+	(*WorkspaceEpoch)(nil),        // 7: gpuaas.node.v1.WorkspaceEpoch
+	(*Challenge)(nil),             // 8: gpuaas.node.v1.Challenge
+	(*ChallengeAnswer)(nil),       // 9: gpuaas.node.v1.ChallengeAnswer
+	(*Heartbeat)(nil),             // 10: gpuaas.node.v1.Heartbeat
+	(*HeartbeatAck)(nil),          // 11: gpuaas.node.v1.HeartbeatAck
+	(*TaskOffer)(nil),             // 12: gpuaas.node.v1.TaskOffer
+	(*TaskRef)(nil),               // 13: gpuaas.node.v1.TaskRef
+	(*TaskDelivered)(nil),         // 14: gpuaas.node.v1.TaskDelivered
+	(*TaskStarted)(nil),           // 15: gpuaas.node.v1.TaskStarted
+	(*TaskProgress)(nil),          // 16: gpuaas.node.v1.TaskProgress
+	(*TaskResult)(nil),            // 17: gpuaas.node.v1.TaskResult
+	(*TaskResultAck)(nil),         // 18: gpuaas.node.v1.TaskResultAck
+	(*TaskCancel)(nil),            // 19: gpuaas.node.v1.TaskCancel
+	(*Observation)(nil),           // 20: gpuaas.node.v1.Observation
+	(*DiagnosticReport)(nil),      // 21: gpuaas.node.v1.DiagnosticReport
+	(*RenewRequest)(nil),          // 22: gpuaas.node.v1.RenewRequest
+	(*CertificateIssued)(nil),     // 23: gpuaas.node.v1.CertificateIssued
+	(*CertificateStored)(nil),     // 24: gpuaas.node.v1.CertificateStored
+	(*PolicyUpdate)(nil),          // 25: gpuaas.node.v1.PolicyUpdate
+	(*Reconnect)(nil),             // 26: gpuaas.node.v1.Reconnect
+	(*Goodbye)(nil),               // 27: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 28: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 29: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 30: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 31: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 32: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 33: gpuaas.common.v1.Diagnostic
+	(*v1.NodePolicy)(nil),         // 34: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 36: google.protobuf.Duration
+	(v1.TaskState)(0),             // 37: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 38: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 39: gpuaas.node.v1.WorkloadStatus
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
 	4,  // 1: gpuaas.node.v1.ConnectRequest.ready:type_name -> gpuaas.node.v1.Ready
-	7,  // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
-	8,  // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
-	12, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
-	13, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
-	14, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
-	15, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
-	18, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
-	19, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
-	20, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	25, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
-	22, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
+	9,  // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
+	10, // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
+	14, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
+	15, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
+	16, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
+	17, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
+	20, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
+	21, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
+	22, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
+	27, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	24, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
 	3,  // 13: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
 	5,  // 14: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
-	6,  // 15: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
-	9,  // 16: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
-	10, // 17: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
-	16, // 18: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
-	17, // 19: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	21, // 20: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	23, // 21: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	24, // 22: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	26, // 23: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
-	27, // 24: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	28, // 25: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	29, // 26: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	30, // 27: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	31, // 28: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	32, // 29: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	33, // 30: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	33, // 31: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	34, // 32: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	34, // 33: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	33, // 34: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	29, // 35: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	33, // 36: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	11, // 37: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	11, // 38: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	33, // 39: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	11, // 40: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	11, // 41: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	35, // 42: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	36, // 43: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	33, // 44: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	33, // 45: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	11, // 46: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	11, // 47: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	37, // 48: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	33, // 49: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	31, // 50: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	26, // 51: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	32, // 52: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	36, // 53: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	34, // 54: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	0,  // 55: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 56: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	56, // [56:57] is the sub-list for method output_type
-	55, // [55:56] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	8,  // 15: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
+	11, // 16: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
+	12, // 17: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
+	18, // 18: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
+	19, // 19: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
+	23, // 20: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	25, // 21: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	26, // 22: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	28, // 23: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	6,  // 24: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
+	29, // 25: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	30, // 26: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	31, // 27: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	32, // 28: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	33, // 29: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	34, // 30: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	35, // 31: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	35, // 32: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	7,  // 33: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	36, // 34: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	36, // 35: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	35, // 36: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	31, // 37: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	35, // 38: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	13, // 39: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	13, // 40: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	35, // 41: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	13, // 42: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	13, // 43: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	37, // 44: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	38, // 45: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	35, // 46: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	35, // 47: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	13, // 48: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	13, // 49: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	39, // 50: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	35, // 51: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	33, // 52: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	28, // 53: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	34, // 54: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	38, // 55: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	36, // 56: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	0,  // 57: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 58: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	58, // [58:59] is the sub-list for method output_type
+	57, // [57:58] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -2331,6 +2476,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectResponse_PolicyUpdate)(nil),
 		(*ConnectResponse_Reconnect)(nil),
 		(*ConnectResponse_Denied)(nil),
+		(*ConnectResponse_RunList)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2338,7 +2484,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1291,6 +1291,7 @@ type NodeAuthority struct {
 	ConfirmedSessionId string                 `protobuf:"bytes,9,opt,name=confirmed_session_id,json=confirmedSessionId,proto3" json:"confirmed_session_id,omitempty"`
 	Sequence           int64                  `protobuf:"varint,10,opt,name=sequence,proto3" json:"sequence,omitempty"`                               // commit order; a lower one is discarded
 	ReplacedNonce      string                 `protobuf:"bytes,11,opt,name=replaced_nonce,json=replacedNonce,proto3" json:"replaced_nonce,omitempty"` // named by the confirmed session: the session whose Welcome carried it drains, any other closes
+	Launched           bool                   `protobuf:"varint,12,opt,name=launched,proto3" json:"launched,omitempty"`                               // for one epoch of a workspace: once it is retired, recovery knows whether a later epoch has the workspace
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1400,6 +1401,13 @@ func (x *NodeAuthority) GetReplacedNonce() string {
 		return x.ReplacedNonce
 	}
 	return ""
+}
+
+func (x *NodeAuthority) GetLaunched() bool {
+	if x != nil {
+		return x.Launched
+	}
+	return false
 }
 
 // AuthoritySnapshotPart carries many nodes.
@@ -2270,6 +2278,133 @@ func (x *NodeIdentity) GetAlarm() string {
 	return ""
 }
 
+// InstanceRefused reports that an instance whose epoch was replaced, or has ended, asked for a session or a certificate. Event kind `instance.refused`,
+// at most one in five minutes of an instance; aggregate: woken_instance, its id the instance's.
+type InstanceRefused struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	InstanceId  string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	WorkspaceId string                 `protobuf:"bytes,2,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	TenantId    string                 `protobuf:"bytes,3,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Epoch       int64                  `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	NodeId      string                 `protobuf:"bytes,5,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Reason      v1.Reason              `protobuf:"varint,6,opt,name=reason,proto3,enum=gpuaas.common.v1.Reason" json:"reason,omitempty"` // epoch_superseded or epoch_ended
+	// What it said of itself; empty where it asked for a certificate.
+	RemoteAddress string                 `protobuf:"bytes,7,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
+	MachineId     string                 `protobuf:"bytes,8,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	BootId        string                 `protobuf:"bytes,9,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	RefusedAt     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=refused_at,json=refusedAt,proto3" json:"refused_at,omitempty"`
+	Version       int64                  `protobuf:"varint,11,opt,name=version,proto3" json:"version,omitempty"` // the number of such events of this instance
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstanceRefused) Reset() {
+	*x = InstanceRefused{}
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstanceRefused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstanceRefused) ProtoMessage() {}
+
+func (x *InstanceRefused) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstanceRefused.ProtoReflect.Descriptor instead.
+func (*InstanceRefused) Descriptor() ([]byte, []int) {
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *InstanceRefused) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetWorkspaceId() string {
+	if x != nil {
+		return x.WorkspaceId
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *InstanceRefused) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetReason() v1.Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return v1.Reason(0)
+}
+
+func (x *InstanceRefused) GetRemoteAddress() string {
+	if x != nil {
+		return x.RemoteAddress
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetMachineId() string {
+	if x != nil {
+		return x.MachineId
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *InstanceRefused) GetRefusedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RefusedAt
+	}
+	return nil
+}
+
+func (x *InstanceRefused) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 // PolicyKey is one key.
 type PolicyKey struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2289,7 +2424,7 @@ type PolicyKey struct {
 
 func (x *PolicyKey) Reset() {
 	*x = PolicyKey{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2436,7 @@ func (x *PolicyKey) String() string {
 func (*PolicyKey) ProtoMessage() {}
 
 func (x *PolicyKey) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[29]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2449,7 @@ func (x *PolicyKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyKey.ProtoReflect.Descriptor instead.
 func (*PolicyKey) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PolicyKey) GetKey() string {
@@ -2397,7 +2532,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2409,7 +2544,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[30]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2422,7 +2557,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -2442,7 +2577,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2589,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[31]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2602,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetPolicyResponse) GetKeys() []*PolicyKey {
@@ -2490,7 +2625,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2637,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[32]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2650,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -2557,7 +2692,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2704,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[33]
+	mi := &file_gpuaas_recovery_v1_recovery_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2717,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetPolicyResponse) GetKey() *PolicyKey {
@@ -2702,7 +2837,7 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\fsnapshot_end\x18\x02 \x01(\v2(.gpuaas.recovery.v1.AuthoritySnapshotEndH\x00R\vsnapshotEnd\x129\n" +
 	"\x05delta\x18\x03 \x01(\v2!.gpuaas.recovery.v1.NodeAuthorityH\x00R\x05delta\x127\n" +
 	"\x04pong\x18\x04 \x01(\v2!.gpuaas.recovery.v1.AuthorityPongH\x00R\x04pongB\a\n" +
-	"\x05frame\"\xa1\x03\n" +
+	"\x05frame\"\xbd\x03\n" +
 	"\rNodeAuthority\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12(\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tR\x0enodeInstanceId\x129\n" +
@@ -2717,7 +2852,8 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\x14confirmed_session_id\x18\t \x01(\tR\x12confirmedSessionId\x12\x1a\n" +
 	"\bsequence\x18\n" +
 	" \x01(\x03R\bsequence\x12%\n" +
-	"\x0ereplaced_nonce\x18\v \x01(\tR\rreplacedNonce\"P\n" +
+	"\x0ereplaced_nonce\x18\v \x01(\tR\rreplacedNonce\x12\x1a\n" +
+	"\blaunched\x18\f \x01(\bR\blaunched\"P\n" +
 	"\x15AuthoritySnapshotPart\x127\n" +
 	"\x05nodes\x18\x01 \x03(\v2!.gpuaas.recovery.v1.NodeAuthorityR\x05nodes\"2\n" +
 	"\x14AuthoritySnapshotEnd\x12\x1a\n" +
@@ -2792,7 +2928,23 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x18\n" +
 	"\aversion\x18\x18 \x01(\x03R\aversion\x12\x14\n" +
-	"\x05alarm\x18\x19 \x01(\tR\x05alarm\"\xb8\x02\n" +
+	"\x05alarm\x18\x19 \x01(\tR\x05alarm\"\x87\x03\n" +
+	"\x0fInstanceRefused\x12\x1f\n" +
+	"\vinstance_id\x18\x01 \x01(\tR\n" +
+	"instanceId\x12!\n" +
+	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x1b\n" +
+	"\ttenant_id\x18\x03 \x01(\tR\btenantId\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x03R\x05epoch\x12\x17\n" +
+	"\anode_id\x18\x05 \x01(\tR\x06nodeId\x120\n" +
+	"\x06reason\x18\x06 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\x12%\n" +
+	"\x0eremote_address\x18\a \x01(\tR\rremoteAddress\x12\x1d\n" +
+	"\n" +
+	"machine_id\x18\b \x01(\tR\tmachineId\x12\x17\n" +
+	"\aboot_id\x18\t \x01(\tR\x06bootId\x129\n" +
+	"\n" +
+	"refused_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\trefusedAt\x12\x18\n" +
+	"\aversion\x18\v \x01(\x03R\aversion\"\xb8\x02\n" +
 	"\tPolicyKey\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12#\n" +
@@ -2876,7 +3028,7 @@ func file_gpuaas_recovery_v1_recovery_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_recovery_v1_recovery_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gpuaas_recovery_v1_recovery_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_gpuaas_recovery_v1_recovery_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_gpuaas_recovery_v1_recovery_proto_goTypes = []any{
 	(OpenVerdict)(0),                 // 0: gpuaas.recovery.v1.OpenVerdict
 	(IdentityVerb)(0),                // 1: gpuaas.recovery.v1.IdentityVerb
@@ -2909,80 +3061,83 @@ var file_gpuaas_recovery_v1_recovery_proto_goTypes = []any{
 	(*ChangeIdentityRequest)(nil),    // 28: gpuaas.recovery.v1.ChangeIdentityRequest
 	(*ChangeIdentityResponse)(nil),   // 29: gpuaas.recovery.v1.ChangeIdentityResponse
 	(*NodeIdentity)(nil),             // 30: gpuaas.recovery.v1.NodeIdentity
-	(*PolicyKey)(nil),                // 31: gpuaas.recovery.v1.PolicyKey
-	(*GetPolicyRequest)(nil),         // 32: gpuaas.recovery.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),        // 33: gpuaas.recovery.v1.GetPolicyResponse
-	(*SetPolicyRequest)(nil),         // 34: gpuaas.recovery.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),        // 35: gpuaas.recovery.v1.SetPolicyResponse
-	(*v1.Denial)(nil),                // 36: gpuaas.common.v1.Denial
-	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
-	(*v1.NodePolicy)(nil),            // 38: gpuaas.common.v1.NodePolicy
-	(v1.NodeIdentityState)(0),        // 39: gpuaas.common.v1.NodeIdentityState
-	(*durationpb.Duration)(nil),      // 40: google.protobuf.Duration
-	(*v1.Profile)(nil),               // 41: gpuaas.common.v1.Profile
-	(v1.Reason)(0),                   // 42: gpuaas.common.v1.Reason
+	(*InstanceRefused)(nil),          // 31: gpuaas.recovery.v1.InstanceRefused
+	(*PolicyKey)(nil),                // 32: gpuaas.recovery.v1.PolicyKey
+	(*GetPolicyRequest)(nil),         // 33: gpuaas.recovery.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),        // 34: gpuaas.recovery.v1.GetPolicyResponse
+	(*SetPolicyRequest)(nil),         // 35: gpuaas.recovery.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),        // 36: gpuaas.recovery.v1.SetPolicyResponse
+	(*v1.Denial)(nil),                // 37: gpuaas.common.v1.Denial
+	(*timestamppb.Timestamp)(nil),    // 38: google.protobuf.Timestamp
+	(*v1.NodePolicy)(nil),            // 39: gpuaas.common.v1.NodePolicy
+	(v1.NodeIdentityState)(0),        // 40: gpuaas.common.v1.NodeIdentityState
+	(*durationpb.Duration)(nil),      // 41: google.protobuf.Duration
+	(*v1.Profile)(nil),               // 42: gpuaas.common.v1.Profile
+	(v1.Reason)(0),                   // 43: gpuaas.common.v1.Reason
 }
 var file_gpuaas_recovery_v1_recovery_proto_depIdxs = []int32{
 	0,  // 0: gpuaas.recovery.v1.OpenResult.verdict:type_name -> gpuaas.recovery.v1.OpenVerdict
-	36, // 1: gpuaas.recovery.v1.OpenResult.denial:type_name -> gpuaas.common.v1.Denial
+	37, // 1: gpuaas.recovery.v1.OpenResult.denial:type_name -> gpuaas.common.v1.Denial
 	2,  // 2: gpuaas.recovery.v1.OpenSessionsRequest.sessions:type_name -> gpuaas.recovery.v1.OpenSession
 	3,  // 3: gpuaas.recovery.v1.OpenSessionsResponse.results:type_name -> gpuaas.recovery.v1.OpenResult
-	37, // 4: gpuaas.recovery.v1.OpenSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
-	38, // 5: gpuaas.recovery.v1.OpenSessionsResponse.policy:type_name -> gpuaas.common.v1.NodePolicy
-	36, // 6: gpuaas.recovery.v1.ConfirmResult.denial:type_name -> gpuaas.common.v1.Denial
+	38, // 4: gpuaas.recovery.v1.OpenSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
+	39, // 5: gpuaas.recovery.v1.OpenSessionsResponse.policy:type_name -> gpuaas.common.v1.NodePolicy
+	37, // 6: gpuaas.recovery.v1.ConfirmResult.denial:type_name -> gpuaas.common.v1.Denial
 	6,  // 7: gpuaas.recovery.v1.ConfirmSessionsRequest.sessions:type_name -> gpuaas.recovery.v1.ConfirmSession
 	7,  // 8: gpuaas.recovery.v1.ConfirmSessionsResponse.results:type_name -> gpuaas.recovery.v1.ConfirmResult
-	37, // 9: gpuaas.recovery.v1.ConfirmSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
-	36, // 10: gpuaas.recovery.v1.ReportChallengeResponse.denial:type_name -> gpuaas.common.v1.Denial
-	37, // 11: gpuaas.recovery.v1.RenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	38, // 9: gpuaas.recovery.v1.ConfirmSessionsResponse.server_time:type_name -> google.protobuf.Timestamp
+	37, // 10: gpuaas.recovery.v1.ReportChallengeResponse.denial:type_name -> gpuaas.common.v1.Denial
+	38, // 11: gpuaas.recovery.v1.RenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
 	15, // 12: gpuaas.recovery.v1.WatchAuthorityRequest.subscribe:type_name -> gpuaas.recovery.v1.AuthoritySubscribe
 	16, // 13: gpuaas.recovery.v1.WatchAuthorityRequest.ping:type_name -> gpuaas.recovery.v1.AuthorityPing
 	19, // 14: gpuaas.recovery.v1.WatchAuthorityResponse.snapshot:type_name -> gpuaas.recovery.v1.AuthoritySnapshotPart
 	20, // 15: gpuaas.recovery.v1.WatchAuthorityResponse.snapshot_end:type_name -> gpuaas.recovery.v1.AuthoritySnapshotEnd
 	18, // 16: gpuaas.recovery.v1.WatchAuthorityResponse.delta:type_name -> gpuaas.recovery.v1.NodeAuthority
 	21, // 17: gpuaas.recovery.v1.WatchAuthorityResponse.pong:type_name -> gpuaas.recovery.v1.AuthorityPong
-	39, // 18: gpuaas.recovery.v1.NodeAuthority.state:type_name -> gpuaas.common.v1.NodeIdentityState
+	40, // 18: gpuaas.recovery.v1.NodeAuthority.state:type_name -> gpuaas.common.v1.NodeIdentityState
 	18, // 19: gpuaas.recovery.v1.AuthoritySnapshotPart.nodes:type_name -> gpuaas.recovery.v1.NodeAuthority
-	40, // 20: gpuaas.recovery.v1.IssueBootstrapRequest.valid_for:type_name -> google.protobuf.Duration
-	37, // 21: gpuaas.recovery.v1.IssueBootstrapResponse.expires_at:type_name -> google.protobuf.Timestamp
-	41, // 22: gpuaas.recovery.v1.IssueBootstrapResponse.profile:type_name -> gpuaas.common.v1.Profile
+	41, // 20: gpuaas.recovery.v1.IssueBootstrapRequest.valid_for:type_name -> google.protobuf.Duration
+	38, // 21: gpuaas.recovery.v1.IssueBootstrapResponse.expires_at:type_name -> google.protobuf.Timestamp
+	42, // 22: gpuaas.recovery.v1.IssueBootstrapResponse.profile:type_name -> gpuaas.common.v1.Profile
 	1,  // 23: gpuaas.recovery.v1.ChangeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
 	30, // 24: gpuaas.recovery.v1.ChangeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	39, // 25: gpuaas.recovery.v1.NodeIdentity.state:type_name -> gpuaas.common.v1.NodeIdentityState
-	37, // 26: gpuaas.recovery.v1.NodeIdentity.state_at:type_name -> google.protobuf.Timestamp
-	37, // 27: gpuaas.recovery.v1.NodeIdentity.certificate_not_after:type_name -> google.protobuf.Timestamp
-	42, // 28: gpuaas.recovery.v1.NodeIdentity.last_refusal:type_name -> gpuaas.common.v1.Reason
-	37, // 29: gpuaas.recovery.v1.NodeIdentity.created_at:type_name -> google.protobuf.Timestamp
-	37, // 30: gpuaas.recovery.v1.PolicyKey.updated_at:type_name -> google.protobuf.Timestamp
-	31, // 31: gpuaas.recovery.v1.GetPolicyResponse.keys:type_name -> gpuaas.recovery.v1.PolicyKey
-	31, // 32: gpuaas.recovery.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	4,  // 33: gpuaas.recovery.v1.SessionService.OpenSessions:input_type -> gpuaas.recovery.v1.OpenSessionsRequest
-	8,  // 34: gpuaas.recovery.v1.SessionService.ConfirmSessions:input_type -> gpuaas.recovery.v1.ConfirmSessionsRequest
-	10, // 35: gpuaas.recovery.v1.SessionService.ReportChallenge:input_type -> gpuaas.recovery.v1.ReportChallengeRequest
-	12, // 36: gpuaas.recovery.v1.SessionService.RenewCertificate:input_type -> gpuaas.recovery.v1.RenewCertificateRequest
-	14, // 37: gpuaas.recovery.v1.SessionService.WatchAuthority:input_type -> gpuaas.recovery.v1.WatchAuthorityRequest
-	22, // 38: gpuaas.recovery.v1.InstanceService.PrepareInstance:input_type -> gpuaas.recovery.v1.PrepareInstanceRequest
-	24, // 39: gpuaas.recovery.v1.InstanceService.RetireInstance:input_type -> gpuaas.recovery.v1.RetireInstanceRequest
-	26, // 40: gpuaas.recovery.v1.IdentityService.IssueBootstrap:input_type -> gpuaas.recovery.v1.IssueBootstrapRequest
-	28, // 41: gpuaas.recovery.v1.IdentityService.ChangeIdentity:input_type -> gpuaas.recovery.v1.ChangeIdentityRequest
-	32, // 42: gpuaas.recovery.v1.PolicyService.GetPolicy:input_type -> gpuaas.recovery.v1.GetPolicyRequest
-	34, // 43: gpuaas.recovery.v1.PolicyService.SetPolicy:input_type -> gpuaas.recovery.v1.SetPolicyRequest
-	5,  // 44: gpuaas.recovery.v1.SessionService.OpenSessions:output_type -> gpuaas.recovery.v1.OpenSessionsResponse
-	9,  // 45: gpuaas.recovery.v1.SessionService.ConfirmSessions:output_type -> gpuaas.recovery.v1.ConfirmSessionsResponse
-	11, // 46: gpuaas.recovery.v1.SessionService.ReportChallenge:output_type -> gpuaas.recovery.v1.ReportChallengeResponse
-	13, // 47: gpuaas.recovery.v1.SessionService.RenewCertificate:output_type -> gpuaas.recovery.v1.RenewCertificateResponse
-	17, // 48: gpuaas.recovery.v1.SessionService.WatchAuthority:output_type -> gpuaas.recovery.v1.WatchAuthorityResponse
-	23, // 49: gpuaas.recovery.v1.InstanceService.PrepareInstance:output_type -> gpuaas.recovery.v1.PrepareInstanceResponse
-	25, // 50: gpuaas.recovery.v1.InstanceService.RetireInstance:output_type -> gpuaas.recovery.v1.RetireInstanceResponse
-	27, // 51: gpuaas.recovery.v1.IdentityService.IssueBootstrap:output_type -> gpuaas.recovery.v1.IssueBootstrapResponse
-	29, // 52: gpuaas.recovery.v1.IdentityService.ChangeIdentity:output_type -> gpuaas.recovery.v1.ChangeIdentityResponse
-	33, // 53: gpuaas.recovery.v1.PolicyService.GetPolicy:output_type -> gpuaas.recovery.v1.GetPolicyResponse
-	35, // 54: gpuaas.recovery.v1.PolicyService.SetPolicy:output_type -> gpuaas.recovery.v1.SetPolicyResponse
-	44, // [44:55] is the sub-list for method output_type
-	33, // [33:44] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	40, // 25: gpuaas.recovery.v1.NodeIdentity.state:type_name -> gpuaas.common.v1.NodeIdentityState
+	38, // 26: gpuaas.recovery.v1.NodeIdentity.state_at:type_name -> google.protobuf.Timestamp
+	38, // 27: gpuaas.recovery.v1.NodeIdentity.certificate_not_after:type_name -> google.protobuf.Timestamp
+	43, // 28: gpuaas.recovery.v1.NodeIdentity.last_refusal:type_name -> gpuaas.common.v1.Reason
+	38, // 29: gpuaas.recovery.v1.NodeIdentity.created_at:type_name -> google.protobuf.Timestamp
+	43, // 30: gpuaas.recovery.v1.InstanceRefused.reason:type_name -> gpuaas.common.v1.Reason
+	38, // 31: gpuaas.recovery.v1.InstanceRefused.refused_at:type_name -> google.protobuf.Timestamp
+	38, // 32: gpuaas.recovery.v1.PolicyKey.updated_at:type_name -> google.protobuf.Timestamp
+	32, // 33: gpuaas.recovery.v1.GetPolicyResponse.keys:type_name -> gpuaas.recovery.v1.PolicyKey
+	32, // 34: gpuaas.recovery.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	4,  // 35: gpuaas.recovery.v1.SessionService.OpenSessions:input_type -> gpuaas.recovery.v1.OpenSessionsRequest
+	8,  // 36: gpuaas.recovery.v1.SessionService.ConfirmSessions:input_type -> gpuaas.recovery.v1.ConfirmSessionsRequest
+	10, // 37: gpuaas.recovery.v1.SessionService.ReportChallenge:input_type -> gpuaas.recovery.v1.ReportChallengeRequest
+	12, // 38: gpuaas.recovery.v1.SessionService.RenewCertificate:input_type -> gpuaas.recovery.v1.RenewCertificateRequest
+	14, // 39: gpuaas.recovery.v1.SessionService.WatchAuthority:input_type -> gpuaas.recovery.v1.WatchAuthorityRequest
+	22, // 40: gpuaas.recovery.v1.InstanceService.PrepareInstance:input_type -> gpuaas.recovery.v1.PrepareInstanceRequest
+	24, // 41: gpuaas.recovery.v1.InstanceService.RetireInstance:input_type -> gpuaas.recovery.v1.RetireInstanceRequest
+	26, // 42: gpuaas.recovery.v1.IdentityService.IssueBootstrap:input_type -> gpuaas.recovery.v1.IssueBootstrapRequest
+	28, // 43: gpuaas.recovery.v1.IdentityService.ChangeIdentity:input_type -> gpuaas.recovery.v1.ChangeIdentityRequest
+	33, // 44: gpuaas.recovery.v1.PolicyService.GetPolicy:input_type -> gpuaas.recovery.v1.GetPolicyRequest
+	35, // 45: gpuaas.recovery.v1.PolicyService.SetPolicy:input_type -> gpuaas.recovery.v1.SetPolicyRequest
+	5,  // 46: gpuaas.recovery.v1.SessionService.OpenSessions:output_type -> gpuaas.recovery.v1.OpenSessionsResponse
+	9,  // 47: gpuaas.recovery.v1.SessionService.ConfirmSessions:output_type -> gpuaas.recovery.v1.ConfirmSessionsResponse
+	11, // 48: gpuaas.recovery.v1.SessionService.ReportChallenge:output_type -> gpuaas.recovery.v1.ReportChallengeResponse
+	13, // 49: gpuaas.recovery.v1.SessionService.RenewCertificate:output_type -> gpuaas.recovery.v1.RenewCertificateResponse
+	17, // 50: gpuaas.recovery.v1.SessionService.WatchAuthority:output_type -> gpuaas.recovery.v1.WatchAuthorityResponse
+	23, // 51: gpuaas.recovery.v1.InstanceService.PrepareInstance:output_type -> gpuaas.recovery.v1.PrepareInstanceResponse
+	25, // 52: gpuaas.recovery.v1.InstanceService.RetireInstance:output_type -> gpuaas.recovery.v1.RetireInstanceResponse
+	27, // 53: gpuaas.recovery.v1.IdentityService.IssueBootstrap:output_type -> gpuaas.recovery.v1.IssueBootstrapResponse
+	29, // 54: gpuaas.recovery.v1.IdentityService.ChangeIdentity:output_type -> gpuaas.recovery.v1.ChangeIdentityResponse
+	34, // 55: gpuaas.recovery.v1.PolicyService.GetPolicy:output_type -> gpuaas.recovery.v1.GetPolicyResponse
+	36, // 56: gpuaas.recovery.v1.PolicyService.SetPolicy:output_type -> gpuaas.recovery.v1.SetPolicyResponse
+	46, // [46:57] is the sub-list for method output_type
+	35, // [35:46] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_recovery_v1_recovery_proto_init() }
@@ -3006,7 +3161,7 @@ func file_gpuaas_recovery_v1_recovery_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_recovery_v1_recovery_proto_rawDesc), len(file_gpuaas_recovery_v1_recovery_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   4,
 		},
