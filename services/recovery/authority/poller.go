@@ -206,7 +206,7 @@ func (p *Poller) forgetLocked(now time.Time) {
 const retiredFor = 49 * time.Hour
 
 const authorityColumns = `node_id::text, COALESCE(node_instance_id::text, ''), state, fence_epoch, current_serial, next_serial, issued, confirmed,
-	COALESCE(confirmed_session_id::text, ''), authority_seq, replaced_nonce`
+	COALESCE(confirmed_session_id::text, ''), authority_seq, replaced_nonce, instance_id IS NOT NULL`
 
 // read answers what changed after a number, in order. The numbers are in the order of commits, so nothing below one that was seen can appear later.
 func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, error) {
@@ -247,7 +247,7 @@ func scan(row pgx.CollectableRow) (*recoveryv1.NodeAuthority, error) {
 	var n recoveryv1.NodeAuthority
 	var state string
 	err := row.Scan(&n.NodeId, &n.NodeInstanceId, &state, &n.FenceEpoch, &n.CurrentSerial, &n.NextSerial, &n.Issued, &n.Confirmed,
-		&n.ConfirmedSessionId, &n.Sequence, &n.ReplacedNonce)
+		&n.ConfirmedSessionId, &n.Sequence, &n.ReplacedNonce, &n.Launched)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it read
 	}

@@ -24,7 +24,7 @@ import (
 // the present one and to stop if a later one was prepared; lifecycle is told how often and why.
 func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {
 	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
-		return nil, nil, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "the box has been retired")
+		return refuseEnded(ctx, tx, r)
 	}
 	if err := stateRefusal(r, false); err != nil {
 		return nil, nil, err
@@ -52,6 +52,17 @@ func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 		return done, nil, err
 	}
 	return e.judgeSecondMint(ctx, tx, r, a, m)
+}
+
+// refuseEnded refuses a retired instance, and reports that it was started again.
+func refuseEnded(ctx context.Context, tx pgx.Tx, r *identity.Record) (*repeat, error, error) {
+	if err := identity.MarkEnded(ctx, tx, map[string]*identity.Record{r.NodeID: r}); err != nil {
+		return nil, nil, err
+	}
+	if _, err := identity.ReportWoken(ctx, tx, r, identity.Caller{}); err != nil {
+		return nil, nil, err
+	}
+	return nil, fault.New(r.Ended(), "the instance has been retired"), nil
 }
 
 func (e *Enroller) judgeSecondMint(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption, m identity.Moment) (*repeat, error, error) {

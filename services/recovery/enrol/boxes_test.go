@@ -133,7 +133,7 @@ func TestRetireBox(t *testing.T) {
 		t.Fatal("retiring twice changed something")
 	}
 	_, err := k.enroll(b.secret, k.csr())
-	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
+	k.refused(err, commonv1.Reason_REASON_EPOCH_ENDED)
 	// A preparation that comes late finds a tombstone.
 	late := ids.New()
 	retire(late)

@@ -62,6 +62,9 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 	if err != nil {
 		return fail(err)
 	}
+	if err := MarkEnded(ctx, tx, records); err != nil {
+		return fail(err)
+	}
 	results := make([]*recoveryv1.ConfirmResult, 0, len(sessions))
 	changed := map[string]*Record{}
 	var order []*Record
@@ -144,6 +147,9 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 	}
 	known, err := loadOpened(ctx, tx, []string{req.GetSessionId()})
 	if err != nil {
+		return 0, false, err
+	}
+	if err := MarkEnded(ctx, tx, map[string]*Record{r.NodeID: r}); err != nil {
 		return 0, false, err
 	}
 	row := known[req.GetSessionId()]

@@ -46,6 +46,8 @@ type Standing struct {
 	Era           int64 // of the database
 	CurrentSerial string
 	NextSerial    string
+	// Ended is what a retired instance is told in place of identity_retired; unspecified for a machine.
+	Ended commonv1.Reason
 }
 
 // Ruling is what becomes of a Hello.
@@ -82,7 +84,7 @@ type Verdict struct {
 //	p > issued, or a later era, validly signed  | welcome, adopt p: control_plane_rollback
 //	p < confirmed                               | challenge; answered: cloned_identity_detected, hold both
 func Judge(s Standing, h Hello) Verdict {
-	if reason := RefusalOf(s.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return deny(reason)
 	}
 	p := h.Presented
@@ -175,7 +177,7 @@ type ReadyVerdict struct {
 
 // JudgeReady decides whether a Ready counts: only for the last generation issued. confirmedSession is the session whose generation is confirmed.
 func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
-	if reason := RefusalOf(s.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return ReadyVerdict{Reason: reason}
 	}
 	switch {
@@ -206,7 +208,7 @@ func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
 // JudgeChallenge decides what a finished challenge proves, given what it was put for. fenceThen is the fence epoch at the challenge: a decision
 // of a person since then answers the question, and an old challenge must not reopen it.
 func JudgeChallenge(s Standing, fenceThen, fenceNow int64, putFor commonv1.Reason, answered bool) commonv1.Reason {
-	if reason := RefusalOf(s.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return reason
 	}
 	if !answered || fenceThen != fenceNow {

@@ -44,14 +44,15 @@ type Record struct {
 	Version            int64
 	CreatedAt          time.Time
 	correlationForNext string
-	decided            string // the audit action of a change of state that is not written yet
+	ended              commonv1.Reason // what a retired instance is told; see MarkEnded
+	decided            string          // the audit action of a change of state that is not written yet
 }
 
 // Standing is what Judge needs of a record.
 func (r *Record) Standing(era int64) Standing {
 	return Standing{
 		State: r.State, InstanceID: r.InstanceID, Issued: r.Issued, Confirmed: r.Confirmed, Era: era, CurrentSerial: r.CurrentSerial,
-		NextSerial: r.NextSerial,
+		NextSerial: r.NextSerial, Ended: r.ended,
 	}
 }
 
@@ -79,7 +80,7 @@ func (r *Record) Authority() *recoveryv1.NodeAuthority {
 	return &recoveryv1.NodeAuthority{
 		NodeId: r.NodeID, NodeInstanceId: r.InstanceID, State: r.State, FenceEpoch: r.FenceEpoch, CurrentSerial: r.CurrentSerial,
 		NextSerial: r.NextSerial, Issued: r.Issued, Confirmed: r.Confirmed, ConfirmedSessionId: r.ConfirmedSession, Sequence: r.AuthoritySeq,
-		ReplacedNonce: r.ReplacedNonce,
+		ReplacedNonce: r.ReplacedNonce, Launched: r.BoxID != "",
 	}
 }
 

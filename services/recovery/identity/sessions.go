@@ -153,6 +153,9 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	if len(batch.changed) > 0 {
 		s.committed(true)
 	}
+	if batch.reported {
+		s.deps.Wake.Notify()
+	}
 	for _, r := range batch.rolledBack {
 		s.deps.Logger.ErrorContext(ctx, "a node remembers more than the database", slog.String(obs.KeyNodeID, r.NodeID),
 			slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)), slog.Int64("adopted_generation", r.Confirmed))
@@ -175,6 +178,7 @@ type opening struct {
 	issued     map[string]*Record // raised their generation and nothing else
 	changed    []*Record
 	rolledBack []*Record
+	reported   bool // that a retired instance asked
 	results    []*recoveryv1.OpenResult
 }
 
@@ -197,6 +201,9 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	if b.serials, err = loadUses(b.ctx, tx, serials); err != nil {
 		return err
 	}
+	if err := MarkEnded(b.ctx, tx, b.records); err != nil {
+		return err
+	}
 	b.issued = map[string]*Record{}
 	for _, o := range sessions {
 		result, err := b.one(tx, o)
@@ -204,6 +211,9 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 			return err
 		}
 		b.results = append(b.results, result)
+		if err := b.woken(tx, o); err != nil {
+			return err
+		}
 	}
 	if err := insertOpened(b.ctx, tx, b.fresh); err != nil {
 		return err
@@ -255,6 +265,17 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 	return b.again(o, r, row)
 }
 
+// woken reports a retired instance that asks.
+func (b *opening) woken(tx pgx.Tx, o *recoveryv1.OpenSession) error {
+	r := b.records[o.GetNodeId()]
+	if r == nil || r.Ended() == commonv1.Reason_REASON_UNSPECIFIED {
+		return nil
+	}
+	reported, err := ReportWoken(b.ctx, tx, r, Caller{RemoteAddress: o.GetRemoteAddress(), MachineID: o.GetMachineId(), BootID: o.GetBootId()})
+	b.reported = b.reported || reported
+	return err
+}
+
 // adopt takes over what a node remembers and the database has lost.
 func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, v Verdict) error {
 	if v.Reason != commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
@@ -286,7 +307,7 @@ func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*rec
 	if row.NodeID != o.GetNodeId() || row.InstanceID != o.GetNodeInstanceId() {
 		return b.denied(o, r, commonv1.Reason_REASON_IDENTITY_MISMATCH), nil
 	}
-	if reason := RefusalOf(r.State); reason != commonv1.Reason_REASON_UNSPECIFIED {
+	if reason := r.Standing(b.moment.Era).refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return b.denied(o, r, reason), nil
 	}
 	result := &recoveryv1.OpenResult{SessionId: o.GetSessionId(), Era: row.Era, FenceEpoch: r.FenceEpoch}

@@ -1,0 +1,107 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/obs"
+)
+
+// reportEvery bounds the reports of one instance that keeps asking: a host that starts it again and again must not fill the log.
+const reportEvery = 5 * time.Minute
+
+// MarkEnded notes on each retired instance among the records what it is told: epoch_superseded where a later epoch, or another instance of the same one,
+// was prepared since, else epoch_ended. A retired machine is told identity_retired, as ever. The records are locked.
+func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error {
+	retired := map[string][]*Record{}
+	var workspaces []string
+	for _, r := range records {
+		if r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED || r.BoxID == "" {
+			continue
+		}
+		r.ended = commonv1.Reason_REASON_EPOCH_ENDED
+		if retired[r.WorkspaceID] == nil {
+			workspaces = append(workspaces, r.WorkspaceID)
+		}
+		retired[r.WorkspaceID] = append(retired[r.WorkspaceID], r)
+	}
+	if len(workspaces) == 0 {
+		return nil
+	}
+	rows, err := tx.Query(ctx, `SELECT workspace_id::text, instance_id::text FROM recovery.workspace_epoch WHERE workspace_id = ANY($1::uuid[])`, workspaces)
+	if err != nil {
+		return fmt.Errorf("read epochs of workspaces: %w", err)
+	}
+	var workspace, holder string
+	_, err = pgx.ForEachRow(rows, []any{&workspace, &holder}, func() error {
+		for _, r := range retired[workspace] {
+			if r.BoxID != holder {
+				r.ended = commonv1.Reason_REASON_EPOCH_SUPERSEDED
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read epochs of workspaces: %w", err)
+	}
+	return nil
+}
+
+// Ended returns what MarkEnded noted; unspecified for everything but a retired instance.
+func (r *Record) Ended() commonv1.Reason { return r.ended }
+
+// refusal returns why this identity opens nothing; unspecified for an active one.
+func (s Standing) refusal() commonv1.Reason {
+	reason := RefusalOf(s.State)
+	if reason == commonv1.Reason_REASON_IDENTITY_RETIRED && s.Ended != commonv1.Reason_REASON_UNSPECIFIED {
+		return s.Ended
+	}
+	return reason
+}
+
+// Caller is what a refused instance said of itself.
+type Caller struct{ RemoteAddress, MachineID, BootID string }
+
+// ReportWoken appends the event that a retired instance asked and was refused, unless one was appended within the last five minutes. It returns whether
+// it did. MarkEnded was called on the record.
+func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, error) {
+	rows, err := tx.Query(ctx, `UPDATE recovery.instance SET refused_at = mesh.clock(), refusals = refusals + 1
+		WHERE instance_id = $1 AND (refused_at IS NULL OR refused_at <= mesh.clock() - make_interval(secs => $2)) RETURNING refusals, refused_at`,
+		r.BoxID, reportEvery.Seconds())
+	if err != nil {
+		return false, fmt.Errorf("count refusal of instance: %w", err)
+	}
+	type counted struct {
+		N  int64
+		At time.Time
+	}
+	due, err := pgx.CollectRows(rows, pgx.RowToStructByPos[counted])
+	if err != nil {
+		return false, fmt.Errorf("count refusal of instance: %w", err)
+	}
+	if len(due) == 0 {
+		return false, nil
+	}
+	_, err = events.Append(ctx, tx, events.Event{
+		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.BoxID, AggregateVersion: due[0].N,
+		Payload: &recoveryv1.InstanceRefused{
+			InstanceId: r.BoxID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID, Reason: r.ended,
+			RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID), RefusedAt: timestamppb.New(due[0].At),
+			Version: due[0].N,
+		},
+		Correlation: events.Correlation{
+			CorrelationID: obs.From(ctx).CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID, NodeInstanceID: r.InstanceID,
+		},
+	})
+	if err != nil {
+		return false, fmt.Errorf("report refused instance: %w", err)
+	}
+	return true, nil
+}
