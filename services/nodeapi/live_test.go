@@ -162,6 +162,45 @@ func TestFenceClosesWithinTwoSeconds(t *testing.T) {
 	}
 }
 
+// TestARetiredInstanceIsSentToRecovery: its session ends with a word on which the agent asks again at once, since recovery alone knows whether a later
+// epoch has its workspace, and reports that it was alive.
+func TestARetiredInstanceIsSentToRecovery(t *testing.T) {
+	k := newKit(t)
+	a := k.session(k.replica())
+	k.plane.Change(a.id, func(n *recoveryv1.NodeAuthority) {
+		n.State, n.Launched = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, true
+	})
+	if denial := a.denied(commonv1.Reason_REASON_SESSION_UNKNOWN); denial.GetAction() != commonv1.Action_ACTION_WAIT ||
+		denial.GetRetryAfter().AsDuration() > time.Second {
+		t.Errorf("told %v", denial)
+	}
+}
+
+// TestWhatMayRunIsListedBeforeAnyOffer: the list is lifecycle's, and where that lists nothing the agent is told so.
+func TestWhatMayRunIsListedBeforeAnyOffer(t *testing.T) {
+	runs := []*nodev1.WorkspaceEpoch{{WorkspaceId: ids.New(), Epoch: 3}}
+	for name, listed := range map[string]bool{"listed": true, "of an earlier version": false} {
+		t.Run(name, func(t *testing.T) {
+			k := newKit(t, func(p *nodeapitest.Plane) {
+				if listed {
+					p.Runs = func(*lifecyclev1.SessionReady) []*nodev1.WorkspaceEpoch { return runs }
+				}
+			})
+			a := k.session(k.replica())
+			k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 10))
+			first := a.next("a list or an offer", func(f *nodev1.ConnectResponse) bool { return f.GetRunList() != nil || f.GetTaskOffer() != nil })
+			list := first.GetRunList()
+			if list == nil || list.GetUnlisted() == listed || len(list.GetMayRun()) != map[bool]int{true: 1}[listed] {
+				t.Fatalf("the first frame is %v", first)
+			}
+			if listed && list.GetMayRun()[0].GetWorkspaceId() != runs[0].GetWorkspaceId() {
+				t.Errorf("listed %v", list)
+			}
+			a.next("an offer", func(f *nodev1.ConnectResponse) bool { return f.GetTaskOffer() != nil })
+		})
+	}
+}
+
 // TestNewerSessionReplacesTheOlder on the same replica and on another; by a drain if it named the older one, else at once.
 func TestNewerSessionReplacesTheOlder(t *testing.T) {
 	k := newKit(t)

@@ -142,6 +142,9 @@ func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsRea
 			one.SessionId = r.GetSessionId()
 			res.Results = append(res.Results, one)
 		}
+		if err := listRuns(ctx, tx, req.GetSessions(), res.GetResults()); err != nil {
+			return err
+		}
 		return failpoint.Hit("lifecycle.session_ready.before_commit")
 	})
 	if err != nil {

@@ -35,6 +35,8 @@ type Plane struct {
 	Challenge func(*recoveryv1.OpenSession) bool
 	// Gate refuses to raise a gate; nil: never.
 	Gate func(*lifecyclev1.SessionReady) *commonv1.Denial
+	// Runs lists what may run on the node of an accepted session; nil: nothing is listed, as by an earlier version.
+	Runs func(*lifecyclev1.SessionReady) []*nodev1.WorkspaceEpoch
 	// Report is asked before reports are acknowledged; nil: they are.
 	Report func(*lifecyclev1.ReportTasksRequest) error
 	// Renew answers renewals; nil: they fail.
@@ -212,7 +214,7 @@ func clone(n *recoveryv1.NodeAuthority) *recoveryv1.NodeAuthority {
 	return &recoveryv1.NodeAuthority{
 		NodeId: n.GetNodeId(), NodeInstanceId: n.GetNodeInstanceId(), State: n.GetState(), FenceEpoch: n.GetFenceEpoch(), CurrentSerial: n.GetCurrentSerial(),
 		NextSerial: n.GetNextSerial(), Issued: n.GetIssued(), Confirmed: n.GetConfirmed(), ConfirmedSessionId: n.GetConfirmedSessionId(),
-		ReplacedNonce: n.GetReplacedNonce(),
+		ReplacedNonce: n.GetReplacedNonce(), Launched: n.GetLaunched(),
 	}
 }
 

@@ -232,7 +232,7 @@ func (r *Roster) OnAuthority(n *recoveryv1.NodeAuthority) {
 }
 
 func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
-	if d := stateDenial(n.GetState()); d != nil {
+	if d := stateDenial(n); d != nil {
 		s.Close(d)
 		return
 	}
@@ -255,9 +255,9 @@ func (r *Roster) judge(s *Session, n *recoveryv1.NodeAuthority) {
 	}
 }
 
-// stateDenial is what a session of a node in that state is told; nil for a state that may have one.
-func stateDenial(state commonv1.NodeIdentityState) *commonv1.Denial {
-	switch state {
+// stateDenial returns what a session of such a node is told; nil for a node that may have one.
+func stateDenial(n *recoveryv1.NodeAuthority) *commonv1.Denial {
+	switch n.GetState() {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
 		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "this node is held"), "")
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED:
@@ -265,6 +265,11 @@ func stateDenial(state commonv1.NodeIdentityState) *commonv1.Denial {
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
 		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "this node is fenced"), "")
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
+		if n.GetLaunched() {
+			// Recovery knows whether a later epoch has its workspace, and reports that it was still alive: it is to ask there.
+			return fault.ToDenial(fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "this instance was retired: open a session to learn why",
+				fault.RetryAfter(100*time.Millisecond)), "")
+		}
 		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "this node is retired"), "")
 	default:
 		return nil

@@ -206,7 +206,7 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	}
 	h.server.deps.Roster.Admit(h.sess)
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
-		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
+		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,
 	}}})
 	h.raiseGate(ctx, generation)
 	h.hello = nil // an idle session keeps what it needs
@@ -254,6 +254,10 @@ func (h *handler) raiseGate(ctx context.Context, generation int64) {
 }
 
 func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyResult) {
+	// Before any offer: what a task starts is not judged by a list that was made before it.
+	sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_RunList{RunList: &nodev1.RunList{
+		MayRun: res.GetMayRun(), Unlisted: !res.GetRunListed(),
+	}}})
 	if len(res.GetAcknowledged()) > 0 {
 		sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: res.GetAcknowledged()}}})
 	}
