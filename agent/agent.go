@@ -30,8 +30,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ErrReplaced says that this box was replaced by one of a later epoch: it must not be started again.
-var ErrReplaced = errors.New("this box has been replaced by one of a later epoch")
+// ErrReplaced means that the epoch of this instance has ended or was replaced by a later one: it must not be started again.
+var ErrReplaced = errors.New("the epoch of this instance is over")
 
 // Deps are what an Agent needs.
 type Deps struct {
@@ -221,7 +221,8 @@ func (a *Agent) OpsAddr() string {
 	return a.ops.Addr()
 }
 
-// Run works until ctx ends (nil), or until this box is replaced (ErrReplaced), and closes what New opened. Workloads go on. It is called once.
+// Run works until ctx ends (nil; workloads go on), or until this instance is replaced (ErrReplaced; its workloads are stopped first), and closes what New
+// opened. It is called once.
 func (a *Agent) Run(ctx context.Context) error {
 	tasks := []app.Task{
 		{Name: "session", Phase: app.PhaseDrain, Run: a.hold},
@@ -258,7 +259,7 @@ func (a *Agent) Enrol(ctx context.Context, bundle string) error {
 		}
 		return enrol.ErrNoToken
 	}
-	return a.replaced(a.enrol.Run(ctx))
+	return a.replaced(ctx, a.enrol.Run(ctx))
 }
 
 // Node is who this host is.

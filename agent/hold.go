@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/session"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -85,7 +86,7 @@ func (a *Agent) holds() bool {
 func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
 	stop, ok := errors.AsType[*enrol.StopError](err)
 	if !ok || ends(stop.Denial) {
-		return a.replaced(err)
+		return a.replaced(ctx, err)
 	}
 	return a.blocked(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(stop.Denial.Reason)+": "+stop.Denial.Public)
 }
@@ -94,7 +95,7 @@ func (a *Agent) waitIfStopped(ctx context.Context, err error) error {
 func (a *Agent) refused(ctx context.Context, err error) error {
 	if stop, ok := errors.AsType[*session.StopError](err); ok {
 		if ends(stop.Denial) {
-			return a.replaced(err)
+			return a.replaced(ctx, err)
 		}
 		// Retired, copied, mismatched: nothing that this host does will help, but a person may lift it or bring a bundle, and a host whose agent has
 		// ended tells nobody anything.
@@ -157,14 +158,22 @@ func (a *Agent) sleep(ctx context.Context, wait time.Duration) error {
 	return nil
 }
 
-// ends says whether a refusal is the end of this box: a later one has its workspace.
+// ends reports whether a refusal is the end of this instance: its epoch has ended, or a later one has its workspace.
 func ends(denial *fault.Error) bool {
 	return denial.Reason == commonv1.Reason_REASON_EPOCH_SUPERSEDED || denial.Reason == commonv1.Reason_REASON_EPOCH_ENDED
 }
 
-// replaced makes ErrReplaced of a stop that is for good.
-func (a *Agent) replaced(err error) error {
+// replaced makes ErrReplaced of a stop that is for good, once the workloads of this instance are stopped: whoever has its workspace now must not meet them.
+func (a *Agent) replaced(ctx context.Context, err error) error {
 	if denial, ok := fault.As(err); ok && ends(denial) {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "this instance has been replaced: its workloads are stopped, and then the agent ends",
+			slog.String("reason", names.Of(denial.Reason)))
+		if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_IDENTITY_REVOKED, names.Of(denial.Reason)+": "+denial.Public, 0); err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+		}
+		if stopErr := a.work.StopAll(ctx, process.DefaultGrace); stopErr != nil {
+			return fmt.Errorf("stop the workloads of a replaced instance (%w): %w", err, stopErr)
+		}
 		return fmt.Errorf("%w: %w", ErrReplaced, err)
 	}
 	if stop, ok := errors.AsType[*enrol.StopError](err); ok {

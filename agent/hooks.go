@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/mesh/agent/hostfacts"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
+	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/session"
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -52,7 +53,8 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			executor.Attach(a.client)
 			a.wakeObserver()
 		},
-		Lost: func() { executor.Detach(a.client) },
+		RunList: a.runList,
+		Lost:    func() { executor.Detach(a.client) },
 		Offer: func(ctx context.Context, offer *nodev1.TaskOffer) {
 			if err := executor.Offer(offer); err != nil {
 				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "task not taken", slog.Any("error", err))
@@ -74,6 +76,20 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		},
 		ChangedFacts: a.facts.changed,
 	}
+}
+
+// runList lets what the control plane lists be started. An older one lists nothing: its admission alone says that this node is not replaced, and what is
+// deployed may start.
+func (a *Agent) runList(_ context.Context, list *nodev1.RunList) {
+	if list == nil || list.GetUnlisted() {
+		a.work.SetRunAll()
+		return
+	}
+	epochs := make([]process.WorkspaceEpoch, 0, len(list.GetMayRun()))
+	for _, e := range list.GetMayRun() {
+		epochs = append(epochs, process.WorkspaceEpoch{WorkspaceID: e.GetWorkspaceId(), Epoch: e.GetEpoch()})
+	}
+	a.work.SetRunList(epochs)
 }
 
 func (a *Agent) wakeObserver() {

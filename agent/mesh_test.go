@@ -57,6 +57,8 @@ type mesh struct {
 	issued    int64
 	hellos    []*nodev1.Hello
 	denial    *commonv1.Denial // instead of a Welcome
+	lists     bool             // a RunList is announced; the test sends it
+	observed  chan *nodev1.Observation
 	enrolFail error
 	results   chan *nodev1.TaskResult
 	frames    chan string
@@ -66,7 +68,7 @@ type mesh struct {
 func newMesh(t *testing.T) *mesh {
 	t.Helper()
 	testkit.IO(t)
-	m := &mesh{t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096)}
+	m := &mesh{t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096), observed: make(chan *nodev1.Observation, 4096)}
 	var err error
 	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
 		t.Fatal(err)
@@ -150,7 +152,20 @@ func (m *mesh) Enroll(_ context.Context, request *recoveryv1.EnrollRequest) (*re
 	}, nil
 }
 
-func (m *mesh) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+// turns lets a test and the server send over one stream.
+type turns struct {
+	grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
+	mu sync.Mutex
+}
+
+func (s *turns) Send(frame *nodev1.ConnectResponse) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.BidiStreamingServer.Send(frame)
+}
+
+func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
+	stream := &turns{BidiStreamingServer: bare}
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -168,7 +183,7 @@ func (m *mesh) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, no
 	if denial == nil {
 		m.issued++
 	}
-	generation := m.issued
+	generation, lists := m.issued, m.lists
 	m.mu.Unlock()
 	if denial != nil {
 		return stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: denial}})
@@ -182,7 +197,9 @@ func (m *mesh) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, no
 	if ready, err := stream.Recv(); err != nil || ready.GetReady().GetGeneration() != generation {
 		return fmt.Errorf("ready %v: %w", ready, err)
 	}
-	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{Generation: generation, ServerTime: timestamppb.Now()}}}); err != nil {
+	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
+		Generation: generation, ServerTime: timestamppb.Now(), RunListFollows: lists,
+	}}}); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -197,6 +214,8 @@ func (m *mesh) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, no
 		switch f := frame.GetFrame().(type) {
 		case *nodev1.ConnectRequest_Heartbeat:
 			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()}}})
+		case *nodev1.ConnectRequest_Observation:
+			m.observed <- f.Observation
 		case *nodev1.ConnectRequest_TaskDelivered:
 			m.frames <- "delivered"
 		case *nodev1.ConnectRequest_TaskResult:
@@ -226,30 +245,56 @@ func (m *mesh) wait(frame string) {
 	}
 }
 
-// offer signs a task and sends it over the last stream. Only this test sends while it does.
+// probe offers a task that does nothing.
 func (m *mesh) probe(nonce string) string {
 	m.t.Helper()
 	payload, err := proto.Marshal(&nodev1.ProbeNoop{Nonce: nonce})
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	task := envelope.Task{
-		TaskID: ids.New(), Type: "probe.noop", NodeID: m.nodeID, Attempt: 1, Payload: payload,
-		NotBefore: time.Now().Add(-time.Second), ExpiresAt: time.Now().Add(time.Minute),
-	}
+	return m.offer(envelope.Task{Type: "probe.noop", Payload: payload})
+}
+
+// offer signs a task and sends it over the last stream.
+func (m *mesh) offer(task envelope.Task) string {
+	m.t.Helper()
+	task.TaskID, task.NodeID, task.Attempt = ids.New(), m.nodeID, 1
+	task.NotBefore, task.ExpiresAt = time.Now().Add(-time.Second), time.Now().Add(time.Minute)
 	signed, err := envelope.Sign(m.signer, task)
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	m.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: &nodev1.TaskOffer{
+		Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: ids.New(),
+	}}})
+	return task.TaskID
+}
+
+// send sends a frame over the last stream.
+func (m *mesh) send(frame *nodev1.ConnectResponse) {
+	m.t.Helper()
 	m.mu.Lock()
 	stream := m.streams[len(m.streams)-1]
 	m.mu.Unlock()
-	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskOffer{TaskOffer: &nodev1.TaskOffer{
-		Envelope: signed.Bytes, Signature: signed.Signature, KeyId: signed.KeyID, CorrelationId: ids.New(),
-	}}}); err != nil {
+	if err := stream.Send(frame); err != nil {
 		m.t.Fatal(err)
 	}
-	return task.TaskID
+}
+
+// waitObserved waits until the agent reports the one workload of a workspace in a phase.
+func (m *mesh) waitObserved(workspace string, phase nodev1.WorkloadPhase) {
+	m.t.Helper()
+	deadline := time.After(time.Minute)
+	for {
+		select {
+		case o := <-m.observed:
+			if o.GetWorkspaceId() == workspace && len(o.GetWorkloads()) == 1 && o.GetWorkloads()[0].GetPhase() == phase {
+				return
+			}
+		case <-deadline:
+			m.t.Fatalf("not reported as %v in time", phase)
+		}
+	}
 }
 
 func (m *mesh) bundle(token string) string {

@@ -194,6 +194,9 @@ func (r *runner) promote(ctx context.Context, k *conn) {
 	if hook := r.c.deps.Hooks.Admitted; hook != nil {
 		hook(ctx, k.generation)
 	}
+	if hook := r.c.deps.Hooks.RunList; hook != nil && !k.lists {
+		hook(ctx, nil)
+	}
 	r.renewal.arm(k.cert, 0)
 	if r.renewal.flip {
 		// A certificate was stored while this session opened with the one before it.

@@ -42,6 +42,9 @@ type Hooks struct {
 	Hello func(*nodev1.Hello)
 	// Admitted says that this session is the one that gets work. What is unacknowledged is sent again now.
 	Admitted func(ctx context.Context, generation int64)
+	// RunList is given what lifecycle lists as what may run on this node, once in each session; nil: the control plane is of an earlier version and
+	// lists nothing.
+	RunList func(ctx context.Context, list *nodev1.RunList)
 	// Lost says that no session is left.
 	Lost         func()
 	Offer        func(ctx context.Context, offer *nodev1.TaskOffer)

@@ -34,6 +34,7 @@ type conn struct {
 	nonce      string
 	sessionID  string
 	generation int64
+	lists      bool // a RunList follows
 	openedAt   time.Time
 
 	interval atomic.Int64  // of heartbeats, in nanoseconds
@@ -108,6 +109,10 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 	case *nodev1.ConnectResponse_TaskCancel:
 		if hooks.Cancel != nil {
 			hooks.Cancel(ctx, f.TaskCancel)
+		}
+	case *nodev1.ConnectResponse_RunList:
+		if hooks.RunList != nil && !k.isRetired() {
+			hooks.RunList(ctx, f.RunList)
 		}
 	case *nodev1.ConnectResponse_PolicyUpdate:
 		k.applyPolicy(f.PolicyUpdate.GetPolicy())

@@ -106,6 +106,7 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 				return fmt.Errorf("%w: admitted to generation %d, not %d", errProtocol, f.Admitted.GetGeneration(), k.generation)
 			}
 			c.observe(f.Admitted.GetServerTime(), sent)
+			k.lists = f.Admitted.GetRunListFollows()
 			return nil
 		case *nodev1.ConnectResponse_Challenge:
 			answer, err := answerChallenge(k.cert, nodeID, f.Challenge)

@@ -7,6 +7,9 @@
 // keeps its exit status, whether or not an agent lives. An agent that starts finds shims and workloads again by pid, start time, boot and control
 // group, so that a recycled pid is never taken for a workload; where a shim died, a new one adopts the workload that outlived it.
 //
+// What runs when an agent starts is adopted. What does not, as after a boot, is started only once the control plane has listed its epoch (SetRunList), or
+// by a task: until then this host may be one whose epoch was replaced.
+//
 //	agent ── spec.json, desired.json, SIGUSR1 ──► shim ── init stage: drop rights, exec ──► workload
 //	  └────────────── state.json, report pipe ◄────┘
 //

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -91,7 +92,8 @@ type Runtime struct {
 
 	mu        sync.Mutex // guards what follows; never held while anything is waited for
 	workloads map[key]*workload
-	claimed   map[int32]key // picked ports
+	claimed   map[int32]key             // picked ports
+	listed    func(WorkspaceEpoch) bool // nil until the control plane has listed what may run here
 
 	changed chan struct{}
 	shims   sync.WaitGroup // waits on our own shims, so that they are reaped
@@ -104,6 +106,8 @@ type workload struct {
 	key  key
 	dir  string
 	last string // digest of the last status that was reported as a change; guarded by Runtime.mu
+	// mayStart is set once it ran, or was started by a task, while this agent lived: whatever is listed, it is brought back when its shim dies.
+	mayStart atomic.Bool
 
 	mu      sync.Mutex
 	spec    spec
@@ -164,6 +168,7 @@ func (r *Runtime) find() error {
 				w.failed = err.Error()
 			}
 			w.adopted = w.state().Shim.alive()
+			w.mayStart.Store(r.runs(w.state()))
 			for _, p := range w.spec.Ports {
 				if p.Picked {
 					r.claimed[p.Port] = w.key
@@ -339,6 +344,7 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 	}
 	r.mu.Unlock()
 	w.spec, w.want, w.present, w.adopted, w.failed = spec{}, desired{}, false, false, ""
+	w.mayStart.Store(false)
 	r.notify()
 	return gone, nil
 }

@@ -22,6 +22,9 @@ const (
 	maxProbeTimeout     = 30 * time.Second
 )
 
+// waitsForList is the detail of a workload that should run and was not started after a boot.
+const waitsForList = "waits for the control plane to list its epoch as one that may run on this node"
+
 // look answers the status of a workload, or nil if it is not deployed. It does not wait for an operation under way: files tell enough.
 func (r *Runtime) look(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
 	if w.mu.TryLock() {
@@ -63,6 +66,10 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 		out.Ports = append(out.Ports, &nodev1.Port{Name: p.Name, Port: p.Port})
 	}
 	running := s.BootID == r.boot && s.Child.alive()
+	if r.waits(w) {
+		out.Phase, out.Detail = nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED, waitsForList
+		return out
+	}
 	switch {
 	case running && s.Phase == phaseRunning:
 		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING

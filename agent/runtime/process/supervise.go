@@ -18,7 +18,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// Run brings back what should run and has no shim, now and whenever a shim dies, and tells of changes. It ends with ctx; workloads and shims go on.
+// Run brings back what should run and has no shim, now and whenever a shim dies, and tells of changes. What does not run when the agent starts waits
+// until SetRunList names its epoch. It ends with ctx; workloads and shims go on.
 func (r *Runtime) Run(ctx context.Context) error {
 	ticker := time.NewTicker(r.cfg.CheckEvery)
 	defer ticker.Stop()
@@ -68,9 +69,10 @@ func (r *Runtime) heal(ctx context.Context, w *workload) error {
 		}
 		return nil
 	}
-	if s.Final {
+	if s.Final || !r.runs(s) && !r.mayStart(w) {
 		return nil
 	}
+	w.mayStart.Store(true)
 	r.deps.Logger.InfoContext(ctx, "workload has no shim, starting one", slog.String("workspace_id", w.key.workspaceID), slog.String("workload", w.key.name))
 	if _, err := r.cfg.Cgroups.create(w.key.workspaceID, w.key.name, r.cfg.MaxPIDs, nil); err != nil {
 		return err // after a reboot the groups are gone
@@ -98,6 +100,7 @@ func (r *Runtime) begin(ctx context.Context, w *workload) (*nodev1.WorkloadStatu
 		return nil, err
 	}
 	w.want, w.adopted = want, false
+	w.mayStart.Store(true)
 	if err := r.spawn(ctx, w); err != nil {
 		return nil, err
 	}

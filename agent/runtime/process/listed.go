@@ -1,0 +1,94 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// WorkspaceEpoch names one epoch of a workspace.
+type WorkspaceEpoch struct {
+	WorkspaceID string
+	Epoch       int64
+}
+
+// SetRunList says which epochs may be started on this host, in place of any list before. Until the first list nothing is started that does not run
+// already. A workload that runs keeps its leave, listed or not, and a task that starts one needs no list: R5, and the task is signed for its epoch.
+func (r *Runtime) SetRunList(list []WorkspaceEpoch) {
+	listed := make(map[WorkspaceEpoch]bool, len(list))
+	for _, e := range list {
+		listed[e] = true
+	}
+	r.setListed(func(e WorkspaceEpoch) bool { return listed[e] })
+}
+
+// SetRunAll lets every epoch be started that is deployed here: the control plane admitted this host and is of a version that lists none.
+func (r *Runtime) SetRunAll() { r.setListed(func(WorkspaceEpoch) bool { return true }) }
+
+func (r *Runtime) setListed(listed func(WorkspaceEpoch) bool) {
+	for _, w := range r.list() {
+		w.mayStart.Store(r.lives(w))
+	}
+	r.mu.Lock()
+	r.listed = listed
+	r.mu.Unlock()
+}
+
+// mayStart reports whether a workload that does not run may be started without a task. The caller holds w.mu.
+func (r *Runtime) mayStart(w *workload) bool {
+	if w.mayStart.Load() {
+		return true
+	}
+	r.mu.Lock()
+	listed := r.listed
+	r.mu.Unlock()
+	return listed != nil && listed(WorkspaceEpoch{w.key.workspaceID, w.spec.Epoch})
+}
+
+// waits reports whether a workload should run, does not, and waits to be listed.
+func (r *Runtime) waits(w *workload) bool {
+	s := w.state()
+	return w.present && w.failed == "" && w.want.Run && !s.Final && !r.runs(s) && !r.mayStart(w)
+}
+
+// runs reports whether a shim or the first process of the workload is alive.
+func (r *Runtime) runs(s state) bool {
+	return s.BootID == r.boot && (s.Shim.alive() || s.Child.alive())
+}
+
+// haltRetry is the time between two attempts to stop what did not stop.
+const haltRetry = 2 * time.Second
+
+// StopAll stops every workload and everything that they started, and returns when nothing of them runs, or when ctx ends. Run does not start them again.
+func (r *Runtime) StopAll(ctx context.Context, grace time.Duration) error {
+	for {
+		err := r.stopAllOnce(ctx, grace)
+		if err == nil || ctx.Err() != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		r.deps.Logger.LogAttrs(ctx, slog.LevelError, "workloads not stopped, trying again", slog.Any("error", err))
+		timer := time.NewTimer(haltRetry)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+func (r *Runtime) stopAllOnce(ctx context.Context, grace time.Duration) error {
+	all := r.list()
+	problems := make([]error, len(all))
+	var stopping sync.WaitGroup
+	for i, w := range all {
+		stopping.Go(func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			problems[i] = r.halt(ctx, w, grace)
+		})
+	}
+	stopping.Wait()
+	return errors.Join(problems...)
+}
