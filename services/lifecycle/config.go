@@ -54,6 +54,7 @@ type Config struct {
 	OrphanSweep          time.Duration             `koanf:"orphan_sweep"`     // how often boxes are looked for that are nobody's
 	ReleaseDeadline      time.Duration             `koanf:"release_deadline"` // how long a release may take before its hold is release_failed
 	FindingSweep         time.Duration             `koanf:"finding_sweep"`    // how often rows and resources are compared
+	WokenSweep           time.Duration             `koanf:"woken_sweep"`      // how often findings are made of ended instances that were started again
 	FindingGrace         time.Duration             `koanf:"finding_grace"`    // how long a contradiction must last to be a finding
 }
 
@@ -62,7 +63,7 @@ func Default() Config {
 	return Config{
 		Config: service.Default(), Regions: []string{"local"}, DefaultPlacement: "static", Workers: 16, SagaLease: saga.Default().Lease, OrphanSweep: 30 * time.Second,
 		ReleaseDeadline: workspace.ReleaseDeadline,
-		FindingSweep:    30 * time.Second, FindingGrace: findings.Default().Grace,
+		FindingSweep:    30 * time.Second, WokenSweep: 5 * time.Second, FindingGrace: findings.Default().Grace,
 		Plans: map[string]workspace.Plan{
 			"local": {MaxGPUs: 8, MaxStorageBytes: 100 << 30, MaxWorkloads: 8},
 			"small": {MaxGPUs: 1, MaxStorageBytes: 10 << 30, MaxWorkloads: 2},
@@ -105,8 +106,8 @@ func (c Config) Validate() error {
 	if c.OrphanSweep < time.Second {
 		errs = append(errs, errors.New("orphan_sweep is shorter than a second"))
 	}
-	if c.FindingSweep < time.Second || c.FindingGrace < time.Second {
-		errs = append(errs, errors.New("finding_sweep or finding_grace is shorter than a second"))
+	if c.FindingSweep < time.Second || c.FindingGrace < time.Second || c.WokenSweep < time.Second {
+		errs = append(errs, errors.New("finding_sweep, finding_grace or woken_sweep is shorter than a second"))
 	}
 	if c.Workers < 1 {
 		errs = append(errs, errors.New("workers is below 1"))

@@ -231,7 +231,18 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("build consumer of sessions: %w", err)
 	}
+	woken, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, findings.WokenConsumer())
+	if err != nil {
+		return fmt.Errorf("build consumer of refused instances: %w", err)
+	}
 	b.Add(
+		app.Task{Name: "woken-instances", Run: func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) }},
+		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {
+			return app.Every(ctx, b.Logger, "woken-sweep", s.cfg.WokenSweep, func(ctx context.Context) error {
+				_, err := finder.SweepWoken(ctx)
+				return err //nolint:wrapcheck // it says what it did
+			})
+		}},
 		app.Task{Name: "sagas", Phase: app.PhaseLeases, Run: driver.Run},
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},

@@ -81,6 +81,11 @@ func (s *Sweeper) lookAtBoxes(ctx context.Context, kind commonv1.PlacementDriver
 	if err != nil {
 		return nil, err
 	}
+	strays, err := s.strays(ctx, kind, list)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, strays...)
 	for b := range before {
 		if _, there := standing[b.box()]; there || !after[b] {
 			continue

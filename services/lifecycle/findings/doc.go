@@ -5,6 +5,9 @@
 // claims once more), passes over workspaces that a run holds, and wants to see a thing in two sweeps, further apart than a grace of the database's
 // clock, before it is a finding. Where a source does not answer, nothing is concluded: neither a finding nor the end of one.
 //
+// An instance of an epoch that is over and that was started again needs no second look: recovery, or its driver, has refused or ended it already. It has
+// a sweep of its own.
+//
 // It never changes what it looks at, but that an acknowledgement puts a new seal on a row whose seal did not fit. All it does besides telling is to
 // cordon a node, and to end a cordon of its own when its finding is over.
 //

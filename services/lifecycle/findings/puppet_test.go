@@ -42,6 +42,8 @@ type world struct {
 	gates      *gate.Server
 	tasks      *task.Server
 	silent     bool
+	strays     map[boxKey]int // processes of ended boxes that the provider found and ended
+	straysAt   time.Time
 }
 
 type worldBox struct {
@@ -137,6 +139,12 @@ func (w *world) List(context.Context) ([]placement.Instance, error) {
 			i.EndedAt = time.Unix(2, 0)
 		}
 		out = append(out, i)
+	}
+	for k, n := range w.strays {
+		out = append(out, placement.Instance{
+			WorkspaceID: k.workspaceID, Epoch: k.epoch, ProviderID: "puppet:" + k.String(), StartedAt: time.Unix(1, 0), EndedAt: time.Unix(2, 0), Strays: n,
+			StraysAt: w.straysAt,
+		})
 	}
 	return out, nil
 }

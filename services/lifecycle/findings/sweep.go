@@ -40,6 +40,8 @@ type Config struct {
 	// ProvisionWindow and ProvisionLimit say how many provisions of one tenant and name within how long are a finding; 3 in 15 min.
 	ProvisionWindow time.Duration
 	ProvisionLimit  int
+	// WokenFor is how long a finding on an instance that was started again stays after it was last refused, or ended; 1 h.
+	WokenFor time.Duration
 	// Keep is how long rows are guarded after their life has ended; 7 days.
 	Keep time.Duration
 }
@@ -48,7 +50,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,
-		Keep: 7 * 24 * time.Hour,
+		WokenFor: time.Hour, Keep: 7 * 24 * time.Hour,
 	}
 }
 
@@ -78,6 +80,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		{&cfg.Grace, &def.Grace},
 		{&cfg.Fresh, &def.Fresh},
 		{&cfg.ProvisionWindow, &def.ProvisionWindow},
+		{&cfg.WokenFor, &def.WokenFor},
 		{&cfg.Keep, &def.Keep},
 	} {
 		if *d.at <= 0 {

@@ -38,6 +38,9 @@ type Instance struct {
 	ProviderID  string
 	StartedAt   time.Time
 	EndedAt     time.Time // zero while it lives
+	// Strays counts the processes of it that were found running after its end, and were ended, when that last happened; zero: none ever.
+	Strays   int
+	StraysAt time.Time
 }
 
 // Driver makes and ends boxes.

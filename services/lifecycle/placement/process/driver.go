@@ -1,5 +1,7 @@
 // Package process launches boxes as real agent processes on this host: the embedded default.
 //
+// What runs of an epoch that the ledger says has ended (a restored copy, or what somebody started by hand) is found and ended, and its line says so.
+//
 // It owns the launch ledger, a journal that is locked to decide and synced before a decision takes effect; replicas of lifecycle on one host share it.
 // A box outlives lifecycle. Keep powers a box whose agent died on again, as a cloud provider restarts a machine: that is no launch.
 package process
@@ -208,7 +210,7 @@ func (d *Driver) furnish(b placement.Box) error {
 // start starts the agent of a box, unless one runs already: a crash between a start and its record leaves it there.
 func (d *Driver) start(workspaceID string, epoch int64, gpus int32, environ []string) (int, error) {
 	dir := d.boxDir(workspaceID, epoch)
-	procs, err := scan(d.root())
+	procs, err := scan(d.root(), everything)
 	if err != nil {
 		return 0, err
 	}
@@ -262,7 +264,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 	}
 	if !ended {
 		// Processes die without the ledger's lock: from `ending` on nobody launches the box or powers it on, so others need not wait.
-		if err := endAll(ctx, d.root(), []string{boxID(workspaceID, epoch)}, 3*time.Second); err != nil {
+		if err := endAll(ctx, d.root(), everything, []string{boxID(workspaceID, epoch)}, 3*time.Second); err != nil {
 			return fmt.Errorf("end box: %w", err)
 		}
 		if err := failpoint.Hit("lifecycle.end.after_kill"); err != nil {
@@ -327,7 +329,7 @@ func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 			}
 			out = append(out, placement.Instance{
 				WorkspaceID: k.workspaceID, Epoch: k.epoch, InstanceID: b.InstanceID, ProviderID: providerID(k.workspaceID, k.epoch),
-				StartedAt: b.launchedAt, EndedAt: b.endedAt,
+				StartedAt: b.launchedAt, EndedAt: b.endedAt, Strays: b.Strays, StraysAt: b.straysAt,
 			})
 		}
 		return nil
@@ -338,11 +340,18 @@ func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 	return out, nil
 }
 
-// Keep powers boxes on again whose agent has died, until ctx ends.
+// Keep powers boxes on again whose agent has died, and ends what runs of instances that have ended, until ctx ends.
 func (d *Driver) Keep(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
+	var swept time.Time
 	for {
+		if time.Since(swept) >= strayEvery {
+			if err := d.endStrays(ctx); err != nil && ctx.Err() == nil {
+				d.logger.WarnContext(ctx, "processes of ended instances not ended", slog.Any("error", err))
+			}
+			swept = time.Now()
+		}
 		if err := d.keepOnce(ctx); err != nil {
 			d.logger.WarnContext(ctx, "boxes not kept", slog.Any("error", err))
 		}
@@ -416,7 +425,7 @@ func (d *Driver) PowerOff(ctx context.Context) error {
 				live = append(live, boxID(k.workspaceID, k.epoch))
 			}
 		}
-		return endAll(ctx, d.root(), live, 2*time.Second)
+		return endAll(ctx, d.root(), everything, live, 2*time.Second)
 	})
 	if err != nil {
 		return fmt.Errorf("power boxes off: %w", err)

@@ -86,7 +86,7 @@ func mustEnd(t *testing.T, d *Driver, ws string, epoch int64) {
 func running(t *testing.T, d *Driver, ws string, epoch int64) (int, int) {
 	t.Helper()
 	agents := 0
-	procs, err := scan(d.root())
+	procs, err := scan(d.root(), everything)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestADeadAgentIsPoweredOnAgainAsTheSameBox(t *testing.T) {
 	ws := ids.New()
 	mustLaunch(t, d, newBox(ws, 1))
 	waitProcs(t, d, ws, 1, 1, 2)
-	procs, err := scan(d.root())
+	procs, err := scan(d.root(), everything)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,6 +37,7 @@ type entry struct {
 	PID         int       `json:"pid,omitempty"`
 	StartTicks  uint64    `json:"start_ticks,omitempty"` // with the pid, names a process for ever
 	GPUs        int32     `json:"gpus,omitempty"`
+	Strays      int       `json:"strays,omitempty"` // processes that were found running after the end, and were ended
 	Fenced      string    `json:"fenced,omitempty"` // the word on which the box counts as ended though it may still run
 }
 
@@ -46,6 +47,7 @@ type box struct {
 
 	launchedAt time.Time
 	endedAt    time.Time
+	straysAt   time.Time // when processes were last found after the end
 }
 
 func (b *box) live() bool { return b != nil && b.Op != opEnded }
@@ -85,7 +87,12 @@ func (l *ledger) apply(e entry) {
 	case opLaunched:
 		b.launchedAt = e.At
 	case opEnded:
-		b.endedAt = e.At
+		if b.endedAt.IsZero() {
+			b.endedAt = e.At
+		}
+		if e.Strays > 0 {
+			b.straysAt = e.At
+		}
 	default:
 	}
 	l.highest[e.WorkspaceID] = max(l.highest[e.WorkspaceID], e.Epoch)

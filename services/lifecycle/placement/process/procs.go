@@ -47,11 +47,20 @@ type proc struct {
 	pid, ppid int
 	box       string // the id of the box that it belongs to; empty: none
 	agent     bool   // it is the box's agent itself
+	nearby    bool   // it merely stands in the box's directory
 }
+
+// breadth says what scan takes for a box's.
+type breadth int
+
+const (
+	everything breadth = iota // also what merely stands in one of the box's directories
+	marked                    // what carries the marker, or is a shim or an agent of the box, and their descendants
+)
 
 // scan lists the processes of all boxes below root by the boxes' ids: by the marker, by a shim's or an agent's directory, by where a workload stands, and
 // all descendants of those. One look at the host serves all boxes.
-func scan(root string) (map[string][]proc, error) {
+func scan(root string, of breadth) (map[string][]proc, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -63,6 +72,9 @@ func scan(root string) (map[string][]proc, error) {
 			continue
 		}
 		if p, ok := look(pid, root); ok {
+			if p.nearby && of == marked {
+				p.box = ""
+			}
 			all[pid] = p
 		}
 	}
@@ -124,6 +136,7 @@ func look(pid int, root string) (proc, bool) {
 		// A workload that lost its shim and hid its environment still stands in its directory, as its workspace's user: never as ours, if we are root.
 		if info, err := os.Stat(base); err == nil && (os.Getuid() != 0 || ownerOf(info) != 0) {
 			p.box = below(root, cwd)
+			p.nearby = p.box != ""
 		}
 	}
 	return p, true
@@ -167,8 +180,8 @@ var errAlive = errors.New("processes of the box do not end")
 
 // endAll ends every process of these boxes: the agents first and gently, so that they can write down what they did, then everything by force, until a
 // look finds nothing.
-func endAll(ctx context.Context, root string, ids []string, gentle time.Duration) error {
-	procs, err := scan(root)
+func endAll(ctx context.Context, root string, of breadth, ids []string, gentle time.Duration) error {
+	procs, err := scan(root, of)
 	if err != nil {
 		return err
 	}
@@ -182,7 +195,7 @@ func endAll(ctx context.Context, root string, ids []string, gentle time.Duration
 	deadline := time.Now().Add(gentle)
 	limit := time.Now().Add(gentle + 20*time.Second)
 	for {
-		if procs, err = scan(root); err != nil {
+		if procs, err = scan(root, of); err != nil {
 			return err
 		}
 		left := 0

@@ -1,0 +1,155 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+const (
+	endedWoke = commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE
+
+	nextWoke = "find the host that started the old instance and delete it there, disk images and snapshots included; nothing of it runs, and the workspace is not " +
+		"touched; the finding ends an hour after the last refusal"
+	nextStrays = "find out what started the old instance on this host again, a restored backup for example, and remove it; its processes were ended"
+
+	refusedKind   = "instance.refused"
+	wokenSource   = "woken"
+	wokenConsumer = "woken-instances"
+)
+
+// WokenConsumer is the configuration of the consumer that ApplyWoken is for.
+func WokenConsumer() events.ConsumerConfig {
+	return events.ConsumerConfig{Name: wokenConsumer, Schema: pg.RoleLifecycle, Kinds: []string{refusedKind}}
+}
+
+// ApplyWoken writes down that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of it.
+func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
+	if r.Kind != refusedKind || r.Source != pg.RoleRecovery {
+		return nil
+	}
+	var f recoveryv1.InstanceRefused
+	if err := r.Decode(&f); err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	if !ids.Valid(f.GetInstanceId()) || !ids.Valid(f.GetWorkspaceId()) {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `
+		INSERT INTO lifecycle.woken_instance AS w
+			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id, refused_at)
+		VALUES ($1, $2, $3, nullif($4, '')::uuid, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11)
+		ON CONFLICT (instance_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason, remote_address = EXCLUDED.remote_address,
+			machine_id = EXCLUDED.machine_id, boot_id = EXCLUDED.boot_id, refused_at = EXCLUDED.refused_at
+		WHERE w.version < EXCLUDED.version`,
+		f.GetInstanceId(), f.GetVersion(), f.GetWorkspaceId(), f.GetTenantId(), f.GetEpoch(), f.GetNodeId(), names.Of(f.GetReason()), f.GetRemoteAddress(),
+		f.GetMachineId(), f.GetBootId(), f.GetRefusedAt().AsTime())
+	if err != nil {
+		return fmt.Errorf("write down refused instance: %w", err)
+	}
+	return nil
+}
+
+// SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets old refusals. It is a sweep of
+// its own, since it compares nothing and its finding is not to wait for those that do.
+func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
+	var total Swept
+	seen, err := s.wokenInstances(ctx)
+	if err == nil && len(seen) == 0 {
+		idle := false
+		err = s.deps.DB.QueryRow(ctx, `SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)`,
+			names.Of(endedWoke), wokenSource).Scan(&idle)
+		if err == nil && idle {
+			return total, nil
+		}
+	}
+	if err == nil {
+		err = s.settle(ctx, wokenSource, seen, &total)
+	}
+	if err == nil {
+		_, err = s.deps.DB.Exec(ctx, `DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`, s.cfg.Keep.Seconds())
+	}
+	if err != nil {
+		s.failed.WithLabelValues(wokenSource).Inc()
+		return total, fmt.Errorf("look at refused instances: %w", err)
+	}
+	return total, nil
+}
+
+func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
+	rows, err := s.deps.DB.Query(ctx, `
+		SELECT w.workspace_id::text, coalesce(w.tenant_id::text, ''), w.epoch, coalesce(w.node_id::text, ''), w.instance_id::text, w.reason, w.remote_address,
+			w.machine_id, w.boot_id, w.refused_at, w.version, coalesce(p.name, ''), coalesce(p.epoch, 0)
+		FROM lifecycle.woken_instance w LEFT JOIN lifecycle.workspace p ON p.id = w.workspace_id
+		WHERE w.refused_at > mesh.clock() - make_interval(secs => $1)`, s.cfg.WokenFor.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("read refused instances: %w", err)
+	}
+	var out []Seen
+	var workspace, tenant, node, instance, reason, remote, machine, boot, name string
+	var epoch, version, present int64
+	var at time.Time
+	_, err = pgx.ForEachRow(rows, []any{
+		&workspace, &tenant, &epoch, &node, &instance, &reason, &remote, &machine, &boot, &at, &version, &name, &present,
+	}, func() error {
+		out = append(out, Seen{
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: boxKey{workspace, epoch}.String(), WorkspaceID: workspace, TenantID: tenant,
+			NodeID: node, NextAction: nextWoke, Certain: true,
+			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", epoch, name, reason),
+			Before:  map[string]any{"workspace": name, "present_epoch": present},
+			After: map[string]any{
+				"reason": reason, "epoch": epoch, "instance_id": instance, "remote_address": remote, "machine_id": machine, "boot_id": boot, "reports": version,
+				"refused_at": at.UTC().Format(time.RFC3339Nano),
+			},
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read refused instances: %w", err)
+	}
+	return out, nil
+}
+
+// strays makes findings of the ended instances whose processes the driver found running, and ended, within the last hour.
+func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen, error) {
+	var now time.Time
+	var out []Seen
+	for _, b := range list {
+		if b.Strays == 0 || b.StraysAt.IsZero() {
+			continue
+		}
+		if now.IsZero() {
+			if err := s.deps.DB.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+				return nil, fmt.Errorf("read clock: %w", err)
+			}
+		}
+		if now.Sub(b.StraysAt) > s.cfg.WokenFor {
+			continue
+		}
+		seen := Seen{
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: boxKey{b.WorkspaceID, b.Epoch}.String(), NextAction: nextStrays, Certain: true,
+			Summary: fmt.Sprintf("%d processes of epoch %d, which the launch log says has ended, ran on its host; they were ended", b.Strays, b.Epoch),
+			Before:  map[string]any{"ended_at": b.EndedAt.UTC().Format(time.RFC3339)},
+			After: map[string]any{
+				"processes": b.Strays, "provider_id": b.ProviderID, "placement": names.Of(kind), "found_at": b.StraysAt.UTC().Format(time.RFC3339),
+			},
+		}
+		err := s.deps.DB.QueryRow(ctx, `SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id::text = $1`, b.WorkspaceID).
+			Scan(&seen.WorkspaceID, &seen.TenantID)
+		if err != nil && !pg.IsNoRows(err) {
+			return nil, fmt.Errorf("read workspace of strays: %w", err)
+		}
+		out = append(out, seen)
+	}
+	return out, nil
+}

@@ -1,0 +1,54 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// strayEvery is the time between two scans for processes of ended instances: each reads the host's whole list of processes.
+const strayEvery = 10 * time.Second
+
+// endStrays ends what runs of instances that the launch log says have ended: an epoch is never launched again. What merely stands in such a directory,
+// a shell in which a person reads its log for example, is left alone.
+func (d *Driver) endStrays(ctx context.Context) error {
+	procs, err := scan(d.root(), marked)
+	if err != nil || len(procs) == 0 {
+		return err
+	}
+	var ended []boxKey
+	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+		for k, b := range l.boxes {
+			if b.Op == opEnded && len(procs[boxID(k.workspaceID, k.epoch)]) > 0 {
+				ended = append(ended, k)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("look for processes of ended instances: %w", err)
+	}
+	var problems []error
+	for _, k := range ended {
+		problems = append(problems, d.endStraysOf(ctx, k, len(procs[boxID(k.workspaceID, k.epoch)])))
+	}
+	return errors.Join(problems...)
+}
+
+func (d *Driver) endStraysOf(ctx context.Context, k boxKey, found int) error {
+	if err := endAll(ctx, d.root(), marked, []string{boxID(k.workspaceID, k.epoch)}, 3*time.Second); err != nil {
+		return fmt.Errorf("end what runs of an ended instance: %w", err)
+	}
+	d.logger.ErrorContext(ctx, "processes of an ended instance were found and ended", slog.String("workspace_id", k.workspaceID), slog.Int64("epoch", k.epoch),
+		slog.Int("processes", found))
+	err := d.journal.with(ctx, func(_ *ledger, write func(entry) error) error {
+		return write(entry{Op: opEnded, WorkspaceID: k.workspaceID, Epoch: k.epoch, Strays: found})
+	})
+	if err != nil {
+		return fmt.Errorf("record what ran of an ended instance: %w", err)
+	}
+	d.discard(k.workspaceID, k.epoch)
+	return nil
+}

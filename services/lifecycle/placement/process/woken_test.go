@@ -1,0 +1,90 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// keep runs Keep until the test ends.
+func keep(t *testing.T, d *Driver) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = d.Keep(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// wake starts the agent of an instance outside of the driver, as a host does on which it was restored, and a process that carries its marker alone.
+func wake(t *testing.T, d *Driver, ws string, epoch int64) {
+	t.Helper()
+	dir := d.boxDir(ws, epoch)
+	agent := exec.Command(os.Args[0], "run", "--state-dir", filepath.Join(dir, "state")) //nolint:gosec,noctx // this test binary
+	marked := exec.Command("sleep", "3600")                                              //nolint:noctx // ended by the driver
+	marked.Env = append(os.Environ(), marker+"="+dir)
+	for _, cmd := range []*exec.Cmd{agent, marked} {
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	}
+	waitProcs(t, d, ws, epoch, 1, 3)
+}
+
+// Keep ends what runs of an epoch that the launch log says has ended, and nothing of another.
+func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	mustEnd(t, d, ws, 1)
+	mustLaunch(t, d, newBox(ws, 2))
+	waitProcs(t, d, ws, 2, 1, 2)
+	wake(t, d, ws, 1)
+	keep(t, d)
+	testkit.Eventually(t, time.Minute, func() error {
+		if agents, all := running(t, d, ws, 1); all != 0 {
+			return fmt.Errorf("%d agents and %d processes of an ended epoch run", agents, all)
+		}
+		return nil
+	})
+	testkit.Eventually(t, time.Minute, func() error {
+		list, err := d.List(t.Context())
+		for _, i := range list {
+			if i.Epoch == 1 && i.Strays == 3 && !i.EndedAt.IsZero() && i.StraysAt.After(i.EndedAt) {
+				return err
+			}
+		}
+		return errors.Join(err, fmt.Errorf("the launch log tells nothing of it: %+v", list))
+	})
+	if agents, all := running(t, d, ws, 2); agents != 1 || all != 2 {
+		t.Errorf("%d agents and %d processes of the present epoch are left", agents, all)
+	}
+}
+
+// TestAReaderOfAnEndedInstanceIsLeftAlone: who stands in its directory and carries no marker is a person who looks into its files.
+func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	mustEnd(t, d, ws, 1)
+	reader := exec.Command("sleep", "3600") //nolint:noctx // ended below
+	reader.Dir = filepath.Join(d.boxDir(ws, 1), "state")
+	if err := reader.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = reader.Process.Kill(); _ = reader.Wait() })
+	if err := d.endStrays(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if startTicks(reader.Process.Pid) == 0 {
+		t.Error("it was ended")
+	}
+}
