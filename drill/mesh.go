@@ -65,7 +65,7 @@ func Scaled() map[string]string {
 func scaledEnv() []string {
 	return []string{
 		"GPUAAS_LIFECYCLE_SAGA_LEASE=" + scaledLease.String(), "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=2s", "GPUAAS_LIFECYCLE_RELEASE_DEADLINE=5s",
-		"GPUAAS_RECOVERY_MINT_WAIT=6s",
+		"GPUAAS_RECOVERY_MINT_WAIT=6s", "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1s",
 	}
 }
 

@@ -125,4 +125,7 @@ var budgets = []Budget{
 	byItself(32, "projection-drift", P2, 5*time.Minute, Automatic),
 	within(33, "host-runtime-drift", P1, 5*time.Minute, time.Hour),
 	within(34, "control-plane-rollback", P0, time.Minute, 15*time.Minute),
+	within(35, "restore-reuses-nothing", P0, time.Minute, 15*time.Minute),
+	byItself(36, "old-instance-wakes", P0, time.Minute, Automatic),
+	within(37, "node-disk-full", P1, 5*time.Minute, time.Hour),
 }

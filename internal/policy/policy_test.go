@@ -269,7 +269,7 @@ func TestLoadFile(t *testing.T) {
 
 func TestBudgets(t *testing.T) {
 	all := policy.Budgets()
-	if len(all) != 34 {
+	if len(all) != 37 {
 		t.Errorf("%d rows", len(all))
 	}
 	for i, b := range all {

@@ -1,0 +1,331 @@
+package drill
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/reap"
+)
+
+// oldInstance is row 36: a copy of an instance whose epoch is over is started beside the one that has its workspace.
+func oldInstance() Drill {
+	return Drill{
+		Name: "old-instance-wakes",
+		Injects: "the directory of an instance, keys and state included, is copied while it runs, as by a snapshot of its disk; the workspace is recreated; then " +
+			"the agent of the copy is started, at a path of its own, beside the instance of the next epoch",
+		Sees:     "a finding on the instance of the old epoch: refused as epoch_superseded, and from where; the workspace normal",
+		Recovers: "by itself: the agent of the copy ends for good, no workload of it was ever started, and the instance of the next epoch works on untouched",
+		Needs:    "its own mesh: process placement on this host",
+		Expect:   Verdict{Reason: "epoch_superseded", UserState: "normal", Owner: "lifecycle", Next: "delete it there"},
+		Mutation: "the replicas of lifecycle are started anew with a woken_sweep of an hour: the refusal is reported and nobody makes a finding of it; the copy is " +
+			"started and refused as before",
+		mutated: StageDetected,
+		mutate: func(ctx context.Context, r *Run) (func(context.Context) error, error) {
+			c, err := r.Mesh.own()
+			if err != nil {
+				return nil, err
+			}
+			back := func(ctx context.Context) error { return r.Mesh.anew(ctx, c.Lifecycle) }
+			return back, r.Mesh.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_WOKEN_SWEEP=1h")
+		},
+		run: runOldInstance,
+	}
+}
+
+func runOldInstance(ctx context.Context, r *Run) error {
+	m := r.Mesh
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
+	if err := r.observe(ctx); err != nil {
+		return err
+	}
+	op, err := m.create(ctx, fresh("woken"), nil)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	id, former := op.GetWorkspaceId(), op.GetEpoch()
+	r.about(id)
+	r.evidence(op.GetOperationId())
+	defer r.leave(ctx, id)
+	if err := m.awaitServing(ctx, id, former); err != nil {
+		return at(StageGood, err)
+	}
+	copied, identity, err := m.snapshot(id, former)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	defer os.RemoveAll(copied) //nolint:errcheck // of a mesh that is removed as a whole
+	again, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	present := again.GetEpoch()
+	r.evidence(again.GetOperationId())
+	if err := m.awaitServing(ctx, id, present); err != nil {
+		return at(StageGood, err)
+	}
+	pid, err := m.boxPID(id, present)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	successor := kernel(pid)
+	old := &woken{mesh: m, cluster: c, dir: copied, identity: identity}
+	if old.starts, err = workloadStarts(copied); err != nil {
+		return at(StageGood, err)
+	}
+	defer old.end()
+	if err := r.inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is %.12s) while epoch %d's is process %d",
+		former, identity, present, pid), old.start, func(context.Context) error { return old.ran(id, former, present) }); err != nil {
+		return err
+	}
+	if err := r.detect(ctx, func(ctx context.Context) (Verdict, error) { return r.wokenVerdict(ctx, id, former) }); err != nil {
+		return err
+	}
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	err = r.recovered(ctx, "the copy's agent ended as replaced, nothing of the copy runs or ever ran, the successor untouched", func(ctx context.Context) error {
+		if err := old.over(); err != nil {
+			return err
+		}
+		if now := kernel(pid); now.start != successor.start || now.state == "Z" {
+			return at(StageRecover, fmt.Errorf("process %d of the successor is not as it was: %+v, was %+v", pid, now, successor))
+		}
+		return m.serving(ctx, id, present)
+	})
+	if err != nil {
+		return err
+	}
+	return r.retire(ctx, id)
+}
+
+// awaitServing waits until a workspace is whole in an epoch.
+func (m *Mesh) awaitServing(ctx context.Context, id string, epoch int64) error {
+	return await(ctx, fmt.Sprintf("epoch %d to serve", epoch), settle, func(ctx context.Context) error { return m.serving(ctx, id, epoch) })
+}
+
+// wokenVerdict reads the finding on an instance that was started again, and how its workspace looks to its user.
+func (r *Run) wokenVerdict(ctx context.Context, id string, epoch int64) (Verdict, error) {
+	found, err := r.Mesh.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: id, PageSize: 100})
+	if err != nil {
+		return Verdict{}, err
+	}
+	for _, f := range found.GetItems() {
+		if f.GetKind() != commonv1.FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE || f.GetSubjectId() != id+":"+strconv.FormatInt(epoch, 10) {
+			continue
+		}
+		ws, err := r.Mesh.workspace(ctx, id)
+		r.evidence(f.GetFindingId(), f.GetNodeId())
+		return Verdict{
+			Reason: f.GetAfter().GetFields()["reason"].GetStringValue(), UserState: names.Of(ws.GetUserState()), Next: f.GetNextAction(),
+		}, err
+	}
+	return Verdict{}, fmt.Errorf("%d findings speak of the workspace, none of the instance of epoch %d", len(found.GetItems()), epoch)
+}
+
+// woken is a copy of an instance and what became of it.
+type woken struct {
+	mesh     *Mesh
+	cluster  *cluster.Cluster
+	dir      string
+	identity string            // digest of the identity as it was copied
+	starts   map[string]string // of its workloads, as they were copied
+
+	process process // of its agent, as the kernel had it
+	pid     int
+	done    chan struct{}
+	code    int
+}
+
+// exitReplaced is the exit code of an agent that was told that its epoch is over.
+const exitReplaced = 5
+
+// start starts the agent of the copy.
+func (w *woken) start(context.Context) error {
+	log, err := os.Create(filepath.Join(w.dir, "woken.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close() //nolint:errcheck // the child has its own
+	etc, state := filepath.Join(w.dir, "etc"), filepath.Join(w.dir, "state")
+	cmd := exec.Command(w.cluster.Plan.AgentBinary, "run", "--etc-dir", etc, "--state-dir", state) //nolint:gosec,noctx // ours; ended by end
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + w.dir}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = w.dir, log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// Nobody has waited for it: the number is its own, ended or not.
+	w.pid, w.process, w.done = cmd.Process.Pid, kernel(cmd.Process.Pid), make(chan struct{})
+	go func() {
+		defer close(w.done)
+		_ = cmd.Wait() // the code says how it went
+		w.code = cmd.ProcessState.ExitCode()
+	}()
+	return nil
+}
+
+// end takes the copy's agent away if it is there still, and whatever it started.
+func (w *woken) end() {
+	if w.done == nil {
+		return
+	}
+	select {
+	case <-w.done:
+	default:
+		_ = syscall.Kill(w.pid, syscall.SIGKILL)
+		<-w.done
+	}
+	_, _ = agents.End(context.Background(), w.dir, 0)
+}
+
+// ran holds, by the kernel, the files and the launch log, that the fault took: an agent ran with the identity of an epoch that is over while a later one
+// lives.
+func (w *woken) ran(id string, former, present int64) error {
+	if w.process.start == 0 {
+		return errors.New("the kernel knows of no agent of the copy")
+	}
+	if now := digest(w.dir); now != w.identity {
+		return fmt.Errorf("the copy's identity has the digest %.12s, not the instance's own", now)
+	}
+	ledger, err := w.mesh.ledger()
+	if err != nil {
+		return err
+	}
+	ended := false
+	for _, l := range ledger {
+		ended = ended || l.WorkspaceID == id && l.Epoch == former && l.Op == "ended"
+	}
+	_, live, err := launches(ledger, id)
+	if err == nil && (!ended || live != present) {
+		err = fmt.Errorf("the launch log has epoch %d alive, and the end of epoch %d is in it: %t", live, former, ended)
+	}
+	return err
+}
+
+// over holds that the copy's agent has ended as replaced and that none of its workloads was ever started.
+func (w *woken) over() error {
+	select {
+	case <-w.done:
+	default:
+		return fmt.Errorf("the agent of the copy runs on, as process %d", w.pid)
+	}
+	if w.code != exitReplaced {
+		return at(StageRecover, fmt.Errorf("the agent of the copy ended with %d, not with %d", w.code, exitReplaced))
+	}
+	starts, err := workloadStarts(w.dir)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(starts, w.starts) {
+		return at(StageRecover, fmt.Errorf("workloads of the copy were started: %v, were %v", starts, w.starts))
+	}
+	procs, err := reap.Under(w.dir, agents.Program)
+	if err == nil && len(procs) > 0 {
+		err = fmt.Errorf("%d processes of the copy run", len(procs))
+	}
+	return err
+}
+
+// workloadStarts reads the mark of each workload's last start, which is drawn anew before anything of a start runs.
+func workloadStarts(dir string) (map[string]string, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "state", "workloads", "*", "*", "state.json"))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, file := range files {
+		var s struct {
+			Run string `json:"run"`
+		}
+		data, err := os.ReadFile(file) //nolint:gosec // of our own mesh
+		if err == nil {
+			err = json.Unmarshal(data, &s)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out[file] = s.Run
+	}
+	if len(out) == 0 {
+		return nil, errors.New("the instance has no workload that could be started again")
+	}
+	return out, nil
+}
+
+// snapshot copies an instance's directory while its agent stands still, so that the copy works at its own path, and answers it with the digest of its
+// identity.
+func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
+	pid, err := m.boxPID(id, epoch)
+	if err != nil {
+		return "", "", err
+	}
+	from := m.boxDir(id, epoch)
+	to := filepath.Join(filepath.Dir(m.cluster.Plan.BoxDir), "woken", filepath.Base(from))
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return "", "", err
+	}
+	err = copyTree(from, to)
+	if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
+		return "", "", err
+	}
+	return to, digest(to), nil
+}
+
+// largestText is how large a file may be in which the path of a tree is rewritten.
+const largestText = 1 << 20
+
+// copyTree copies directories and regular files with their modes. In texts the path of the tree becomes that of its copy. What goes away meanwhile is
+// left out.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		target := to + path[len(from):]
+		switch {
+		case entry.IsDir():
+			return errors.Join(os.MkdirAll(target, 0o700), os.Chmod(target, info.Mode().Perm()|0o700))
+		case !info.Mode().IsRegular():
+			return nil
+		}
+		data, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if len(data) <= largestText && !bytes.ContainsRune(data, 0) {
+			data = bytes.ReplaceAll(data, []byte(from), []byte(to))
+		}
+		return os.WriteFile(target, data, info.Mode().Perm())
+	})
+}
