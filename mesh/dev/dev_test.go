@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -220,6 +222,24 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	testkit.Eventually(t, 30*time.Second, func() error {
 		if !second.node(t, box).GetConnected() {
 			return errors.New("the box is not connected")
+		}
+		return nil
+	})
+	// All of it was ended with the first mesh. Its workload is started again since the second lists its epoch.
+	if len(again.GetEndpoints()) == 0 {
+		t.Fatal("the workspace has no endpoint")
+	}
+	testkit.Eventually(t, 2*time.Minute, func() error {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, again.GetEndpoints()[0].GetUrl(), nil)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		if err := resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
+			return errors.Join(err, fmt.Errorf("its endpoint answers %s", resp.Status))
 		}
 		return nil
 	})
