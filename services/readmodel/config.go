@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/readmodel/watch"
 )
 
 // Peers are the services that readmodel calls, as host:port.
@@ -24,7 +25,19 @@ type Config struct {
 	TrustedOrigins   []string `koanf:"trusted_origins"`    // scheme://host[:port] of other sites whose pages may send requests; none by default
 	AssertionKeyFile string   `koanf:"assertion_key_file"` // Ed25519; made at the first start, shared by replicas
 	Peers            Peers    `koanf:"peers"`
-	WatchStreams     int      `koanf:"watch_streams"` // open at once on this replica
+	// Watches that are open at once on this replica. Each of the last three is a share of the first where it is 0.
+	WatchStreams       int `koanf:"watch_streams"`        // in all
+	WatchPersonStreams int `koanf:"watch_person_streams"` // of one person; by default 1/32 of all
+	WatchTenantStreams int `koanf:"watch_tenant_streams"` // of one tenant; by default 1/8
+	// Kept for people of the operator who hold the role operator or security; by default 1/4.
+	WatchOperatorStreams int `koanf:"watch_operator_streams"`
+}
+
+func (c Config) watchLimits() watch.Limits {
+	return watch.Limits{
+		Streams: c.WatchStreams, Person: c.WatchPersonStreams,
+		Tenant: c.WatchTenantStreams, Operators: c.WatchOperatorStreams,
+	}
 }
 
 // Default answers the defaults.
@@ -47,6 +60,16 @@ func (c Config) Validate() error {
 	}
 	if c.WatchStreams < 1 {
 		errs = append(errs, errors.New("watch_streams is below 1"))
+	} else if err := c.watchLimits().Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("watch_person_streams, watch_tenant_streams, watch_operator_streams: %w", err))
+	}
+	for key, n := range map[string]int{
+		"watch_person_streams": c.WatchPersonStreams, "watch_tenant_streams": c.WatchTenantStreams,
+		"watch_operator_streams": c.WatchOperatorStreams,
+	} {
+		if n < 0 {
+			errs = append(errs, fmt.Errorf("%s is below 0", key))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -80,7 +80,7 @@ func (s *Service) build(ctx context.Context) error {
 	reader := view.NewReader(b.DB, b.Policy)
 	hub, err := watch.New(watch.Deps{
 		Logger: b.Logger, DB: b.DB, Reader: reader, Advanced: s.projector.Advanced, Registerer: metrics,
-	}, watch.Config{Streams: s.cfg.WatchStreams})
+	}, watch.Config{Limits: s.cfg.watchLimits()})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}

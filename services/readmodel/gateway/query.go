@@ -336,6 +336,7 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream
 		return err
 	}
 	return q.deps.Hub.Serve(ctx, watch.Request{ //nolint:wrapcheck // it is the answer
-		Filter: f, Resume: req.GetResumeToken(), Alive: func(ctx context.Context) error { return q.deps.Sessions.Check(ctx, session) },
+		Filter: f, Person: session.Person, Resume: req.GetResumeToken(),
+		Alive: func(ctx context.Context) error { return q.deps.Sessions.Check(ctx, session) },
 	}, bounded(ctx, stream.Send))
 }

@@ -10,18 +10,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
 // Config bounds a hub; zero fields mean the defaults.
 type Config struct {
-	// Streams open at once on this replica; 1024.
-	Streams int
+	// Limits of the streams that are open at once on this replica.
+	Limits Limits
 	// Pending objects of one watcher; 4096.
 	Pending int
 	// ResumeEvents is how many events a resume may make up for; 5000. More is cheaper by a snapshot.
@@ -49,7 +47,7 @@ func (c Config) withDefaults() Config {
 			*d = value
 		}
 	}
-	count(&c.Streams, 1024)
+	c.Limits = c.Limits.WithDefaults()
 	count(&c.Pending, 4096)
 	count(&c.ResumeEvents, 5000)
 	span(&c.Interval, 250*time.Millisecond)
@@ -75,6 +73,8 @@ type Hub struct {
 	cfg  Config
 	idle chan struct{} // told when the first watcher comes
 
+	places *places
+
 	mu   sync.Mutex
 	subs map[*subscription]struct{}
 	pos  int64 // everything up to it has been offered to all; -1: not known, nobody watches
@@ -91,20 +91,18 @@ type Hub struct {
 
 // New makes a hub.
 func New(deps Deps, cfg Config) (*Hub, error) {
+	if err := cfg.Limits.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
 	h := &Hub{
-		deps: deps, cfg: cfg.withDefaults(), idle: make(chan struct{}, 1), subs: map[*subscription]struct{}{}, pos: -1,
+		deps: deps, cfg: cfg, places: newPlaces(cfg.Limits), idle: make(chan struct{}, 1),
+		subs: map[*subscription]struct{}{}, pos: -1,
 		dirty: map[key]mark{}, sent: map[key]time.Time{}, read: -1,
 		slow: prometheus.NewCounter(prometheus.CounterOpts{Name: "watch_slow_consumers_total", Help: "Watchers told to take a new snapshot because they fell behind."}),
 	}
 	if deps.Registerer != nil {
-		for _, c := range []prometheus.Collector{
-			h.slow,
-			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "watch_streams", Help: "Watch streams that are open here."}, func() float64 {
-				h.mu.Lock()
-				defer h.mu.Unlock()
-				return float64(len(h.subs))
-			}),
-		} {
+		for _, c := range append(h.places.collectors(), h.slow) {
 			if err := deps.Registerer.Register(c); err != nil {
 				return nil, fmt.Errorf("register metrics of watches: %w", err)
 			}
@@ -280,9 +278,6 @@ func (h *Hub) subscribe(ctx context.Context, f Filter) (*subscription, int64, er
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.subs) >= h.cfg.Streams {
-		return nil, 0, fault.New(commonv1.Reason_REASON_OVERLOADED, "too many watches are open here", fault.RetryAfter(5*time.Second))
-	}
 	if h.pos < 0 || len(h.subs) == 0 {
 		h.pos = pos
 	}

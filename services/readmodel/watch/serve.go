@@ -11,6 +11,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -19,7 +20,8 @@ import (
 type Request struct {
 	Filter
 
-	Resume string // token; empty: begin with a snapshot
+	Person rpc.Person // who watches: the bounds count persons and tenants
+	Resume string     // token; empty: begin with a snapshot
 	// Alive answers an error once the person may not watch any more. It is asked every few seconds; nil: for ever.
 	Alive func(ctx context.Context) error
 }
@@ -27,8 +29,14 @@ type Request struct {
 // Send brings one frame to the watcher. It may block; what waits meanwhile is bounded.
 type Send func(*readmodelv1.WatchResponse) error
 
-// Serve sends until ctx ends, the person's session does, or the watcher falls behind.
+// Serve sends until ctx ends, the person's session does, or the watcher falls behind. A watch above one of the limits
+// is refused before anything is read for it.
 func (h *Hub) Serve(ctx context.Context, req Request, send Send) error {
+	release, err := h.places.take(req.Person)
+	if err != nil {
+		return err
+	}
+	defer release()
 	sub, pos, err := h.subscribe(ctx, req.Filter)
 	if err != nil {
 		return err

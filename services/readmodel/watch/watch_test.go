@@ -443,13 +443,95 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 }
 
 func TestStreamsAreBounded(t *testing.T) {
-	k := newKit(t, watch.Config{Streams: 1}, true)
-	request := watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: allTopics}}
+	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}}, true)
+	request := watch.Request{
+		Filter: watch.Filter{Scope: view.All(), Topics: allTopics}, Person: rpc.Person{Subject: "first", Roles: []string{"operator"}},
+	}
 	first := k.watch(request, nil)
 	first.bootstrapped()
-	if err := <-k.watch(request, nil).done; !fault.Has(err, commonv1.Reason_REASON_OVERLOADED) {
-		t.Errorf("one too many: %v", err)
+	err := <-k.watch(request, nil).done
+	if !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) || fault.RetryAfterOf(err) <= 0 {
+		t.Errorf("one too many of a person: %v", err)
+	}
+	other := request
+	other.Person.Subject = "second"
+	err = <-k.watch(other, nil).done
+	if !fault.Has(err, commonv1.Reason_REASON_OVERLOADED) || fault.RetryAfterOf(err) <= 0 {
+		t.Errorf("one too many in all: %v", err)
 	}
 	_ = first.stop()
-	k.watch(request, nil).bootstrapped()
+	k.watch(other, nil).bootstrapped()
+}
+
+// TestEveryEndOfAWatchReturnsItsPlace: the one place that there is comes back, however the watch before ended.
+func TestEveryEndOfAWatchReturnsItsPlace(t *testing.T) {
+	k := newKit(t, watch.Config{Limits: watch.Limits{Streams: 1, Person: 1}, Check: 20 * time.Millisecond, Pending: 1}, true)
+	request := watch.Request{
+		Filter: watch.Filter{Scope: view.All(), Topics: allTopics},
+		Person: rpc.Person{Subject: "one", TenantID: k.A.ID, Roles: []string{"tenant"}},
+	}
+	broken := errors.New("connection lost")
+	ends := []struct {
+		name string
+		end  func() error
+		want func(error) bool
+	}{
+		{"its context ended", func() error {
+			w := k.watch(request, nil)
+			w.bootstrapped()
+			return w.stop()
+		}, func(err error) bool { return errors.Is(err, context.Canceled) }},
+		{"its context had ended before", func() error {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			return k.hub.Serve(ctx, request, func(*readmodelv1.WatchResponse) error { return nil })
+		}, func(err error) bool { return err != nil }},
+		{"the token is bad", func() error {
+			req := request
+			req.Resume = "garbage"
+			return <-k.watch(req, nil).done
+		}, func(err error) bool { return fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) }},
+		{"the connection broke in the snapshot", func() error {
+			return k.hub.Serve(testkit.Context(t), request, func(*readmodelv1.WatchResponse) error { return broken })
+		}, func(err error) bool { return errors.Is(err, broken) }},
+		{"the session ended", func() error {
+			req := request
+			req.Alive = func(context.Context) error { return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "") }
+			return <-k.watch(req, nil).done
+		}, func(err error) bool { return fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) }},
+		{"the watcher fell behind", func() error {
+			w := k.watch(request, nil)
+			w.bootstrapped()
+			for { // several objects that change at once are more than may wait
+				for range 6 {
+					k.Append(&lifecyclev1.Instance{
+						InstanceId: ids.New(), WorkspaceId: k.A.WorkspaceID, TenantId: k.A.ID,
+						State: commonv1.InstanceState_INSTANCE_STATE_LIVE,
+					})
+				}
+				k.sync()
+				select {
+				case err := <-w.done:
+					return err
+				default:
+				}
+			}
+		}, func(err error) bool { return fault.Has(err, commonv1.Reason_REASON_RESUME_TOKEN_EXPIRED) }},
+		{"the sender panicked", func() (err error) { //nolint:nonamedreturns // set by the deferred recover
+			defer func() {
+				if p := recover(); p != nil {
+					err = fmt.Errorf("panic: %v", p)
+				}
+			}()
+			return k.hub.Serve(testkit.Context(t), request, func(*readmodelv1.WatchResponse) error { panic("boom") })
+		}, func(err error) bool { return err != nil && strings.Contains(err.Error(), "boom") }},
+	}
+	for _, e := range ends {
+		if err := e.end(); !e.want(err) {
+			t.Errorf("%s: ended with %v", e.name, err)
+		}
+		after := k.watch(request, nil)
+		after.bootstrapped()
+		_ = after.stop()
+	}
 }
