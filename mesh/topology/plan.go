@@ -54,7 +54,7 @@ func (p Plan) shared(name, listen, ops string) service.Config {
 func (p Plan) NodeAPI(agents, ops string) nodeapi.Config {
 	c := nodeapi.Default()
 	c.Config = p.shared(material.NodeAPI, c.Listen, ops)
-	c.AgentListen, c.NodeCAFile = agents, p.Material.NodeRoots()
+	c.AgentListen, c.NodeCAFile, c.JoinStatePubkeysFile = agents, p.Material.NodeRoots(), p.Material.JoinStatePubkeys()
 	c.Peers = nodeapi.Peers{Recovery: p.Addresses.Recovery, Lifecycle: p.Addresses.Lifecycle}
 	if p.Drain > 0 {
 		c.DrainSpread, c.DrainTimeout = p.Drain/4, p.Drain

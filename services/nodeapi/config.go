@@ -20,11 +20,14 @@ type Peers struct {
 type Config struct {
 	service.Config
 
-	AgentListen  string        `koanf:"agent_listen"`
-	NodeCAFile   string        `koanf:"node_ca_file"` // whom agents are trusted by; read again when it changes
-	Peers        Peers         `koanf:"peers"`
-	DrainSpread  time.Duration `koanf:"drain_spread"`  // over which agents are asked to go elsewhere at shutdown
-	DrainTimeout time.Duration `koanf:"drain_timeout"` // after which those that stayed are cut
+	AgentListen string `koanf:"agent_listen"`
+	NodeCAFile  string `koanf:"node_ca_file"` // whom agents are trusted by; read again when it changes
+	// JoinStatePubkeysFile holds the keys that join states are signed with. It tells an agent from the holder of its
+	// key alone, so that the second cannot use up what the first may open. Empty: it cannot be told here.
+	JoinStatePubkeysFile string        `koanf:"join_state_pubkeys_file"`
+	Peers                Peers         `koanf:"peers"`
+	DrainSpread          time.Duration `koanf:"drain_spread"`  // over which agents are asked to leave at shutdown
+	DrainTimeout         time.Duration `koanf:"drain_timeout"` // after which those that stayed are cut
 	// Limits of the agents' port.
 	MaxConnections int           `koanf:"max_connections"`
 	OpenBurst      int           `koanf:"open_burst"`

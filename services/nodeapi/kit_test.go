@@ -103,6 +103,11 @@ func (k *kit) replica(change ...func(*nodeapi.Config)) *replica {
 	cfg.DatabaseURLFile = k.secret(dir, "db", k.db.URL(pg.RoleNodeAPI))
 	cfg.SequencerURLFile = k.secret(dir, "seq", k.db.URL(pg.RoleSequencer))
 	cfg.TLS.CertFile, cfg.TLS.KeyFile, cfg.TLS.CAFile, cfg.NodeCAFile = files.Cert, files.Key, files.ServiceCA, files.NodeCA
+	public, err := k.plane.Keys.Public()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	cfg.JoinStatePubkeysFile = string(k.secret(dir, "join-state.pub", public.String()))
 	cfg.Peers.Recovery, cfg.Peers.Lifecycle = k.recovery, k.lifecycle
 	cfg.OpenBurst = 100
 	cfg.DrainSpread, cfg.DrainTimeout = 0, 2*time.Second
@@ -145,6 +150,7 @@ type agent struct {
 	nonce        string
 	generation   int64
 	session      string
+	join         []byte // the join state of the last Welcome
 }
 
 // node makes an agent that is not connected.
@@ -160,7 +166,7 @@ func (k *kit) node() *agent {
 
 // again is the same node's next connection.
 func (a *agent) again() *agent {
-	return &agent{t: a.t, id: a.id, instance: a.instance, cert: a.cert}
+	return &agent{t: a.t, id: a.id, instance: a.instance, cert: a.cert, join: a.join}
 }
 
 // connect opens the stream and, unless told otherwise, reads it.
@@ -225,7 +231,7 @@ func (a *agent) send(f *nodev1.ConnectRequest) {
 func (a *agent) hello(change ...func(*nodev1.Hello)) *nodev1.ConnectRequest {
 	h := &nodev1.Hello{
 		NodeId: a.id, NodeInstanceId: a.instance, LedgerId: ids.New(), AgentVersion: "test", ProtocolVersion: 1,
-		Host: &commonv1.HostFacts{Hostname: "host", Cpus: 4},
+		Host: &commonv1.HostFacts{Hostname: "host", Cpus: 4}, JoinState: a.join,
 	}
 	for _, c := range change {
 		c(h)
@@ -291,7 +297,7 @@ func (a *agent) open(change ...func(*nodev1.Hello)) {
 	a.t.Helper()
 	a.send(a.hello(change...))
 	w := a.exactly("Welcome", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome()
-	a.nonce, a.generation, a.session = w.GetNonce(), w.GetGeneration(), w.GetSessionId()
+	a.nonce, a.generation, a.session, a.join = w.GetNonce(), w.GetGeneration(), w.GetSessionId(), w.GetJoinState()
 	a.send(ready(a.generation))
 	admitted := a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil }).GetAdmitted()
 	if admitted.GetGeneration() != a.generation {

@@ -17,6 +17,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -102,6 +103,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	joins, err := joinStates(s.cfg.JoinStatePubkeysFile)
+	if err != nil {
+		return err
+	}
 	var dispatcher *work.Dispatcher
 	view := authority.New(b.Logger, authority.Config{ReplicaID: b.ReplicaID},
 		func(ctx context.Context) (authority.Stream, error) { return recovery.WatchAuthority(ctx) },
@@ -121,7 +126,7 @@ func (s *Service) build(ctx context.Context) error {
 		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}, session.Config{
-		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock,
+		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins,
 		Limits: session.Limits{
 			MaxConnections: s.cfg.MaxConnections, OpenBurst: s.cfg.OpenBurst, OpenEvery: s.cfg.OpenEvery,
 			FirstFrame: s.cfg.FirstFrame, Challenge: s.cfg.ChallengeWithin, FramesPerSecond: s.cfg.FramesPerSecond,
@@ -225,3 +230,23 @@ func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
 // ReplicaID of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }
+
+// joinStates reads the keys of join states; an empty path gives none.
+func joinStates(path string) (*joinstate.Verifier, error) {
+	if path == "" {
+		return nil, nil //nolint:nilnil // without keys there is no verifier, which is allowed
+	}
+	raw, err := pki.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read join state keys: %w", err)
+	}
+	set, err := pki.ParseKeySet(string(raw))
+	if err != nil {
+		return nil, fmt.Errorf("read join state keys: %w", err)
+	}
+	verifier, err := joinstate.NewVerifier(set)
+	if err != nil {
+		return nil, fmt.Errorf("read join state keys: %w", err)
+	}
+	return verifier, nil
+}

@@ -32,10 +32,13 @@ type handler struct {
 	stream grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
 	sess   *roster.Session
 	leaf   pki.Peer
+	who    payer
 	hello  *nodev1.Hello
 	join   []byte // the join state of our Welcome
 	pace   pace
 	renew  chan struct{} // holds a token while a renewal is under way
+
+	overBudget bool // it was not let through to recovery
 }
 
 func (h *handler) run(ctx context.Context) error {
@@ -55,7 +58,12 @@ func (h *handler) run(ctx context.Context) error {
 	}
 	d := fault.ToDenial(err, "")
 	h.server.deps.Metrics.Refused(names.Of(d.GetReason()))
-	h.server.deps.Logger.InfoContext(ctx, "session refused", slog.String("node_id", h.sess.Identity.NodeID), slog.String("session_id", h.sess.ID), slog.Any("error", err))
+	level := slog.LevelInfo
+	if h.overBudget { // whoever floods us fills no log
+		level = slog.LevelDebug
+	}
+	h.server.deps.Logger.Log(ctx, level, "session refused", slog.String("node_id", h.sess.Identity.NodeID),
+		slog.String("session_id", h.sess.ID), slog.Any("error", err))
 	if !tooLarge { // else grpc has sent the stream's status already, and nothing comes after that
 		h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: d}})
 	}
@@ -108,7 +116,9 @@ const invalidWait = 30 * time.Second
 
 // open takes the stream from its first frame to Admitted.
 func (h *handler) open(ctx context.Context) error {
+	arrived := h.server.budgets.wait(h.who, h.sess)
 	frame, err := h.recv()
+	arrived()
 	if err != nil {
 		return err
 	}
@@ -119,6 +129,10 @@ func (h *handler) open(ctx context.Context) error {
 	h.server.deps.Metrics.Frame("hello")
 	if hello.GetNodeId() != h.sess.Identity.NodeID {
 		return fault.New(commonv1.Reason_REASON_IDENTITY_MISMATCH, "Hello names another node than the certificate does")
+	}
+	if wait := h.server.budgets.charge(h.who, h.server.isProven(hello), time.Now()); wait > 0 {
+		h.overBudget = true
+		return rateLimited(wait)
 	}
 	h.hello = hello
 	h.server.deps.Roster.Opening(h.sess)
@@ -132,6 +146,7 @@ func (h *handler) open(ctx context.Context) error {
 	}
 	switch res.GetVerdict() {
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_WELCOME:
+		h.server.budgets.judged(h.who, nil, time.Now())
 		return h.welcome(ctx, res)
 	case recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE:
 		return h.challenge(ctx)
@@ -139,7 +154,9 @@ func (h *handler) open(ctx context.Context) error {
 		if res.GetDenial() == nil {
 			return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the session cannot be opened now")
 		}
-		return fault.FromDenial(res.GetDenial())
+		denial := fault.FromDenial(res.GetDenial())
+		h.server.budgets.judged(h.who, denial, time.Now())
+		return denial
 	}
 }
 

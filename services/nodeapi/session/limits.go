@@ -5,14 +5,20 @@ import (
 	"time"
 )
 
-// opens bounds how often one identity may open a stream: a burst, then one per interval. The table holds only identities that opened lately.
+// openKey names who pays for opening a stream. An empty source stands for all of them.
+type openKey struct {
+	node, serial, source string
+}
+
+// opens bounds how often one key may open a stream: a burst, then one per interval. The table holds only keys that
+// opened lately, and at most so many: above that the one that was used longest ago is forgotten, which gives it its
+// burst back.
 type opens struct {
 	burst    int
 	interval time.Duration
 
-	mu    sync.Mutex
-	nodes map[string]*bucket
-	swept time.Time
+	mu      sync.Mutex
+	buckets *lru[openKey, bucket]
 }
 
 type bucket struct {
@@ -20,41 +26,48 @@ type bucket struct {
 	at     time.Time
 }
 
+// mostKeys bounds each table. Keys are made of serials that our authority signed.
+const mostKeys = 1 << 16
+
 func newOpens(burst int, interval time.Duration) *opens {
-	return &opens{burst: burst, interval: interval, nodes: map[string]*bucket{}}
+	return &opens{burst: burst, interval: interval, buckets: newLRU[openKey, bucket](mostKeys)}
 }
 
-// take answers zero if the identity may open now, else how long it should wait.
-func (o *opens) take(node string, now time.Time) time.Duration {
+// take returns zero if the key may open now, and counts that; else how long it should wait.
+func (o *opens) take(key openKey, now time.Time) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.sweep(now)
-	b := o.nodes[node]
-	if b == nil {
-		b = &bucket{tokens: float64(o.burst), at: now}
-		o.nodes[node] = b
-	}
-	b.tokens = min(float64(o.burst), b.tokens+float64(now.Sub(b.at))/float64(o.interval))
-	b.at = now
-	if b.tokens >= 1 {
+	full := time.Duration(o.burst) * o.interval
+	o.buckets.trim(func(b bucket) bool { return now.Sub(b.at) > full })
+	b := o.at(key, now)
+	wait := o.wait(b)
+	if wait == 0 {
 		b.tokens--
+	}
+	o.buckets.put(key, b)
+	return wait
+}
+
+// peek is take without counting.
+func (o *opens) peek(key openKey, now time.Time) time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.wait(o.at(key, now))
+}
+
+func (o *opens) at(key openKey, now time.Time) bucket {
+	b, known := o.buckets.get(key)
+	if !known {
+		return bucket{tokens: float64(o.burst), at: now}
+	}
+	return bucket{tokens: min(float64(o.burst), b.tokens+float64(now.Sub(b.at))/float64(o.interval)), at: now}
+}
+
+func (o *opens) wait(b bucket) time.Duration {
+	if b.tokens >= 1 {
 		return 0
 	}
 	return time.Duration((1 - b.tokens) * float64(o.interval))
-}
-
-// sweep forgets identities whose bucket is full again.
-func (o *opens) sweep(now time.Time) {
-	full := time.Duration(o.burst) * o.interval
-	if now.Sub(o.swept) < full {
-		return
-	}
-	o.swept = now
-	for node, b := range o.nodes {
-		if now.Sub(b.at) > full {
-			delete(o.nodes, node)
-		}
-	}
 }
 
 // pace bounds the frames of one session, or the streams of one connection, within a second. Only one goroutine counts with it, so it needs no lock.

@@ -30,6 +30,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
@@ -46,7 +47,7 @@ type Limits struct {
 	HeaderBytes       uint32        // default 16 KiB
 	Handshake         time.Duration // default 5 s
 	FirstFrame        time.Duration // default 5 s
-	OpenBurst         int           // streams of one identity at once; default 3
+	OpenBurst         int           // streams of one certificate at once; default 3
 	OpenEvery         time.Duration // then one per; default 10 s
 	FramesPerSecond   int           // of one session; default 2000
 	HeartbeatsPerSec  int           // of one session, the rest is coalesced; default 5
@@ -146,11 +147,10 @@ type Config struct {
 	TrustDomain string
 	TLS         *tls.Config
 	Clock       *Clock
-	Limits      Limits
+	// JoinStates verifies what an agent shows; nil: no stream is proven, see budgets.
+	JoinStates *joinstate.Verifier
+	Limits     Limits
 }
-
-// knockEvery is how often a node that is shut out may ask again. It is below every wait that such a node is told.
-const knockEvery = 2 * time.Second
 
 // Server of the agents' stream.
 type Server struct {
@@ -161,8 +161,7 @@ type Server struct {
 	lim      Limits
 	grpc     *grpc.Server
 	validate protovalidate.Validator
-	opens    *opens
-	knocks   *opens // of nodes that are shut out, at the pace at which they are told to ask
+	budgets  *budgets
 	profile  profilePrint
 
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
@@ -183,7 +182,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = &Clock{}
 	}
-	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, opens: newOpens(lim.OpenBurst, lim.OpenEvery), knocks: newOpens(lim.OpenBurst, min(lim.OpenEvery, knockEvery)), draining: make(chan struct{})}
+	s := &Server{deps: deps, cfg: cfg, lim: lim, validate: v, budgets: newBudgets(lim), draining: make(chan struct{})}
 	s.openings = batch.New(256, 2, s.openBatch)
 	s.confirms = batch.New(256, 2, s.confirmBatch)
 	s.readies = batch.New(256, 2, s.readyBatch)
@@ -321,13 +320,13 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 		return fault.ToGRPC(fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this port serves nodes"), "") //nolint:wrapcheck // it is the wire's error
 	}
 	now := time.Now()
-	rate := s.opens
-	if n := s.deps.View.Get(info.peer.ID.Name); n != nil && n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
-		rate = s.knocks
+	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
+	if n := s.deps.View.Get(who.node); n != nil {
+		who.shut = n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE
 	}
-	if wait := rate.take(info.peer.ID.Name, now); wait > 0 {
+	if wait := s.budgets.exhausted(who, now); wait > 0 {
 		s.deps.Metrics.Opened("rate_limited")
-		return s.refuse(stream, fault.New(commonv1.Reason_REASON_RATE_LIMITED, "this node opens streams too often", fault.RetryAfter(wait)))
+		return s.refuse(stream, rateLimited(wait))
 	}
 	select {
 	case <-s.draining:
@@ -341,10 +340,13 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	}
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
 	defer s.deps.Roster.Remove(sess)
-	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer}
+	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer, who: who}
 	err = h.run(stream.Context())
 	outcome := "ended"
-	if err != nil {
+	switch {
+	case h.overBudget:
+		outcome = "rate_limited"
+	case err != nil:
 		outcome = "refused"
 	}
 	s.deps.Metrics.Opened(outcome)
