@@ -6,26 +6,26 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pg/embedded"
+	"github.com/gpuaas/mesh/internal/scratch"
 )
 
 // Database is a Postgres of a bench's own, migrated, and durable like any other.
 type Database struct {
 	server    *embedded.Server
-	dir       string
+	dir       *scratch.Dir
 	passwords map[string]string
 }
 
 // StartDatabase makes a cluster in a fresh temporary directory and migrates it. Close ends it.
 func StartDatabase(ctx context.Context, logger *slog.Logger) (*Database, error) {
-	dir, err := os.MkdirTemp("", "gpuaas-bench-*")
+	dir, err := scratch.Make("bench")
 	if err != nil {
-		return nil, fmt.Errorf("make directory: %w", err)
+		return nil, err //nolint:wrapcheck // it says what it made
 	}
 	d := &Database{dir: dir, passwords: map[string]string{}}
 	if err := d.start(ctx, logger); err != nil {
@@ -35,13 +35,11 @@ func StartDatabase(ctx context.Context, logger *slog.Logger) (*Database, error) 
 }
 
 func (d *Database) start(ctx context.Context, logger *slog.Logger) error {
-	if err := os.Chmod(d.dir, 0o711); err != nil { //nolint:gosec // the server's uid must traverse it
-		return fmt.Errorf("open directory: %w", err)
-	}
 	var err error
 	// What a mesh runs with, but no checkpoint in the middle of a measurement.
 	d.server, err = embedded.Start(ctx, embedded.Config{
-		Dir: filepath.Join(d.dir, "pg"), Logger: logger, Settings: map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB"},
+		Dir: filepath.Join(d.dir.Path(), "pg"), Logger: logger,
+		Settings: map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB"},
 	})
 	if err != nil {
 		return fmt.Errorf("start postgres: %w", err)
@@ -71,5 +69,5 @@ func (d *Database) Close() error {
 	if d.server != nil {
 		err = d.server.Stop(ctx)
 	}
-	return errors.Join(err, os.RemoveAll(d.dir))
+	return errors.Join(err, d.dir.Remove())
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
@@ -20,8 +19,10 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/halt"
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
@@ -74,15 +75,15 @@ const ownNodes = 2
 
 // Start brings up a mesh of the drills' own. Close ends it.
 func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) {
-	dir, temporary := cfg.Dir, cfg.Dir == ""
-	if temporary {
+	halt.Sweep(ctx, logger)
+	dir := cfg.Dir
+	var temporary *scratch.Dir
+	if dir == "" {
 		var err error
-		if dir, err = os.MkdirTemp("", "gpuaas-drill-*"); err != nil {
-			return nil, fmt.Errorf("make directory of the drills' mesh: %w", err)
+		if temporary, err = scratch.Make(halt.Drill); err != nil {
+			return nil, err
 		}
-		if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // servers and workloads run as other users and pass through
-			return nil, fmt.Errorf("open directory of the drills' mesh: %w", err)
-		}
+		dir = temporary.Path()
 	}
 	c := cluster.Config{
 		Dir: filepath.Join(dir, "mesh"), Programs: cfg.Programs, CacheDir: cfg.CacheDir, Replicas: 2, Nodes: ownNodes, GPUs: 1, LogLevel: cfg.LogLevel,
@@ -107,8 +108,8 @@ func Start(ctx context.Context, logger *slog.Logger, cfg Config) (*Mesh, error) 
 		cancel()
 		keeping.Wait()
 		err := errors.Join(keepErr, up.Close(ctx), released())
-		if temporary && err == nil {
-			err = os.RemoveAll(dir)
+		if temporary != nil && err == nil {
+			err = temporary.Remove()
 		}
 		return err
 	}

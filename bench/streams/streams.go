@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
@@ -73,12 +74,12 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it read
 	}
-	dir, err := os.MkdirTemp("", "gpuaas-bench-streams-*")
+	dir, err := scratch.Make("bench")
 	if err != nil {
-		return bench.Result{}, fmt.Errorf("make directory: %w", err)
+		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	r := &rig{opts: opts, dir: dir}
+	defer func() { _ = dir.Remove() }()
+	r := &rig{opts: opts, dir: dir.Path()}
 	stop, err := r.surround(ctx)
 	if err != nil {
 		return bench.Result{}, err

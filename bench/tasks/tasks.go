@@ -11,13 +11,13 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/process"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/scratch"
 )
 
 // Required is the least ratio of round trips to commits; Aim is what the design is after. MaxP50 bounds the median at the steady rate, in ms.
@@ -79,12 +79,12 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, err
 	}
 	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
-	dir, err := os.MkdirTemp("", "gpuaas-bench-tasks-*")
+	dir, err := scratch.Make("bench")
 	if err != nil {
-		return bench.Result{}, fmt.Errorf("make directory: %w", err)
+		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	r := &rig{opts: opts, dir: dir, waiting: map[string]*trip{}}
+	defer func() { _ = dir.Remove() }()
+	r := &rig{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
 	stop, err := r.start(ctx)
 	defer stop()
 	if err != nil {

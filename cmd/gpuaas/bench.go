@@ -18,7 +18,9 @@ import (
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/halt"
 )
 
 // benchOptions are the flags of the benches.
@@ -144,9 +146,12 @@ func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
 		level = slog.LevelInfo
 	}
 	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	ctx, release := app.WithSignals(cmd.Context(), o.logger, halt.Force())
+	defer release()
+	halt.Sweep(ctx, o.logger)
 	passed := true
 	for _, b := range which {
-		r, err := oneBench(cmd.Context(), o, b)
+		r, err := oneBench(ctx, o, b)
 		if err != nil {
 			return err
 		}

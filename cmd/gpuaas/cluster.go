@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/halt"
 )
 
 func newClusterCommand() *cobra.Command {
@@ -66,7 +67,7 @@ func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName strin
 		return client.Usage(err)
 	}
 	defer closeLog()
-	ctx, release := app.WithSignals(cmd.Context(), logger)
+	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(cfg.Dir))
 	defer release()
 	c, err := cluster.New(ctx, logger, cfg)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/halt"
 )
 
 func newDevCommand() *cobra.Command {
@@ -26,7 +27,8 @@ func newDevCommand() *cobra.Command {
 		Use: "dev", Short: "Run a whole mesh on this machine, real agents and a demo workspace included", Args: noArgs, GroupID: groupMesh,
 		Long: "dev runs the four services in one process, over the same mutual TLS as anywhere, with Postgres, Redis and real node agents beside it.\n" +
 			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. Data is kept between runs.\n" +
-			"Ctrl-C ends everything that it started, workloads included.",
+			"Ctrl-C ends everything that it started, workloads included. Another one more than five seconds later kills it all.\n" +
+			"With --ephemeral the directory is removed either way, and by the next start if the mesh was killed itself.",
 		Example: "  gpuaas dev\n  gpuaas dev --ephemeral --nodes 1\n  gpuaas dev --policy policy.yaml --no-demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDev(cmd, cfg, level, contextName)
@@ -64,7 +66,11 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 		return err
 	}
 	defer closeLog()
-	ctx, release := app.WithSignals(cmd.Context(), logger)
+	held, err := absolute(dir)
+	if err != nil {
+		return err
+	}
+	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(held))
 	defer release()
 	version, _ := obs.Build()
 	m, err := dev.New(ctx, dev.Deps{
@@ -80,6 +86,18 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "stopped; %s\n", stopped)
 	return err
+}
+
+// absolute is filepath.Abs of a path that may be empty.
+func absolute(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("find data directory: %w", err)
+	}
+	return abs, nil
 }
 
 // refusal spells what keeps a mesh from starting, every problem on a line of its own.

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/halt"
 )
 
 // drillOptions are the flags of `drill run`.
@@ -160,12 +161,15 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	if program.Named() && (o.production || o.dir != "") {
 		return client.Usage(errors.New("--production-timers and --data-dir are for a mesh of the drills' own: a mesh with a context runs with its own policy"))
 	}
+	if o.dir, err = absolute(o.dir); err != nil {
+		return client.Usage(err)
+	}
 	level := slog.LevelError
 	if o.verbose {
 		level = slog.LevelInfo
 	}
 	logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-	ctx, release := app.WithSignals(cmd.Context(), logger)
+	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(o.dir))
 	defer release()
 	mesh, err := drillMesh(ctx, cmd, program, o, logger, drills)
 	if err != nil {
@@ -214,11 +218,6 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program,
 	}
 	if _, err := agents.Find(filepath.Join(filepath.Dir(self), agents.Program)); err != nil {
 		return nil, fmt.Errorf("the node agent stands beside this program in a drill: %w", err)
-	}
-	if o.dir != "" {
-		if o.dir, err = filepath.Abs(o.dir); err != nil {
-			return nil, client.Usage(err)
-		}
 	}
 	return drill.Start(ctx, logger, drill.Config{
 		Programs: filepath.Dir(self), CacheDir: dev.CacheDir(), Dir: o.dir, Production: o.production, LogLevel: "info",

@@ -1,6 +1,7 @@
 package app_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -250,17 +251,89 @@ func TestWithSignals(t *testing.T) {
 	}
 }
 
-func TestSecondSignalExits(t *testing.T) {
-	signals := make(chan os.Signal, 2)
-	exited := make(chan int, 1)
-	ctx, release := app.WatchSignals(t.Context(), quiet, signals, func(code int) { exited <- code })
-	defer release()
-	signals <- syscall.SIGINT
-	<-ctx.Done()
-	signals <- syscall.SIGINT
-	if code := <-exited; code != 130 {
-		t.Errorf("exit %d, want 130", code)
+func TestRepeatedSignals(t *testing.T) {
+	tests := []struct {
+		name  string
+		after []time.Duration // of the repeats, since the first signal
+		force bool
+	}{
+		{"child and group at once", []time.Duration{0, 0}, false},
+		{"twice in a hurry", []time.Duration{50 * time.Millisecond}, false},
+		{"until just before the end of the grace", []time.Duration{time.Second, 2 * time.Second, app.RepeatGrace - time.Millisecond}, false},
+		{"after the grace", []time.Duration{app.RepeatGrace}, true},
+		{"in a hurry and after the grace", []time.Duration{50 * time.Millisecond, app.RepeatGrace + time.Second}, true},
 	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				signals := make(chan os.Signal, 2)
+				exited, order := make(chan int, 1), make(chan string, 4)
+				ctx, release := app.WatchSignals(t.Context(), slog.New(slog.NewTextHandler(&log, nil)), signals, func(code int) { exited <- code },
+					func(ctx context.Context) error {
+						if err := ctx.Err(); err != nil {
+							t.Errorf("ending what was started begins with %v", err)
+						}
+						order <- "first"
+						return errors.New("one process does not end")
+					},
+					func(context.Context) error { order <- "second"; panic("boom") },
+					func(context.Context) error { order <- "third"; return nil })
+				signals <- syscall.SIGINT
+				<-ctx.Done()
+				began := time.Now()
+				for _, after := range tt.after {
+					<-time.After(time.Until(began.Add(after)))
+					signals <- syscall.SIGINT
+					synctest.Wait()
+				}
+				if !tt.force {
+					select {
+					case code := <-exited:
+						t.Errorf("exit %d", code)
+					default:
+					}
+					if n := strings.Count(log.String(), "already stopping"); n != 1 {
+						t.Errorf("%d lines say that it is stopping:\n%s", n, log.String())
+					}
+					release()
+					return
+				}
+				if code := <-exited; code != 130 {
+					t.Errorf("exit %d, want 130", code)
+				}
+				close(order)
+				var ran []string
+				for s := range order {
+					ran = append(ran, s)
+				}
+				if !slices.Equal(ran, []string{"first", "second", "third"}) || strings.Count(log.String(), "left something behind") != 2 {
+					t.Errorf("ended %v before the exit:\n%s", ran, log.String())
+				}
+				release()
+			})
+		})
+	}
+}
+
+// A forced stop ends although what it is to end does not.
+func TestAForcedStopIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals := make(chan os.Signal, 2)
+		exited, deaf := make(chan int, 1), make(chan struct{})
+		ctx, release := app.WatchSignals(t.Context(), quiet, signals, func(code int) { exited <- code },
+			func(context.Context) error { <-deaf; return nil })
+		defer release()
+		signals <- syscall.SIGTERM
+		<-ctx.Done()
+		<-time.After(app.RepeatGrace)
+		began := time.Now()
+		signals <- syscall.SIGTERM
+		if code := <-exited; code != 130 || time.Since(began) != app.ForceWithin {
+			t.Errorf("exit %d after %s", code, time.Since(began))
+		}
+		close(deaf)
+	})
 }
 
 func TestMainStatus(t *testing.T) {

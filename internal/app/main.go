@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // SignalError is the cancel cause after SIGINT or SIGTERM.
@@ -19,19 +20,38 @@ func (e SignalError) Error() string { return "signal " + e.Signal.String() }
 // Is makes a signal count as an ordinary shutdown.
 func (e SignalError) Is(target error) bool { return target == ErrShutdown } //nolint:errorlint // a sentinel compared by identity inside Is
 
-// WithSignals answers a context that SIGINT or SIGTERM cancels with a SignalError as its cause. A second signal ends the process at once with
-// status 130. The returned function releases the signals and waits for the watcher.
-func WithSignals(parent context.Context, logger *slog.Logger) (context.Context, func()) {
+const (
+	// RepeatGrace is how long after the first signal others change nothing. A supervisor that signals a process and
+	// its group at once sends two, as does a person who presses Ctrl-C twice; neither means that what was started may
+	// be left behind.
+	RepeatGrace = 5 * time.Second
+	// ForceWithin is how long a forced stop may take to end what was started.
+	ForceWithin = 10 * time.Second
+	// forcedStatus is the exit status of a forced stop.
+	forcedStatus = 130
+)
+
+// WithSignals returns a context that SIGINT or SIGTERM cancels with a SignalError as its cause. Signals within
+// RepeatGrace of the first are ignored. A later one forces the stop: force ends what was started and removes what must
+// not stay, within ForceWithin, and the process exits with status 130. The returned function releases the signals and
+// waits for the watcher.
+func WithSignals(
+	parent context.Context, logger *slog.Logger, force ...func(context.Context) error,
+) (context.Context, func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	ctx, release := watchSignals(parent, logger, signals, os.Exit) //nolint:forbidigo // a second signal means now
+	exit := os.Exit //nolint:forbidigo // a forced stop ends the process
+	ctx, release := watchSignals(parent, logger, signals, exit, force...)
 	return ctx, func() {
 		signal.Stop(signals)
 		release()
 	}
 }
 
-func watchSignals(parent context.Context, logger *slog.Logger, signals <-chan os.Signal, exit func(int)) (context.Context, func()) {
+func watchSignals(
+	parent context.Context, logger *slog.Logger, signals <-chan os.Signal, exit func(int),
+	force ...func(context.Context) error,
+) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	quit := make(chan struct{})
 	var watcher sync.WaitGroup
@@ -43,11 +63,9 @@ func watchSignals(parent context.Context, logger *slog.Logger, signals <-chan os
 		case <-quit:
 			return
 		}
-		select {
-		case s := <-signals:
-			logger.WarnContext(ctx, "second signal, exiting at once", slog.String("signal", s.String()))
-			exit(130)
-		case <-quit:
+		if awaitForce(ctx, logger, signals, quit) {
+			forceStop(context.WithoutCancel(ctx), logger, force)
+			exit(forcedStatus)
 		}
 	})
 	return ctx, sync.OnceFunc(func() {
@@ -57,7 +75,51 @@ func watchSignals(parent context.Context, logger *slog.Logger, signals <-chan os
 	})
 }
 
-// Main runs a process's body under WithSignals and answers its exit status: 0 after a clean end, also one that a signal asked for, else 1.
+// awaitForce waits for a signal that forces the stop, and reports false if the process has ended its work before one
+// came.
+func awaitForce(ctx context.Context, logger *slog.Logger, signals <-chan os.Signal, quit <-chan struct{}) bool {
+	first, told := time.Now(), false
+	for {
+		select {
+		case s := <-signals:
+			if time.Since(first) >= RepeatGrace {
+				logger.WarnContext(ctx, "forced stop: ending everything that was started",
+					slog.String("signal", s.String()))
+				return true
+			}
+			if !told {
+				logger.WarnContext(ctx, "already stopping; a signal after the grace forces the stop",
+					slog.String("signal", s.String()), slog.Duration("grace", RepeatGrace))
+				told = true
+			}
+		case <-quit:
+			return false
+		}
+	}
+}
+
+// forceStop calls every function of force, whatever the others do, and logs what each could not do.
+func forceStop(ctx context.Context, logger *slog.Logger, force []func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, ForceWithin)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, end := range force {
+			if err := protect(ctx, end); err != nil {
+				logger.ErrorContext(ctx, "forced stop left something behind", slog.String("error", err.Error()))
+			}
+		}
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		logger.ErrorContext(ctx, "forced stop did not end in time")
+	}
+}
+
+// Main runs a process's body under WithSignals and returns its exit status: 0 after a clean end, also one that a
+// signal asked for, else 1.
 func Main(ctx context.Context, logger *slog.Logger, run func(ctx context.Context) error) int {
 	sigCtx, release := WithSignals(ctx, logger)
 	defer release()

@@ -32,8 +32,9 @@ type Spec struct {
 
 // Process is a running or ended child.
 type Process struct {
-	pid  int
-	done chan struct{}
+	pid   int
+	begun chan struct{} // closed when the process exists, or could not be started
+	done  chan struct{}
 
 	mu      sync.Mutex // guards reaped and orders Signal against wait
 	reaped  bool
@@ -45,7 +46,10 @@ type Process struct {
 // Start runs spec and returns once the process exists. The process is not tied to a context: it ends by Signal, by
 // Stop, by itself, or with the parent.
 func Start(spec Spec) (*Process, error) {
-	p := &Process{done: make(chan struct{})}
+	p := &Process{begun: make(chan struct{}), done: make(chan struct{})}
+	if err := children.add(p); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Path, err)
+	}
 	started := make(chan error, 1)
 	go p.supervise(spec, started)
 	if err := <-started; err != nil {
@@ -74,11 +78,16 @@ func (p *Process) supervise(spec Spec, started chan<- error) {
 		sig = syscall.SIGKILL
 	}
 	cmd.SysProcAttr = attributes(spec.Credential, sig)
+	defer children.remove(p)
 	if err := cmd.Start(); err != nil {
+		p.reaped = true
+		close(p.begun)
+		close(p.done)
 		started <- err
 		return
 	}
 	p.process, p.pid = cmd.Process, cmd.Process.Pid
+	close(p.begun)
 	started <- nil
 
 	err := cmd.Wait()

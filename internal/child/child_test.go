@@ -24,7 +24,47 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdout.WriteString(strconv.Itoa(p.PID()) + "\n")
 		select {}
 	}
+	if os.Getenv("CHILD_TEST_ENDS") != "" {
+		os.Exit(endsAll())
+	}
 	os.Exit(m.Run())
+}
+
+// endsAll is a process that ends its children, and returns its exit status. Its own would be missed by the other tests.
+func endsAll() int {
+	var live []*child.Process
+	for range 3 { // of which none ends when it is asked to
+		p, err := child.Start(child.Spec{Path: "/bin/sh", Args: []string{"-c", "trap '' INT TERM; while :; do /bin/sleep 600; done"}})
+		if err != nil {
+			return 3
+		}
+		live = append(live, p)
+	}
+	if _, err := child.Start(child.Spec{Path: "/nonexistent"}); err == nil {
+		return 4
+	}
+	if err := child.EndAll(context.Background()); err != nil {
+		return 5
+	}
+	for _, p := range live {
+		select {
+		case <-p.Done():
+		default:
+			return 6
+		}
+	}
+	if _, err := child.Start(child.Spec{Path: "/bin/true"}); !errors.Is(err, child.ErrEnding) {
+		return 7
+	}
+	return 0
+}
+
+func TestEndAllEndsEveryChildAndStartsNoOther(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), "CHILD_TEST_ENDS=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 func TestStopClimbsToKill(t *testing.T) {

@@ -96,7 +96,10 @@ func (c *Cluster) prepare(ctx context.Context) error {
 	if c.Material, err = material.Make(material.Config{Dir: filepath.Join(c.cfg.Dir, "material"), TrustDomain: TrustDomain}); err != nil {
 		return err
 	}
-	c.Stores, err = stores.Start(ctx, c.logger, c.Material, stores.Config{Dir: filepath.Join(c.cfg.Dir, "postgres"), CacheDir: c.cfg.CacheDir})
+	c.Stores, err = stores.Start(ctx, c.logger, c.Material, stores.Config{
+		Dir: filepath.Join(c.cfg.Dir, "postgres"), RedisDir: filepath.Join(c.cfg.Dir, "redis"),
+		CacheDir: c.cfg.CacheDir,
+	})
 	return err
 }
 

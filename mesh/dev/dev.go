@@ -16,7 +16,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/ports"
+	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/halt"
 	"github.com/gpuaas/mesh/mesh/material"
 	"github.com/gpuaas/mesh/mesh/person"
 	"github.com/gpuaas/mesh/mesh/stores"
@@ -61,6 +63,7 @@ type Mesh struct {
 	deps     Deps
 	cfg      settled
 	dir      string
+	scratch  *scratch.Dir // nil unless ephemeral
 	lock     *os.File
 	material *material.Material
 	stores   *stores.Stores
@@ -118,14 +121,15 @@ func (m *Mesh) build(ctx context.Context) error {
 	return nil
 }
 
-func (m *Mesh) takeDirectory(context.Context) error {
+func (m *Mesh) takeDirectory(ctx context.Context) error {
+	halt.Sweep(ctx, m.deps.Logger)
 	m.dir = m.cfg.DataDir
 	if m.cfg.Ephemeral {
-		dir, err := os.MkdirTemp("", "gpuaas-dev-*")
-		if err != nil {
-			return fmt.Errorf("make temporary directory: %w", err)
+		var err error
+		if m.scratch, err = scratch.Make(halt.Dev); err != nil {
+			return err
 		}
-		m.dir = dir
+		m.dir = m.scratch.Path()
 	}
 	abs, err := filepath.Abs(m.dir)
 	if err != nil {
@@ -158,10 +162,15 @@ func (m *Mesh) makeMaterial(context.Context) error {
 }
 
 func (m *Mesh) startStores(ctx context.Context) error {
+	cfg := stores.Config{
+		Dir: filepath.Join(m.dir, "postgres"), RedisDir: filepath.Join(m.dir, "redis"),
+		CacheDir: CacheDir(), DatabaseURL: m.cfg.DatabaseURL, RedisURL: m.cfg.RedisURL,
+	}
+	if m.scratch != nil {
+		cfg.SocketDir = filepath.Join(m.dir, "socket") // it goes with the rest
+	}
 	var err error
-	m.stores, err = stores.Start(ctx, m.deps.Logger, m.material, stores.Config{
-		Dir: filepath.Join(m.dir, "postgres"), CacheDir: CacheDir(), DatabaseURL: m.cfg.DatabaseURL, RedisURL: m.cfg.RedisURL,
-	})
+	m.stores, err = stores.Start(ctx, m.deps.Logger, m.material, cfg)
 	return err
 }
 
@@ -264,9 +273,9 @@ func (m *Mesh) release(ctx context.Context) error {
 	}
 	if m.lock != nil {
 		errs = append(errs, m.lock.Close())
-		if m.cfg.Ephemeral {
-			errs = append(errs, os.RemoveAll(m.dir))
-		}
+	}
+	if m.scratch != nil {
+		errs = append(errs, m.scratch.Remove())
 	}
 	return errors.Join(errs...)
 }

@@ -23,6 +23,8 @@ import (
 // Config says which stores.
 type Config struct {
 	Dir         string // of our Postgres
+	RedisDir    string // of our Redis, made anew at each start; empty: a temporary one
+	SocketDir   string // of our Postgres' socket; empty, or too long for a socket: a private one elsewhere
 	CacheDir    string // searched for Postgres' binaries after the system's
 	DatabaseURL string // of a server that somebody else runs, as an administrator; empty: our own
 	RedisURL    string // of one that somebody else runs; empty: our own; "-": none
@@ -45,8 +47,14 @@ type Facts struct {
 	Migrated        int // files applied now
 }
 
+// mostSocketDir is the longest directory in which the name of a socket fits into the address of one.
+const mostSocketDir = 80
+
 // Start brings the stores up, makes roles and schema, and writes the files of connection strings.
 func Start(ctx context.Context, logger *slog.Logger, m *material.Material, cfg Config) (*Stores, error) {
+	if len(cfg.SocketDir) > mostSocketDir {
+		cfg.SocketDir = ""
+	}
 	s := &Stores{cfg: cfg, logger: logger, material: m}
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Stop(context.WithoutCancel(ctx)))
@@ -59,7 +67,9 @@ func (s *Stores) start(ctx context.Context) error {
 	db := material.Database{URL: admin}
 	if admin == "" {
 		var err error
-		s.Postgres, err = pgserver.Start(ctx, pgserver.Config{Dir: s.cfg.Dir, CacheDir: s.cfg.CacheDir, Logger: s.logger})
+		s.Postgres, err = pgserver.Start(ctx, pgserver.Config{
+			Dir: s.cfg.Dir, CacheDir: s.cfg.CacheDir, SocketDir: s.cfg.SocketDir, Logger: s.logger,
+		})
 		if err != nil {
 			return err
 		}
@@ -68,7 +78,8 @@ func (s *Stores) start(ctx context.Context) error {
 	}
 	if s.cfg.RedisURL == "" {
 		var err error
-		if s.Redis, err = redisserver.Start(ctx, redisserver.Config{Logger: s.logger}); err != nil {
+		s.Redis, err = redisserver.Start(ctx, redisserver.Config{Dir: s.cfg.RedisDir, Logger: s.logger})
+		if err != nil {
 			return err
 		}
 		s.cfg.RedisURL = s.Redis.URL()

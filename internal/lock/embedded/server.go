@@ -32,6 +32,9 @@ type Config struct {
 	UID, GID int
 	// ImitationOnly never looks for a redis-server.
 	ImitationOnly bool
+	// Dir is the directory of the server's files, which is made at each start and removed at its end; empty: a
+	// temporary one.
+	Dir string
 	// StartTimeout bounds Start; zero means 10 s.
 	StartTimeout time.Duration
 	// Logger is required.
@@ -133,7 +136,7 @@ type process struct {
 
 // startProcess hands the configuration over in a file that only the server's uid may read: arguments are everybody's.
 func (s *Server) startProcess(ctx context.Context) (backend, error) {
-	dir, err := os.MkdirTemp("", "gpuaas-redis-")
+	dir, err := s.makeDir()
 	if err != nil {
 		return nil, fmt.Errorf("make redis directory: %w", err)
 	}
@@ -150,6 +153,14 @@ func (s *Server) startProcess(ctx context.Context) (backend, error) {
 		return nil, errors.Join(fmt.Errorf("start redis: %w: %s", err, strings.TrimSpace(string(log))), run.kill())
 	}
 	return run, nil
+}
+
+// makeDir makes an empty directory. One of a fixed place may hold what a server that died suddenly has left.
+func (s *Server) makeDir() (string, error) {
+	if s.cfg.Dir == "" {
+		return os.MkdirTemp("", "gpuaas-redis-") //nolint:wrapcheck // the caller says what for
+	}
+	return s.cfg.Dir, errors.Join(os.RemoveAll(s.cfg.Dir), os.Mkdir(s.cfg.Dir, 0o700))
 }
 
 func (s *Server) spawn(dir string) (*child.Process, error) {
