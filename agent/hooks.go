@@ -70,6 +70,11 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "acknowledgement not kept, the result is sent again", slog.Any("error", err))
 			}
 		},
+		ReportRefused: func(ctx context.Context, refused *nodev1.TaskReportRefused) {
+			if err := executor.ReportRefused(ctx, refused); err != nil {
+				a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "refused report not dropped, it is sent again", slog.Any("error", err))
+			}
+		},
 		Policy: func(policy *commonv1.NodePolicy) {
 			recovery := policy.GetAutoRecovery()
 			a.autoRecovery.Store(&recovery)

@@ -58,6 +58,9 @@ func (c *Client) Generation() int64 { return c.generation.Load() }
 // mean that it was not taken.
 func (c *Client) Delivered(refs []*nodev1.TaskRef) error { return c.out.Delivered(refs) }
 
+// Redelivered queues word of tasks that were in the ledger before this session, with their envelopes. See Delivered.
+func (c *Client) Redelivered(msg *nodev1.TaskDelivered) error { return c.out.Redelivered(msg) }
+
 // Started queues the start of a task. See Delivered.
 func (c *Client) Started(msg *nodev1.TaskStarted) error { return c.out.Started(msg) }
 

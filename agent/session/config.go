@@ -35,8 +35,9 @@ type Identity interface {
 	Flip() error
 }
 
-// Hooks are told what comes over the stream. Each may be nil. Offer, Cancel and Acknowledged are called by the goroutine that reads the stream, one
-// at a time: while one of them blocks nothing is read, and a session that reads nothing for long is closed.
+// Hooks are told what comes over the stream. Each may be nil. Offer, Cancel, Acknowledged and ReportRefused are called
+// by the goroutine that reads the stream, one at a time: while one of them blocks nothing is read, and a session that
+// reads nothing for long is closed.
 type Hooks struct {
 	// Hello completes the first frame: versions, ledger, facts, tasks in flight, diagnostics.
 	Hello func(*nodev1.Hello)
@@ -50,7 +51,9 @@ type Hooks struct {
 	Offer        func(ctx context.Context, offer *nodev1.TaskOffer)
 	Cancel       func(ctx context.Context, cancel *nodev1.TaskCancel)
 	Acknowledged func(ctx context.Context, refs []*nodev1.TaskRef)
-	Policy       func(policy *commonv1.NodePolicy)
+	// ReportRefused is told which reports of tasks were not taken.
+	ReportRefused func(ctx context.Context, refused *nodev1.TaskReportRefused)
+	Policy        func(policy *commonv1.NodePolicy)
 	// ChangedFacts is asked before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
 	// Profile is told the fingerprint of the profile that the control plane holds for this node.

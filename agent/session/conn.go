@@ -106,6 +106,13 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 		if hooks.Acknowledged != nil {
 			hooks.Acknowledged(ctx, f.TaskResultAck.GetTasks())
 		}
+	case *nodev1.ConnectResponse_TaskReportRefused:
+		if !f.TaskReportRefused.GetEnvelopeWanted() {
+			k.settle(f.TaskReportRefused.GetTasks())
+		}
+		if hooks.ReportRefused != nil {
+			hooks.ReportRefused(ctx, f.TaskReportRefused)
+		}
 	case *nodev1.ConnectResponse_TaskCancel:
 		if hooks.Cancel != nil {
 			hooks.Cancel(ctx, f.TaskCancel)

@@ -33,6 +33,7 @@ type outbox struct {
 	mu          sync.Mutex
 	open        bool
 	control     []*nodev1.ConnectRequest
+	redelivered []*nodev1.TaskDelivered
 	delivered   []*nodev1.TaskRef
 	results     []*nodev1.TaskResult
 	resultAt    map[refKey]int
@@ -56,6 +57,7 @@ func (o *outbox) setOpen(open bool) {
 		o.signal()
 		return
 	}
+	o.redelivered = nil
 	o.control, o.delivered, o.results, o.resultAt, o.resultBytes = nil, nil, nil, nil, 0
 	o.started, o.progress, o.seen, o.diagnostics = nil, nil, nil, nil
 }
@@ -96,6 +98,16 @@ func (o *outbox) Delivered(refs []*nodev1.TaskRef) error {
 			return ErrQueueFull
 		}
 		o.delivered = append(o.delivered, refs...)
+		return nil
+	})
+}
+
+func (o *outbox) Redelivered(msg *nodev1.TaskDelivered) error {
+	return o.put(func() error {
+		if len(o.redelivered) >= o.maxLen {
+			return ErrQueueFull
+		}
+		o.redelivered = append(o.redelivered, msg)
 		return nil
 	})
 }
@@ -187,6 +199,13 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 		frame := o.control[0]
 		o.control = o.control[1:]
 		return frame
+	case len(o.redelivered) > 0:
+		msg := o.redelivered[0]
+		o.redelivered[0] = nil
+		if o.redelivered = o.redelivered[1:]; len(o.redelivered) == 0 {
+			o.redelivered = nil
+		}
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: msg}}
 	case len(o.delivered) > 0:
 		n := min(len(o.delivered), maxRefs)
 		batch := o.delivered[:n:n]

@@ -111,3 +111,33 @@ func TestManyDeliveriesAreSplit(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// TestEnvelopesGoOutFirst queues word of tasks from before the session behind a result: it leaves before it, whole, and
+// not by another session.
+func TestEnvelopesGoOutFirst(t *testing.T) {
+	o := newOutbox(1, 1<<20)
+	proof := &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{ref(1)}, Signed: []*nodev1.SignedTask{{KeyId: "k"}}}
+	if err := o.Redelivered(proof); !errors.Is(err, ErrNotConnected) {
+		t.Errorf("closed: %v", err)
+	}
+	o.setOpen(true)
+	for _, err := range []error{o.Result(&nodev1.TaskResult{Task: ref(1)}), o.Redelivered(proof)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := o.Redelivered(proof); !errors.Is(err, ErrQueueFull) {
+		t.Errorf("over the limit: %v", err)
+	}
+	if first := o.next().GetTaskDelivered(); len(first.GetSigned()) != 1 || first.GetSigned()[0].GetKeyId() != "k" {
+		t.Errorf("first goes %v", first)
+	}
+	if err := o.Redelivered(proof); err != nil {
+		t.Fatal(err)
+	}
+	o.setOpen(false)
+	o.setOpen(true)
+	if got := drainAll(o); len(got) != 0 {
+		t.Errorf("the next session sends %v", got)
+	}
+}

@@ -96,9 +96,11 @@ type Executor struct {
 	running map[commonv1.TaskType]int
 	turns   map[string]*turn // by workspace
 	sent    map[ledger.Key]time.Time
-	parked  []*job    // have a turn to come again: their start could not be stored
-	unkept  []unkept  // have a result that could not be stored
-	logged  time.Time // when such a failure was last logged
+	since   time.Time           // when the sender was attached
+	asked   map[ledger.Key]bool // whose envelope the control plane wants, in this session
+	parked  []*job              // have a turn to come again: their start could not be stored
+	unkept  []unkept            // have a result that could not be stored
+	logged  time.Time           // when such a failure was last logged
 	stats   Stats
 
 	handlers sync.WaitGroup // goroutines of handlers; Run waits for them
@@ -162,6 +164,7 @@ func New(deps Deps, cfg Config) (*Executor, error) {
 		running: map[commonv1.TaskType]int{},
 		turns:   map[string]*turn{},
 		sent:    map[ledger.Key]time.Time{},
+		asked:   map[ledger.Key]bool{},
 	}, nil
 }
 
@@ -210,29 +213,31 @@ func (e *Executor) Ack(ctx context.Context, refs []*nodev1.TaskRef) error {
 	e.mu.Lock()
 	for _, key := range keys {
 		delete(e.sent, key)
+		delete(e.asked, key)
 	}
 	e.mu.Unlock()
 	return e.deps.Ledger.Ack(ctx, keys...)
 }
 
-// Attach makes s the way out, after its session was admitted, and sends again what the control plane may not have: deliveries, starts, and every
-// result that is not acknowledged.
+// Attach makes s the way out, after its session was admitted, and sends again what the control plane may not have:
+// deliveries, starts, and every result that is not acknowledged. They carry the envelopes of their tasks: a database
+// that went back meanwhile has lost that it gave them out.
 func (e *Executor) Attach(s Sender) {
 	e.mu.Lock()
 	e.sender = s
 	clear(e.sent)
-	var delivered []*nodev1.TaskRef
+	clear(e.asked)
+	e.since = time.Now()
+	var delivered []ledger.Key
 	var started []*nodev1.TaskStarted
 	for _, j := range e.jobs {
-		delivered = append(delivered, j.task.Ref())
+		delivered = append(delivered, j.key)
 		if !j.started.IsZero() {
 			started = append(started, j.startedMessage())
 		}
 	}
 	e.mu.Unlock()
-	for refs := range slices.Chunk(delivered, 256) {
-		_ = s.Delivered(refs) // a session that cannot take them is replaced, and the next one is told again
-	}
+	e.redeliver(s, delivered)
 	for _, msg := range started {
 		_ = s.Started(msg)
 	}

@@ -55,11 +55,14 @@ type sink struct {
 	started   []string
 	progress  []string
 	results   map[string][]*nodev1.TaskResult
+	signed    map[string]*nodev1.SignedTask // of deliveries from before the session
 	refuse    bool
 	onDeliver func(id string)
 }
 
-func newSink() *sink { return &sink{results: map[string][]*nodev1.TaskResult{}} }
+func newSink() *sink {
+	return &sink{results: map[string][]*nodev1.TaskResult{}, signed: map[string]*nodev1.SignedTask{}}
+}
 
 var errFull = errors.New("full")
 
@@ -71,6 +74,18 @@ func (s *sink) Delivered(refs []*nodev1.TaskRef) error {
 			s.onDeliver(r.GetTaskId())
 		}
 		s.delivered = append(s.delivered, r.GetTaskId())
+	}
+	return nil
+}
+
+func (s *sink) Redelivered(m *nodev1.TaskDelivered) error {
+	if err := s.Delivered(m.GetTasks()); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, signed := range m.GetSigned() {
+		s.signed[m.GetTasks()[i].GetTaskId()] = signed
 	}
 	return nil
 }

@@ -49,6 +49,8 @@ var ErrUnknown = errors.New("what became of the task cannot be known")
 // when the resend interval is over.
 type Sender interface {
 	Delivered(refs []*nodev1.TaskRef) error
+	// Redelivered tells of tasks from before the session, with their envelopes.
+	Redelivered(msg *nodev1.TaskDelivered) error
 	Started(msg *nodev1.TaskStarted) error
 	Progress(msg *nodev1.TaskProgress) error
 	Result(msg *nodev1.TaskResult) error

@@ -330,6 +330,7 @@ func (e *Executor) sendStored(s Sender, entry ledger.Entry, now time.Time) bool 
 			Reason: commonv1.Reason_REASON_INTERNAL, Error: "the stored result is not readable",
 		}
 	}
+	msg.Signed = e.proofOf(&entry)
 	if err := s.Result(msg); err != nil {
 		return false
 	}

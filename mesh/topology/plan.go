@@ -80,6 +80,7 @@ func (p Plan) Lifecycle(ops string) lifecycle.Config {
 	c := lifecycle.Default()
 	c.Config = p.shared(material.Lifecycle, p.Addresses.Lifecycle, ops)
 	c.TaskSigningKeyFile, c.JoinStatePubkeysFile, c.AssertionPubkeysFile = p.Material.TaskKey(), p.Material.JoinStatePubkeys(), p.Material.AssertionPubkeys()
+	c.TaskSigningPubkeysFile = p.Material.TaskPubkeys()
 	c.SecretFile = config.SecretFile(p.Material.LifecycleSecret())
 	c.WorkloadDatabaseURL = config.SecretFile(p.Material.URLFile(pg.RoleWorkloadAdmin))
 	if p.Redis {

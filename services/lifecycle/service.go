@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -74,6 +75,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 // material is what the service reads from files.
 type material struct {
 	key     envelope.Key
+	tasks   *envelope.VerifierSet
 	join    *joinstate.Verifier
 	persons *rpc.PersonVerifier
 	secret  []byte
@@ -84,6 +86,9 @@ func (s *Service) material() (material, error) {
 	var err error
 	if m.key, err = envelope.LoadOrCreateKey(s.cfg.TaskSigningKeyFile); err != nil {
 		return m, fmt.Errorf("load task signing key: %w", err)
+	}
+	if m.tasks, err = s.taskVerifiers(m.key); err != nil {
+		return m, err
 	}
 	raw, err := pki.ReadFile(s.cfg.JoinStatePubkeysFile)
 	if err != nil {
@@ -114,6 +119,26 @@ func (s *Service) material() (material, error) {
 	return m, nil
 }
 
+// taskVerifiers returns the keys that may have signed a task: our own, and those of the file that agents get, which
+// names former keys too.
+func (s *Service) taskVerifiers(key envelope.Key) (*envelope.VerifierSet, error) {
+	set, err := envelope.NewVerifierSet(key.Public())
+	if err != nil {
+		return nil, fmt.Errorf("read task verifiers: %w", err)
+	}
+	if s.cfg.TaskSigningPubkeysFile == "" {
+		return set, nil
+	}
+	raw, err := pki.ReadFile(s.cfg.TaskSigningPubkeysFile)
+	if err != nil {
+		return nil, fmt.Errorf("read task verifiers: %w", err)
+	}
+	if set, err = envelope.ParseVerifierSet(set.String() + "," + strings.TrimSpace(string(raw))); err != nil {
+		return nil, fmt.Errorf("read task verifiers: %w", err)
+	}
+	return set, nil
+}
+
 func (s *Service) build(ctx context.Context) error {
 	b := s.base
 	m, err := s.material()
@@ -138,7 +163,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
 	tasks := task.NewServer(task.Deps{
-		Logger: b.Logger, DB: b.DB, Key: m.key, Hub: hub,
+		Logger: b.Logger, DB: b.DB, Key: m.key, Verifiers: m.tasks, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
 		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit,
 	})

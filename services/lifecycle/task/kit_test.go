@@ -54,6 +54,7 @@ type kit struct {
 	gates  *gate.Server
 	hub    *task.Hub
 	key    envelope.Key
+	former envelope.Key // signed tasks before key did
 	keys   *joinstate.Keys
 	signal *events.Signal
 
@@ -75,8 +76,11 @@ func newKit(t *testing.T) *kit {
 	testkit.IO(t)
 	k := &kit{t: t, db: testkit.DB(t), signal: &events.Signal{}}
 	k.pool = k.db.Pool(pg.RoleLifecycle)
-	k.key = envelope.NewKey(private(t))
-	var err error
+	k.key, k.former = envelope.NewKey(private(t)), envelope.NewKey(private(t))
+	verifiers, err := envelope.NewVerifierSet(k.key.Public(), k.former.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
 	if k.keys, err = joinstate.NewKeys(private(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +94,7 @@ func newKit(t *testing.T) *kit {
 	}
 	k.hub = task.NewHub(testkit.Logger(t), k.pool, k.signal)
 	k.tasks = task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Hub: k.hub, Committed: func() {},
+		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Verifiers: verifiers, Hub: k.hub, Committed: func() {},
 		Superseded: func(n int) { k.superseded.Add(int64(n)) },
 		Wake: func(_ context.Context, _ pgx.Tx, runs []string) error {
 			k.mu.Lock()

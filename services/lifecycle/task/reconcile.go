@@ -19,8 +19,12 @@ import (
 // What was dispatched and is not in the agent's ledger keeps its attempt and is offered again: an offer that still arrives by the old session is then
 // the same entry of the ledger, not a second effect. With a new ledger, what had been delivered may have run: a task of an idempotent type is queued
 // again, any other ends as outcome_unknown and its step observes.
+//
+// An attempt above the row's means that the database went back, or that the agent invents. Its reports decide, by the
+// envelope that they carry: until then it is not cancelled, and what stands here is held back for a moment.
 func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (gate.Reconciled, error) {
 	agent := make(map[string]*commonv1.TaskInFlight, len(inFlight))
+	highest := map[string]int32{}
 	var asked []string
 	for _, t := range inFlight {
 		if !ids.Valid(t.GetTaskId()) {
@@ -28,6 +32,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 		}
 		agent[key(&nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})] = t
 		asked = append(asked, t.GetTaskId())
+		highest[t.GetTaskId()] = max(highest[t.GetTaskId()], t.GetAttempt())
 	}
 	rows, err := tx.Query(ctx, `
 		SELECT `+columns+` FROM lifecycle.task t
@@ -47,6 +52,10 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 		known[k] = true
 		ref := &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}
 		theirs := agent[k]
+		ahead := highest[r.TaskID]
+		if ahead > r.Attempt && !Terminal(r.State) {
+			known[key(&nodev1.TaskRef{TaskId: r.TaskID, Attempt: ahead})] = true
+		}
 		switch {
 		case Terminal(r.State):
 			if theirs == nil {
@@ -65,6 +74,10 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 			}
 			if r.CancelAsked {
 				out.Cancel = append(out.Cancel, ref)
+			}
+		case ahead > r.Attempt && !newLedger && !r.CancelAsked:
+			if err := s.awaitProof(ctx, tx, r, g); err != nil {
+				return gate.Reconciled{}, err
 			}
 		case r.CancelAsked && newLedger && r.State != commonv1.TaskState_TASK_STATE_DISPATCHED:
 			// Not wanted, but the ledger that had it is gone: it may have run.
@@ -102,6 +115,26 @@ func (s *Server) adopt(ctx context.Context, tx pgx.Tx, r Row, theirs *commonv1.T
 		state = commonv1.TaskState_TASK_STATE_DELIVERED
 	}
 	return s.move(ctx, tx, r, state, epoch, sessionID, "the agent has it")
+}
+
+// awaitProof holds a task back for as long as a lost offer is waited for: the agent, which has a later attempt of it,
+// reports that one with its envelope. If it does not, the task is offered as it stands here.
+func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) error {
+	if r.State != commonv1.TaskState_TASK_STATE_QUEUED {
+		if err := s.move(ctx, tx, r, commonv1.TaskState_TASK_STATE_DISPATCHED, g.SessionEpoch, g.SessionID, "the agent has a later attempt"); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE lifecycle.task t SET
+			offered_at = CASE WHEN t.state = 'queued' THEN t.offered_at ELSE mesh.clock() END,
+			not_before = CASE WHEN t.state = 'queued' THEN greatest(t.not_before, least(mesh.clock() + interval '`+offerAgainAfter+`', t.expires_at - interval '1 second'))
+				ELSE t.not_before END
+		WHERE t.task_id = $1`, r.TaskID)
+	if err != nil {
+		return fmt.Errorf("hold back task %s: %w", r.TaskID, err)
+	}
+	return nil
 }
 
 // again decides what becomes of a task that is in flight here and not in the agent's ledger.

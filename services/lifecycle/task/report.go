@@ -11,6 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -28,6 +29,8 @@ type word struct {
 	started   bool
 	result    *nodev1.TaskResult
 	note      string
+	session   string
+	signed    []*nodev1.SignedTask // envelopes that came with the report of this attempt
 }
 
 // state is where the task goes by this word alone.
@@ -57,7 +60,7 @@ func resultState(s commonv1.TaskState) commonv1.TaskState {
 
 // ReportTasks takes what agents say of their tasks, under the gates of their nodes.
 func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
-	words, order := gather(req)
+	words, order, contradictions := gather(req)
 	nodes := make([]string, 0, len(req.GetReports()))
 	durable := false
 	for _, r := range req.GetReports() {
@@ -88,24 +91,25 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 				late = append(late, w)
 			}
 		}
-		var acked map[string]bool
-		acked, superseded, err = s.apply(ctx, tx, take)
+		done, err := s.apply(ctx, tx, take)
 		if err != nil {
 			return err
+		}
+		superseded = done.superseded
+		for _, w := range contradictions {
+			if done.refused[said(w.node, w.ref)] == nil {
+				late = append(late, w)
+			}
 		}
 		if err := keepLate(ctx, tx, late); err != nil {
 			return err
 		}
 		for _, r := range req.GetReports() {
 			one := &lifecyclev1.NodeReportResult{NodeId: r.GetNodeId(), SessionId: r.GetSessionId()}
-			if !gates[r.GetNodeId()].Admitted {
-				one.Denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut: kept as late evidence"), "")
+			if gates[r.GetNodeId()].Admitted {
+				done.answer(r, one)
 			} else {
-				for _, t := range r.GetResults() {
-					if acked[said(r.GetNodeId(), t.GetTask())] {
-						one.Acknowledged = append(one.Acknowledged, t.GetTask())
-					}
-				}
+				one.Denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is shut: kept as late evidence"), "")
 			}
 			res.Results = append(res.Results, one)
 		}
@@ -132,15 +136,18 @@ func key(ref *nodev1.TaskRef) string {
 // only those of the task's own node count.
 func said(nodeID string, ref *nodev1.TaskRef) string { return key(ref) + "/" + nodeID }
 
-// gather folds a batch into one word of each node on each attempt, in a stable order so that rows are locked in the same order by everyone.
-func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string) {
+// gather folds a batch into one word of each node on each attempt, in a stable order so that rows are locked in the
+// same order by everyone. Of results that contradict each other the first is the node's word; the others are returned
+// apart, as evidence.
+func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string, []word) {
 	words := map[string]word{}
 	var order []string
+	var contradictions []word
 	at := func(r *lifecyclev1.NodeReport, ref *nodev1.TaskRef, put func(*word)) {
 		k := said(r.GetNodeId(), ref)
 		w, ok := words[k]
 		if !ok {
-			w = word{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration()}
+			w = word{ref: ref, node: r.GetNodeId(), epoch: r.GetGeneration(), session: r.GetSessionId()}
 			order = append(order, k)
 		}
 		put(&w)
@@ -157,20 +164,105 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string) {
 			at(r, f.GetTask(), func(w *word) { w.note = f.GetNote() })
 		}
 		for _, f := range r.GetResults() {
-			at(r, f.GetTask(), func(w *word) { w.result = f })
+			at(r, f.GetTask(), func(w *word) {
+				if f.GetSigned() != nil {
+					w.signed = append(w.signed, f.GetSigned())
+				}
+				switch {
+				case w.result == nil:
+					w.result = f
+				case resultState(w.result.GetState()) != resultState(f.GetState()):
+					contradictions = append(contradictions, word{ref: f.GetTask(), node: w.node, epoch: r.GetGeneration(), session: r.GetSessionId(), result: f})
+				}
+			})
+		}
+		for _, signed := range r.GetSigned() {
+			taskID, attempt, ok := envelope.Claimed(signed.GetEnvelope())
+			if !ok {
+				continue
+			}
+			k := said(r.GetNodeId(), &nodev1.TaskRef{TaskId: taskID, Attempt: attempt})
+			if w, reported := words[k]; reported {
+				w.signed = append(w.signed, signed)
+				words[k] = w
+			}
 		}
 	}
 	slices.Sort(order)
-	return words, order
+	return words, order, contradictions
 }
 
-// apply moves tasks forward and answers the attempts whose result is settled (applied now, applied before, or kept as late evidence), and how many
-// were applied as superseded.
-func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string]bool, int, error) {
-	settled, superseded := map[string]bool{}, 0
-	if len(words) == 0 {
-		return settled, 0, nil
+// applied is what became of a batch.
+type applied struct {
+	settled    map[string]bool                     // attempts whose result is applied, was applied before, or is kept as late evidence
+	refused    map[string]*lifecyclev1.TaskRefusal // attempts above their row's, unproven
+	superseded int                                 // results applied as superseded
+}
+
+// answer fills in what one report is told.
+func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportResult) {
+	told := map[string]bool{}
+	refuse := func(ref *nodev1.TaskRef) bool {
+		k := said(r.GetNodeId(), ref)
+		refusal := a.refused[k]
+		if refusal != nil && !told[k] {
+			told[k] = true
+			one.Refused = append(one.Refused, refusal)
+		}
+		return refusal != nil
 	}
+	for _, ref := range r.GetDelivered() {
+		refuse(ref)
+	}
+	for _, f := range r.GetStarted() {
+		refuse(f.GetTask())
+	}
+	for _, f := range r.GetProgress() {
+		refuse(f.GetTask())
+	}
+	for _, f := range r.GetResults() {
+		if !refuse(f.GetTask()) && a.settled[said(r.GetNodeId(), f.GetTask())] {
+			one.Acknowledged = append(one.Acknowledged, f.GetTask())
+		}
+	}
+}
+
+// apply moves tasks forward. What moves nothing is late evidence, if it is a result, or proves an attempt that the row
+// has lost, or is refused.
+func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (applied, error) {
+	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
+	moved, err := s.advance(ctx, tx, words, &done)
+	if err != nil {
+		return done, err
+	}
+	rest := slices.DeleteFunc(slices.Clone(words), func(w word) bool { return moved[said(w.node, w.ref)] })
+	adopted, err := s.adoptProven(ctx, tx, rest, &done)
+	if err != nil {
+		return done, err
+	}
+	again, err := s.advance(ctx, tx, adopted, &done)
+	if err != nil {
+		return done, err
+	}
+	var late []word
+	for _, w := range rest { // in their order, so that everybody locks rows in the same one
+		k := said(w.node, w.ref)
+		if w.result == nil || again[k] || done.refused[k] != nil {
+			continue
+		}
+		late = append(late, w)
+		done.settled[k] = true
+	}
+	return done, keepLate(ctx, tx, late)
+}
+
+// advance moves the open tasks whose attempt is the one reported, notes in done what that settles, and returns the
+// attempts that it moved.
+func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *applied) (map[string]bool, error) {
+	if len(words) == 0 {
+		return nil, nil //nolint:nilnil // nothing moved
+	}
+	advanced := make(map[string]bool, len(words))
 	n := len(words)
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	reasons, texts, attempts, outputs := make([]string, n), make([]string, n), make([]int32, n), make([][]byte, n)
@@ -215,7 +307,7 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 			coalesce(array_position(ARRAY['dispatched', 'delivered', 'running'], h.state), 9))
 		RETURNING h.was, `+columns, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs)
 	if err != nil {
-		return nil, 0, fmt.Errorf("apply reports: %w", err)
+		return nil, fmt.Errorf("apply reports: %w", err)
 	}
 	var evs []events.Event
 	var wake []string
@@ -230,10 +322,11 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 			k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
 			w := byKey[k]
 			evs = append(evs, r.event(transitions(r, was, w)...))
+			advanced[k] = true
 			if w.result != nil {
-				settled[k] = true
+				done.settled[k] = true
 				if r.State == commonv1.TaskState_TASK_STATE_SUPERSEDED {
-					superseded++
+					done.superseded++
 				}
 				if r.RunID != "" {
 					wake = append(wake, r.RunID)
@@ -243,27 +336,20 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (map[string
 		err = rows.Err()
 	}()
 	if err != nil {
-		return nil, 0, fmt.Errorf("apply reports: %w", err)
+		return nil, fmt.Errorf("apply reports: %w", err)
 	}
 	if len(evs) > 0 {
 		if _, err := events.Append(ctx, tx, evs...); err != nil {
-			return nil, 0, fmt.Errorf("report tasks: %w", err)
+			return nil, fmt.Errorf("report tasks: %w", err)
 		}
 	}
 	if len(wake) > 0 {
 		slices.Sort(wake)
 		if err := s.deps.Wake(ctx, tx, slices.Compact(wake)); err != nil {
-			return nil, 0, fmt.Errorf("wake runs: %w", err)
+			return nil, fmt.Errorf("wake runs: %w", err)
 		}
 	}
-	var rest []word
-	for _, w := range words { // in their order, so that everybody locks rows in the same one
-		if k := said(w.node, w.ref); w.result != nil && !settled[k] {
-			rest = append(rest, w)
-			settled[k] = true
-		}
-	}
-	return settled, superseded, keepLate(ctx, tx, rest)
+	return advanced, nil
 }
 
 // transitions lists the states that the task went through since `was`, so that what came together is still told apart.
@@ -282,35 +368,6 @@ func transitions(r Row, was string, w word) []*lifecyclev1.TaskTransition {
 		out = append(out, r.transition(r.State, w.note))
 	}
 	return out
-}
-
-// keepLate keeps results that change nothing any more. A result that was applied before, and whose acknowledgement was lost, is not evidence of
-// anything new and is left out.
-func keepLate(ctx context.Context, tx pgx.Tx, words []word) error {
-	for _, w := range words {
-		state := names.Of(w.state())
-		tag, err := tx.Exec(ctx, `
-			INSERT INTO lifecycle.late_evidence (task_id, attempt, node_id, session_epoch, state, detail)
-			SELECT $1, $2, $3, $4, $5, $6 FROM lifecycle.task t
-			WHERE t.task_id = $1 AND t.node_id = $3 AND NOT (t.attempt = $2 AND t.state = $5)
-			ON CONFLICT DO NOTHING`,
-			w.ref.GetTaskId(), w.ref.GetAttempt(), w.node, w.epoch, state, clean(w.result.GetError(), 4096))
-		if err != nil {
-			return fmt.Errorf("keep late evidence: %w", err)
-		}
-		if tag.RowsAffected() == 0 {
-			continue
-		}
-		r, err := scan(tx.QueryRow(ctx, `
-			UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1 WHERE t.task_id = $1 RETURNING `+columns, w.ref.GetTaskId()))
-		if err != nil {
-			return fmt.Errorf("count late evidence: %w", err)
-		}
-		if _, err := events.Append(ctx, tx, r.event(r.transition(r.State, "a result came late: "+state))); err != nil {
-			return fmt.Errorf("report task: %w", err)
-		}
-	}
-	return nil
 }
 
 // clean makes text that Postgres and people can take.

@@ -33,7 +33,9 @@ type Deps struct {
 	Logger *slog.Logger
 	DB     *pgxpool.Pool
 	Key    envelope.Key
-	Hub    *Hub
+	// Verifiers are the keys whose envelopes prove an attempt that the database has lost. Nil: Key alone.
+	Verifiers *envelope.VerifierSet
+	Hub       *Hub
 	// Wake wakes saga runs in the transaction that settled one of their tasks.
 	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	// Committed is called after each commit that wrote events or woke a run.
@@ -48,7 +50,12 @@ type Deps struct {
 type Server struct{ deps Deps }
 
 // NewServer makes a server.
-func NewServer(deps Deps) *Server { return &Server{deps: deps} }
+func NewServer(deps Deps) *Server {
+	if deps.Verifiers == nil {
+		deps.Verifiers, _ = envelope.NewVerifierSet(deps.Key.Public()) // fails for the zero Key alone, whose holder signs nothing
+	}
+	return &Server{deps: deps}
+}
 
 // EnqueueProbe queues a typed no-op. A probe ignores the cordon, but nothing is dispatched to a node whose gate is shut.
 func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbeRequest) (*lifecyclev1.EnqueueProbeResponse, error) {

@@ -39,6 +39,8 @@ type Plane struct {
 	Runs func(*lifecyclev1.SessionReady) []*nodev1.WorkspaceEpoch
 	// Report is asked before reports are acknowledged; nil: they are.
 	Report func(*lifecyclev1.ReportTasksRequest) error
+	// Refuse refuses the report of one result; nil: none.
+	Refuse func(*nodev1.TaskResult) *lifecyclev1.TaskRefusal
 	// Renew answers renewals; nil: they fail.
 	Renew func(*recoveryv1.RenewCertificateRequest) (*recoveryv1.RenewCertificateResponse, error)
 

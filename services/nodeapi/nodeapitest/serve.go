@@ -205,6 +205,12 @@ func (t tasks) ReportTasks(_ context.Context, req *lifecyclev1.ReportTasksReques
 		p.reports = append(p.reports, r)
 		one := &lifecyclev1.NodeReportResult{NodeId: r.GetNodeId(), SessionId: r.GetSessionId()}
 		for _, result := range r.GetResults() {
+			if p.Refuse != nil {
+				if refusal := p.Refuse(result); refusal != nil {
+					one.Refused = append(one.Refused, refusal)
+					continue
+				}
+			}
 			one.Acknowledged = append(one.Acknowledged, result.GetTask())
 		}
 		res.Results = append(res.Results, one)

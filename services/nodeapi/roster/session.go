@@ -46,6 +46,7 @@ type Session struct {
 	stream Stream
 
 	lastSeen atomic.Int64 // unix nanoseconds of the last frame
+	refused  atomic.Int64 // reports of tasks that lifecycle did not take
 	state    atomic.Int32 // commonv1.SessionState
 
 	mu       sync.Mutex
@@ -90,6 +91,9 @@ func (s *Session) Seen(now time.Time) { s.lastSeen.Store(now.UnixNano()) }
 
 // LastSeen answers when the agent last sent a frame.
 func (s *Session) LastSeen() time.Time { return time.Unix(0, s.lastSeen.Load()) }
+
+// ReportsRefused counts n more reports of tasks that were not taken, and returns how many there were in this session.
+func (s *Session) ReportsRefused(n int) int { return int(s.refused.Add(int64(n))) }
 
 // Welcomed notes what recovery answered to Hello.
 func (s *Session) Welcomed(instanceID string, generation int64, nonce, replaces string, facts AgentFacts) {

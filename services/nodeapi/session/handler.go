@@ -365,7 +365,7 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 		h.heartbeat(f.Heartbeat)
 		return nil
 	case *nodev1.ConnectRequest_TaskDelivered:
-		return work.Delivered(ctx, h.sess, f.TaskDelivered.GetTasks())
+		return work.Delivered(ctx, h.sess, f.TaskDelivered)
 	case *nodev1.ConnectRequest_TaskStarted:
 		return work.Started(ctx, h.sess, f.TaskStarted)
 	case *nodev1.ConnectRequest_TaskProgress:

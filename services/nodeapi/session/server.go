@@ -97,7 +97,7 @@ func (l Limits) withDefaults() Limits {
 
 // Work takes what agents report of their tasks.
 type Work interface {
-	Delivered(ctx context.Context, s *roster.Session, refs []*nodev1.TaskRef) error
+	Delivered(ctx context.Context, s *roster.Session, f *nodev1.TaskDelivered) error
 	Started(ctx context.Context, s *roster.Session, f *nodev1.TaskStarted) error
 	Progress(ctx context.Context, s *roster.Session, f *nodev1.TaskProgress) error
 	Result(ctx context.Context, s *roster.Session, f *nodev1.TaskResult) error

@@ -28,6 +28,8 @@ const (
 	// not two.
 	lazyWait = 100 * time.Millisecond
 
+	maxRefusals = 5 // refused reports that end a session
+
 	maxPendingBytes = 64 << 20 // of results that may wait
 	perNodeBytes    = 1 << 20  // of results of one node in one report, about
 	reportBytes     = 4 << 20  // of results in one report, about: lifecycle reads at most 8 MiB
@@ -59,9 +61,16 @@ func NewReporter(logger *slog.Logger, replicaID string, v *authority.View, lc Li
 	}
 }
 
-// Delivered takes word that tasks are in the agent's ledger.
-func (r *Reporter) Delivered(ctx context.Context, s *roster.Session, refs []*nodev1.TaskRef) error {
-	return r.add(ctx, s, len(refs), 0, func(n *lifecyclev1.NodeReport) { n.Delivered = append(n.Delivered, refs...) })
+// Delivered takes word that tasks are in the agent's ledger, and the envelopes of those from before the session.
+func (r *Reporter) Delivered(ctx context.Context, s *roster.Session, f *nodev1.TaskDelivered) error {
+	bytes := 0
+	if len(f.GetSigned()) > 0 {
+		bytes = proto.Size(f)
+	}
+	return r.add(ctx, s, len(f.GetTasks()), bytes, func(n *lifecyclev1.NodeReport) {
+		n.Delivered = append(n.Delivered, f.GetTasks()...)
+		n.Signed = append(n.Signed, f.GetSigned()...)
+	})
 }
 
 // Started takes word that a task has begun.
@@ -141,9 +150,9 @@ func (p *pending) due() time.Time {
 
 // part answers what goes and what stays of what is due: results go with all that was said of their tasks, and what was said of other tasks waits on for
 // their results if it may, nil if there is nothing of the kind. Tasks are independent of each other, so their order may change; the words on one of them
-// never part.
+// never part, nor do they from the envelopes that prove them.
 func (p *pending) part(now time.Time) (*pending, *pending) {
-	if p.frames >= perNodeFrames/2 || !p.since.Add(lazyWait).After(now) {
+	if p.frames >= perNodeFrames/2 || len(p.report.GetSigned()) > 0 || !p.since.Add(lazyWait).After(now) {
 		return p, nil
 	}
 	ended := make(map[string]bool, len(p.report.GetResults()))
@@ -348,12 +357,38 @@ func (r *Reporter) acknowledge(ctx context.Context, sessions []*roster.Session, 
 		return
 	}
 	for i, n := range res.GetResults() {
-		if i >= len(sessions) || len(n.GetAcknowledged()) == 0 {
+		if i >= len(sessions) {
+			continue
+		}
+		r.refused(ctx, sessions[i], n.GetRefused())
+		if len(n.GetAcknowledged()) == 0 {
 			continue
 		}
 		sessions[i].Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: n.GetAcknowledged()}}})
 		r.metrics.Acknowledged(len(n.GetAcknowledged()))
 	}
+}
+
+// refused tells an agent which of its reports were not taken, and ends the session of one that keeps reporting attempts
+// that nothing proves: after a restore an agent proves what it reports from before the session without being asked, so
+// this many are not the order of things.
+func (r *Reporter) refused(ctx context.Context, s *roster.Session, refusals []*lifecyclev1.TaskRefusal) {
+	if len(refusals) == 0 {
+		return
+	}
+	total := s.ReportsRefused(len(refusals))
+	for _, one := range refusals[:min(len(refusals), maxRefusals)] {
+		s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskReportRefused{TaskReportRefused: &nodev1.TaskReportRefused{
+			Tasks: []*nodev1.TaskRef{one.GetTask()}, Denial: one.GetDenial(), EnvelopeWanted: one.GetEnvelopeWanted(),
+		}}})
+	}
+	if total < maxRefusals {
+		return
+	}
+	r.logger.WarnContext(ctx, "session reports attempts that nothing proves", slog.String("node_id", s.Identity.NodeID), slog.String("session_id", s.ID),
+		slog.Int("refused", total))
+	s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "this session reported task attempts that nothing proves",
+		fault.Remedy("report an attempt of before this session with its signed envelope; update the agent if it does not know how")), ""))
 }
 
 func (r *Reporter) release(sessions []*roster.Session) {

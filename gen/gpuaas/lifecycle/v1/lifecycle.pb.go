@@ -1162,6 +1162,7 @@ type NodeReport struct {
 	Started        []*v11.TaskStarted     `protobuf:"bytes,7,rep,name=started,proto3" json:"started,omitempty"`
 	Progress       []*v11.TaskProgress    `protobuf:"bytes,8,rep,name=progress,proto3" json:"progress,omitempty"`
 	Results        []*v11.TaskResult      `protobuf:"bytes,9,rep,name=results,proto3" json:"results,omitempty"`
+	Signed         []*v11.SignedTask      `protobuf:"bytes,10,rep,name=signed,proto3" json:"signed,omitempty"` // of attempts in this report
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1259,6 +1260,13 @@ func (x *NodeReport) GetResults() []*v11.TaskResult {
 	return nil
 }
 
+func (x *NodeReport) GetSigned() []*v11.SignedTask {
+	if x != nil {
+		return x.Signed
+	}
+	return nil
+}
+
 // ReportTasksRequest carries a batch.
 type ReportTasksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1312,6 +1320,67 @@ func (x *ReportTasksRequest) GetReports() []*NodeReport {
 	return nil
 }
 
+// TaskRefusal is a report that was not taken: its attempt is above the row's, and no envelope proves that it was leased.
+type TaskRefusal struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Task           *v11.TaskRef           `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	Denial         *v1.Denial             `protobuf:"bytes,2,opt,name=denial,proto3" json:"denial,omitempty"`
+	EnvelopeWanted bool                   `protobuf:"varint,3,opt,name=envelope_wanted,json=envelopeWanted,proto3" json:"envelope_wanted,omitempty"` // none came with the report; otherwise the refusal is final
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *TaskRefusal) Reset() {
+	*x = TaskRefusal{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskRefusal) ProtoMessage() {}
+
+func (x *TaskRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskRefusal.ProtoReflect.Descriptor instead.
+func (*TaskRefusal) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *TaskRefusal) GetTask() *v11.TaskRef {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+func (x *TaskRefusal) GetDenial() *v1.Denial {
+	if x != nil {
+		return x.Denial
+	}
+	return nil
+}
+
+func (x *TaskRefusal) GetEnvelopeWanted() bool {
+	if x != nil {
+		return x.EnvelopeWanted
+	}
+	return false
+}
+
 // NodeReportResult names what is committed. Results that are not named are to be sent again.
 type NodeReportResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1319,13 +1388,14 @@ type NodeReportResult struct {
 	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Acknowledged  []*v11.TaskRef         `protobuf:"bytes,3,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	Denial        *v1.Denial             `protobuf:"bytes,4,opt,name=denial,proto3" json:"denial,omitempty"` // the gate is shut: kept as late evidence, not acknowledged
+	Refused       []*TaskRefusal         `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeReportResult) Reset() {
 	*x = NodeReportResult{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1407,7 @@ func (x *NodeReportResult) String() string {
 func (*NodeReportResult) ProtoMessage() {}
 
 func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1420,7 @@ func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReportResult.ProtoReflect.Descriptor instead.
 func (*NodeReportResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeReportResult) GetNodeId() string {
@@ -1381,6 +1451,13 @@ func (x *NodeReportResult) GetDenial() *v1.Denial {
 	return nil
 }
 
+func (x *NodeReportResult) GetRefused() []*TaskRefusal {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
 // ReportTasksResponse answers in the order asked.
 type ReportTasksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1391,7 +1468,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1480,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1493,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReportTasksResponse) GetResults() []*NodeReportResult {
@@ -1437,7 +1514,7 @@ type EnqueueProbeRequest struct {
 
 func (x *EnqueueProbeRequest) Reset() {
 	*x = EnqueueProbeRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1526,7 @@ func (x *EnqueueProbeRequest) String() string {
 func (*EnqueueProbeRequest) ProtoMessage() {}
 
 func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1539,7 @@ func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeRequest.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EnqueueProbeRequest) GetNodeId() string {
@@ -1490,7 +1567,7 @@ type EnqueueProbeResponse struct {
 
 func (x *EnqueueProbeResponse) Reset() {
 	*x = EnqueueProbeResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1579,7 @@ func (x *EnqueueProbeResponse) String() string {
 func (*EnqueueProbeResponse) ProtoMessage() {}
 
 func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1592,7 @@ func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeResponse.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EnqueueProbeResponse) GetTask() *Task {
@@ -1544,7 +1621,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1633,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1646,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -1604,7 +1681,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1693,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1706,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ChangeTaskResponse) GetTask() *Task {
@@ -1657,7 +1734,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1746,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1759,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -1711,7 +1788,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1800,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1813,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -1772,7 +1849,7 @@ type CreateWorkspace struct {
 
 func (x *CreateWorkspace) Reset() {
 	*x = CreateWorkspace{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1784,7 +1861,7 @@ func (x *CreateWorkspace) String() string {
 func (*CreateWorkspace) ProtoMessage() {}
 
 func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1797,7 +1874,7 @@ func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspace.ProtoReflect.Descriptor instead.
 func (*CreateWorkspace) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateWorkspace) GetTenant() string {
@@ -1846,7 +1923,7 @@ type RequestOperationRequest struct {
 
 func (x *RequestOperationRequest) Reset() {
 	*x = RequestOperationRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1935,7 @@ func (x *RequestOperationRequest) String() string {
 func (*RequestOperationRequest) ProtoMessage() {}
 
 func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1948,7 @@ func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationRequest.ProtoReflect.Descriptor instead.
 func (*RequestOperationRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RequestOperationRequest) GetKind() v1.OperationKind {
@@ -1988,7 +2065,7 @@ type RequestOperationResponse struct {
 
 func (x *RequestOperationResponse) Reset() {
 	*x = RequestOperationResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2077,7 @@ func (x *RequestOperationResponse) String() string {
 func (*RequestOperationResponse) ProtoMessage() {}
 
 func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2090,7 @@ func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationResponse.ProtoReflect.Descriptor instead.
 func (*RequestOperationResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RequestOperationResponse) GetOperation() *Operation {
@@ -2033,7 +2110,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2122,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2135,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetActionsRequest) GetWorkspaceId() string {
@@ -2079,7 +2156,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2091,7 +2168,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2104,7 +2181,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetActionsResponse) GetActions() []*ActionOption {
@@ -2132,7 +2209,7 @@ type AcknowledgeFindingRequest struct {
 
 func (x *AcknowledgeFindingRequest) Reset() {
 	*x = AcknowledgeFindingRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2221,7 @@ func (x *AcknowledgeFindingRequest) String() string {
 func (*AcknowledgeFindingRequest) ProtoMessage() {}
 
 func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2234,7 @@ func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AcknowledgeFindingRequest) GetFindingId() string {
@@ -2185,7 +2262,7 @@ type AcknowledgeFindingResponse struct {
 
 func (x *AcknowledgeFindingResponse) Reset() {
 	*x = AcknowledgeFindingResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2274,7 @@ func (x *AcknowledgeFindingResponse) String() string {
 func (*AcknowledgeFindingResponse) ProtoMessage() {}
 
 func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2287,7 @@ func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AcknowledgeFindingResponse) GetFinding() *Finding {
@@ -2239,7 +2316,7 @@ type RetryReleaseRequest struct {
 
 func (x *RetryReleaseRequest) Reset() {
 	*x = RetryReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2328,7 @@ func (x *RetryReleaseRequest) String() string {
 func (*RetryReleaseRequest) ProtoMessage() {}
 
 func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2341,7 @@ func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseRequest.ProtoReflect.Descriptor instead.
 func (*RetryReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RetryReleaseRequest) GetAllocationId() string {
@@ -2299,7 +2376,7 @@ type RetryReleaseResponse struct {
 
 func (x *RetryReleaseResponse) Reset() {
 	*x = RetryReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2388,7 @@ func (x *RetryReleaseResponse) String() string {
 func (*RetryReleaseResponse) ProtoMessage() {}
 
 func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2401,7 @@ func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseResponse.ProtoReflect.Descriptor instead.
 func (*RetryReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RetryReleaseResponse) GetOperation() *Operation {
@@ -2356,7 +2433,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2445,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2458,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForceReleaseRequest) GetAllocationId() string {
@@ -2438,7 +2515,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2527,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2540,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ForceReleaseResponse) GetOperation() *Operation {
@@ -2588,7 +2665,7 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x04more\x18\x03 \x03(\tR\x04more\"X\n" +
 	"\vNodeRefusal\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x120\n" +
-	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"\xdc\x03\n" +
+	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"\x9b\x04\n" +
 	"\n" +
 	"NodeReport\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2602,17 +2679,24 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\tdelivered\x18\x06 \x03(\v2\x17.gpuaas.node.v1.TaskRefB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\tdelivered\x12@\n" +
 	"\astarted\x18\a \x03(\v2\x1b.gpuaas.node.v1.TaskStartedB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\astarted\x12C\n" +
 	"\bprogress\x18\b \x03(\v2\x1c.gpuaas.node.v1.TaskProgressB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\bprogress\x12?\n" +
-	"\aresults\x18\t \x03(\v2\x1a.gpuaas.node.v1.TaskResultB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\aresults\"{\n" +
+	"\aresults\x18\t \x03(\v2\x1a.gpuaas.node.v1.TaskResultB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\aresults\x12=\n" +
+	"\x06signed\x18\n" +
+	" \x03(\v2\x1a.gpuaas.node.v1.SignedTaskB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06signed\"{\n" +
 	"\x12ReportTasksRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12F\n" +
-	"\areports\x18\x02 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeReportB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\areports\"\xb9\x01\n" +
+	"\areports\x18\x02 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeReportB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\areports\"\x95\x01\n" +
+	"\vTaskRefusal\x12+\n" +
+	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefR\x04task\x120\n" +
+	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12'\n" +
+	"\x0fenvelope_wanted\x18\x03 \x01(\bR\x0eenvelopeWanted\"\xf5\x01\n" +
 	"\x10NodeReportResult\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\x12;\n" +
 	"\facknowledged\x18\x03 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\facknowledged\x120\n" +
-	"\x06denial\x18\x04 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"V\n" +
+	"\x06denial\x18\x04 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12:\n" +
+	"\arefused\x18\x05 \x03(\v2 .gpuaas.lifecycle.v1.TaskRefusalR\arefused\"V\n" +
 	"\x13ReportTasksResponse\x12?\n" +
 	"\aresults\x18\x01 \x03(\v2%.gpuaas.lifecycle.v1.NodeReportResultR\aresults\"k\n" +
 	"\x13EnqueueProbeRequest\x12!\n" +
@@ -2757,7 +2841,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(TaskVerb)(0),                      // 0: gpuaas.lifecycle.v1.TaskVerb
 	(*ApplyFenceRequest)(nil),          // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
@@ -2778,128 +2862,134 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*NodeRefusal)(nil),                // 16: gpuaas.lifecycle.v1.NodeRefusal
 	(*NodeReport)(nil),                 // 17: gpuaas.lifecycle.v1.NodeReport
 	(*ReportTasksRequest)(nil),         // 18: gpuaas.lifecycle.v1.ReportTasksRequest
-	(*NodeReportResult)(nil),           // 19: gpuaas.lifecycle.v1.NodeReportResult
-	(*ReportTasksResponse)(nil),        // 20: gpuaas.lifecycle.v1.ReportTasksResponse
-	(*EnqueueProbeRequest)(nil),        // 21: gpuaas.lifecycle.v1.EnqueueProbeRequest
-	(*EnqueueProbeResponse)(nil),       // 22: gpuaas.lifecycle.v1.EnqueueProbeResponse
-	(*ChangeTaskRequest)(nil),          // 23: gpuaas.lifecycle.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 24: gpuaas.lifecycle.v1.ChangeTaskResponse
-	(*CreateTenantRequest)(nil),        // 25: gpuaas.lifecycle.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 26: gpuaas.lifecycle.v1.CreateTenantResponse
-	(*CreateWorkspace)(nil),            // 27: gpuaas.lifecycle.v1.CreateWorkspace
-	(*RequestOperationRequest)(nil),    // 28: gpuaas.lifecycle.v1.RequestOperationRequest
-	(*RequestOperationResponse)(nil),   // 29: gpuaas.lifecycle.v1.RequestOperationResponse
-	(*GetActionsRequest)(nil),          // 30: gpuaas.lifecycle.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 31: gpuaas.lifecycle.v1.GetActionsResponse
-	(*AcknowledgeFindingRequest)(nil),  // 32: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	(*AcknowledgeFindingResponse)(nil), // 33: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	(*RetryReleaseRequest)(nil),        // 34: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*RetryReleaseResponse)(nil),       // 35: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*ForceReleaseRequest)(nil),        // 36: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),       // 37: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*v1.TaskInFlight)(nil),            // 38: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                   // 39: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),               // 40: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                  // 41: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),                // 42: gpuaas.node.v1.TaskRef
-	(*v11.WorkspaceEpoch)(nil),         // 43: gpuaas.node.v1.WorkspaceEpoch
-	(*NodeGate)(nil),                   // 44: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),              // 45: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),            // 46: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),           // 47: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),             // 48: gpuaas.node.v1.TaskResult
-	(*Task)(nil),                       // 49: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                      // 50: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                     // 51: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),              // 52: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),              // 53: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 54: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                  // 55: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),               // 56: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),      // 57: google.protobuf.Timestamp
-	(*Finding)(nil),                    // 58: gpuaas.lifecycle.v1.Finding
-	(*Allocation)(nil),                 // 59: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                      // 60: gpuaas.lifecycle.v1.Claim
+	(*TaskRefusal)(nil),                // 19: gpuaas.lifecycle.v1.TaskRefusal
+	(*NodeReportResult)(nil),           // 20: gpuaas.lifecycle.v1.NodeReportResult
+	(*ReportTasksResponse)(nil),        // 21: gpuaas.lifecycle.v1.ReportTasksResponse
+	(*EnqueueProbeRequest)(nil),        // 22: gpuaas.lifecycle.v1.EnqueueProbeRequest
+	(*EnqueueProbeResponse)(nil),       // 23: gpuaas.lifecycle.v1.EnqueueProbeResponse
+	(*ChangeTaskRequest)(nil),          // 24: gpuaas.lifecycle.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 25: gpuaas.lifecycle.v1.ChangeTaskResponse
+	(*CreateTenantRequest)(nil),        // 26: gpuaas.lifecycle.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 27: gpuaas.lifecycle.v1.CreateTenantResponse
+	(*CreateWorkspace)(nil),            // 28: gpuaas.lifecycle.v1.CreateWorkspace
+	(*RequestOperationRequest)(nil),    // 29: gpuaas.lifecycle.v1.RequestOperationRequest
+	(*RequestOperationResponse)(nil),   // 30: gpuaas.lifecycle.v1.RequestOperationResponse
+	(*GetActionsRequest)(nil),          // 31: gpuaas.lifecycle.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 32: gpuaas.lifecycle.v1.GetActionsResponse
+	(*AcknowledgeFindingRequest)(nil),  // 33: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*AcknowledgeFindingResponse)(nil), // 34: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*RetryReleaseRequest)(nil),        // 35: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),       // 36: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),        // 37: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),       // 38: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*v1.TaskInFlight)(nil),            // 39: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                   // 40: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),               // 41: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                  // 42: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),                // 43: gpuaas.node.v1.TaskRef
+	(*v11.WorkspaceEpoch)(nil),         // 44: gpuaas.node.v1.WorkspaceEpoch
+	(*NodeGate)(nil),                   // 45: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 46: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 47: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 48: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 49: gpuaas.node.v1.TaskResult
+	(*v11.SignedTask)(nil),             // 50: gpuaas.node.v1.SignedTask
+	(*Task)(nil),                       // 51: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 52: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 53: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 54: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 55: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 56: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 57: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 58: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 60: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 61: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 62: gpuaas.lifecycle.v1.Claim
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	38, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	39, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	40, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	41, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	42, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	42, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
-	43, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	39, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	40, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	41, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	42, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	43, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	43, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	44, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
 	3,  // 7: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
 	4,  // 8: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	44, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	45, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
 	11, // 10: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	42, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	43, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
 	12, // 12: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	45, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	42, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	46, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	43, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
 	14, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
 	16, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	41, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	42, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	46, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	47, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	48, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
-	17, // 22: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	42, // 23: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	41, // 24: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
-	19, // 25: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	49, // 26: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	0,  // 27: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	49, // 28: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	50, // 29: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	51, // 30: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	52, // 31: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	53, // 32: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	27, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	54, // 34: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	55, // 35: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	56, // 36: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	57, // 37: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	58, // 38: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	55, // 39: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	59, // 40: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	54, // 41: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	55, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	59, // 43: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	60, // 44: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	1,  // 45: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 46: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 47: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 48: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 49: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 50: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	21, // 51: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	23, // 52: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	25, // 53: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	28, // 54: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	30, // 55: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	32, // 56: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	34, // 57: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	36, // 58: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	2,  // 59: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 60: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 61: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 62: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 63: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	20, // 64: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	22, // 65: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	24, // 66: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	26, // 67: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	29, // 68: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	31, // 69: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	33, // 70: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	35, // 71: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	37, // 72: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	59, // [59:73] is the sub-list for method output_type
-	45, // [45:59] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	42, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	43, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	47, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	48, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	49, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	50, // 22: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
+	17, // 23: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
+	43, // 24: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
+	42, // 25: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	43, // 26: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	42, // 27: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	19, // 28: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
+	20, // 29: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
+	51, // 30: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	0,  // 31: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
+	51, // 32: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	52, // 33: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	53, // 34: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	54, // 35: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	55, // 36: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	28, // 37: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
+	56, // 38: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	57, // 39: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	58, // 40: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	59, // 41: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	60, // 42: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	57, // 43: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	61, // 44: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	56, // 45: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	57, // 46: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	61, // 47: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	62, // 48: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	1,  // 49: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 50: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	7,  // 51: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	9,  // 52: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	13, // 53: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	18, // 54: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	22, // 55: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	24, // 56: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	26, // 57: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	29, // 58: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	31, // 59: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	33, // 60: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	35, // 61: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	37, // 62: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	2,  // 63: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 64: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	8,  // 65: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	10, // 66: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	15, // 67: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	21, // 68: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	23, // 69: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	25, // 70: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	27, // 71: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	30, // 72: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	32, // 73: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	34, // 74: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	36, // 75: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	38, // 76: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	63, // [63:77] is the sub-list for method output_type
+	49, // [49:63] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -2908,7 +2998,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 		return
 	}
 	file_gpuaas_lifecycle_v1_entities_proto_init()
-	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27].OneofWrappers = []any{
+	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28].OneofWrappers = []any{
 		(*RequestOperationRequest_Create)(nil),
 		(*RequestOperationRequest_WorkspaceId)(nil),
 	}
@@ -2918,7 +3008,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -301,6 +301,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Reconnect
 	//	*ConnectResponse_Denied
 	//	*ConnectResponse_RunList
+	//	*ConnectResponse_TaskReportRefused
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -451,6 +452,15 @@ func (x *ConnectResponse) GetRunList() *RunList {
 	return nil
 }
 
+func (x *ConnectResponse) GetTaskReportRefused() *TaskReportRefused {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_TaskReportRefused); ok {
+			return x.TaskReportRefused
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -503,6 +513,10 @@ type ConnectResponse_RunList struct {
 	RunList *RunList `protobuf:"bytes,12,opt,name=run_list,json=runList,proto3,oneof"`
 }
 
+type ConnectResponse_TaskReportRefused struct {
+	TaskReportRefused *TaskReportRefused `protobuf:"bytes,13,opt,name=task_report_refused,json=taskReportRefused,proto3,oneof"`
+}
+
 func (*ConnectResponse_Welcome) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Admitted) isConnectResponse_Frame() {}
@@ -526,6 +540,8 @@ func (*ConnectResponse_Reconnect) isConnectResponse_Frame() {}
 func (*ConnectResponse_Denied) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_RunList) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_TaskReportRefused) isConnectResponse_Frame() {}
 
 // Hello opens a session.
 type Hello struct {
@@ -1289,6 +1305,67 @@ func (x *TaskOffer) GetWorkflowId() string {
 	return ""
 }
 
+// SignedTask is an attempt as it was offered. Its signature proves an attempt above the one that the control plane remembers, after a restore.
+type SignedTask struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Envelope      []byte                 `protobuf:"bytes,1,opt,name=envelope,proto3" json:"envelope,omitempty"`
+	Signature     []byte                 `protobuf:"bytes,2,opt,name=signature,proto3" json:"signature,omitempty"`
+	KeyId         string                 `protobuf:"bytes,3,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignedTask) Reset() {
+	*x = SignedTask{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignedTask) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignedTask) ProtoMessage() {}
+
+func (x *SignedTask) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignedTask.ProtoReflect.Descriptor instead.
+func (*SignedTask) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SignedTask) GetEnvelope() []byte {
+	if x != nil {
+		return x.Envelope
+	}
+	return nil
+}
+
+func (x *SignedTask) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+func (x *SignedTask) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
 // TaskRef names one attempt of one task.
 type TaskRef struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1300,7 +1377,7 @@ type TaskRef struct {
 
 func (x *TaskRef) Reset() {
 	*x = TaskRef{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1389,7 @@ func (x *TaskRef) String() string {
 func (*TaskRef) ProtoMessage() {}
 
 func (x *TaskRef) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1402,7 @@ func (x *TaskRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRef.ProtoReflect.Descriptor instead.
 func (*TaskRef) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TaskRef) GetTaskId() string {
@@ -1346,13 +1423,14 @@ func (x *TaskRef) GetAttempt() int32 {
 type TaskDelivered struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tasks         []*TaskRef             `protobuf:"bytes,1,rep,name=tasks,proto3" json:"tasks,omitempty"`
+	Signed        []*SignedTask          `protobuf:"bytes,2,rep,name=signed,proto3" json:"signed,omitempty"` // of tasks from before this session
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskDelivered) Reset() {
 	*x = TaskDelivered{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1442,7 @@ func (x *TaskDelivered) String() string {
 func (*TaskDelivered) ProtoMessage() {}
 
 func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,12 +1455,19 @@ func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskDelivered.ProtoReflect.Descriptor instead.
 func (*TaskDelivered) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TaskDelivered) GetTasks() []*TaskRef {
 	if x != nil {
 		return x.Tasks
+	}
+	return nil
+}
+
+func (x *TaskDelivered) GetSigned() []*SignedTask {
+	if x != nil {
+		return x.Signed
 	}
 	return nil
 }
@@ -1398,7 +1483,7 @@ type TaskStarted struct {
 
 func (x *TaskStarted) Reset() {
 	*x = TaskStarted{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1495,7 @@ func (x *TaskStarted) String() string {
 func (*TaskStarted) ProtoMessage() {}
 
 func (x *TaskStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1508,7 @@ func (x *TaskStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskStarted.ProtoReflect.Descriptor instead.
 func (*TaskStarted) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TaskStarted) GetTask() *TaskRef {
@@ -1453,7 +1538,7 @@ type TaskProgress struct {
 
 func (x *TaskProgress) Reset() {
 	*x = TaskProgress{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1550,7 @@ func (x *TaskProgress) String() string {
 func (*TaskProgress) ProtoMessage() {}
 
 func (x *TaskProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1563,7 @@ func (x *TaskProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskProgress.ProtoReflect.Descriptor instead.
 func (*TaskProgress) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TaskProgress) GetTask() *TaskRef {
@@ -1520,13 +1605,14 @@ type TaskResult struct {
 	StartedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	FinishedAt      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"`
 	OutputTruncated bool                   `protobuf:"varint,8,opt,name=output_truncated,json=outputTruncated,proto3" json:"output_truncated,omitempty"`
+	Signed          *SignedTask            `protobuf:"bytes,9,opt,name=signed,proto3" json:"signed,omitempty"` // of a result from before this session, or when it was asked for
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *TaskResult) Reset() {
 	*x = TaskResult{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1624,7 @@ func (x *TaskResult) String() string {
 func (*TaskResult) ProtoMessage() {}
 
 func (x *TaskResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1637,7 @@ func (x *TaskResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResult.ProtoReflect.Descriptor instead.
 func (*TaskResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TaskResult) GetTask() *TaskRef {
@@ -1610,6 +1696,13 @@ func (x *TaskResult) GetOutputTruncated() bool {
 	return false
 }
 
+func (x *TaskResult) GetSigned() *SignedTask {
+	if x != nil {
+		return x.Signed
+	}
+	return nil
+}
+
 // TaskResultAck names exactly the results that are committed.
 type TaskResultAck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1620,7 +1713,7 @@ type TaskResultAck struct {
 
 func (x *TaskResultAck) Reset() {
 	*x = TaskResultAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1725,7 @@ func (x *TaskResultAck) String() string {
 func (*TaskResultAck) ProtoMessage() {}
 
 func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1738,7 @@ func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResultAck.ProtoReflect.Descriptor instead.
 func (*TaskResultAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TaskResultAck) GetTasks() []*TaskRef {
@@ -1653,6 +1746,68 @@ func (x *TaskResultAck) GetTasks() []*TaskRef {
 		return x.Tasks
 	}
 	return nil
+}
+
+// TaskReportRefused names tasks whose reports were not taken, because their attempt is above the one that the control plane remembers.
+type TaskReportRefused struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tasks  []*TaskRef             `protobuf:"bytes,1,rep,name=tasks,proto3" json:"tasks,omitempty"`
+	Denial *v1.Denial             `protobuf:"bytes,2,opt,name=denial,proto3" json:"denial,omitempty"`
+	// The reports carried no envelope: they count when they come again with it. Otherwise the refusal is final and nothing is to be sent again.
+	EnvelopeWanted bool `protobuf:"varint,3,opt,name=envelope_wanted,json=envelopeWanted,proto3" json:"envelope_wanted,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *TaskReportRefused) Reset() {
+	*x = TaskReportRefused{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskReportRefused) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskReportRefused) ProtoMessage() {}
+
+func (x *TaskReportRefused) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskReportRefused.ProtoReflect.Descriptor instead.
+func (*TaskReportRefused) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *TaskReportRefused) GetTasks() []*TaskRef {
+	if x != nil {
+		return x.Tasks
+	}
+	return nil
+}
+
+func (x *TaskReportRefused) GetDenial() *v1.Denial {
+	if x != nil {
+		return x.Denial
+	}
+	return nil
+}
+
+func (x *TaskReportRefused) GetEnvelopeWanted() bool {
+	if x != nil {
+		return x.EnvelopeWanted
+	}
+	return false
 }
 
 // TaskCancel asks to stop a task that is not finished.
@@ -1667,7 +1822,7 @@ type TaskCancel struct {
 
 func (x *TaskCancel) Reset() {
 	*x = TaskCancel{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1834,7 @@ func (x *TaskCancel) String() string {
 func (*TaskCancel) ProtoMessage() {}
 
 func (x *TaskCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1847,7 @@ func (x *TaskCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCancel.ProtoReflect.Descriptor instead.
 func (*TaskCancel) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TaskCancel) GetTask() *TaskRef {
@@ -1729,7 +1884,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1896,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1909,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Observation) GetWorkspaceId() string {
@@ -1795,7 +1950,7 @@ type DiagnosticReport struct {
 
 func (x *DiagnosticReport) Reset() {
 	*x = DiagnosticReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1962,7 @@ func (x *DiagnosticReport) String() string {
 func (*DiagnosticReport) ProtoMessage() {}
 
 func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1975,7 @@ func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnosticReport.ProtoReflect.Descriptor instead.
 func (*DiagnosticReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DiagnosticReport) GetDiagnostics() []*v1.Diagnostic {
@@ -1841,7 +1996,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +2008,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +2021,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenewRequest) GetRequestId() string {
@@ -1896,7 +2051,7 @@ type CertificateIssued struct {
 
 func (x *CertificateIssued) Reset() {
 	*x = CertificateIssued{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2063,7 @@ func (x *CertificateIssued) String() string {
 func (*CertificateIssued) ProtoMessage() {}
 
 func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2076,7 @@ func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateIssued.ProtoReflect.Descriptor instead.
 func (*CertificateIssued) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CertificateIssued) GetRequestId() string {
@@ -1962,7 +2117,7 @@ type CertificateStored struct {
 
 func (x *CertificateStored) Reset() {
 	*x = CertificateStored{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2129,7 @@ func (x *CertificateStored) String() string {
 func (*CertificateStored) ProtoMessage() {}
 
 func (x *CertificateStored) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2142,7 @@ func (x *CertificateStored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStored.ProtoReflect.Descriptor instead.
 func (*CertificateStored) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CertificateStored) GetRequestId() string {
@@ -2007,7 +2162,7 @@ type PolicyUpdate struct {
 
 func (x *PolicyUpdate) Reset() {
 	*x = PolicyUpdate{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2174,7 @@ func (x *PolicyUpdate) String() string {
 func (*PolicyUpdate) ProtoMessage() {}
 
 func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2187,7 @@ func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUpdate.ProtoReflect.Descriptor instead.
 func (*PolicyUpdate) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PolicyUpdate) GetPolicy() *v1.NodePolicy {
@@ -2053,7 +2208,7 @@ type Reconnect struct {
 
 func (x *Reconnect) Reset() {
 	*x = Reconnect{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2220,7 @@ func (x *Reconnect) String() string {
 func (*Reconnect) ProtoMessage() {}
 
 func (x *Reconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2233,7 @@ func (x *Reconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reconnect.ProtoReflect.Descriptor instead.
 func (*Reconnect) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Reconnect) GetReason() v1.Reason {
@@ -2105,7 +2260,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2272,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2285,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2163,7 +2318,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\rrenew_request\x18\v \x01(\v2\x1c.gpuaas.node.v1.RenewRequestH\x00R\frenewRequest\x123\n" +
 	"\agoodbye\x18\f \x01(\v2\x17.gpuaas.node.v1.GoodbyeH\x00R\agoodbye\x12R\n" +
 	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStoredB\x0e\n" +
-	"\x05frame\x12\x05\xbaH\x02\b\x01\"\x89\x06\n" +
+	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xde\x06\n" +
 	"\x0fConnectResponse\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.gpuaas.node.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\badmitted\x18\x02 \x01(\v2\x18.gpuaas.node.v1.AdmittedH\x00R\badmitted\x129\n" +
@@ -2179,7 +2334,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\treconnect\x18\n" +
 	" \x01(\v2\x19.gpuaas.node.v1.ReconnectH\x00R\treconnect\x122\n" +
 	"\x06denied\x18\v \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06denied\x124\n" +
-	"\brun_list\x18\f \x01(\v2\x17.gpuaas.node.v1.RunListH\x00R\arunListB\a\n" +
+	"\brun_list\x18\f \x01(\v2\x17.gpuaas.node.v1.RunListH\x00R\arunList\x12S\n" +
+	"\x13task_report_refused\x18\r \x01(\v2!.gpuaas.node.v1.TaskReportRefusedH\x00R\x11taskReportRefusedB\a\n" +
 	"\x05frame\"\xa7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2252,12 +2408,18 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x06key_id\x18\x03 \x01(\tR\x05keyId\x12%\n" +
 	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId\x12\x1f\n" +
 	"\vworkflow_id\x18\x05 \x01(\tR\n" +
-	"workflowId\"O\n" +
+	"workflowId\"|\n" +
+	"\n" +
+	"SignedTask\x12%\n" +
+	"\benvelope\x18\x01 \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80!R\benvelope\x12&\n" +
+	"\tsignature\x18\x02 \x01(\fB\b\xbaH\x05z\x03\x18\x80\x01R\tsignature\x12\x1f\n" +
+	"\x06key_id\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x05keyId\"O\n" +
 	"\aTaskRef\x12!\n" +
 	"\atask_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06taskId\x12!\n" +
-	"\aattempt\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02 \x00R\aattempt\"K\n" +
+	"\aattempt\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02 \x00R\aattempt\"\x8a\x01\n" +
 	"\rTaskDelivered\x12:\n" +
-	"\x05tasks\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskRefB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x02R\x05tasks\"}\n" +
+	"\x05tasks\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskRefB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x02R\x05tasks\x12=\n" +
+	"\x06signed\x18\x02 \x03(\v2\x1a.gpuaas.node.v1.SignedTaskB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06signed\"}\n" +
 	"\vTaskStarted\x123\n" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefB\x06\xbaH\x03\xc8\x01\x01R\x04task\x129\n" +
 	"\n" +
@@ -2266,7 +2428,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefB\x06\xbaH\x03\xc8\x01\x01R\x04task\x12\x1c\n" +
 	"\x04note\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x04note\x12\x12\n" +
 	"\x04done\x18\x03 \x01(\x05R\x04done\x12\x14\n" +
-	"\x05total\x18\x04 \x01(\x05R\x05total\"\x8c\x03\n" +
+	"\x05total\x18\x04 \x01(\x05R\x05total\"\xc0\x03\n" +
 	"\n" +
 	"TaskResult\x123\n" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefB\x06\xbaH\x03\xc8\x01\x01R\x04task\x121\n" +
@@ -2278,9 +2440,14 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12;\n" +
 	"\vfinished_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"finishedAt\x12)\n" +
-	"\x10output_truncated\x18\b \x01(\bR\x0foutputTruncated\">\n" +
+	"\x10output_truncated\x18\b \x01(\bR\x0foutputTruncated\x122\n" +
+	"\x06signed\x18\t \x01(\v2\x1a.gpuaas.node.v1.SignedTaskR\x06signed\">\n" +
 	"\rTaskResultAck\x12-\n" +
-	"\x05tasks\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x05tasks\"g\n" +
+	"\x05tasks\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x05tasks\"\x9d\x01\n" +
+	"\x11TaskReportRefused\x12-\n" +
+	"\x05tasks\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x05tasks\x120\n" +
+	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12'\n" +
+	"\x0fenvelope_wanted\x18\x03 \x01(\bR\x0eenvelopeWanted\"g\n" +
 	"\n" +
 	"TaskCancel\x12+\n" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefR\x04task\x12\x14\n" +
@@ -2333,7 +2500,7 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
@@ -2348,99 +2515,106 @@ var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*Heartbeat)(nil),             // 10: gpuaas.node.v1.Heartbeat
 	(*HeartbeatAck)(nil),          // 11: gpuaas.node.v1.HeartbeatAck
 	(*TaskOffer)(nil),             // 12: gpuaas.node.v1.TaskOffer
-	(*TaskRef)(nil),               // 13: gpuaas.node.v1.TaskRef
-	(*TaskDelivered)(nil),         // 14: gpuaas.node.v1.TaskDelivered
-	(*TaskStarted)(nil),           // 15: gpuaas.node.v1.TaskStarted
-	(*TaskProgress)(nil),          // 16: gpuaas.node.v1.TaskProgress
-	(*TaskResult)(nil),            // 17: gpuaas.node.v1.TaskResult
-	(*TaskResultAck)(nil),         // 18: gpuaas.node.v1.TaskResultAck
-	(*TaskCancel)(nil),            // 19: gpuaas.node.v1.TaskCancel
-	(*Observation)(nil),           // 20: gpuaas.node.v1.Observation
-	(*DiagnosticReport)(nil),      // 21: gpuaas.node.v1.DiagnosticReport
-	(*RenewRequest)(nil),          // 22: gpuaas.node.v1.RenewRequest
-	(*CertificateIssued)(nil),     // 23: gpuaas.node.v1.CertificateIssued
-	(*CertificateStored)(nil),     // 24: gpuaas.node.v1.CertificateStored
-	(*PolicyUpdate)(nil),          // 25: gpuaas.node.v1.PolicyUpdate
-	(*Reconnect)(nil),             // 26: gpuaas.node.v1.Reconnect
-	(*Goodbye)(nil),               // 27: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 28: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 29: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 30: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 31: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 32: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 33: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 34: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 36: google.protobuf.Duration
-	(v1.TaskState)(0),             // 37: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 38: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 39: gpuaas.node.v1.WorkloadStatus
+	(*SignedTask)(nil),            // 13: gpuaas.node.v1.SignedTask
+	(*TaskRef)(nil),               // 14: gpuaas.node.v1.TaskRef
+	(*TaskDelivered)(nil),         // 15: gpuaas.node.v1.TaskDelivered
+	(*TaskStarted)(nil),           // 16: gpuaas.node.v1.TaskStarted
+	(*TaskProgress)(nil),          // 17: gpuaas.node.v1.TaskProgress
+	(*TaskResult)(nil),            // 18: gpuaas.node.v1.TaskResult
+	(*TaskResultAck)(nil),         // 19: gpuaas.node.v1.TaskResultAck
+	(*TaskReportRefused)(nil),     // 20: gpuaas.node.v1.TaskReportRefused
+	(*TaskCancel)(nil),            // 21: gpuaas.node.v1.TaskCancel
+	(*Observation)(nil),           // 22: gpuaas.node.v1.Observation
+	(*DiagnosticReport)(nil),      // 23: gpuaas.node.v1.DiagnosticReport
+	(*RenewRequest)(nil),          // 24: gpuaas.node.v1.RenewRequest
+	(*CertificateIssued)(nil),     // 25: gpuaas.node.v1.CertificateIssued
+	(*CertificateStored)(nil),     // 26: gpuaas.node.v1.CertificateStored
+	(*PolicyUpdate)(nil),          // 27: gpuaas.node.v1.PolicyUpdate
+	(*Reconnect)(nil),             // 28: gpuaas.node.v1.Reconnect
+	(*Goodbye)(nil),               // 29: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 30: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 31: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 32: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 33: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 34: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 35: gpuaas.common.v1.Diagnostic
+	(*v1.NodePolicy)(nil),         // 36: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(v1.TaskState)(0),             // 39: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 40: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 41: gpuaas.node.v1.WorkloadStatus
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
 	4,  // 1: gpuaas.node.v1.ConnectRequest.ready:type_name -> gpuaas.node.v1.Ready
 	9,  // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
 	10, // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
-	14, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
-	15, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
-	16, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
-	17, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
-	20, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
-	21, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
-	22, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	27, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
-	24, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
+	15, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
+	16, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
+	17, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
+	18, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
+	22, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
+	23, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
+	24, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
+	29, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	26, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
 	3,  // 13: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
 	5,  // 14: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
 	8,  // 15: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
 	11, // 16: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
 	12, // 17: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
-	18, // 18: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
-	19, // 19: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	23, // 20: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	25, // 21: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	26, // 22: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	28, // 23: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	19, // 18: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
+	21, // 19: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
+	25, // 20: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	27, // 21: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	28, // 22: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	30, // 23: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
 	6,  // 24: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
-	29, // 25: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	30, // 26: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	31, // 27: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	32, // 28: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	33, // 29: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	34, // 30: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	35, // 31: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	35, // 32: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	7,  // 33: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	36, // 34: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	36, // 35: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	35, // 36: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	31, // 37: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	35, // 38: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	13, // 39: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	13, // 40: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	35, // 41: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	13, // 42: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	13, // 43: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	37, // 44: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	38, // 45: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	35, // 46: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	35, // 47: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	13, // 48: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	13, // 49: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	39, // 50: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	35, // 51: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	33, // 52: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	28, // 53: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	34, // 54: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	38, // 55: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	36, // 56: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	0,  // 57: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 58: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	58, // [58:59] is the sub-list for method output_type
-	57, // [57:58] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	20, // 25: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
+	31, // 26: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	32, // 27: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	33, // 28: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	34, // 29: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	35, // 30: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	36, // 31: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	37, // 32: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	37, // 33: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	7,  // 34: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	38, // 35: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	38, // 36: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	37, // 37: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	33, // 38: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	37, // 39: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	14, // 40: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	13, // 41: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
+	14, // 42: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	37, // 43: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	14, // 44: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	14, // 45: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	39, // 46: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	40, // 47: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	37, // 48: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	37, // 49: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	13, // 50: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
+	14, // 51: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	14, // 52: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
+	30, // 53: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	14, // 54: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	41, // 55: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	37, // 56: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	35, // 57: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	30, // 58: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	36, // 59: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	40, // 60: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	38, // 61: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	0,  // 62: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 63: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	63, // [63:64] is the sub-list for method output_type
+	62, // [62:63] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -2477,6 +2651,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectResponse_Reconnect)(nil),
 		(*ConnectResponse_Denied)(nil),
 		(*ConnectResponse_RunList)(nil),
+		(*ConnectResponse_TaskReportRefused)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2484,7 +2659,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,122 @@
+package task
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// ahead is a task whose row stands below the attempt that its node reports.
+type ahead struct {
+	row  Row
+	word word
+}
+
+// adoptProven looks for words on attempts above their row's. An attempt is drawn only by a lease, which signs it and
+// commits before the node hears of it: so such a word is an invention, or the database went back to a moment before the
+// lease. The envelope tells which. With it the row takes the attempt over, and the word is returned to be applied;
+// without it the word is refused. A task that has ended stays as it is: its attempt is raised, so that no later lease
+// draws the same one, and a result of it is late evidence.
+func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []word, done *applied) ([]word, error) {
+	list, err := findAhead(ctx, tx, words)
+	if err != nil || len(list) == 0 {
+		return nil, err
+	}
+	var out []word
+	for _, a := range list {
+		if refusal := s.unproven(a.word); refusal != nil {
+			done.refused[said(a.word.node, a.word.ref)] = refusal
+			continue
+		}
+		if err := s.adoptAttempt(ctx, tx, a); err != nil {
+			return nil, err
+		}
+		out = append(out, a.word)
+	}
+	return out, nil
+}
+
+// findAhead locks and returns the rows that stand below the attempt of a word, with the lower attempts of a task before
+// the higher ones.
+func findAhead(ctx context.Context, tx pgx.Tx, words []word) ([]ahead, error) {
+	if len(words) == 0 {
+		return nil, nil
+	}
+	n := len(words)
+	taskIDs, nodes, attempts := make([]string, n), make([]string, n), make([]int32, n)
+	for i, w := range words {
+		taskIDs[i], nodes[i], attempts[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt()
+	}
+	rows, err := tx.Query(ctx, `
+		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id, attempt, place)
+		JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt < u.attempt
+		ORDER BY t.task_id, u.attempt FOR UPDATE OF t`, taskIDs, nodes, attempts)
+	if err != nil {
+		return nil, fmt.Errorf("read tasks behind their reports: %w", err)
+	}
+	defer rows.Close()
+	var out []ahead
+	for rows.Next() {
+		var place int64
+		r, err := scan(prefixed{rows, []any{&place}})
+		if err != nil {
+			return nil, fmt.Errorf("read task behind its report: %w", err)
+		}
+		out = append(out, ahead{row: r, word: words[place-1]})
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read tasks behind their reports: %w", err)
+	}
+	return out, nil
+}
+
+// unproven returns the refusal of a word whose attempt no envelope of ours proves, and nil for one that is proven.
+func (s *Server) unproven(w word) *lifecyclev1.TaskRefusal {
+	refusal := &lifecyclev1.TaskRefusal{Task: w.ref, EnvelopeWanted: len(w.signed) == 0}
+	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
+		fault.Remedy("send the report with the signed envelope of that attempt"))
+	for _, signed := range w.signed {
+		proven, verifyErr := envelope.Verify(s.deps.Verifiers, signed.GetEnvelope(), signed.GetSignature(), signed.GetKeyId())
+		switch {
+		case verifyErr != nil:
+			err = fault.From(verifyErr)
+		case proven.NodeID != w.node:
+			err = fault.New(commonv1.Reason_REASON_TASK_WRONG_NODE, "")
+		case proven.TaskID != w.ref.GetTaskId() || proven.Attempt != w.ref.GetAttempt():
+			err = fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the envelope is of another task or attempt than the report",
+				fault.Remedy("send the report with the envelope of the attempt that it names"))
+		default:
+			return nil
+		}
+	}
+	refusal.Denial = fault.ToDenial(err, "")
+	return refusal
+}
+
+// adoptAttempt raises the row to the proven attempt, if it is still as it was read.
+func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead) error {
+	moved, err := scan(tx.QueryRow(ctx, `
+		UPDATE lifecycle.task t SET attempt = $2, version = t.version + 1,
+			state = CASE WHEN t.open THEN 'dispatched' ELSE t.state END,
+			state_at = CASE WHEN t.open AND t.state <> 'dispatched' THEN mesh.clock() ELSE t.state_at END,
+			session_epoch = CASE WHEN t.open THEN $3 ELSE t.session_epoch END,
+			session_id = CASE WHEN t.open THEN nullif($4, '')::uuid ELSE t.session_id END,
+			offered_at = CASE WHEN t.open THEN mesh.clock() ELSE t.offered_at END
+		WHERE t.task_id = $1 AND t.attempt < $2 AND t.node_id = $5 RETURNING `+columns,
+		a.row.TaskID, a.word.ref.GetAttempt(), a.word.epoch, a.word.session, a.word.node))
+	if err != nil {
+		return fmt.Errorf("adopt attempt of task %s: %w", a.row.TaskID, err)
+	}
+	detail := fmt.Sprintf("the node proved attempt %d: the database had gone back to %d", moved.Attempt, a.row.Attempt)
+	if _, err := events.Append(ctx, tx, moved.event(moved.transition(moved.State, detail))); err != nil {
+		return fmt.Errorf("report task: %w", err)
+	}
+	return nil
+}
