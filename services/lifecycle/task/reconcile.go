@@ -53,7 +53,7 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 		ref := &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}
 		theirs := agent[k]
 		ahead := highest[r.TaskID]
-		if ahead > r.Attempt && !Terminal(r.State) {
+		if ahead > r.Attempt && !Terminal(r.State) && !r.CancelAsked {
 			known[key(&nodev1.TaskRef{TaskId: r.TaskID, Attempt: ahead})] = true
 		}
 		switch {
@@ -128,8 +128,8 @@ func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) 
 	_, err := tx.Exec(ctx, `
 		UPDATE lifecycle.task t SET
 			offered_at = CASE WHEN t.state = 'queued' THEN t.offered_at ELSE mesh.clock() END,
-			not_before = CASE WHEN t.state = 'queued' THEN greatest(t.not_before, least(mesh.clock() + interval '`+offerAgainAfter+`', t.expires_at - interval '1 second'))
-				ELSE t.not_before END
+			not_before = CASE WHEN t.state <> 'queued' THEN t.not_before ELSE
+				greatest(t.not_before, least(mesh.clock() + interval '`+offerAgainAfter+`', t.expires_at - interval '1 second')) END
 		WHERE t.task_id = $1`, r.TaskID)
 	if err != nil {
 		return fmt.Errorf("hold back task %s: %w", r.TaskID, err)
