@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/asn1"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 // ErrIdentity is wrapped by every refusal of a chain that verified but does not name one peer of this mesh.
 var ErrIdentity = errors.New("certificate does not identify a peer of this mesh")
 
-// ErrUsage is wrapped when a leaf lacks the extended key usage that its side of the connection needs. It wraps ErrIdentity.
+// ErrUsage is wrapped when a leaf lacks the extended key usage that its side of the connection needs, or has one that
+// it must not. It wraps ErrIdentity.
 var ErrUsage = fmt.Errorf("%w: extended key usage", ErrIdentity)
 
 // Peer is who a verified chain names.
@@ -24,15 +26,18 @@ type Peer struct {
 	ID          ID
 	Serial      string // lower-case hexadecimal, as SerialString spells it
 	Fingerprint string // of the leaf
+	KeySHA256   []byte // of the leaf's public key, encoded as SubjectPublicKeyInfo
 	Issuer      string // fingerprint of the certificate that signed the leaf; empty if the leaf is in the bundle itself
 	NotBefore   time.Time
 	NotAfter    time.Time
 	Leaf        *x509.Certificate
 }
 
-// PeerFromChain reads the identity of the leaf of verified chains, as crypto/tls reports them. The leaf must carry exactly one URI SAN, in the
-// trust domain, be no certificate authority and able to sign none, and list usage explicitly. A node's leaf carries no other name.
-// Nothing but that SAN is looked at: the common name is whatever its holder asked for. Errors wrap ErrIdentity.
+// PeerFromChain reads the identity of the leaf of verified chains, as crypto/tls reports them. The leaf must carry
+// exactly one URI SAN, in the one spelling of an identity of the trust domain, be no certificate authority and able to
+// sign none, and list usage explicitly. A node's leaf carries no other name, and no usage but that of a client; a
+// service's may have those of both sides. Nothing but that SAN is read for the identity: the common name is whatever
+// its holder asked for. Errors wrap ErrIdentity.
 func PeerFromChain(verified [][]*x509.Certificate, trustDomain string, usage x509.ExtKeyUsage) (Peer, error) {
 	if len(verified) == 0 || len(verified[0]) == 0 {
 		return Peer{}, fmt.Errorf("%w: no verified chain", ErrIdentity)
@@ -42,8 +47,9 @@ func PeerFromChain(verified [][]*x509.Certificate, trustDomain string, usage x50
 	if err != nil {
 		return Peer{}, err
 	}
+	key := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
 	peer := Peer{
-		ID: id, Serial: SerialString(leaf.SerialNumber), Fingerprint: Fingerprint(leaf),
+		ID: id, Serial: SerialString(leaf.SerialNumber), Fingerprint: Fingerprint(leaf), KeySHA256: key[:],
 		NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, Leaf: leaf,
 	}
 	if len(verified[0]) > 1 {
@@ -64,24 +70,82 @@ func leafID(leaf *x509.Certificate, trustDomain string, usage x509.ExtKeyUsage) 
 	if leaf.IsCA || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0 {
 		return ID{}, fmt.Errorf("%w: an authority's certificate used as a leaf", ErrIdentity)
 	}
-	if len(leaf.URIs) != 1 {
-		return ID{}, fmt.Errorf("%w: %d URI names instead of one", ErrIdentity, len(leaf.URIs))
+	raw, others, err := uriName(leaf)
+	if err != nil {
+		return ID{}, err
 	}
-	id, err := ParseID(leaf.URIs[0].String())
+	id, err := ParseID(raw)
 	if err != nil {
 		return ID{}, fmt.Errorf("%w: %w", ErrIdentity, err)
+	}
+	// ParseID takes one spelling only; this holds it to that, whatever it learns to take.
+	if id.String() != raw {
+		return ID{}, fmt.Errorf("%w: the name %q is not spelled as %s", ErrIdentity, clip(raw), id)
 	}
 	if id.TrustDomain != trustDomain {
 		return ID{}, fmt.Errorf("%w: trust domain %q", ErrIdentity, id.TrustDomain)
 	}
-	if id.Kind == KindNode && len(leaf.DNSNames)+len(leaf.IPAddresses)+len(leaf.EmailAddresses) > 0 {
+	if id.Kind == KindNode && others > 0 {
 		return ID{}, fmt.Errorf("%w: a node's certificate with other names", ErrIdentity)
 	}
-	// An absent extension would verify for any usage, and so would `any`: neither is what our authorities issue.
-	if !slices.Contains(leaf.ExtKeyUsage, usage) {
-		return ID{}, ErrUsage
+	return id, checkUsage(leaf, id.Kind, usage)
+}
+
+// oidSubjectAltName is the extension that holds a certificate's names.
+var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+
+// tagURI is the context-specific tag of a URI among the names.
+const tagURI = 6
+
+// uriName returns the bytes of the one URI among the names of a certificate, and how many names of other kinds there
+// are. It reads the extension itself: the parsed form has gone through a parser of URLs, which forgives capitals in the
+// scheme and an empty fragment.
+func uriName(leaf *x509.Certificate) (string, int, error) {
+	var names []asn1.RawValue
+	extensions := 0
+	for _, extension := range leaf.Extensions {
+		if !extension.Id.Equal(oidSubjectAltName) {
+			continue
+		}
+		extensions++
+		if rest, err := asn1.Unmarshal(extension.Value, &names); err != nil || len(rest) > 0 {
+			return "", 0, fmt.Errorf("%w: its names cannot be read", ErrIdentity)
+		}
 	}
-	return id, nil
+	if extensions > 1 {
+		return "", 0, fmt.Errorf("%w: %d lists of names", ErrIdentity, extensions)
+	}
+	raw, uris := "", 0
+	for _, name := range names {
+		if name.Class == asn1.ClassContextSpecific && name.Tag == tagURI && !name.IsCompound {
+			raw = string(name.Bytes)
+			uris++
+		}
+	}
+	if uris != 1 {
+		return "", 0, fmt.Errorf("%w: %d URI names instead of one", ErrIdentity, uris)
+	}
+	return raw, len(names) - uris, nil
+}
+
+// checkUsage wants the usage of this side, and refuses what our authorities do not issue. An absent extension would
+// verify for any usage, and so would `any`.
+func checkUsage(leaf *x509.Certificate, kind Kind, usage x509.ExtKeyUsage) error {
+	if !slices.Contains(leaf.ExtKeyUsage, usage) {
+		return ErrUsage
+	}
+	if len(leaf.UnknownExtKeyUsage) > 0 {
+		return fmt.Errorf("%w: one that is not known", ErrUsage)
+	}
+	if kind == KindNode && len(leaf.ExtKeyUsage) != 1 {
+		return fmt.Errorf("%w: a node's certificate with more than one", ErrUsage)
+	}
+	for _, has := range leaf.ExtKeyUsage {
+		if has != x509.ExtKeyUsageClientAuth && has != x509.ExtKeyUsageServerAuth {
+			return fmt.Errorf("%w: one that is for no side of a connection", ErrUsage)
+		}
+	}
+	return nil
 }
 
 // Fingerprint is the SHA-256 of a certificate in lower-case hexadecimal.

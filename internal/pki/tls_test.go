@@ -47,13 +47,16 @@ func (a authority) bundle(t *testing.T) *pki.Bundle {
 	return bundle
 }
 
-// issue signs a leaf; edit changes it from a good client certificate of id.
+// issue signs a leaf; edit changes it from a good certificate of id.
 func (a authority) issue(t *testing.T, id pki.ID, edit func(*x509.Certificate)) *pki.Store {
 	t.Helper()
 	key := newKey(t)
 	template := &x509.Certificate{
 		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, URIs: []*url.URL{id.URL()},
+	}
+	if id.Kind == pki.KindNode {
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	}
 	if edit != nil {
 		edit(template)
