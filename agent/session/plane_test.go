@@ -89,6 +89,8 @@ type plane struct {
 	script             func(v *visit) error // nil: normal
 	dropIssued         int                  // answers to renewals that are lost
 	denyRenewal        *commonv1.Denial
+	firstKeyIsForeign  bool   // the first key that a renewal names certifies another node
+	foreignKey         string // that key
 	supersedeNextCerts bool
 	interval           time.Duration
 	closer             func() // of what stands in the server's place
@@ -327,7 +329,12 @@ func (v *visit) onRenew(request *nodev1.RenewRequest) error {
 		return err
 	}
 	key := string(csr.RawSubjectPublicKeyInfo)
-	if v.denyRenewal != nil {
+	if v.firstKeyIsForeign && v.foreignKey == "" {
+		v.foreignKey = key
+	}
+	if v.foreignKey == key {
+		answer.Denied = fault.ToDenial(fault.New(commonv1.Reason_REASON_KEY_REUSE, ""), "")
+	} else if v.denyRenewal != nil {
 		answer.Denied = v.denyRenewal
 	} else {
 		chain := v.byKey[key]

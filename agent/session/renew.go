@@ -162,7 +162,7 @@ func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 	r.renewal.request = ""
 	wait := r.renewal.retry.Next(denial.RetryAfter)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial), slog.Duration("next_retry", wait))
-	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED {
+	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED || denial.Reason == commonv1.Reason_REASON_KEY_REUSE {
 		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has another.
 		if err := r.c.deps.Identity.DropPendingKey(); err != nil {
 			r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))

@@ -101,6 +101,22 @@ func TestRenewalRefusedKeepsTheSession(t *testing.T) {
 	})
 }
 
+// TestAForeignKeyIsReplaced asks for a certificate with a key that certifies another node: the next request has another
+// key, and the session stays.
+func TestAForeignKeyIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlane(t)
+		p.interval = time.Minute
+		p.firstKeyIsForeign = true
+		h := start(t, p, p.memory(), nil)
+		h.until("a session on the next certificate", 6*time.Hour, func() bool { return p.opened() == 2 && h.admitted() })
+		if p.saw("renew") != 2 || len(p.byKey) != 1 {
+			t.Errorf("%d requests, %d keys certified", p.saw("renew"), len(p.byKey))
+		}
+		h.stop()
+	})
+}
+
 // TestFallsBackToTheCertificateThatWorks: the next certificate was issued and superseded before it was used.
 func TestFallsBackToTheCertificateThatWorks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -75,6 +75,12 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "send a P-256 or Ed25519 key of your own with a valid signature and no extensions",
 		Impact: "only this request: nothing was issued and no token was used",
 	},
+	commonv1.Reason_REASON_KEY_REUSE: {
+		Code: connect.CodePermissionDenied, Action: recov, RetryAfter: 5 * time.Second, Owner: ownerSecurity,
+		Public: "the key of the certificate request certifies another node",
+		Remedy: "make a new key and ask again; find out how this machine came to the key of another",
+		Impact: "only this request: nothing was issued and no token was used",
+	},
 	commonv1.Reason_REASON_TOKEN_INVALID: {
 		Code: connect.CodePermissionDenied, Action: rebundle, RetryAfter: time.Minute, Owner: ownerOperator,
 		Public: "the token is not one that this mesh issued for this purpose",

@@ -90,7 +90,7 @@ func (s *Service) build(ctx context.Context) error {
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
 	identities, err := identity.New(identity.Deps{
-		Logger: b.Logger, Pool: b.DB, Keys: keys, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told,
+		Logger: b.Logger, Pool: b.DB, Keys: keys, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose

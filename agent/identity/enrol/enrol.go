@@ -134,6 +134,12 @@ func (e *Enroller) Attempt(ctx context.Context) (time.Duration, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
+	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) {
+		// This machine has the key of another, perhaps with its image: the next request has a key of its own.
+		if err := e.deps.Store.DropPendingKey(); err != nil {
+			e.deps.Logger.LogAttrs(ctx, slog.LevelError, "pending key not dropped", slog.Any("error", err))
+		}
+	}
 	wait, terminal := e.decide(err)
 	e.record(ctx, err, wait)
 	if terminal != nil {
@@ -360,6 +366,9 @@ func (e *Enroller) decide(err error) (time.Duration, error) {
 	f, ok := fault.As(err)
 	if !ok {
 		return e.retry.Next(0), nil
+	}
+	if f.Reason == commonv1.Reason_REASON_KEY_REUSE {
+		return e.retry.Next(f.RetryAfter), nil // with another key, which needs nobody's help
 	}
 	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
 	case commonv1.Action_ACTION_STOP:

@@ -140,6 +140,7 @@ func (h *handler) open(ctx context.Context) error {
 		SessionId: h.sess.ID, NodeId: hello.GetNodeId(), NodeInstanceId: hello.GetNodeInstanceId(), Serial: h.sess.Identity.Serial,
 		JoinState: hello.GetJoinState(), ReplicaId: h.server.cfg.ReplicaID, BootId: hello.GetBootId(), MachineId: hello.GetHost().GetMachineId(),
 		RemoteAddress: h.sess.Identity.Remote, AgentVersion: hello.GetAgentVersion(), ReplacesNonce: hello.GetReplacesNonce(),
+		KeySha256: h.leaf.KeySHA256,
 	})
 	if err != nil {
 		return err

@@ -62,7 +62,16 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	who := audit.Entry{Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment", Details: map[string]any{"address": from}}
 	resp, repeated, err := e.enroll(ctx, from, req, &who)
 	e.count("token", repeated, err)
+	noteForeignKey(&who, err)
 	return resp, e.deps.Audit.Refuse(ctx, who, err) //nolint:wrapcheck // it is the answer
+}
+
+// noteForeignKey adds to an entry which node a refused key certifies.
+func noteForeignKey(entry *audit.Entry, err error) {
+	var foreign *identity.ForeignKeyError
+	if errors.As(err, &foreign) {
+		entry.Details["certified_node_id"] = foreign.NodeID
+	}
 }
 
 // enroll adds to who what the caller has proved of itself: until then all callers are one.
@@ -257,7 +266,8 @@ func (e *Enroller) judgeBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 	return nil, fault.New(commonv1.Reason_REASON_TOKEN_CONSUMED, ""), nil
 }
 
-// unusedKey refuses a key that this node was given a certificate for in an earlier life: its holder may be anybody by now.
+// unusedKey refuses a key that this node was given a certificate for in an earlier life, or that certifies another
+// node: its holder may be anybody by now.
 func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption) error {
 	_, found, err := identity.SerialByKey(ctx, tx, r.NodeID, a.key)
 	if err != nil {
@@ -266,7 +276,7 @@ func unusedKey(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption
 	if found {
 		return fault.New(commonv1.Reason_REASON_CSR_REFUSED, "the key was used by this node before", fault.Remedy("make a new key and ask again"))
 	}
-	return nil
+	return identity.RefuseForeignKey(ctx, tx, r.NodeID, a.key)
 }
 
 // store makes the certificate count: node instance, serial, token and claim in one transaction. Until it commits, nothing was signed as far as
@@ -284,6 +294,9 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		}
 		if err := stateRefusal(r, a.token.Kind == KindBootstrap); err != nil {
 			return err // decided while the authority signed
+		}
+		if err := identity.RefuseForeignKey(ctx, tx, c.nodeID, a.key); err != nil {
+			return err // certified for another node while the authority signed
 		}
 		if err := endClaim(ctx, tx, c.id, "done", issued.serial, ""); err != nil {
 			return err

@@ -405,7 +405,7 @@ func TestRateLimit(t *testing.T) {
 			t.Fatalf("attempt %d: %v", i, err)
 		}
 	}
-	if _, err := e.Enroll(k.ctx, "192.0.2.1", &recoveryv1.EnrollRequest{Token: other.Token, Csr: csr}); err != nil {
+	if _, err := e.Enroll(k.ctx, "192.0.2.1", &recoveryv1.EnrollRequest{Token: other.Token, Csr: k.csr()}); err != nil {
 		t.Fatalf("another token is slowed: %v", err)
 	}
 	// Strangers are bounded by their address, and use up nobody's share but their own.

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -24,6 +25,14 @@ import (
 func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, error) {
 	s, repeated, err := e.renew(ctx, req)
 	e.count("session", repeated, err)
+	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) {
+		refused := audit.Entry{
+			Action: "node.renew", Actor: "node/" + req.GetNodeId(), SubjectType: "node", SubjectID: req.GetNodeId(), NodeID: req.GetNodeId(),
+			Details: map[string]any{"serial": req.GetSerial()},
+		}
+		noteForeignKey(&refused, err)
+		err = e.deps.Audit.Refuse(ctx, refused, err)
+	}
 	return s, err
 }
 
@@ -112,6 +121,9 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 			found = s
 			return nil
 		}
+		if err := identity.RefuseForeignKey(ctx, tx, r.NodeID, key); err != nil {
+			return err
+		}
 		c, err = takeClaim(ctx, tx, r.NodeID, "", key, e.cfg.ClaimLease, m.Now)
 		return err
 	})
@@ -126,6 +138,9 @@ func (e *Enroller) storeRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		r, err := mayRenew(ctx, tx, req)
 		if err != nil {
 			return err // decided while the authority signed
+		}
+		if err := identity.RefuseForeignKey(ctx, tx, r.NodeID, s.KeySHA256); err != nil {
+			return err // certified for another node while the authority signed
 		}
 		if err := endClaim(ctx, tx, c.id, "done", s.Serial, ""); err != nil {
 			return err

@@ -58,8 +58,8 @@ func (s Serial) Use(r *Record) CertificateUse {
 
 // useOnly are the columns that decide about a session: a batch must not drag chains along.
 func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Serial, error) {
-	rows, err := tx.Query(ctx, `SELECT serial, node_id::text, node_instance_id::text, state, ready_at IS NOT NULL, not_after
-		FROM recovery.serial WHERE serial = ANY($1)`, serials)
+	rows, err := tx.Query(ctx, `SELECT serial, node_id::text, node_instance_id::text, state, ready_at IS NOT NULL, not_after,
+		csr_key_sha256 FROM recovery.serial WHERE serial = ANY($1)`, serials)
 	if err != nil {
 		return nil, fmt.Errorf("read serials: %w", err)
 	}
@@ -68,7 +68,7 @@ func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Seri
 	for rows.Next() {
 		var s Serial
 		var state string
-		if err := rows.Scan(&s.Serial, &s.NodeID, &s.InstanceID, &state, &s.Ready, &s.NotAfter); err != nil {
+		if err := rows.Scan(&s.Serial, &s.NodeID, &s.InstanceID, &state, &s.Ready, &s.NotAfter, &s.KeySHA256); err != nil {
 			return nil, fmt.Errorf("read serial: %w", err)
 		}
 		if s.State, err = names.Parse[commonv1.SerialState](state); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -31,6 +32,8 @@ type Deps struct {
 	// Wake is notified after commits that appended events, Changed after those that the authority view must see, Told after those that
 	// lifecycle must be told of.
 	Wake, Changed, Told *events.Signal
+	// Audit writes down certificates that were refused because they are not the ones issued. Nil: the log alone.
+	Audit *audit.Log
 }
 
 // Identities decides about sessions and states of nodes. Safe for concurrent use.
@@ -160,6 +163,9 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 		s.deps.Logger.ErrorContext(ctx, "a node remembers more than the database", slog.String(obs.KeyNodeID, r.NodeID),
 			slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)), slog.Int64("adopted_generation", r.Confirmed))
 	}
+	for _, o := range batch.forged {
+		s.reportForged(ctx, o)
+	}
 	if err := failpoint.Hit("recovery.open_sessions.after_commit"); err != nil {
 		return nil, Moment{}, err
 	}
@@ -178,7 +184,8 @@ type opening struct {
 	issued     map[string]*Record // raised their generation and nothing else
 	changed    []*Record
 	rolledBack []*Record
-	reported   bool // that a retired instance asked
+	reported   bool                      // that a retired instance asked
+	forged     []*recoveryv1.OpenSession // whose certificate has an issued serial and another key
 	results    []*recoveryv1.OpenResult
 }
 
@@ -236,8 +243,12 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 	if before := b.known[o.GetSessionId()]; before != nil {
 		return b.again(o, r, before)
 	}
-	presented := b.identities.present(r, o.GetJoinState())
 	certificate := b.serials[o.GetSerial()]
+	if certificate.forgedBy(o) {
+		b.forged = append(b.forged, o)
+		return b.denied(o, r, commonv1.Reason_REASON_SERIAL_UNKNOWN), nil
+	}
+	presented := b.identities.present(r, o.GetJoinState())
 	verdict := Judge(r.Standing(b.moment.Era), Hello{
 		InstanceID: o.GetNodeInstanceId(), Serial: o.GetSerial(), Presented: presented, Certificate: certificate.Use(r),
 	})
@@ -288,6 +299,10 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, v Verdi
 	if v.AdoptSerial {
 		// Its life is not known here; the connection that shows it is cut when the certificate itself expires.
 		s := Serial{Serial: o.GetSerial(), NotBefore: b.moment.Now, NotAfter: b.moment.Now.Add(24 * time.Hour), ChainPEM: []byte{}}
+		var err error
+		if s.KeySHA256, err = adoptableKey(b.ctx, tx, r, o); err != nil {
+			return err
+		}
 		if err := Offer(b.ctx, tx, r, s); err != nil {
 			return err
 		}

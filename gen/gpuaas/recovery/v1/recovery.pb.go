@@ -151,6 +151,7 @@ type OpenSession struct {
 	RemoteAddress  string                 `protobuf:"bytes,9,opt,name=remote_address,json=remoteAddress,proto3" json:"remote_address,omitempty"`
 	AgentVersion   string                 `protobuf:"bytes,10,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	ReplacesNonce  string                 `protobuf:"bytes,11,opt,name=replaces_nonce,json=replacesNonce,proto3" json:"replaces_nonce,omitempty"` // of the Welcome of the session that this one replaces
+	KeySha256      []byte                 `protobuf:"bytes,12,opt,name=key_sha256,json=keySha256,proto3" json:"key_sha256,omitempty"`             // of the TLS certificate's public key (SubjectPublicKeyInfo); empty: not told
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -260,6 +261,13 @@ func (x *OpenSession) GetReplacesNonce() string {
 		return x.ReplacesNonce
 	}
 	return ""
+}
+
+func (x *OpenSession) GetKeySha256() []byte {
+	if x != nil {
+		return x.KeySha256
+	}
+	return nil
 }
 
 // OpenResult answers one OpenSession.
@@ -2738,7 +2746,7 @@ var File_gpuaas_recovery_v1_recovery_proto protoreflect.FileDescriptor
 
 const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\n" +
-	"!gpuaas/recovery/v1/recovery.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xaa\x03\n" +
+	"!gpuaas/recovery/v1/recovery.proto\x12\x12gpuaas.recovery.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\"\xd2\x03\n" +
 	"\vOpenSession\x12'\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsessionId\x12!\n" +
@@ -2755,7 +2763,9 @@ const file_gpuaas_recovery_v1_recovery_proto_rawDesc = "" +
 	"\x0eremote_address\x18\t \x01(\tR\rremoteAddress\x12#\n" +
 	"\ragent_version\x18\n" +
 	" \x01(\tR\fagentVersion\x12.\n" +
-	"\x0ereplaces_nonce\x18\v \x01(\tB\a\xbaH\x04r\x02\x18@R\rreplacesNonce\"\x8a\x02\n" +
+	"\x0ereplaces_nonce\x18\v \x01(\tB\a\xbaH\x04r\x02\x18@R\rreplacesNonce\x12&\n" +
+	"\n" +
+	"key_sha256\x18\f \x01(\fB\a\xbaH\x04z\x02\x18 R\tkeySha256\"\x8a\x02\n" +
 	"\n" +
 	"OpenResult\x12\x1d\n" +
 	"\n" +

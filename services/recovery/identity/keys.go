@@ -1,0 +1,82 @@
+package identity
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// forgedBy reports whether a connection shows a certificate of this serial that has another key than the one issued:
+// only who holds a key of the authority can make one. A replica of an earlier build tells no key, and a certificate
+// that was taken over after a restore may have none on record.
+func (s Serial) forgedBy(o *recoveryv1.OpenSession) bool {
+	return len(s.KeySHA256) > 0 && len(o.GetKeySha256()) > 0 && !bytes.Equal(s.KeySHA256, o.GetKeySha256())
+}
+
+// reportForged leaves evidence of a certificate that this mesh did not issue and that its authority has signed.
+func (s *Identities) reportForged(ctx context.Context, o *recoveryv1.OpenSession) {
+	s.deps.Logger.ErrorContext(ctx, "a certificate with an issued serial has another key: the authority's key may be in other hands",
+		slog.String(obs.KeyNodeID, o.GetNodeId()), slog.String("serial", o.GetSerial()), slog.String("remote_address", o.GetRemoteAddress()),
+		slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_SERIAL_UNKNOWN)))
+	refusal := fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, "the certificate has an issued serial and another key than the one that was certified",
+		fault.Remedy("find out who holds a key of the certificate authority; rotate it"))
+	_ = s.deps.Audit.Refuse(ctx, audit.Entry{ // it returns the refusal
+		Action: "session.open", Actor: "node/" + o.GetNodeId(), SubjectType: "node", SubjectID: o.GetNodeId(), NodeID: o.GetNodeId(),
+		Details: map[string]any{
+			"evidence": "forged_certificate", "serial": o.GetSerial(), "remote_address": cut(o.GetRemoteAddress()),
+			"key_fingerprint": hex.EncodeToString(o.GetKeySha256()),
+		},
+	}, refusal)
+}
+
+// adoptableKey returns the key of a certificate whose row the database has lost, so that from now on it is known by it.
+// Nil, if the replica told none or the node has another certificate for the same key.
+func adoptableKey(ctx context.Context, tx pgx.Tx, r *Record, o *recoveryv1.OpenSession) ([]byte, error) {
+	const size = 32
+	if len(o.GetKeySha256()) != size {
+		return nil, nil
+	}
+	_, found, err := SerialByKey(ctx, tx, r.NodeID, o.GetKeySha256())
+	if err != nil || found {
+		return nil, err
+	}
+	return o.GetKeySha256(), nil
+}
+
+// RefuseForeignKey refuses, as fault key_reuse, a key that was ever certified for another node, retired ones included:
+// its holder is that node, or whoever has its disk. Of concurrent transactions that certify one key for several nodes,
+// the first to commit wins: each holds a lock on the key until it ends.
+func RefuseForeignKey(ctx context.Context, tx pgx.Tx, nodeID string, keySHA256 []byte) error {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('recovery.key/' || encode($1::bytea, 'hex'), 0))`, keySHA256); err != nil {
+		return fmt.Errorf("lock key: %w", err)
+	}
+	var other string
+	err := tx.QueryRow(ctx, `SELECT node_id::text FROM recovery.serial WHERE csr_key_sha256 = $2 AND node_id <> $1 ORDER BY issued_at LIMIT 1`, nodeID,
+		keySHA256).Scan(&other)
+	switch {
+	case pg.IsNoRows(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read nodes of key: %w", err)
+	}
+	return fault.New(commonv1.Reason_REASON_KEY_REUSE, "", fault.Cause(&ForeignKeyError{NodeID: other}))
+}
+
+// ForeignKeyError names the node that a refused key certifies. It is for the record: the caller has proved only that it
+// holds the key.
+type ForeignKeyError struct{ NodeID string }
+
+// Error names the node.
+func (e *ForeignKeyError) Error() string { return "the key was certified for node " + e.NodeID }
