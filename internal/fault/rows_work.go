@@ -186,6 +186,12 @@ var workspaceRows = map[commonv1.Reason]Row{
 		Remedy: "look at the node's disk and the step's error; it is tried again within its budget",
 		Impact: "this workspace is not provisioned or not released yet",
 	},
+	commonv1.Reason_REASON_NODE_DISK_FULL: {
+		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerAgent + " / host",
+		Public: "the node's state directory has no room",
+		Remedy: "free room on the node's disk, in the directory that the finding names; the node takes work again by itself once its agent sees room",
+		Impact: "nothing new is placed on this node and nothing is made there; what runs there goes on",
+	},
 	commonv1.Reason_REASON_SCHEMA_FAILED: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerLifecycle,
 		Public: "the workspace's database schema could not be made or removed",

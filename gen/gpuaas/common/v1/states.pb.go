@@ -887,6 +887,7 @@ const (
 	FindingKind_FINDING_KIND_SUCCESSIVE_PROVISIONS            FindingKind = 6 // of one tenant and name
 	FindingKind_FINDING_KIND_ROW_CHANGED_OUTSIDE              FindingKind = 7
 	FindingKind_FINDING_KIND_ENDED_INSTANCE_WOKE              FindingKind = 8 // an instance of an epoch that is over was started again
+	FindingKind_FINDING_KIND_NODE_DISK_FULL                   FindingKind = 9 // a node's agent reports that its own directories have no room
 )
 
 // Enum value maps for FindingKind.
@@ -901,6 +902,7 @@ var (
 		6: "FINDING_KIND_SUCCESSIVE_PROVISIONS",
 		7: "FINDING_KIND_ROW_CHANGED_OUTSIDE",
 		8: "FINDING_KIND_ENDED_INSTANCE_WOKE",
+		9: "FINDING_KIND_NODE_DISK_FULL",
 	}
 	FindingKind_value = map[string]int32{
 		"FINDING_KIND_UNSPECIFIED":                      0,
@@ -912,6 +914,7 @@ var (
 		"FINDING_KIND_SUCCESSIVE_PROVISIONS":            6,
 		"FINDING_KIND_ROW_CHANGED_OUTSIDE":              7,
 		"FINDING_KIND_ENDED_INSTANCE_WOKE":              8,
+		"FINDING_KIND_NODE_DISK_FULL":                   9,
 	}
 )
 
@@ -1443,6 +1446,7 @@ const (
 	DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED      DiagnosticCode = 13
 	DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED                DiagnosticCode = 14 // an offered task was not taken, or one in the ledger was another node's
 	DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE            DiagnosticCode = 15 // the task ledger was another node's or corrupt, and a new one began
+	DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL             DiagnosticCode = 17 // the agent's own directories have no room
 )
 
 // Enum value maps for DiagnosticCode.
@@ -1464,6 +1468,7 @@ var (
 		13: "DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED",
 		14: "DIAGNOSTIC_CODE_TASK_REFUSED",
 		15: "DIAGNOSTIC_CODE_LEDGER_SET_ASIDE",
+		17: "DIAGNOSTIC_CODE_STATE_DISK_FULL",
 	}
 	DiagnosticCode_value = map[string]int32{
 		"DIAGNOSTIC_CODE_UNSPECIFIED":                 0,
@@ -1482,6 +1487,7 @@ var (
 		"DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED":      13,
 		"DIAGNOSTIC_CODE_TASK_REFUSED":                14,
 		"DIAGNOSTIC_CODE_LEDGER_SET_ASIDE":            15,
+		"DIAGNOSTIC_CODE_STATE_DISK_FULL":             17,
 	}
 )
 
@@ -1626,7 +1632,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSEVERITY_P0\x10\x01\x12\x0f\n" +
 	"\vSEVERITY_P1\x10\x02\x12\x0f\n" +
-	"\vSEVERITY_P2\x10\x03*\xfa\x02\n" +
+	"\vSEVERITY_P2\x10\x03*\x9b\x03\n" +
 	"\vFindingKind\x12\x1c\n" +
 	"\x18FINDING_KIND_UNSPECIFIED\x10\x00\x121\n" +
 	"-FINDING_KIND_NODE_OCCUPIED_WITHOUT_ALLOCATION\x10\x01\x12-\n" +
@@ -1636,7 +1642,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"#FINDING_KIND_RESOURCE_WITHOUT_CLAIM\x10\x05\x12&\n" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
 	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
-	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b*\xb1\x01\n" +
+	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b\x12\x1f\n" +
+	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xb1\x01\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
@@ -1698,7 +1705,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aTASK_TYPE_NODE_SELF_UPDATE\x10\v\x12#\n" +
 	"\x1fTASK_TYPE_RECOVERY_TOKEN_ROTATE\x10\f\x12\x1d\n" +
 	"\x19TASK_TYPE_VERIFIER_ROTATE\x10\r\x12!\n" +
-	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\x8c\x05\n" +
+	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xb1\x05\n" +
 	"\x0eDiagnosticCode\x12\x1f\n" +
 	"\x1bDIAGNOSTIC_CODE_UNSPECIFIED\x10\x00\x12!\n" +
 	"\x1dDIAGNOSTIC_CODE_PROCESS_ALIVE\x10\x01\x12(\n" +
@@ -1716,7 +1723,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1fDIAGNOSTIC_CODE_SESSION_REFUSED\x10\f\x12*\n" +
 	"&DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED\x10\r\x12 \n" +
 	"\x1cDIAGNOSTIC_CODE_TASK_REFUSED\x10\x0e\x12$\n" +
-	" DIAGNOSTIC_CODE_LEDGER_SET_ASIDE\x10\x0fB\xbb\x01\n" +
+	" DIAGNOSTIC_CODE_LEDGER_SET_ASIDE\x10\x0f\x12#\n" +
+	"\x1fDIAGNOSTIC_CODE_STATE_DISK_FULL\x10\x11B\xbb\x01\n" +
 	"\x14com.gpuaas.common.v1B\vStatesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
 var (

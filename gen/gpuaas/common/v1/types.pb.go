@@ -36,7 +36,8 @@ type HostFacts struct {
 	Gpus          []*Gpu                 `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	Addresses     []string               `protobuf:"bytes,9,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	MachineId     string                 `protobuf:"bytes,10,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
-	Root          bool                   `protobuf:"varint,11,opt,name=root,proto3" json:"root,omitempty"` // the agent may give each workspace a uid and a cgroup of its own
+	Root          bool                   `protobuf:"varint,11,opt,name=root,proto3" json:"root,omitempty"`                           // the agent may give each workspace a uid and a cgroup of its own
+	StateDisk     *StateDisk             `protobuf:"bytes,12,opt,name=state_disk,json=stateDisk,proto3" json:"state_disk,omitempty"` // unset: the agent does not report it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +149,98 @@ func (x *HostFacts) GetRoot() bool {
 	return false
 }
 
+func (x *HostFacts) GetStateDisk() *StateDisk {
+	if x != nil {
+		return x.StateDisk
+	}
+	return nil
+}
+
+// StateDisk is whether the directories that the agent itself writes to have room.
+type StateDisk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Full          bool                   `protobuf:"varint,1,opt,name=full,proto3" json:"full,omitempty"`
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"` // the directory without room, else the state directory
+	SizeBytes     int64                  `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	FreeBytes     int64                  `protobuf:"varint,4,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`   // of `full` as it is; the host's clock
+	Detail        string                 `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"` // why it counts as full
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateDisk) Reset() {
+	*x = StateDisk{}
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateDisk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateDisk) ProtoMessage() {}
+
+func (x *StateDisk) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateDisk.ProtoReflect.Descriptor instead.
+func (*StateDisk) Descriptor() ([]byte, []int) {
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *StateDisk) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
+func (x *StateDisk) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *StateDisk) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *StateDisk) GetFreeBytes() int64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *StateDisk) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *StateDisk) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // Disk is one mounted file system that workspaces may use.
 type Disk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -161,7 +254,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[1]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -173,7 +266,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[1]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -186,7 +279,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Disk) GetPath() string {
@@ -232,7 +325,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[2]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -244,7 +337,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[2]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -257,7 +350,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{2}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Gpu) GetDeviceId() string {
@@ -318,7 +411,7 @@ type ProfileFacts struct {
 
 func (x *ProfileFacts) Reset() {
 	*x = ProfileFacts{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[3]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +423,7 @@ func (x *ProfileFacts) String() string {
 func (*ProfileFacts) ProtoMessage() {}
 
 func (x *ProfileFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[3]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +436,7 @@ func (x *ProfileFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileFacts.ProtoReflect.Descriptor instead.
 func (*ProfileFacts) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ProfileFacts) GetFingerprint() string {
@@ -411,7 +504,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[4]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +516,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[4]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +529,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Profile) GetName() string {
@@ -501,7 +594,7 @@ type NodePolicy struct {
 
 func (x *NodePolicy) Reset() {
 	*x = NodePolicy{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[5]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +606,7 @@ func (x *NodePolicy) String() string {
 func (*NodePolicy) ProtoMessage() {}
 
 func (x *NodePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[5]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +619,7 @@ func (x *NodePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePolicy.ProtoReflect.Descriptor instead.
 func (*NodePolicy) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NodePolicy) GetHeartbeatInterval() *durationpb.Duration {
@@ -569,7 +662,7 @@ type TaskInFlight struct {
 
 func (x *TaskInFlight) Reset() {
 	*x = TaskInFlight{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[6]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +674,7 @@ func (x *TaskInFlight) String() string {
 func (*TaskInFlight) ProtoMessage() {}
 
 func (x *TaskInFlight) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[6]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +687,7 @@ func (x *TaskInFlight) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskInFlight.ProtoReflect.Descriptor instead.
 func (*TaskInFlight) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TaskInFlight) GetTaskId() string {
@@ -626,13 +719,14 @@ type Diagnostic struct {
 	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"` // the host's clock
 	Count         int64                  `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`                            // times seen in a row
 	NextRetry     *durationpb.Duration   `protobuf:"bytes,5,opt,name=next_retry,json=nextRetry,proto3" json:"next_retry,omitempty"`
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"` // set once what it reports is over; the host's clock
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Diagnostic) Reset() {
 	*x = Diagnostic{}
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[7]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +738,7 @@ func (x *Diagnostic) String() string {
 func (*Diagnostic) ProtoMessage() {}
 
 func (x *Diagnostic) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_common_v1_types_proto_msgTypes[7]
+	mi := &file_gpuaas_common_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +751,7 @@ func (x *Diagnostic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Diagnostic.ProtoReflect.Descriptor instead.
 func (*Diagnostic) Descriptor() ([]byte, []int) {
-	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_common_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Diagnostic) GetCode() DiagnosticCode {
@@ -695,11 +789,18 @@ func (x *Diagnostic) GetNextRetry() *durationpb.Duration {
 	return nil
 }
 
+func (x *Diagnostic) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
 var File_gpuaas_common_v1_types_proto protoreflect.FileDescriptor
 
 const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1cgpuaas/common/v1/types.proto\x12\x10gpuaas.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dgpuaas/common/v1/states.proto\"\xc4\x02\n" +
+	"\x1cgpuaas/common/v1/types.proto\x12\x10gpuaas.common.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dgpuaas/common/v1/states.proto\"\x80\x03\n" +
 	"\tHostFacts\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x0e\n" +
@@ -713,7 +814,18 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"machine_id\x18\n" +
 	" \x01(\tR\tmachineId\x12\x12\n" +
-	"\x04root\x18\v \x01(\bR\x04root\"q\n" +
+	"\x04root\x18\v \x01(\bR\x04root\x12:\n" +
+	"\n" +
+	"state_disk\x18\f \x01(\v2\x1b.gpuaas.common.v1.StateDiskR\tstateDisk\"\xbb\x01\n" +
+	"\tStateDisk\x12\x12\n" +
+	"\x04full\x18\x01 \x01(\bR\x04full\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x03R\tsizeBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x04 \x01(\x03R\tfreeBytes\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\"q\n" +
 	"\x04Disk\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x17\n" +
 	"\afs_type\x18\x02 \x01(\tR\x06fsType\x12\x1d\n" +
@@ -753,7 +865,7 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\fTaskInFlight\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x121\n" +
-	"\x05state\x18\x03 \x01(\x0e2\x1b.gpuaas.common.v1.TaskStateR\x05state\"\xe7\x01\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x1b.gpuaas.common.v1.TaskStateR\x05state\"\x9e\x02\n" +
 	"\n" +
 	"Diagnostic\x124\n" +
 	"\x04code\x18\x01 \x01(\x0e2 .gpuaas.common.v1.DiagnosticCodeR\x04code\x12\x16\n" +
@@ -762,7 +874,8 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"observedAt\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\x03R\x05count\x128\n" +
 	"\n" +
-	"next_retry\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tnextRetryB\xba\x01\n" +
+	"next_retry\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tnextRetry\x125\n" +
+	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAtB\xba\x01\n" +
 	"\x14com.gpuaas.common.v1B\n" +
 	"TypesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
@@ -778,36 +891,40 @@ func file_gpuaas_common_v1_types_proto_rawDescGZIP() []byte {
 	return file_gpuaas_common_v1_types_proto_rawDescData
 }
 
-var file_gpuaas_common_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_gpuaas_common_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_gpuaas_common_v1_types_proto_goTypes = []any{
 	(*HostFacts)(nil),             // 0: gpuaas.common.v1.HostFacts
-	(*Disk)(nil),                  // 1: gpuaas.common.v1.Disk
-	(*Gpu)(nil),                   // 2: gpuaas.common.v1.Gpu
-	(*ProfileFacts)(nil),          // 3: gpuaas.common.v1.ProfileFacts
-	(*Profile)(nil),               // 4: gpuaas.common.v1.Profile
-	(*NodePolicy)(nil),            // 5: gpuaas.common.v1.NodePolicy
-	(*TaskInFlight)(nil),          // 6: gpuaas.common.v1.TaskInFlight
-	(*Diagnostic)(nil),            // 7: gpuaas.common.v1.Diagnostic
-	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
-	(TaskState)(0),                // 9: gpuaas.common.v1.TaskState
-	(DiagnosticCode)(0),           // 10: gpuaas.common.v1.DiagnosticCode
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*StateDisk)(nil),             // 1: gpuaas.common.v1.StateDisk
+	(*Disk)(nil),                  // 2: gpuaas.common.v1.Disk
+	(*Gpu)(nil),                   // 3: gpuaas.common.v1.Gpu
+	(*ProfileFacts)(nil),          // 4: gpuaas.common.v1.ProfileFacts
+	(*Profile)(nil),               // 5: gpuaas.common.v1.Profile
+	(*NodePolicy)(nil),            // 6: gpuaas.common.v1.NodePolicy
+	(*TaskInFlight)(nil),          // 7: gpuaas.common.v1.TaskInFlight
+	(*Diagnostic)(nil),            // 8: gpuaas.common.v1.Diagnostic
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(TaskState)(0),                // 11: gpuaas.common.v1.TaskState
+	(DiagnosticCode)(0),           // 12: gpuaas.common.v1.DiagnosticCode
 }
 var file_gpuaas_common_v1_types_proto_depIdxs = []int32{
-	1,  // 0: gpuaas.common.v1.HostFacts.disks:type_name -> gpuaas.common.v1.Disk
-	2,  // 1: gpuaas.common.v1.HostFacts.gpus:type_name -> gpuaas.common.v1.Gpu
-	8,  // 2: gpuaas.common.v1.NodePolicy.heartbeat_interval:type_name -> google.protobuf.Duration
-	8,  // 3: gpuaas.common.v1.NodePolicy.certificate_ttl:type_name -> google.protobuf.Duration
-	8,  // 4: gpuaas.common.v1.NodePolicy.stream_max_age:type_name -> google.protobuf.Duration
-	9,  // 5: gpuaas.common.v1.TaskInFlight.state:type_name -> gpuaas.common.v1.TaskState
-	10, // 6: gpuaas.common.v1.Diagnostic.code:type_name -> gpuaas.common.v1.DiagnosticCode
-	11, // 7: gpuaas.common.v1.Diagnostic.observed_at:type_name -> google.protobuf.Timestamp
-	8,  // 8: gpuaas.common.v1.Diagnostic.next_retry:type_name -> google.protobuf.Duration
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	2,  // 0: gpuaas.common.v1.HostFacts.disks:type_name -> gpuaas.common.v1.Disk
+	3,  // 1: gpuaas.common.v1.HostFacts.gpus:type_name -> gpuaas.common.v1.Gpu
+	1,  // 2: gpuaas.common.v1.HostFacts.state_disk:type_name -> gpuaas.common.v1.StateDisk
+	9,  // 3: gpuaas.common.v1.StateDisk.since:type_name -> google.protobuf.Timestamp
+	10, // 4: gpuaas.common.v1.NodePolicy.heartbeat_interval:type_name -> google.protobuf.Duration
+	10, // 5: gpuaas.common.v1.NodePolicy.certificate_ttl:type_name -> google.protobuf.Duration
+	10, // 6: gpuaas.common.v1.NodePolicy.stream_max_age:type_name -> google.protobuf.Duration
+	11, // 7: gpuaas.common.v1.TaskInFlight.state:type_name -> gpuaas.common.v1.TaskState
+	12, // 8: gpuaas.common.v1.Diagnostic.code:type_name -> gpuaas.common.v1.DiagnosticCode
+	9,  // 9: gpuaas.common.v1.Diagnostic.observed_at:type_name -> google.protobuf.Timestamp
+	10, // 10: gpuaas.common.v1.Diagnostic.next_retry:type_name -> google.protobuf.Duration
+	9,  // 11: gpuaas.common.v1.Diagnostic.ended_at:type_name -> google.protobuf.Timestamp
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_common_v1_types_proto_init() }
@@ -822,7 +939,7 @@ func file_gpuaas_common_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_common_v1_types_proto_rawDesc), len(file_gpuaas_common_v1_types_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
