@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	"github.com/gpuaas/mesh/agent/identity/enrol"
 	"github.com/gpuaas/mesh/agent/ledger"
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	"github.com/gpuaas/mesh/agent/session"
@@ -50,6 +51,8 @@ type Agent struct {
 	work   *process.Runtime
 	disk   *storage.Store
 	facts  *facts
+	room   *room.Watch
+	spare  *room.Reserve
 	ops    *obs.OpsServer
 	meters *meters
 
@@ -80,25 +83,27 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 		cfg: cfg, deps: deps, clock: clock.New(offset), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
 	}
 	if err := a.open(ctx); err != nil {
+		a.leaveWord(ctx, err)
 		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
 }
 
 func (a *Agent) open(ctx context.Context) error {
-	var err error
-	if a.store, err = identity.Open(identity.Dirs{Etc: a.cfg.EtcDir, State: a.cfg.StateDir}); err != nil {
+	if err := a.openRoom(ctx); err != nil {
 		return err
 	}
-	for _, problem := range a.store.Problems() {
-		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "identity file problem", slog.String("problem", problem))
+	var err error
+	if a.store, err = identity.Open(identity.Dirs{Etc: a.cfg.EtcDir, State: a.cfg.StateDir}, identity.WithRoom(a.spare)); err != nil {
+		return err
 	}
 	if unknown := a.store.Env().Unknown(); len(unknown) > 0 {
 		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "variables that this agent does not read", slog.Any("names", unknown))
 	}
-	if a.diag, err = diag.Open(diag.Config{Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall}); err != nil {
+	if err := a.openDiagnostics(ctx); err != nil {
 		return err
 	}
+	a.problems(ctx, "identity", a.store.Problems())
 	node, _ := a.store.Node()
 	if a.ledger, err = a.openLedger(ctx, node.NodeID); err != nil {
 		return err
@@ -110,7 +115,7 @@ func (a *Agent) open(ctx context.Context) error {
 		Logger: a.deps.Logger, Store: a.store, Clock: a.clock, Facts: a.enrolFacts,
 		Record: func(_ context.Context, code commonv1.DiagnosticCode, detail string, next time.Duration) error {
 			a.meters.retry(code)
-			return a.diag.Record(code, detail, next)
+			return a.noted(a.diag.Record(code, detail, next))
 		},
 	}, a.cfg.Enrol); err != nil {
 		return err
@@ -121,7 +126,8 @@ func (a *Agent) open(ctx context.Context) error {
 // openLedger opens the task ledger as the node's; an empty id leaves it nobody's until there is one.
 func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, error) {
 	l, err := ledger.Open(ledger.Config{
-		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: a.cfg.MoveCorruptLedger, Now: a.clock.Wall,
+		Path: filepath.Join(a.cfg.StateDir, LedgerFile), NodeID: nodeID, MoveCorruptAside: !a.cfg.KeepCorruptLedger, Now: a.clock.Wall,
+		Failed: a.room.Note,
 	})
 	if err != nil {
 		return nil, err
@@ -133,9 +139,7 @@ func (a *Agent) openLedger(ctx context.Context, nodeID string) (*ledger.Ledger, 
 		}
 		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "task ledger set aside, a new one begins", slog.String("cause", what),
 			slog.String("file", l.MovedAside()), slog.String("ledger_id", l.ID()))
-		if err := a.diag.Record(commonv1.DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE, what+": "+l.MovedAside(), 0); err != nil {
-			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-		}
+		a.record(ctx, commonv1.DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE, what+": "+l.MovedAside())
 	}
 	return l, nil
 }
@@ -172,6 +176,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 		return err
 	}
 	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
+	a.facts.setRoom(diskOf(a.room.State()))
 	a.facts.look(ctx)
 	if a.work, err = process.New(process.Deps{Logger: a.deps.Logger, UIDs: uids}, process.Config{
 		StateDir: workloads, WorkDir: runs,
@@ -179,6 +184,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
+	a.problems(ctx, "workload", a.work.Problems())
 	if a.disk, err = storage.New(storage.Deps{Logger: a.deps.Logger, UIDs: uids, Quota: storage.ProjectQuota{}}, storage.Config{
 		Root: data, MetaDir: filepath.Join(a.cfg.StateDir, "storage"),
 	}); err != nil {
@@ -230,6 +236,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{Name: "workloads", Phase: app.PhaseLoops, Run: a.work.Run},
 		{Name: "observations", Phase: app.PhaseLoops, Run: a.observe},
 		{Name: "facts", Phase: app.PhaseLoops, Run: a.watchFacts},
+		{Name: "room", Phase: app.PhaseLoops, Run: a.watchRoom},
 	}
 	if a.ops != nil {
 		tasks = append(tasks, app.Task{Name: "ops", Phase: app.PhasePools, Run: a.ops.Run})
@@ -307,8 +314,10 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 	}
 	executor, err := task.New(task.Deps{
 		Logger: a.deps.Logger, Ledger: a.ledger, Verifiers: a.verifiers.Load, ServerNow: a.clock.Server,
-		Handlers: task.Handlers(task.HandlerDeps{Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall}),
-		Refused:  func(r task.Refusal) { a.refusedTask(ctx, r) },
+		Handlers: task.Handlers(task.HandlerDeps{
+			Runtime: a.work, Storage: a.disk, Diagnostics: a.diag, BootID: hostfacts.BootID(), Now: a.clock.Wall, Room: a.noRoom, NoRoom: a.outOfRoom,
+		}),
+		Refused: func(r task.Refusal) { a.refusedTask(ctx, r) },
 	}, task.Config{NodeID: node.NodeID})
 	if err != nil {
 		return err
@@ -319,7 +328,7 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Endpoint: func() (string, error) { return identity.HostPort(a.store.Env().Get(identity.EnvAPIURL)) },
 		Record: func(_ context.Context, d session.Diagnostic) error {
 			a.meters.retry(d.Code)
-			return a.diag.Record(d.Code, d.Detail, d.NextRetry)
+			return a.noted(a.diag.Record(d.Code, d.Detail, d.NextRetry))
 		},
 		Hooks: a.hooks(executor),
 	}, a.cfg.Session)

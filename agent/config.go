@@ -33,13 +33,15 @@ type Config struct {
 	OpsListen     string // loopback host:port for metrics and health; empty: none
 	Version       string // of this build
 
-	// MoveCorruptLedger begins a new ledger where the old one cannot be read. Only an operator sets it.
-	MoveCorruptLedger bool
+	// KeepCorruptLedger makes a task ledger that cannot be read an error. Else it is set aside and a new one begins: the control plane sees that it is
+	// another, and asks what became of what had been started.
+	KeepCorruptLedger bool
 
 	Session session.Config
 	Enrol   enrol.Config
 
 	FactsEvery   time.Duration // between two looks at the host. Default 60 s
+	RoomEvery    time.Duration // between two checks for room on the disks. Default 5 s
 	ObserveEvery time.Duration // between two full observations of the workloads. Default 60 s
 	ObserveLeast time.Duration // between two observations because of changes. Default 500 ms
 	SlowRetry    time.Duration // where only an operator can help. Default 60 s
@@ -66,6 +68,7 @@ func (c Config) withDefaults() Config {
 	text(&c.UIDDir, DefaultUIDDir)
 	text(&c.Version, "dev")
 	duration(&c.FactsEvery, time.Minute)
+	duration(&c.RoomEvery, 5*time.Second)
 	duration(&c.ObserveEvery, time.Minute)
 	duration(&c.ObserveLeast, 500*time.Millisecond)
 	duration(&c.SlowRetry, time.Minute)

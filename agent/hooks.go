@@ -43,7 +43,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			hello.AgentVersion, hello.BootId, hello.LedgerId = a.cfg.Version, hostfacts.BootID(), a.ledger.ID()
 			hello.TaskTypes, hello.TasksInFlight = executor.Types(), executor.InFlight()
 			hello.Profile, hello.Host = a.profile(), a.facts.tell()
-			hello.Diagnostics = a.diag.Since(since, 0)
+			hello.Diagnostics = a.withDisk(a.diag.Since(since, 0))
 		},
 		Admitted: func(context.Context, int64) {
 			a.mu.Lock()
@@ -182,6 +182,7 @@ type facts struct {
 	mu   sync.Mutex
 	seen *commonv1.HostFacts
 	told *commonv1.HostFacts
+	room *commonv1.StateDisk
 }
 
 func newFacts(cfg hostfacts.Config) *facts { return &facts{cfg: cfg} }
@@ -190,6 +191,20 @@ func (f *facts) look(ctx context.Context) {
 	seen := hostfacts.Collect(ctx, f.cfg)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	seen.StateDisk = f.room
+	f.seen = seen
+}
+
+// setRoom puts what was found of the disks into the facts.
+func (f *facts) setRoom(found *commonv1.StateDisk) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.room = found
+	if f.seen == nil {
+		return
+	}
+	seen := proto.CloneOf(f.seen) // what was told is not changed after the fact
+	seen.StateDisk = found
 	f.seen = seen
 }
 

@@ -35,6 +35,7 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -62,6 +63,8 @@ type mesh struct {
 	enrolFail error
 	results   chan *nodev1.TaskResult
 	frames    chan string
+	host      *commonv1.HostFacts // as told last
+	told      []*commonv1.Diagnostic
 	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
 }
 
@@ -173,6 +176,7 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 	hello := first.GetHello()
 	m.mu.Lock()
 	m.hellos = append(m.hellos, hello)
+	m.host = hello.GetHost()
 	denial := m.denial
 	if denial == nil && hello.GetNodeInstanceId() != m.instance {
 		denial = fault.ToDenial(fault.New(commonv1.Reason_REASON_SERIAL_UNKNOWN, ""), "")
@@ -212,7 +216,16 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 			return nil //nolint:nilerr // the agent hung up
 		}
 		switch f := frame.GetFrame().(type) {
+		case *nodev1.ConnectRequest_Diagnostic:
+			m.mu.Lock()
+			m.told = append(m.told, f.Diagnostic.GetDiagnostics()...)
+			m.mu.Unlock()
 		case *nodev1.ConnectRequest_Heartbeat:
+			if changed := f.Heartbeat.GetChangedFacts(); changed != nil {
+				m.mu.Lock()
+				m.host = changed
+				m.mu.Unlock()
+			}
 			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()}}})
 		case *nodev1.ConnectRequest_Observation:
 			m.observed <- f.Observation
@@ -248,11 +261,17 @@ func (m *mesh) wait(frame string) {
 // probe offers a task that does nothing.
 func (m *mesh) probe(nonce string) string {
 	m.t.Helper()
-	payload, err := proto.Marshal(&nodev1.ProbeNoop{Nonce: nonce})
+	return m.request("", 0, commonv1.TaskType_TASK_TYPE_PROBE_NOOP, &nodev1.ProbeNoop{Nonce: nonce})
+}
+
+// request offers a task of a kind.
+func (m *mesh) request(workspace string, op int64, kind commonv1.TaskType, of proto.Message) string {
+	m.t.Helper()
+	payload, err := proto.Marshal(of)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	return m.offer(envelope.Task{Type: "probe.noop", Payload: payload})
+	return m.offer(envelope.Task{Type: names.Of(kind), WorkspaceID: workspace, Epoch: 1, OpSeq: op, Payload: payload})
 }
 
 // offer signs a task and sends it over the last stream.
@@ -295,6 +314,13 @@ func (m *mesh) waitObserved(workspace string, phase nodev1.WorkloadPhase) {
 			m.t.Fatalf("not reported as %v in time", phase)
 		}
 	}
+}
+
+// cut ends the last session in a way that the agent mends by itself.
+func (m *mesh) cut() {
+	m.t.Helper()
+	denied := fault.ToDenial(fault.New(commonv1.Reason_REASON_UNAVAILABLE, ""), "")
+	m.send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: denied}})
 }
 
 func (m *mesh) bundle(token string) string {

@@ -5,8 +5,9 @@
 // evidence, not truth. It never holds secrets: details lose tokens, query strings, credentials in URLs and key material before they are stored. It
 // never decides what a diagnostic means.
 //
-// Guarantees: what Record answered is on disk; the file has mode 0600, at most MaxRecords records and MaxBytes bytes, none older than MaxAge; the
-// same code and detail in a row is one record with a count; a file that cannot be read is set aside, never an obstacle.
+// Guarantees: what Record answered is on disk; what it could not write is kept in memory, told to the control plane and written with the next record;
+// the file has mode 0600, at most MaxRecords records and MaxBytes bytes, none older than MaxAge; the same code and detail in a row is one record with a
+// count; a file that cannot be read is set aside, never an obstacle, and what an unfinished write left is removed.
 package diag
 
 import (
@@ -14,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/mesh/agent/room"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
@@ -46,18 +49,24 @@ type Entry struct {
 	LastSeen  time.Time     `json:"last_seen"`
 	Count     int64         `json:"count"`
 	NextRetry time.Duration `json:"next_retry_nanoseconds"`
+	// EndedAt is set once what it reports is over; zero where nobody says so.
+	EndedAt time.Time `json:"ended_at,omitzero"`
 }
 
 // Config says where the record is.
 type Config struct {
 	Path string
 	Now  func() time.Time // the host's clock; nil means time.Now
+	// Room gives up room for the record where the disk has none; nil: nothing is held for it.
+	Room *room.Reserve
 }
 
 // Log is safe for concurrent use by one process.
 type Log struct {
-	path string
-	now  func() time.Time
+	path  string
+	now   func() time.Time
+	room  *room.Reserve
+	aside error // why the file that was there is set aside; nil: it is not
 
 	mu      sync.Mutex
 	entries []Entry
@@ -65,22 +74,36 @@ type Log struct {
 
 // Open reads what is there. A record that cannot be read is renamed to `<path>.bad` and a new one begins.
 func Open(cfg Config) (*Log, error) {
-	l := &Log{path: cfg.Path, now: cfg.Now}
+	l := &Log{path: cfg.Path, now: cfg.Now, room: cfg.Room}
 	if l.now == nil {
 		l.now = time.Now
 	}
 	if cfg.Path == "" {
 		return nil, errors.New("open diagnostic record: no path")
 	}
-	entries, err := Read(cfg.Path, l.now())
+	leftovers, err := filepath.Glob(filepath.Join(filepath.Dir(cfg.Path), building))
 	if err != nil {
+		return nil, fmt.Errorf("look for unfinished diagnostic records: %w", err)
+	}
+	for _, path := range leftovers {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove unfinished diagnostic record: %w", err)
+		}
+	}
+	l.entries, l.aside = Read(cfg.Path, l.now())
+	if l.aside != nil {
 		if err := os.Rename(cfg.Path, cfg.Path+".bad"); err != nil {
 			return nil, fmt.Errorf("set unreadable diagnostic record aside: %w", err)
 		}
 	}
-	l.entries = entries
 	return l, nil
 }
+
+// SetAside reports why the record that Open found was set aside; nil if it was not.
+func (l *Log) SetAside() error { return l.aside }
+
+// building are the names under which a record is written before it gets its own.
+const building = ".diagnostics-*"
 
 // Read answers the entries of a record, oldest first, without taking anything in it on trust: no symbolic link, no more than MaxBytes, every text
 // cleaned, old ones left out. No file is no entries.
@@ -142,18 +165,36 @@ func (l *Log) Record(code commonv1.DiagnosticCode, detail string, nextRetry time
 	now := l.now()
 	e := Entry{Code: names.Of(code), Detail: Sanitise(detail), FirstSeen: now, LastSeen: now, Count: 1, NextRetry: nextRetry}
 	next := slices.Clone(l.entries)
-	if n := len(next); n > 0 && next[n-1].Code == e.Code && next[n-1].Detail == e.Detail {
+	if n := len(next); n > 0 && next[n-1].Code == e.Code && next[n-1].Detail == e.Detail && next[n-1].EndedAt.IsZero() {
 		e.FirstSeen, e.Count = next[n-1].FirstSeen, next[n-1].Count+1
 		next[n-1] = e
 	} else {
 		next = append(next, e)
 	}
-	next = bound(next, now)
-	if err := l.write(next); err != nil {
+	l.entries = bound(next, now)
+	if err := l.write(l.entries); err != nil {
 		return err
 	}
-	l.entries = next
 	return failpoint.Hit("agent.diag.after_fsync")
+}
+
+// End marks the newest record of a code as over and returns when that is on disk. It reports whether there was one that was not over.
+func (l *Log) End(code commonv1.DiagnosticCode) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	spelled, now := names.Of(code), l.now()
+	for i := len(l.entries) - 1; i >= 0; i-- {
+		if l.entries[i].Code != spelled {
+			continue
+		}
+		if !l.entries[i].EndedAt.IsZero() {
+			return false, nil
+		}
+		l.entries = slices.Clone(l.entries)
+		l.entries[i].EndedAt, l.entries[i].LastSeen = now, now
+		return true, l.write(l.entries)
+	}
+	return false, nil
 }
 
 // write replaces the file so that a crash leaves the old or the new one.
@@ -166,21 +207,10 @@ func (l *Log) write(entries []Entry) error {
 	if err != nil {
 		return fmt.Errorf("encode diagnostic record: %w", err)
 	}
-	dir := filepath.Dir(l.path)
-	f, err := os.CreateTemp(dir, ".diagnostics-*") // mode 0600
-	if err != nil {
+	if err := l.room.Do(func() error { return replace(l.path, data) }); err != nil {
 		return fmt.Errorf("write diagnostic record: %w", err)
 	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), l.path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return fmt.Errorf("write diagnostic record: %w", err)
-	}
-	d, err := os.Open(dir) //nolint:gosec // the agent's own directory
+	d, err := os.Open(filepath.Dir(l.path))
 	if err != nil {
 		return fmt.Errorf("sync diagnostic record: %w", err)
 	}
@@ -188,6 +218,36 @@ func (l *Log) write(entries []Entry) error {
 		return fmt.Errorf("sync diagnostic record: %w", err)
 	}
 	return nil
+}
+
+// replace gives path the content: written and synced under another name, then renamed.
+func replace(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), building) // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}
+
+// Last answers the newest record of a code.
+func (l *Log) Last(code commonv1.DiagnosticCode) (Entry, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	spelled := names.Of(code)
+	for i := len(l.entries) - 1; i >= 0; i-- {
+		if l.entries[i].Code == spelled {
+			return l.entries[i], true
+		}
+	}
+	return Entry{}, false
 }
 
 // Entries answers all records, oldest first.
@@ -220,7 +280,11 @@ func (e Entry) Proto() *commonv1.Diagnostic {
 	if err != nil {
 		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_UNSPECIFIED
 	}
-	return &commonv1.Diagnostic{
+	out := &commonv1.Diagnostic{
 		Code: code, Detail: e.Detail, ObservedAt: timestamppb.New(e.LastSeen), Count: e.Count, NextRetry: durationpb.New(e.NextRetry),
 	}
+	if !e.EndedAt.IsZero() {
+		out.EndedAt = timestamppb.New(e.EndedAt)
+	}
+	return out
 }

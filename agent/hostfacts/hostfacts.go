@@ -70,6 +70,9 @@ func settled(f *commonv1.HostFacts) *commonv1.HostFacts {
 	for _, d := range out.GetDisks() {
 		d.FreeBytes = 0
 	}
+	if disk := out.GetStateDisk(); disk != nil {
+		disk.FreeBytes, disk.Detail = 0, ""
+	}
 	return out
 }
 

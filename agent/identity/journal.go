@@ -147,7 +147,7 @@ func (s *Store) write(operation string, f file, content []byte) error {
 	if err := s.step(operation, f, "before_write"); err != nil {
 		return err
 	}
-	if err := writeSynced(tmp, content); err != nil {
+	if err := s.room.Do(func() error { return writeSynced(tmp, content) }); err != nil {
 		return errors.Join(err, ignoreMissing(os.Remove(tmp)))
 	}
 	if err := s.step(operation, f, "after_fsync"); err != nil {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/gpuaas/mesh/agent/room"
 )
 
 // LockedError says that another process uses the directory. Two agents on one directory would look like a copied identity to the control plane.
@@ -47,10 +49,12 @@ func lockDir(path, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock state directory: %w", err), f.Close())
 	}
-	if err := f.Truncate(0); err != nil {
-		return nil, errors.Join(fmt.Errorf("write pid: %w", err), f.Close())
+	// The lock is what counts: on a full disk the pid, which only messages name, stays unwritten.
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
-	if _, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
+	if err != nil && !room.IsFull(err) {
 		return nil, errors.Join(fmt.Errorf("write pid: %w", err), f.Close())
 	}
 	return f, nil

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -50,6 +51,7 @@ type Store struct {
 	dirs Dirs
 	lock *os.File
 	hook func(point string) error
+	room *room.Reserve
 
 	mu       sync.Mutex
 	env      Env
@@ -71,6 +73,11 @@ type Option func(*Store)
 // WithStep is told of every point between two effects on the disk before failpoint is; an error ends the operation there, as a crash would.
 func WithStep(hook func(point string) error) Option {
 	return func(s *Store) { s.hook = hook }
+}
+
+// WithRoom lets files be written on a full disk with the room that a reserve holds for them.
+func WithRoom(reserve *room.Reserve) Option {
+	return func(s *Store) { s.room = reserve }
 }
 
 // Open makes the directories if they are missing, locks them, finishes what a crash interrupted and reads everything. A *LockedError means that
@@ -140,7 +147,34 @@ func (s *Store) loadLocked() error {
 	if err != nil {
 		s.problemLocked("key-pending.pem", err)
 	}
+	s.checkProfileLocked()
 	return nil
+}
+
+// checkProfileLocked tells of what a node needs to reach its control plane and does not have: an operator's bundle brings it.
+func (s *Store) checkProfileLocked() {
+	for _, f := range []file{fileBundle, fileRecoveryBundle} {
+		data, err := pki.ReadFile(s.path(f))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			_, err = pki.DecodeCertificates(data)
+		}
+		if err != nil {
+			s.problemLocked(filepath.Base(string(f)), fmt.Errorf("%w; an operator's bundle brings it back", err))
+		}
+	}
+	if !s.enrolled {
+		return
+	}
+	err := s.env.Validate()
+	if err == nil && s.env.Get(EnvTaskKeys) == "" {
+		err = fmt.Errorf("%s is not set", EnvTaskKeys)
+	}
+	if err != nil {
+		s.problems = append(s.problems, fmt.Sprintf("node-agent.env is not whole: %v; an operator's bundle brings it back", err))
+	}
 }
 
 func (s *Store) loadEnvLocked() error {
@@ -188,12 +222,12 @@ func (s *Store) loadSlotLocked(cert, key file) *tls.Certificate {
 		return nil
 	}
 	if err := errors.Join(certErr, keyErr); err != nil {
-		s.problemLocked(string(cert), err)
+		s.problemLocked(string(cert)+" with "+string(key), err)
 		return nil
 	}
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		s.problemLocked(string(cert), err)
+		s.problemLocked(string(cert)+" with "+string(key), err)
 		return nil
 	}
 	if _, err := nodeOf(pair.Leaf); err != nil {

@@ -118,6 +118,9 @@ func (l *Ledger) commit(batch []*write) {
 		}
 		return nil
 	})
+	if err != nil && l.told != nil {
+		l.told(err)
+	}
 	l.mu.Lock()
 	l.stats.Commits++
 	l.stats.Writes += int64(len(batch))

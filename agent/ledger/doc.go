@@ -1,8 +1,9 @@
 // Package ledger owns the agent's memory of tasks: what was delivered, started, finished and acknowledged, and which numbers of a workspace were
 // seen.
 //
-// It believes only what its file holds. It never runs a task, never talks to anyone, and never replaces a file that it cannot read: a corrupt
-// ledger is an error until somebody moves it aside by an explicit option, because forgetting what was started could start it twice.
+// It believes only what its file holds. It never runs a task, never talks to anyone, and never overwrites a file that it cannot read: a corrupt
+// ledger is an error, or by an option is set aside under another name. The new one has another id, by which the control plane knows that what was
+// started is forgotten, and asks what became of it instead of starting it twice.
 // A ledger belongs to one node: opened for another it is kept under another name, and a new one begins.
 //
 // Guarantees: what Deliver, Start and Finish answered is on disk before they return; one (task_id, attempt) is stored once, and asking again

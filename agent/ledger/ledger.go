@@ -33,10 +33,12 @@ type Config struct {
 	// NodeID is whose ledger this is. A file that belongs to no node yet becomes this one's; one of another node is set aside and a new ledger begins:
 	// a machine that was imaged from another must neither run that one's tasks nor speak of them. Empty: whoever the file belongs to.
 	NodeID string
-	// MoveCorruptAside renames a file that cannot be read and begins a new ledger, with a new id. Only an operator sets it.
+	// MoveCorruptAside renames a file that cannot be read and begins a new ledger, with a new id.
 	MoveCorruptAside bool
 	// Now is the host's clock, for the moments in entries. Nil means time.Now.
 	Now func() time.Time
+	// Failed is told of every commit that failed; nil: nobody is.
+	Failed func(error)
 	// BeforeCommit is asked before every commit; its error fails the commit, as a full disk would. Nil commits all.
 	BeforeCommit func() error
 }
@@ -50,6 +52,7 @@ type Ledger struct {
 	whose string // of the file that was moved, if another node's
 	now   func() time.Time
 	gate  func() error
+	told  func(error)
 
 	queue   chan *write
 	ended   chan struct{}
@@ -88,6 +91,7 @@ func Open(cfg Config) (*Ledger, error) {
 		whose: f.whose,
 		now:   cfg.Now,
 		gate:  cfg.BeforeCommit,
+		told:  cfg.Failed,
 		queue: make(chan *write, queueSize),
 		ended: make(chan struct{}),
 		open:  map[Key]Entry{},

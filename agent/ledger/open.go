@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 )
 
 // ErrCorrupt is in the error of Open if the file exists and cannot be read whole. The file is left as it is.
@@ -55,6 +56,10 @@ type opened struct {
 // openFile opens the ledger's file, or makes it if there is none. A new file gets its name only when it is whole, so that a crash while making
 // one leaves nothing that looks like a damaged ledger.
 func openFile(path string, moveAside bool) (opened, error) {
+	// What a crash, or a disk that was full, left while a new file was made.
+	if err := os.Remove(path + building); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return opened{}, fmt.Errorf("remove unfinished task ledger: %w", err)
+	}
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -68,6 +73,7 @@ func openFile(path string, moveAside bool) (opened, error) {
 	}
 	db, err := openWhole(path)
 	if err == nil {
+		prefill(path)
 		return opened{db: db}, nil
 	}
 	if !moveAside || !errors.Is(err, ErrCorrupt) {
@@ -85,7 +91,22 @@ func replace(path, moved string) (opened, error) {
 		return opened{}, err
 	}
 	db, err := openWhole(path)
+	prefill(path)
 	return opened{db: db, moved: moved}, err
+}
+
+// prefillSize is room for some hundred small tasks.
+const prefillSize = 1 << 20
+
+// prefill gives the file blocks of its own beyond what it has used, so that tasks are taken, and what they free is freed, on a disk that is full. Its
+// length stays. A file system that cannot, or has no room for it, leaves the file as it is.
+func prefill(path string) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // the agent's own state directory
+	if err != nil {
+		return
+	}
+	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, prefillSize)
+	_ = f.Close()
 }
 
 // bind makes the file the node's own, and replaces it if it is another node's.
@@ -119,12 +140,11 @@ func (o opened) bind(path, nodeID string) (opened, error) {
 	return o, nil
 }
 
+// building is the ending under which a new file is made.
+const building = ".new"
+
 func create(path string) error {
-	building := path + ".new"
-	if err := os.Remove(building); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove unfinished task ledger: %w", err)
-	}
-	db, err := bbolt.Open(building, 0o600, options())
+	db, err := bbolt.Open(path+building, 0o600, options())
 	if err != nil {
 		return fmt.Errorf("create task ledger: %w", err)
 	}
@@ -147,7 +167,7 @@ func create(path string) error {
 	if err := errors.Join(err, db.Close()); err != nil {
 		return fmt.Errorf("write new task ledger: %w", err)
 	}
-	if err := os.Rename(building, path); err != nil {
+	if err := os.Rename(path+building, path); err != nil {
 		return fmt.Errorf("name new task ledger: %w", err)
 	}
 	return syncDir(filepath.Dir(path))

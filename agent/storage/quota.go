@@ -76,6 +76,20 @@ func (ProjectQuota) Limit(dir string, project uint32, bytes int64) (bool, error)
 	return true, nil
 }
 
+// Project reads the directory's project.
+func (ProjectQuota) Project(dir string) uint32 {
+	f, err := os.Open(dir) //nolint:gosec // a directory of the store
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = f.Close() }()
+	var attr fsxattr
+	if err := ioctl(f, ioctlGetXattr, &attr); err != nil {
+		return 0
+	}
+	return attr.projid
+}
+
 // unsupported are the answers of a kernel, file system or mount without project quota, and to an agent that is not root.
 func unsupported(err error) bool {
 	for _, e := range []unix.Errno{unix.ENOSYS, unix.ENOTTY, unix.EOPNOTSUPP, unix.ESRCH, unix.EINVAL, unix.ENOTBLK, unix.EPERM, unix.ENODEV} {

@@ -8,12 +8,12 @@
 //	<meta>/<workspace_id>/<name>    what was asked for: the agent's own
 //
 // Guarantees: allocating the same again adopts it; releasing is complete or an error, and releasing nothing succeeds; whether a limit is enforced or
-// only measured is said truthfully.
+// only measured is said truthfully. A record that is empty, cut or unreadable costs nobody else anything: it is made again by the next allocation of
+// its own storage, and what an unfinished write left is removed when the store is opened. A disk without room is fault node_disk_full.
 package storage
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +24,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -35,6 +36,8 @@ type Quota interface {
 	// Limit holds dir and all below it to bytes (0: no limit) under the project id, which is unique to it. False without an error says that this
 	// file system cannot.
 	Limit(dir string, project uint32, bytes int64) (bool, error)
+	// Project answers the project id that a directory has; zero for none.
+	Project(dir string) uint32
 }
 
 // Config says where storage stands. Workspaces must be able to traverse Root and everything above it.
@@ -69,7 +72,7 @@ type record struct {
 
 const firstProject = 1 << 20 // below are those of the host's own administrator
 
-// New opens the two trees and makes them if need be. Close closes them.
+// New opens the two trees, makes them if need be, and removes what an unfinished write left. Close closes them.
 func New(deps Deps, cfg Config) (*Store, error) {
 	if deps.Logger == nil || deps.UIDs == nil || cfg.Root == "" || cfg.MetaDir == "" {
 		return nil, errors.New("make storage: logger, uid table, root or meta directory is missing")
@@ -92,7 +95,11 @@ func New(deps Deps, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open storage: %w", err), root.Close())
 	}
-	return &Store{deps: deps, path: path, root: root, meta: meta}, nil
+	s := &Store{deps: deps, path: path, root: root, meta: meta}
+	if err := s.sweep(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open storage: %w", err), s.Close())
+	}
+	return s, nil
 }
 
 func makeDir(path string, mode os.FileMode) error {
@@ -157,6 +164,9 @@ func (s *Store) Allocate(ctx context.Context, workspaceID, name string, limit in
 }
 
 func failed(err error) error {
+	if room.IsFull(err) {
+		return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, "", fault.Cause(err))
+	}
 	return fault.New(commonv1.Reason_REASON_STORAGE_FAILED, "the node could not provide the storage", fault.Cause(err))
 }
 
@@ -209,10 +219,14 @@ func (s *Store) sync(rel string) error {
 // limit writes down what is asked and has it enforced where the host can.
 func (s *Store) limit(rel string, limit int64) (record, error) {
 	rec, found, err := s.read(rel)
+	if errors.Is(err, errRecord) {
+		s.deps.Logger.Warn("storage record is made again", slog.String("storage", rel), slog.Any("error", err))
+		rec, found, err = record{Project: s.projectOf(rel)}, true, nil
+	}
 	if err != nil {
 		return record{}, err
 	}
-	if !found {
+	if rec.Project == 0 {
 		if rec.Project, err = s.nextProject(); err != nil {
 			return record{}, err
 		}
@@ -231,64 +245,6 @@ func (s *Store) limit(rel string, limit int64) (record, error) {
 	}
 	rec.Enforced = held && err == nil && limit > 0
 	return rec, s.write(rel, rec)
-}
-
-func (s *Store) nextProject() (uint32, error) {
-	next := uint32(firstProject)
-	err := fs.WalkDir(s.meta.FS(), ".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		rec, _, err := s.read(path)
-		next = max(next, rec.Project+1)
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("choose project id: %w", err)
-	}
-	return next, nil
-}
-
-func (s *Store) read(rel string) (record, bool, error) {
-	data, err := s.meta.ReadFile(rel)
-	if errors.Is(err, fs.ErrNotExist) {
-		return record{}, false, nil
-	}
-	if err != nil {
-		return record{}, false, fmt.Errorf("read storage record: %w", err)
-	}
-	var rec record
-	if err := json.Unmarshal(data, &rec); err != nil {
-		return record{}, false, fmt.Errorf("read storage record %s: %w", rel, err)
-	}
-	return rec, true, nil
-}
-
-func (s *Store) write(rel string, rec record) error {
-	data, err := json.Marshal(rec)
-	if err != nil {
-		return fmt.Errorf("encode storage record: %w", err)
-	}
-	if err := s.meta.MkdirAll(filepath.Dir(rel), 0o700); err != nil {
-		return fmt.Errorf("write storage record: %w", err)
-	}
-	building := rel + ".new"
-	f, err := s.meta.OpenFile(building, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fmt.Errorf("write storage record: %w", err)
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("write storage record: %w", err)
-	}
-	if err := s.meta.Rename(building, rel); err != nil {
-		return fmt.Errorf("write storage record: %w", err)
-	}
-	d, err := s.meta.Open(filepath.Dir(rel))
-	if err != nil {
-		return fmt.Errorf("sync storage record: %w", err)
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // Release removes the storage and everything in it, and says whether there was any.
@@ -310,7 +266,7 @@ func (s *Store) Release(_ context.Context, workspaceID, name string) (bool, erro
 	// The record goes last: with it the project id may be given again.
 	for _, r := range []*os.Root{s.root, s.meta} {
 		if r == s.meta {
-			if err := r.RemoveAll(rel); err != nil {
+			if err := errors.Join(r.RemoveAll(rel), r.RemoveAll(unfinished(rel))); err != nil {
 				return existed, failed(fmt.Errorf("remove storage record: %w", err))
 			}
 		}
@@ -354,7 +310,7 @@ func (s *Store) List(ctx context.Context) ([]Usage, error) {
 				continue
 			}
 			rec, _, err := s.read(rel)
-			if err != nil {
+			if err != nil && !errors.Is(err, errRecord) {
 				return nil, err
 			}
 			used, err := s.measure(ctx, rel)

@@ -30,6 +30,13 @@ func (q *quota) Limit(dir string, project uint32, _ int64) (bool, error) {
 	return q.held, q.err
 }
 
+func (q *quota) Project(dir string) uint32 {
+	if q.held {
+		return q.asked[dir]
+	}
+	return 0
+}
+
 func open(t *testing.T, dir string, q storage.Quota) *storage.Store {
 	t.Helper()
 	testkit.IO(t)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -43,6 +44,41 @@ type HandlerDeps struct {
 	Diagnostics Diagnostics
 	BootID      string
 	Now         func() time.Time // the host's clock; nil means time.Now
+	// Room answers why the host has no room for more; nil says that it has. A nil function is not asked.
+	Room func() error
+	// NoRoom is told of every error for want of room; nil: nobody is.
+	NoRoom func(error)
+}
+
+// adds runs what adds to the host, unless there is no room for it.
+func (d HandlerDeps) adds(run HandlerFunc) HandlerFunc {
+	return d.within(func(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
+		if d.Room != nil {
+			if err := d.Room(); err != nil {
+				return nil, err
+			}
+		}
+		return run(ctx, t, p)
+	})
+}
+
+// within gives errors for want of room their reason.
+func (d HandlerDeps) within(run HandlerFunc) HandlerFunc {
+	return func(ctx context.Context, t *Task, p Progress) (proto.Message, error) {
+		out, err := run(ctx, t, p)
+		if !room.IsFull(err) {
+			return out, err
+		}
+		if d.NoRoom != nil {
+			d.NoRoom(err)
+		}
+		if d.Room != nil {
+			if full := d.Room(); full != nil {
+				return out, full
+			}
+		}
+		return out, fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, "", fault.Cause(err))
+	}
 }
 
 // Handlers answers the handlers of probes, storage, workloads and diagnostics. All of them have the same effect the second time, so after a restart
@@ -54,12 +90,12 @@ func Handlers(d HandlerDeps) map[commonv1.TaskType]Handler {
 	return map[commonv1.TaskType]Handler{
 		commonv1.TaskType_TASK_TYPE_PROBE_NOOP:          again{d.noop},
 		commonv1.TaskType_TASK_TYPE_DIAGNOSTICS_COLLECT: again{d.diagnostics},
-		commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE:    again{d.allocate},
-		commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE:     again{d.release},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{d.deploy},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{d.start},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP:       again{d.stop},
-		commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE:     again{d.remove},
+		commonv1.TaskType_TASK_TYPE_STORAGE_ALLOCATE:    again{d.adds(d.allocate)},
+		commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE:     again{d.within(d.release)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY:     again{d.adds(d.deploy)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_START:      again{d.within(d.start)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP:       again{d.within(d.stop)},
+		commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE:     again{d.within(d.remove)},
 		commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS:     again{d.status},
 		commonv1.TaskType_TASK_TYPE_WORKLOAD_RESTART:    restartHandler{d},
 	}
@@ -197,7 +233,9 @@ func (h restartHandler) Run(ctx context.Context, t *Task, _ Progress) (proto.Mes
 	if err != nil {
 		return nil, err
 	}
-	return one(h.Runtime.Restart(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
+	return h.within(func(ctx context.Context, t *Task, _ Progress) (proto.Message, error) {
+		return one(h.Runtime.Restart(ctx, t.WorkspaceID, in.GetName(), in.GetGrace().AsDuration()))
+	})(ctx, t, nil)
 }
 
 // Observe makes sure that the workload runs again: whether it was stopped already cannot be told, and that it runs is what was asked for.

@@ -41,6 +41,8 @@ type program struct {
 	level  string
 	out    io.Writer
 	errOut io.Writer
+
+	moveLedger bool
 }
 
 // execute runs the command line and answers the exit code.
@@ -110,7 +112,7 @@ func (p *program) hostFlags(cmd *cobra.Command) {
 	flags.StringVar(&p.cfg.WorkDir, "work-dir", "", "directory of what workspaces see; all above it must be open to traversal (default `workspaces` in the state directory)")
 	flags.StringVar(&p.cfg.UIDDir, "uid-dir", agent.DefaultUIDDir, "directory of the uids of workspaces, shared by all agents of a host")
 	flags.IntVar(&p.cfg.SimulatedGPUs, "gpus", 0, "declare this many simulated GPUs instead of looking for real ones")
-	flags.BoolVar(&p.cfg.MoveCorruptLedger, "move-corrupt-ledger", false, "set a task ledger that cannot be read aside and begin a new one")
+	flags.BoolVar(&p.moveLedger, "move-corrupt-ledger", true, "set a task ledger that cannot be read aside and begin a new one; false: end with an error")
 }
 
 func (p *program) logger() (*slog.Logger, error) {
@@ -143,6 +145,7 @@ func (p *program) open(ctx context.Context) (*agent.Agent, *slog.Logger, error) 
 	if err := absolute(&p.cfg.EtcDir, &p.cfg.StateDir, &p.cfg.WorkDir, &p.cfg.UIDDir); err != nil {
 		return nil, nil, &usageError{err}
 	}
+	p.cfg.KeepCorruptLedger = !p.moveLedger
 	logger, err := p.logger()
 	if err != nil {
 		cfg := p.cfg
@@ -170,6 +173,7 @@ func (p *program) run() *cobra.Command {
 		},
 	}
 	p.hostFlags(cmd)
+	cmd.Flags().DurationVar(&p.cfg.RoomEvery, "room-every", p.cfg.RoomEvery, "time between two checks for room on the disks of the agent's directories")
 	cmd.Flags().StringVar(&p.cfg.OpsListen, "ops-listen", "", "loopback host:port for metrics and health (default none)")
 	return cmd
 }

@@ -40,6 +40,8 @@ func (r *Runtime) substituteDemo(s *spec) error {
 	return nil
 }
 
+const copyLeftover = ".copy-"
+
 // copyBinary puts the running binary where workspaces can execute it, under a name that tells versions apart: by a link where that is enough.
 func (r *Runtime) copyBinary(from string) (string, error) {
 	in, err := os.Open(r.cfg.Executable)
@@ -63,7 +65,7 @@ func (r *Runtime) copyBinary(from string) (string, error) {
 	if info.Mode()&0o005 == 0o005 && from != "" && os.Link(from, path) == nil {
 		return path, nil
 	}
-	out, err := os.CreateTemp(dir, ".copy-*")
+	out, err := os.CreateTemp(dir, copyLeftover+"*")
 	if err != nil {
 		return "", fmt.Errorf("copy own binary: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -91,6 +92,19 @@ type state struct {
 	Adopted   bool      `json:"adopted"` // this shim took over a process that another one had started
 	Final     bool      `json:"final"`   // by policy it stays as it is
 	Detail    string    `json:"detail,omitempty"`
+}
+
+// wantedBy answers whether a workload is to run whose desired file cannot be read: unless it was stopped, it was to run.
+func wantedBy(s state) desired { return desired{Run: s.Phase != phaseStopped} }
+
+// unfinished reports whether a file of a workload's directory is what an unfinished write left.
+func unfinished(name string) bool {
+	for _, file := range []string{fileSpec, fileDesired, fileState} {
+		if strings.HasPrefix(name, "."+file+"-") {
+			return true
+		}
+	}
+	return false
 }
 
 // exitUnknown is the code of a process whose shim died before it: nobody could wait for it.

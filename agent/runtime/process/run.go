@@ -93,6 +93,7 @@ func (s *shim) watch() (bool, error) {
 		case <-done:
 			s.exited, s.code = true, exitUnknown
 		case <-ticker.C:
+			s.restore()
 			rotate(filepath.Join(s.dir, fileOutput), s.spec.LogBytes)
 		case sig := <-s.commands:
 			stop := sig != syscall.SIGUSR1

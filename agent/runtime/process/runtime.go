@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -90,6 +91,8 @@ type Runtime struct {
 	deps Deps
 	boot string
 
+	problems []string // of New
+
 	mu        sync.Mutex // guards what follows; never held while anything is waited for
 	workloads map[key]*workload
 	claimed   map[int32]key             // picked ports
@@ -138,6 +141,7 @@ func New(deps Deps, cfg Config) (*Runtime, error) {
 		cfg: cfg, deps: deps, boot: bootID(),
 		workloads: map[key]*workload{}, claimed: map[int32]key{}, changed: make(chan struct{}, 1),
 	}
+	r.sweepCopies()
 	return r, r.find()
 }
 
@@ -160,12 +164,15 @@ func (r *Runtime) find() error {
 				continue
 			}
 			w := r.workload(key{ws.Name(), n.Name()})
+			r.sweep(w.dir)
 			if w.present, err = readFile(w.dir, fileSpec, &w.spec); err != nil {
-				w.failed = err.Error()
+				w.failed, w.present, w.spec = err.Error(), false, spec{UID: -1}
+				r.problem(w, err)
 				continue
 			}
 			if _, err := readFile(w.dir, fileDesired, &w.want); err != nil {
-				w.failed = err.Error()
+				w.want = wantedBy(w.state())
+				r.problem(w, err)
 			}
 			w.adopted = w.state().Shim.alive()
 			w.mayStart.Store(r.runs(w.state()))
@@ -178,6 +185,44 @@ func (r *Runtime) find() error {
 	}
 	return nil
 }
+
+// sweep removes what unfinished writes left in a workload's directory. Its shim may be writing a state just now: what it renames then is gone, and
+// it writes the next.
+func (r *Runtime) sweep(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return // reading the workload's files reports it
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil || !unfinished(entry.Name()) || time.Since(info.ModTime()) < leftoverAge {
+			continue
+		}
+		_ = os.Remove(filepath.Join(dir, entry.Name()))
+	}
+}
+
+// sweepCopies removes copies of the agent's binary that were not finished.
+func (r *Runtime) sweepCopies() {
+	copies, err := filepath.Glob(filepath.Join(r.cfg.WorkDir, "bin", copyLeftover+"*"))
+	if err != nil {
+		return
+	}
+	for _, path := range copies {
+		_ = os.Remove(path)
+	}
+}
+
+// leftoverAge is older than any write under way.
+const leftoverAge = time.Minute
+
+// problem keeps what was found broken, for people.
+func (r *Runtime) problem(w *workload, err error) {
+	r.problems = append(r.problems, fmt.Sprintf("workload %s of workspace %s: %v", w.key.name, w.key.workspaceID, err))
+}
+
+// Problems are what New found broken; texts for people.
+func (r *Runtime) Problems() []string { return slices.Clone(r.problems) }
 
 // workload answers the entry of k, and makes one if there is none.
 func (r *Runtime) workload(k key) *workload {
@@ -230,7 +275,7 @@ func (r *Runtime) Deploy(ctx context.Context, req Request) (*nodev1.WorkloadStat
 		st.Adopted = true
 		return st, nil
 	}
-	if w.present {
+	if w.present || w.failed != "" {
 		if err := r.halt(ctx, w, DefaultGrace); err != nil {
 			return nil, err
 		}
@@ -324,8 +369,13 @@ func (r *Runtime) Remove(ctx context.Context, workspaceID, name string, grace ti
 	if !w.present && w.failed == "" {
 		return gone, nil
 	}
-	if err := r.halt(ctx, w, grace); err != nil {
+	// What is removed is not kept from starting again first: there may be no room to write that down, and removing is what makes room.
+	if err := r.halt(ctx, w, grace); err != nil && !room.IsFull(err) {
 		return nil, err
+	} else if err != nil {
+		if err := r.end(ctx, w, grace); err != nil {
+			return nil, err
+		}
 	}
 	removeCgroups(w.spec.Cgroups)
 	if err := os.RemoveAll(w.dir); err != nil {

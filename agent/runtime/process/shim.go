@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/mesh/agent/room"
 	"github.com/gpuaas/mesh/internal/failpoint"
 )
 
@@ -37,7 +38,8 @@ const (
 
 // report is what a shim tells its agent once.
 type report struct {
-	Error string `json:"error,omitempty"`
+	Error  string `json:"error,omitempty"`
+	NoRoom bool   `json:"no_room,omitempty"` // it was refused for want of room on the disk
 }
 
 // ShimMain is the subcommand `shim <directory>` of the agent's binary, and its stage before a workload executes. It returns the exit code.
@@ -68,7 +70,8 @@ type shim struct {
 	spec  spec
 	want  desired
 	state state
-	out   *os.File // nil once told
+	saved os.FileInfo // of the state's file as it was written last
+	out   *os.File    // nil once told
 
 	own     bool // the child is ours to wait for
 	exited  bool
@@ -140,7 +143,9 @@ func (s *shim) reload() error {
 	var want desired
 	found, err := readFile(s.dir, fileDesired, &want)
 	if err != nil {
-		return err
+		// Neither a running workload nor its shim ends for a file that the agent writes again.
+		want, found = wantedBy(s.state), true
+		fmt.Fprintf(os.Stderr, "%s shim: %v; it is taken as run=%t\n", time.Now().UTC().Format(time.RFC3339), err, want.Run)
 	}
 	s.want = desired{Run: found && want.Run, Grace: want.Grace}
 	return nil
@@ -296,7 +301,21 @@ func (s *shim) pause() (bool, error) {
 	}
 }
 
-func (s *shim) save() error { return writeFile(s.dir, fileState, s.state) }
+func (s *shim) save() error {
+	err := writeFile(s.dir, fileState, s.state)
+	s.saved, _ = os.Stat(filepath.Join(s.dir, fileState)) // nil: it is written again
+	return err
+}
+
+// restore writes the state again if the file is not the one that was written last: without it the agent would not find this shim.
+func (s *shim) restore() {
+	now, err := os.Stat(filepath.Join(s.dir, fileState))
+	same := err == nil && s.saved != nil && os.SameFile(now, s.saved) && now.Size() == s.saved.Size() && now.ModTime().Equal(s.saved.ModTime())
+	if same {
+		return
+	}
+	_ = s.save() // refused on a full disk, it is tried again soon
+}
 
 // tell answers the waiting agent, once. The agent may be gone: nobody reads then, and that is no error.
 func (s *shim) tell(err error) {
@@ -305,7 +324,7 @@ func (s *shim) tell(err error) {
 	}
 	var r report
 	if err != nil {
-		r.Error = err.Error()
+		r.Error, r.NoRoom = err.Error(), room.IsFull(err)
 	}
 	_ = json.NewEncoder(s.out).Encode(r)
 	_ = s.out.Close()

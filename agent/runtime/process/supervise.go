@@ -62,6 +62,12 @@ func (r *Runtime) heal(ctx context.Context, w *workload) error {
 	if s.Shim.alive() && s.BootID == r.boot {
 		return nil
 	}
+	var onDisk desired
+	if _, err := readFile(w.dir, fileDesired, &onDisk); err != nil {
+		if err := writeFile(w.dir, fileDesired, w.want); err != nil {
+			return err
+		}
+	}
 	if !w.want.Run {
 		// A stop that was cut short by the agent's own death, or by a shim's.
 		if t := r.tree(w); len(t.members()) > 0 {
@@ -166,6 +172,9 @@ func (r *Runtime) listen(ctx context.Context, in *os.File) error {
 	if err != nil {
 		return fault.New(commonv1.Reason_REASON_WORKLOAD_FAILED, "the workload's shim did not start", fault.Cause(err))
 	}
+	if rep.NoRoom {
+		return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, "", fault.Cause(fmt.Errorf("start workload: %s: %w", rep.Error, syscall.ENOSPC)))
+	}
 	if rep.Error != "" {
 		return fault.New(commonv1.Reason_REASON_WORKLOAD_FAILED, "the workload cannot be started: "+rep.Error)
 	}
@@ -178,16 +187,28 @@ func (r *Runtime) halt(ctx context.Context, w *workload, grace time.Duration) er
 	if grace <= 0 {
 		grace = DefaultGrace
 	}
-	if w.present {
+	if w.present || w.failed != "" {
 		want := desired{Run: false, Grace: grace}
 		if err := writeFile(w.dir, fileDesired, want); err != nil {
 			return err
 		}
 		w.want = want
 	}
+	return r.end(ctx, w, grace)
+}
+
+// end ends the workload and its shim, whatever is wanted. The caller holds w.mu.
+func (r *Runtime) end(ctx context.Context, w *workload, grace time.Duration) error {
+	if grace <= 0 {
+		grace = DefaultGrace
+	}
 	s := w.state()
 	if s.BootID == r.boot && s.Shim.alive() {
-		if err := s.Shim.signal(syscall.SIGUSR1); err != nil {
+		word := syscall.SIGTERM
+		if !w.want.Run {
+			word = syscall.SIGUSR1
+		}
+		if err := s.Shim.signal(word); err != nil {
 			return err
 		}
 		// The shim has the grace, and a margin for its own work; one that hangs is ended like the rest.

@@ -29,7 +29,7 @@ const (
 
 // register writes down where this agent keeps workspaces' directories, for whichever agent takes ids back.
 func (t *Table) register() error {
-	if len(t.cfg.Roots) == 0 {
+	if t.registered || len(t.cfg.Roots) == 0 {
 		return nil
 	}
 	data, err := json.Marshal(t.cfg.Roots)
@@ -40,20 +40,13 @@ func (t *Table) register() error {
 	_, _ = h.Write(data)
 	path := filepath.Join(t.cfg.Dir, fmt.Sprintf("%s%016x", rootsFile, h.Sum64()))
 	if known, err := os.ReadFile(path); err == nil && bytes.Equal(known, data) { //nolint:gosec // the table's own directory
+		t.registered = true
 		return nil
 	}
-	f, err := os.CreateTemp(t.cfg.Dir, ".register-*")
-	if err != nil {
+	if err := t.replace(path, registerLeftover, data); err != nil {
 		return fmt.Errorf("register with uid table: %w", err)
 	}
-	defer func() { _ = os.Remove(f.Name()) }()
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("register with uid table: %w", err)
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return fmt.Errorf("register with uid table: %w", err)
-	}
+	t.registered = true
 	return nil
 }
 

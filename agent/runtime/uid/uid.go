@@ -5,7 +5,8 @@
 // was never given is the better choice, as a former owner may have left files where nobody looks.
 //
 // Guarantees: the same workspace gets the same id as long as it has anything on the host; agents that share the directory (boxes on one host) never
-// give one id twice, because claiming is an exclusive creation and taking back excludes every other use of the table.
+// give one id twice, because claiming is an exclusive creation and taking back excludes every other use of the table. A claim that is empty or cut
+// is settled by what its id owns on the host; until then its id is given to nobody.
 package uid
 
 import (
@@ -21,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/agent/room"
 )
 
 // The range that is used if none is configured.
@@ -42,8 +45,9 @@ type Config struct {
 type Table struct {
 	cfg Config
 
-	mu    sync.Mutex
-	known map[string]int
+	mu         sync.Mutex
+	known      map[string]int
+	registered bool
 }
 
 // Open makes the directory if need be and reads what it holds.
@@ -61,6 +65,12 @@ func Open(cfg Config) (*Table, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of uid table: %w", err)
 	}
+	if err := t.register(); err != nil && !room.IsFull(err) {
+		return nil, err // on a full disk it is made up for before the first id is given
+	}
+	if err := t.repair(); err != nil && !room.IsFull(err) {
+		return nil, err
+	}
 	entries, err := os.ReadDir(cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("read uid table: %w", err)
@@ -74,11 +84,11 @@ func Open(cfg Config) (*Table, error) {
 		if err != nil {
 			return nil, err
 		}
-		if owner != "" {
+		if whole(owner) {
 			t.known[owner] = id
 		}
 	}
-	return t, t.register()
+	return t, nil
 }
 
 // Enabled says whether workspaces have ids of their own.
@@ -94,6 +104,9 @@ func (t *Table) Of(workspaceID string) (int, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.register(); err != nil {
+		return 0, err
+	}
 	id, err := t.choose(workspaceID)
 	if !errors.Is(err, errFull) {
 		return id, err
@@ -151,7 +164,7 @@ func (t *Table) claim(id int, workspaceID string) (bool, error) {
 	if _, err := user.LookupId(strconv.Itoa(id)); err == nil {
 		return false, nil // somebody's on this host
 	}
-	f, err := os.CreateTemp(t.cfg.Dir, ".claim-*")
+	f, err := os.CreateTemp(t.cfg.Dir, claimLeftover+"*")
 	if err != nil {
 		return false, fmt.Errorf("claim uid: %w", err)
 	}

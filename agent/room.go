@@ -1,0 +1,187 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/agent/diag"
+	"github.com/gpuaas/mesh/agent/identity"
+	"github.com/gpuaas/mesh/agent/room"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+const (
+	codeDiskFull  = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL
+	codeStateFile = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED
+)
+
+// openRoom begins to watch the directories that this agent writes to, and opens the reserve for what it cannot do without.
+func (a *Agent) openRoom(ctx context.Context) error {
+	const closed = 0o700
+	if err := os.MkdirAll(a.cfg.StateDir, closed); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	a.room = room.New(room.Config{Dirs: []string{a.cfg.StateDir, a.cfg.EtcDir, a.cfg.WorkDir}, Now: a.clock.Wall})
+	a.room.Check()
+	spare, err := room.OpenReserve(filepath.Join(a.cfg.StateDir, room.ReserveFile))
+	if err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "no room is reserved for identity and diagnostics", slog.Any("error", err))
+		return nil
+	}
+	a.spare = spare
+	return nil
+}
+
+// openDiagnostics opens the diagnostic record, whatever stands there.
+func (a *Agent) openDiagnostics(ctx context.Context) error {
+	var err error
+	if a.diag, err = diag.Open(diag.Config{Path: filepath.Join(a.cfg.StateDir, DiagnosticsFile), Now: a.clock.Wall, Room: a.spare}); err != nil {
+		return err
+	}
+	if aside := a.diag.SetAside(); aside != nil {
+		a.problems(ctx, "diagnostics", []string{DiagnosticsFile + " was set aside and a new record begins: " + aside.Error()})
+	}
+	return nil
+}
+
+// problems records what was found broken of the agent's own files.
+func (a *Agent) problems(ctx context.Context, of string, found []string) {
+	for _, problem := range found {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "state file problem", slog.String("of", of), slog.String("problem", problem))
+		a.record(ctx, codeStateFile, problem)
+	}
+}
+
+// record keeps a diagnostic for which nothing is tried again.
+func (a *Agent) record(ctx context.Context, code commonv1.DiagnosticCode, detail string) {
+	if err := a.noted(a.diag.Record(code, detail, 0)); err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+	}
+}
+
+// noted tells the watch of an error that speaks of room, and answers it.
+func (a *Agent) noted(err error) error {
+	a.room.Note(err)
+	return err
+}
+
+// leaveWord records why this agent cannot start, so that a host whose supervisor starts it again and again says why. The directory of another agent is
+// left alone.
+func (a *Agent) leaveWord(ctx context.Context, why error) {
+	if _, other := errors.AsType[*identity.LockedError](why); other || a.room == nil {
+		return
+	}
+	if a.diag == nil && a.openDiagnostics(ctx) != nil {
+		return // there is nowhere to leave it but the log
+	}
+	code := codeStateFile
+	if room.IsFull(why) {
+		code = codeDiskFull
+	}
+	a.record(ctx, code, "the agent cannot start: "+why.Error())
+}
+
+// watchRoom checks the disks until ctx ends, and tells of every change: in the host's record, over the stream, and as a fact of the host.
+func (a *Agent) watchRoom(ctx context.Context) error {
+	ticker := time.NewTicker(a.cfg.RoomEvery)
+	defer ticker.Stop()
+	untold := a.checkRoom(ctx, true)
+	for {
+		if untold != nil && a.tell(untold) {
+			untold = nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+		}
+		if report := a.checkRoom(ctx, false); report != nil {
+			untold = report
+		}
+	}
+}
+
+// checkRoom checks once. It answers what is to be told over the stream; nil: nothing changed. The first check ends what an earlier agent began.
+func (a *Agent) checkRoom(ctx context.Context, first bool) *nodev1.DiagnosticReport {
+	state, changed := a.room.Check()
+	a.facts.setRoom(diskOf(state))
+	if !state.Full {
+		if err := a.spare.Refill(); err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "reserve not filled", slog.Any("error", err))
+		}
+	}
+	if !changed && !first {
+		return nil
+	}
+	if state.Full {
+		detail := state.Dir + ": " + state.Detail
+		a.deps.Logger.LogAttrs(ctx, slog.LevelError, "no room on the disk of the agent's directories", slog.String("dir", state.Dir), slog.String("detail", state.Detail))
+		a.meters.retry(codeDiskFull)
+		a.record(ctx, codeDiskFull, detail)
+	} else {
+		ended, err := a.diag.End(codeDiskFull)
+		if err != nil {
+			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", a.noted(err)))
+		}
+		if !ended {
+			return nil
+		}
+		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "the disk of the agent's directories has room again", slog.String("dir", state.Dir))
+	}
+	last, ok := a.diag.Last(codeDiskFull)
+	if !ok {
+		return nil
+	}
+	return &nodev1.DiagnosticReport{Diagnostics: []*commonv1.Diagnostic{last.Proto()}}
+}
+
+// tell gives the session a report and says whether it took it. A session that opens later hears of it in Hello.
+func (a *Agent) tell(report *nodev1.DiagnosticReport) bool {
+	a.mu.Lock()
+	client := a.client
+	a.mu.Unlock()
+	return client != nil && client.Diagnose(report) == nil
+}
+
+// withDisk adds the diagnostic of a full disk that is not over, however long ago it was recorded.
+func (a *Agent) withDisk(told []*commonv1.Diagnostic) []*commonv1.Diagnostic {
+	last, ok := a.diag.Last(codeDiskFull)
+	if !ok || !last.EndedAt.IsZero() || slices.ContainsFunc(told, func(d *commonv1.Diagnostic) bool { return d.GetCode() == codeDiskFull }) {
+		return told
+	}
+	if len(told) == diag.MaxInHello {
+		told = told[1:]
+	}
+	return append(told, last.Proto())
+}
+
+// diskOf is the state of the disks as a fact of the host.
+func diskOf(s room.State) *commonv1.StateDisk {
+	return &commonv1.StateDisk{
+		Full: s.Full, Path: s.Dir, SizeBytes: s.SizeBytes, FreeBytes: s.FreeBytes, Since: timestamppb.New(s.Since), Detail: s.Detail,
+	}
+}
+
+// noRoom answers why nothing more is made on this host; nil if there is room.
+func (a *Agent) noRoom() error {
+	state := a.room.State()
+	if !state.Full {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_NODE_DISK_FULL, fmt.Sprintf("the node's state directory has no room: %s: %s", state.Dir, state.Detail))
+}
+
+// outOfRoom takes an error of a writer, and lets the next refusal know.
+func (a *Agent) outOfRoom(err error) {
+	a.room.Note(err)
+}

@@ -1,0 +1,165 @@
+package uid
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	claimLeftover    = ".claim-"
+	registerLeftover = ".register-"
+)
+
+// repair removes what unfinished writes left, and settles claims that cannot be read: one whose id owns directories of a workspace becomes that
+// workspace's again, one whose id owns nothing is taken back, and any other stays taken. It needs the table for itself; while others use it there is
+// nothing to do that the next start would not do as well.
+func (t *Table) repair() (err error) {
+	release, taken, err := t.tryLock()
+	if err != nil || !taken {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
+	entries, err := os.ReadDir(t.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("read uid table: %w", err)
+	}
+	var broken []int
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), claimLeftover) || strings.HasPrefix(entry.Name(), registerLeftover) {
+			if err := os.Remove(filepath.Join(t.cfg.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("remove unfinished uid claim: %w", err)
+			}
+			continue
+		}
+		id, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		owner, err := t.owner(id)
+		if err != nil {
+			return err
+		}
+		if !whole(owner) {
+			broken = append(broken, id)
+		}
+	}
+	for _, id := range broken {
+		if err := t.settle(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole reports whether a claim's text can be a workspace: neither empty nor cut.
+func whole(owner string) bool {
+	if owner == "" || strings.ContainsRune(owner, 0) {
+		return false
+	}
+	ofID := func(c rune) bool { return (c >= 'a' && c <= 'f') || (c >= '0' && c <= '9') || c == '-' }
+	return len(owner) == 36 || strings.ContainsFunc(owner, func(c rune) bool { return !ofID(c) })
+}
+
+// settle decides about one claim that cannot be read. The caller holds the table.
+func (t *Table) settle(id int) error {
+	roots, err := t.roots()
+	if err != nil {
+		return nil //nolint:nilerr // whose directories to ask cannot be told: the id stays taken
+	}
+	roots = append(roots, t.cfg.Roots...)
+	owners, err := ownersOf(roots, id)
+	if err != nil || len(owners) > 1 {
+		return err
+	}
+	running, err := runningUIDs()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(t.cfg.Dir, strconv.Itoa(id))
+	if len(owners) == 0 {
+		if running[id] {
+			return nil
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("take uid back: %w", err)
+		}
+		return nil
+	}
+	for owner := range owners {
+		err = t.replace(path, claimLeftover, []byte(owner))
+	}
+	return err
+}
+
+// ownersOf answers the workspaces that have a directory of that user id in one of the roots.
+func ownersOf(roots []string, id int) (map[string]bool, error) {
+	out := map[string]bool{}
+	for _, root := range roots {
+		dirs, err := filepath.Glob(filepath.Join(root, "*", "*"))
+		if err != nil {
+			return nil, fmt.Errorf("look for the owner of a uid: %w", err)
+		}
+		for _, dir := range dirs {
+			info, err := os.Lstat(dir)
+			if err != nil {
+				continue // it went meanwhile
+			}
+			workspace := filepath.Base(filepath.Dir(dir))
+			if st, ok := info.Sys().(*syscall.Stat_t); ok && info.IsDir() && int(st.Uid) == id && whole(workspace) {
+				out[workspace] = true
+			}
+		}
+	}
+	return out, nil
+}
+
+// replace gives a file of the table new content: written and synced under another name, then renamed.
+func (t *Table) replace(path, leftover string, data []byte) error {
+	f, err := os.CreateTemp(t.cfg.Dir, leftover+"*")
+	if err != nil {
+		return fmt.Errorf("write uid table: %w", err)
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write uid table: %w", err), os.Remove(f.Name()))
+	}
+	dir, err := os.Open(t.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("open uid table: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return fmt.Errorf("sync uid table: %w", err)
+	}
+	return nil
+}
+
+// tryLock takes the whole table if nobody uses it.
+func (t *Table) tryLock() (func() error, bool, error) {
+	f, err := os.OpenFile(filepath.Join(t.cfg.Dir, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, false, fmt.Errorf("open lock of uid table: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return f.Close, true, nil
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		return nil, false, errors.Join(fmt.Errorf("lock uid table: %w", err), f.Close())
+	}
+	if err := f.Close(); err != nil {
+		return nil, false, fmt.Errorf("open lock of uid table: %w", err)
+	}
+	return nil, false, nil
+}

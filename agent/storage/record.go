@@ -1,0 +1,123 @@
+package storage
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+)
+
+// errRecord is of a record that is empty, cut or otherwise none of ours.
+var errRecord = errors.New("the storage record is not readable")
+
+// unfinished is the name under which a record is written before it gets its own. No storage can be called so.
+func unfinished(rel string) string { return rel + ".new" }
+
+// sweep removes what a write that a full disk, a kill or a power cut ended has left: every file that is called like no storage.
+func (s *Store) sweep() error {
+	err := fs.WalkDir(s.meta.FS(), ".", func(rel string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || recordName(rel) {
+			return err
+		}
+		return s.meta.Remove(rel)
+	})
+	if err != nil {
+		return fmt.Errorf("remove unfinished storage records: %w", err)
+	}
+	return nil
+}
+
+// recordName reports whether a path of the meta tree is one of a record.
+func recordName(rel string) bool {
+	workspace, name := path.Split(rel)
+	return validWorkspace(path.Clean(workspace)) && validName(name)
+}
+
+// nextProject answers a project id that no record and no directory has. A record that cannot be read stands for the id of its directory, if that has one.
+func (s *Store) nextProject() (uint32, error) {
+	next := uint32(firstProject)
+	err := fs.WalkDir(s.meta.FS(), ".", func(rel string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !recordName(rel) {
+			return err
+		}
+		rec, _, err := s.read(rel)
+		if errors.Is(err, errRecord) {
+			rec.Project, err = s.projectOf(rel), nil
+		}
+		next = max(next, rec.Project+1)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("choose project id: %w", err)
+	}
+	return next, nil
+}
+
+// projectOf answers the project id that the storage's directory has, zero if it has none of ours.
+func (s *Store) projectOf(rel string) uint32 {
+	if s.deps.Quota == nil {
+		return 0
+	}
+	if project := s.deps.Quota.Project(filepath.Join(s.path, rel)); project >= firstProject {
+		return project
+	}
+	return 0
+}
+
+// read answers false if there is no record, and errRecord if it is not whole.
+func (s *Store) read(rel string) (record, bool, error) {
+	data, err := s.meta.ReadFile(rel)
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, false, nil
+	}
+	if err != nil {
+		return record{}, false, fmt.Errorf("read storage record: %w", err)
+	}
+	var rec record
+	if err := json.Unmarshal(data, &rec); err != nil {
+		return record{}, false, fmt.Errorf("read storage record %s: %w: %w", rel, errRecord, err)
+	}
+	return rec, true, nil
+}
+
+// write replaces a record so that a crash leaves the old or the new one, and a failed write nothing beside them.
+func (s *Store) write(rel string, rec record) error {
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("encode storage record: %w", err)
+	}
+	if err := s.meta.MkdirAll(filepath.Dir(rel), 0o700); err != nil {
+		return fmt.Errorf("write storage record: %w", err)
+	}
+	building := unfinished(rel)
+	err = s.writeSynced(building, data)
+	if err == nil {
+		err = s.meta.Rename(building, rel)
+	}
+	if err != nil {
+		if removeErr := s.meta.Remove(building); !errors.Is(removeErr, fs.ErrNotExist) {
+			err = errors.Join(err, removeErr)
+		}
+		return fmt.Errorf("write storage record: %w", err)
+	}
+	dir, err := s.meta.Open(filepath.Dir(rel))
+	if err != nil {
+		return fmt.Errorf("sync storage record: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return fmt.Errorf("sync storage record: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) writeSynced(rel string, data []byte) error {
+	f, err := s.meta.OpenFile(rel, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
+}
