@@ -357,7 +357,10 @@ func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		if err := r.Decode(f); err != nil {
 			return err //nolint:wrapcheck // it says what it read
 		}
-		return gate.OnSession(ctx, tx, f) //nolint:wrapcheck // it says what it did
+		if err := gate.OnSession(ctx, tx, f); err != nil {
+			return err //nolint:wrapcheck // it says what it did
+		}
+		return findings.OnSession(ctx, tx, f) //nolint:wrapcheck // it says what it did
 	case "replica.beat":
 		f := &nodev1.ReplicaBeat{}
 		if err := r.Decode(f); err != nil {

@@ -124,6 +124,7 @@ func (s *Service) build(ctx context.Context) error {
 			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), o)
 		},
 		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
+		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}, session.Config{
 		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins,

@@ -103,7 +103,10 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened), deps.Metrics.Register(s.failed)); err != nil {
 		return nil, fmt.Errorf("register metrics of findings: %w", err)
 	}
-	s.looks = []look{{"rows", s.lookAtRows}, {"records", s.lookAtRecords}, {"agents", s.lookAtAgents}, {"schemas", s.lookAtSchemas}, {"provisions", s.lookAtProvisions}}
+	s.looks = []look{
+		{"rows", s.lookAtRows}, {"records", s.lookAtRecords}, {"agents", s.lookAtAgents}, {"schemas", s.lookAtSchemas},
+		{"provisions", s.lookAtProvisions}, {sourceDisks, s.lookAtDisks},
+	}
 	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
 		s.looks = append(s.looks, look{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) { return s.lookAtBoxes(ctx, kind, deps.Drivers[kind]) }})
 	}

@@ -76,7 +76,11 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 		return saga.Outcome{}, err
 	}
 	if !done {
-		return waitTask("waiting for the agent to make the workspace's directory"), nil
+		why := "waiting for the agent to make the workspace's directory"
+		if disk := g.Host.GetStateDisk(); disk.GetFull() {
+			why += "; the node's state directory has no room: " + disk.GetPath() + ": " + disk.GetDetail()
+		}
+		return waitTask(why), nil
 	}
 	made := &nodev1.StorageAllocateOutput{}
 	if err := proto.Unmarshal(raw, made); err != nil {
@@ -164,6 +168,8 @@ func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 					(SELECT coalesce(sum(a.gpus), 0) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS devices
 			FROM lifecycle.node_gate g
 			WHERE g.admitted AND NOT g.cordoned AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
+				-- Whoever has uncordoned it: its agent can make nothing there.
+				AND NOT `+gate.DiskFullSQL+`
 				-- Whatever became of its cordon: what a release has left there may still use its devices.
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim o WHERE o.node_id = g.node_id AND o.kind = ANY ($2)
 					AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)
@@ -174,13 +180,27 @@ func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 			WHERE NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = c.node_id AND a.slot = n AND a.state <> 'released') ORDER BY n LIMIT 1) s
 		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`, gpus, occupying()).Scan(&node, &slot)
 	if err == pgx.ErrNoRows { //nolint:errorlint // pgx answers it bare
-		return "", 0, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY,
-			fmt.Sprintf("no enrolled machine has a free slot and %d free GPUs", gpus), nil)
+		return "", 0, noMachine(ctx, tx, gpus)
 	}
 	if err != nil {
 		return "", 0, fmt.Errorf("pick machine: %w", err)
 	}
 	return node, slot, nil
+}
+
+// noMachine is the failure to pick a machine. Machines that are left out for their disks alone are counted in it.
+func noMachine(ctx context.Context, tx pgx.Tx, gpus int32) error {
+	var full int
+	err := tx.QueryRow(ctx, `SELECT count(*) FROM lifecycle.node_gate g
+		WHERE g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+` AND `+gate.DiskFullSQL).Scan(&full)
+	if err != nil {
+		return fmt.Errorf("count machines without room: %w", err)
+	}
+	text := fmt.Sprintf("no enrolled machine has a free slot and %d free GPUs", gpus)
+	if full > 0 {
+		text += fmt.Sprintf("; %d connected machines take nothing new, since their agents' state directories have no room", full)
+	}
+	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY, text, nil)
 }
 
 // launch has the box made, if its placement makes one, and writes down what was made.

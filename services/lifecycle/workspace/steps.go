@@ -20,6 +20,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -179,6 +180,17 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 		text := fmt.Sprintf("%s ended as %s", names.Of(spec.kind), names.Of(row.State))
 		if row.Error != "" {
 			text += ": " + row.Error
+		}
+		if row.State == commonv1.TaskState_TASK_STATE_EXPIRED {
+			// An agent without room for its ledger takes no task, and its disk is why this one was not begun.
+			g, _, err := gate.Get(ctx, s.deps.DB, spec.nodeID)
+			if err != nil {
+				return nil, false, fmt.Errorf("read gate: %w", err)
+			}
+			if disk := g.Host.GetStateDisk(); disk.GetFull() {
+				reason = commonv1.Reason_REASON_NODE_DISK_FULL
+				text += ": the node's state directory has no room: " + disk.GetPath() + ": " + disk.GetDetail()
+			}
 		}
 		if reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED {
 			return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)

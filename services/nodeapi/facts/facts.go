@@ -70,10 +70,7 @@ func New(logger *slog.Logger, db *pgxpool.Pool, replicaID string, wake func(), c
 func (w *Writer) Session(f *nodev1.SessionChanged) {
 	w.mu.Lock()
 	if old, ok := w.pending[f.GetSessionId()]; ok {
-		// A session's host facts travel once: keep them if the newer fact has none.
-		if f.GetHost() == nil {
-			f.Host, f.Profile, f.Diagnostics = old.GetHost(), old.GetProfile(), old.GetDiagnostics()
-		}
+		keep(f, old)
 	} else {
 		w.order = append(w.order, f.GetSessionId())
 	}
@@ -82,6 +79,19 @@ func (w *Writer) Session(f *nodev1.SessionChanged) {
 	select {
 	case w.poke <- struct{}{}:
 	default:
+	}
+}
+
+// keep takes what travels once, or when it changes, from an older fact that was not written, where the newer one has none of it.
+func keep(newer, old *nodev1.SessionChanged) {
+	if newer.GetHost() == nil {
+		newer.Host = old.GetHost()
+	}
+	if newer.GetProfile() == nil {
+		newer.Profile = old.GetProfile()
+	}
+	if len(newer.GetDiagnostics()) == 0 {
+		newer.Diagnostics = old.GetDiagnostics()
 	}
 }
 
@@ -157,9 +167,7 @@ func (w *Writer) giveBack(facts []*nodev1.SessionChanged) {
 	defer w.mu.Unlock()
 	for _, f := range facts {
 		if newer, ok := w.pending[f.GetSessionId()]; ok {
-			if newer.GetHost() == nil {
-				newer.Host, newer.Profile, newer.Diagnostics = f.GetHost(), f.GetProfile(), f.GetDiagnostics()
-			}
+			keep(newer, f)
 			continue
 		}
 		w.pending[f.GetSessionId()] = f

@@ -68,6 +68,7 @@ type Session struct {
 	replaces     string
 	instanceID   string
 	agent        AgentFacts
+	diags        []*commonv1.Diagnostic // as its agent told them last while connected
 	version      int64
 	closeWhy     commonv1.Reason
 	closeText    string
@@ -303,6 +304,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
 		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
 	}
+	f.Diagnostics = s.diags
 	if withHost {
 		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
 	}
@@ -323,9 +325,17 @@ func (s *Session) Depart(why string) {
 	s.workReady = false
 }
 
-// Diagnosed is the session as an event reports it, with what its host said of itself.
+// Diagnosed is the session as an event reports it, with what its host said of itself, which stays with it from then on.
 func (s *Session) Diagnosed(d []*commonv1.Diagnostic) *nodev1.SessionChanged {
+	s.mu.Lock()
+	s.diags = d
+	s.mu.Unlock()
+	return s.Fact(s.State(), false)
+}
+
+// HostChanged is the session as an event reports it, with the facts of its host that changed.
+func (s *Session) HostChanged(host *commonv1.HostFacts) *nodev1.SessionChanged {
 	f := s.Fact(s.State(), false)
-	f.Diagnostics = d
+	f.Host = host
 	return f
 }

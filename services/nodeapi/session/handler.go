@@ -399,6 +399,9 @@ func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	if !h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
 		return
 	}
+	if changed := f.GetChangedFacts(); changed != nil && h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
+		h.server.deps.Host(h.sess, changed)
+	}
 	h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 }
 

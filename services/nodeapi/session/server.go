@@ -138,6 +138,7 @@ type Deps struct {
 	Metrics   Metrics
 	Observe   func(s *roster.Session, o *nodev1.Observation)
 	Diagnose  func(s *roster.Session, d []*commonv1.Diagnostic)
+	Host      func(s *roster.Session, changed *commonv1.HostFacts)
 	Policy    func() *commonv1.NodePolicy
 }
 

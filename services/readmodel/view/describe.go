@@ -21,6 +21,7 @@ const (
 	ReasonHeld            = "identity_held"
 	ReasonRevokedOrFenced = "identity_revoked_or_fenced"
 	ReasonNodeNotAdmitted = "node_not_admitted"
+	ReasonDiskFull        = "node_disk_full"
 )
 
 // NodeFacts is all that is known of a node.
@@ -61,6 +62,9 @@ func Describe(f NodeFacts, now time.Time) NodeStatus {
 		return s
 	}
 	switch {
+	case f.Connected && f.Gate.GetAdmitted() && f.Gate.GetHost().GetStateDisk().GetFull():
+		s.UserState, s.Reason = commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, ReasonDiskFull
+		s.NextAction = "free room on its disk, in " + f.Gate.GetHost().GetStateDisk().GetPath() + ": " + f.Gate.GetHost().GetStateDisk().GetDetail()
 	case f.Connected && f.Gate.GetAdmitted():
 		s.UserState = commonv1.UserState_USER_STATE_NORMAL
 	case f.Connected:

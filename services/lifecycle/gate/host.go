@@ -1,0 +1,53 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+)
+
+// DiskFullSQL is the condition, over node_gate g, that its agent last reported no room in its own directories.
+const DiskFullSQL = `coalesce(g.host->'stateDisk'->>'full' = 'true', false)`
+
+// DiskFull reads the gates of all nodes whose agents last reported no room.
+func DiskFull(ctx context.Context, q interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+},
+) ([]Gate, error) {
+	rows, err := q.Query(ctx, `SELECT `+columns+` FROM lifecycle.node_gate g WHERE NOT g.retired AND g.host->'stateDisk'->>'full' = 'true' ORDER BY g.node_id`)
+	if err != nil {
+		return nil, fmt.Errorf("read gates of full disks: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Gate, error) { return scan(row) })
+	if err != nil {
+		return nil, fmt.Errorf("read gates of full disks: %w", err)
+	}
+	return out, nil
+}
+
+// SetHost takes the facts that the gate's session reports of its host, and reports the gate if they are others than before.
+func SetHost(ctx context.Context, tx pgx.Tx, nodeID, sessionID string, facts *commonv1.HostFacts) error {
+	host, err := protojson.Marshal(facts)
+	if err != nil {
+		return fmt.Errorf("encode host facts: %w", err)
+	}
+	g, err := scan(tx.QueryRow(ctx, `
+		UPDATE lifecycle.node_gate SET host = $3::jsonb, version = version + 1
+		WHERE node_id = $1 AND session_id = $2 AND NOT retired AND host <> $3::jsonb RETURNING `+columns, nodeID, sessionID, host))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write host facts: %w", err)
+	}
+	if _, err := events.Append(ctx, tx, g.event()); err != nil {
+		return fmt.Errorf("report gate: %w", err)
+	}
+	return nil
+}
