@@ -25,6 +25,7 @@ type Drill struct {
 
 	mutate  func(ctx context.Context, r *Run) (undo func(context.Context) error, err error) // nil: the drill feeds its verifier the other reading by itself
 	mutated Stage                                                                           // where the mutated detector must make it fail
+	able    func() error                                                                    // nil: any host will do
 	run     func(ctx context.Context, r *Run) error
 	scale   time.Duration // by how much a scaled run is to detect sooner than production; zero: scaleDetect
 }
@@ -111,7 +112,7 @@ func at(stage Stage, err error) error {
 
 // Drills answers every drill, in the order of the matrix.
 func Drills() []Drill {
-	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), oldInstance()}
+	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), oldInstance(), diskFull()}
 }
 
 // Find answers the drills of these names in the order of the matrix; an unknown name is an error that lists those there are.
@@ -131,6 +132,17 @@ func Find(names ...string) ([]Drill, error) {
 		return nil, fmt.Errorf("there is no drill %s; there are %s", strings.Join(unknown, ", "), strings.Join(known, ", "))
 	}
 	return slices.DeleteFunc(all, func(d Drill) bool { return !slices.Contains(names, d.Name) }), nil
+}
+
+// Able says why this host cannot run the drill on a mesh of its own; nil if it can. It changes nothing.
+func (d Drill) Able() error {
+	if d.able == nil {
+		return nil
+	}
+	if err := d.able(); err != nil {
+		return fmt.Errorf("%s: %w", d.Name, err)
+	}
+	return nil
 }
 
 // Budget answers the drill's row.

@@ -107,6 +107,9 @@ func inverted(d Drill, control Control, err error) (bool, string) {
 }
 
 func (r *Run) whole(ctx context.Context) error {
+	if err := r.Drill.Able(); err != nil {
+		return at(StageGood, err)
+	}
 	set, err := r.Mesh.policy(ctx)
 	if err != nil {
 		return at(StageGood, err)

@@ -212,6 +212,13 @@ func drillMesh(ctx context.Context, cmd *cobra.Command, program *client.Program,
 		}
 		return mesh, client.Usage(errors.Join(refused...))
 	}
+	var unable []error
+	for _, d := range drills {
+		unable = append(unable, d.Able())
+	}
+	if err := errors.Join(unable...); err != nil {
+		return nil, client.Usage(err)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find own program: %w", err)

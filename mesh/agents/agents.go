@@ -78,6 +78,7 @@ type Agent struct {
 	mu      sync.Mutex
 	process *child.Process
 	env     []string
+	args    []string
 	wanted  bool
 }
 
@@ -197,6 +198,13 @@ func (a *Agent) SetEnv(env ...string) {
 	a.env = env
 }
 
+// SetArgs adds to the command line of the next incarnation, and of that alone.
+func (a *Agent) SetArgs(args ...string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.args = args
+}
+
 // Start starts the agent's process.
 func (a *Agent) Start() error {
 	a.mu.Lock()
@@ -218,11 +226,12 @@ func (a *Agent) Start() error {
 	if a.cfg.GPUs > 0 {
 		args = append(args, "--gpus", strconv.Itoa(a.cfg.GPUs))
 	}
+	args = append(args, a.args...)
 	a.process, err = child.Start(child.Spec{
 		Path: a.cfg.Binary, Args: args, Dir: a.cfg.Dir, Output: log, DeathSignal: syscall.SIGTERM,
 		Env: slices.Concat([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + a.cfg.Dir}, a.cfg.Env, a.env),
 	})
-	a.env = nil
+	a.env, a.args = nil, nil
 	return err
 }
 

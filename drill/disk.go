@@ -1,0 +1,384 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+// diskFull is row 37: the state directory of a machine's agent fills up, then has room again.
+func diskFull() Drill {
+	return Drill{
+		Name: "node-disk-full",
+		Injects: "the state directory of a machine's agent stands on a small file system of its own, which is filled to the last block while a workspace serves " +
+			"there",
+		Sees: "the diagnostic `state_disk_full` on the node and the finding `node_disk_full`; the node cordoned by the finding and out of placement; a create says " +
+			"that there is no room; the agent keeps its stream and the workspace serves on",
+		Recovers: "by itself: as soon as there is room the diagnostic and the finding end, and the next workspace is made on that machine",
+		Needs:    "its own mesh, and root: it mounts a file system",
+		Expect:   Verdict{Reason: "node_disk_full", UserState: "operator_action_required", Owner: "agent / host", Next: "free room"},
+		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before and never gets there; the disk fills as " +
+			"before, and writes to it are refused",
+		mutated: StageDetected,
+		able:    mayMount,
+		run:     runDiskFull,
+	}
+}
+
+const smallDisk = 160 << 20 // the agent keeps a copy of its own program there
+
+// mayMount tries what the drill needs of the host, and leaves nothing.
+func mayMount() error {
+	const needs = "the drill mounts a file system of its own, which this user or host does not allow (run it as root)"
+	if os.Geteuid() != 0 {
+		return errors.New(needs)
+	}
+	dir, err := os.MkdirTemp("", "gpuaas-drill-mount-*")
+	if err != nil {
+		return fmt.Errorf("make a directory to mount on: %w", err)
+	}
+	err = syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m")
+	if err != nil {
+		return errors.Join(fmt.Errorf("%s: %w", needs, err), os.Remove(dir))
+	}
+	return errors.Join(syscall.Unmount(dir, 0), os.Remove(dir))
+}
+
+// smallMachine is a machine whose agent keeps its state on a small disk.
+type smallMachine struct {
+	machine *agents.Agent
+	node    string // id
+	state   string // directory
+	filler  string
+}
+
+func runDiskFull(ctx context.Context, r *Run) error {
+	m := r.Mesh
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
+	s, back, err := r.onSmallDisk(ctx, c)
+	defer back()
+	if err != nil {
+		return at(StageGood, err)
+	}
+	r.about(s.node)
+	first, err := m.onMachine(ctx, c)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	r.about(first.id)
+	defer r.leave(ctx, first.id)
+	if first.node != s.node {
+		return at(StageGood, fmt.Errorf("the workspace stands on %s, not on %s", first.machine.Name(), s.machine.Name()))
+	}
+	pid := s.machine.PID()
+	agent := kernel(pid)
+	err = r.inject(ctx, fmt.Sprintf("the disk of %s's state directory filled: a write of this drill's own is refused for want of room", s.machine.Name()),
+		func(context.Context) error { return fill(s.filler) },
+		func(context.Context) error { return refusesWrites(s.state) })
+	if err != nil {
+		return err
+	}
+	var finding string
+	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) {
+		v, id, err := m.withoutRoom(ctx, s.node)
+		finding = id
+		return v, err
+	})
+	if err != nil {
+		return err
+	}
+	r.evidence(finding)
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	if err := r.keepsWorking(ctx, first, pid, agent); err != nil {
+		return at(StageVerdict, err)
+	}
+	if err := r.notPlaced(ctx); err != nil {
+		return at(StageVerdict, err)
+	}
+	if err := refusesWrites(s.state); err != nil {
+		return at(StageVerdict, fmt.Errorf("the fault went away before it was seen: %w", err))
+	}
+	if err := os.Remove(s.filler); err != nil {
+		return at(StageRecover, err)
+	}
+	r.note("the disk has room again")
+	return r.takesWorkAgain(ctx, s, first, finding, pid, agent)
+}
+
+// takesWorkAgain holds that everything ends by itself and that the next workspace is made on the machine.
+func (r *Run) takesWorkAgain(ctx context.Context, s smallMachine, first held, finding string, pid int, agent process) error {
+	m := r.Mesh
+	err := await(ctx, "the diagnostic and the finding to end", r.Drill.recoverWithin(m.Scaled), func(ctx context.Context) error {
+		return m.withRoom(ctx, s.node, finding)
+	})
+	if err != nil {
+		return at(StageRecover, err)
+	}
+	op, err := m.create(ctx, fresh("disk"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
+	if err != nil {
+		return at(StageRecover, err)
+	}
+	r.about(op.GetWorkspaceId())
+	defer r.leave(ctx, op.GetWorkspaceId())
+	err = r.recovered(ctx, "diagnostic and finding over, no cordon, and a new workspace serves on the machine", func(ctx context.Context) error {
+		if err := m.serving(ctx, op.GetWorkspaceId(), op.GetEpoch()); err != nil {
+			return err
+		}
+		ws, err := m.workspace(ctx, op.GetWorkspaceId())
+		if err == nil && ws.GetNodeId() != s.node {
+			err = fmt.Errorf("it stands on %s", ws.GetNodeName())
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.keepsWorking(ctx, first, pid, agent); err != nil {
+		return at(StageEvidence, err)
+	}
+	return errors.Join(r.retire(ctx, op.GetWorkspaceId()), r.retire(ctx, first.id))
+}
+
+// keepsWorking holds that the agent is the process that it was, with its stream, and that what runs there serves.
+func (r *Run) keepsWorking(ctx context.Context, first held, pid int, agent process) error {
+	if now := kernel(pid); now.start != agent.start || now.state == "" || now.state == "Z" {
+		return fmt.Errorf("the agent, process %d, has ended", pid)
+	}
+	node, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: first.node})
+	if err != nil {
+		return err
+	}
+	if !node.GetNode().GetConnected() {
+		return errors.New("the agent has lost its stream")
+	}
+	return answers(ctx, first.url)
+}
+
+// notPlaced asks for a workspace that only the machine without room could take, and holds that its timeline says why it is not made.
+func (r *Run) notPlaced(ctx context.Context) error {
+	m := r.Mesh
+	op, err := m.create(ctx, fresh("full"), &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC})
+	if err != nil {
+		return err
+	}
+	r.about(op.GetWorkspaceId())
+	defer r.leave(ctx, op.GetWorkspaceId())
+	return await(ctx, "the timeline to say that there is no room", patience, func(ctx context.Context) error {
+		ws, err := m.workspace(ctx, op.GetWorkspaceId())
+		if err != nil {
+			return err
+		}
+		if ws.GetNodeId() != "" {
+			return at(StageVerdict, fmt.Errorf("the workspace was placed on %s", ws.GetNodeName()))
+		}
+		if said := ws.GetLastError() + ws.GetWhyWaiting(); !strings.Contains(said, "no room") {
+			return fmt.Errorf("it is %s at %q: %s", names.Of(ws.GetState()), ws.GetCurrentStep(), said)
+		}
+		return nil
+	})
+}
+
+// withoutRoom is the verdict on a node whose disk is full, whole: its reason, the diagnostic of its host, the finding, and the finding's cordon.
+func (m *Mesh) withoutRoom(ctx context.Context, id string) (Verdict, string, error) {
+	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
+	if err != nil {
+		return Verdict{}, "", err
+	}
+	node := resp.GetNode()
+	v := Verdict{Reason: node.GetReason(), UserState: names.Of(node.GetUserState()), Next: node.GetNextAction()}
+	finding, err := m.diskFinding(ctx, id)
+	if err != nil {
+		return v, "", err
+	}
+	gate := node.GetGate()
+	if v.Reason == "" || finding == "" || !diagnosed(node, false) || !gate.GetCordoned() || gate.GetCordonedBy() != "finding:"+finding {
+		return v, finding, fmt.Errorf("the node is %s %q, its finding is %q, its diagnostics are %v, it is cordoned %t by %q", v.UserState, v.Reason, finding,
+			node.GetSession().GetDiagnostics(), gate.GetCordoned(), gate.GetCordonedBy())
+	}
+	return v, finding, nil
+}
+
+// withRoom holds that all of that is over.
+func (m *Mesh) withRoom(ctx context.Context, id, finding string) error {
+	resp, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: id})
+	if err != nil {
+		return err
+	}
+	node := resp.GetNode()
+	open, err := m.diskFinding(ctx, id)
+	if err != nil {
+		return err
+	}
+	if node.GetReason() != "" || open != "" || !diagnosed(node, true) || node.GetGate().GetCordoned() {
+		return fmt.Errorf("the node's reason is %q, finding %q (of %q) is open, its diagnostics are %v, it is cordoned %t", node.GetReason(), open, finding,
+			node.GetSession().GetDiagnostics(), node.GetGate().GetCordoned())
+	}
+	return nil
+}
+
+// diagnosed reports whether the node's session carries the diagnostic of a full disk, over or not.
+func diagnosed(node *readmodelv1.Node, over bool) bool {
+	for _, d := range node.GetSession().GetDiagnostics() {
+		if d.GetCode() == commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL && (d.GetEndedAt() != nil) == over {
+			return true
+		}
+	}
+	return false
+}
+
+// diskFinding answers the open finding about a node's disk; empty if there is none.
+func (m *Mesh) diskFinding(ctx context.Context, node string) (string, error) {
+	resp, err := m.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{PageSize: 500})
+	if err != nil {
+		return "", err
+	}
+	for _, f := range resp.GetItems() {
+		if f.GetKind() == commonv1.FindingKind_FINDING_KIND_NODE_DISK_FULL && f.GetNodeId() == node && f.GetResolvedAt() == nil {
+			return f.GetFindingId(), nil
+		}
+	}
+	return "", nil
+}
+
+// onSmallDisk gives the first machine a state directory on a small file system, with all that stood in it, and keeps the others out of placement. The
+// answer puts everything back, as well as it can.
+func (r *Run) onSmallDisk(ctx context.Context, c *cluster.Cluster) (smallMachine, func(), error) {
+	m, machine := r.Mesh, c.Nodes[0]
+	dir := filepath.Join(c.Dir(), "agents", machine.Name())
+	s := smallMachine{machine: machine, state: filepath.Join(dir, "state"), filler: filepath.Join(dir, "state", "filler")}
+	var undo []func(ctx context.Context) error
+	back := func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
+		defer cancel()
+		for i := len(undo) - 1; i >= 0; i-- {
+			if err := undo[i](ctx); err != nil {
+				r.note("not put back: %v", err)
+			}
+		}
+	}
+	for _, a := range c.Nodes {
+		node, err := m.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: a.Name()})
+		if err != nil {
+			return s, back, err
+		}
+		if a == machine {
+			s.node = node.GetNode().GetNodeId()
+			continue
+		}
+		if err := m.cordon(ctx, node.GetNode().GetNodeId(), true); err != nil {
+			return s, back, err
+		}
+		undo = append(undo, func(ctx context.Context) error { return m.cordon(ctx, node.GetNode().GetNodeId(), false) })
+	}
+	if err := machine.Stop(ctx); err != nil {
+		return s, back, err
+	}
+	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Start(), r.connected(ctx, machine)) })
+	if err := moveOnto(ctx, s.state, true); err != nil {
+		return s, back, err
+	}
+	undo = append(undo, func(ctx context.Context) error { return errors.Join(machine.Stop(ctx), moveOnto(ctx, s.state, false)) })
+	if r.Control == Mutated {
+		machine.SetArgs("--room-every", "1h")
+	}
+	return s, back, errors.Join(machine.Start(), r.connected(ctx, machine))
+}
+
+func (r *Run) connected(ctx context.Context, machine *agents.Agent) error {
+	return await(ctx, machine.Name()+" to be connected again", settle, func(ctx context.Context) error {
+		resp, err := r.Mesh.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: machine.Name()})
+		if err == nil && (!resp.GetNode().GetConnected() || !resp.GetNode().GetGate().GetAdmitted()) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+}
+
+// cordon sets or takes a person's cordon.
+func (m *Mesh) cordon(ctx context.Context, node string, on bool) error {
+	_, err := command(ctx, "cordon", func(ctx context.Context) (*readmodelv1.SetCordonResponse, error) {
+		return m.Client.Command.SetCordon(ctx, &readmodelv1.SetCordonRequest{Node: node, Cordoned: on, Reason: "drill"})
+	})
+	return err
+}
+
+// moveOnto moves a directory's content onto a small file system that is mounted there, or from it back.
+func moveOnto(ctx context.Context, dir string, small bool) error {
+	aside := dir + ".aside"
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	if err := copyAll(ctx, dir, aside); err != nil {
+		return err
+	}
+	if small {
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0711", smallDisk)); err != nil {
+			return fmt.Errorf("mount a small disk: %w", err)
+		}
+	} else {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount the small disk: %w", err)
+		}
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o711)); err != nil { //nolint:gosec // workspaces pass
+			return err
+		}
+	}
+	return errors.Join(copyAll(ctx, aside+"/.", dir), os.RemoveAll(aside))
+}
+
+// copyAll copies a directory with owners, modes and holes.
+func copyAll(ctx context.Context, from, to string) error {
+	if out, err := exec.CommandContext(ctx, "cp", "-a", "--sparse=always", from, to).CombinedOutput(); err != nil { //nolint:gosec // of our own mesh
+		return fmt.Errorf("copy %s: %w: %s", from, err, out)
+	}
+	return nil
+}
+
+// fill takes all room of a file system, to the last block.
+func fill(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600) //nolint:gosec // of our own mesh
+	if err != nil {
+		return err
+	}
+	for _, piece := range []int{1 << 20, 4 << 10} {
+		for err == nil {
+			_, err = f.Write(make([]byte, piece))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			return errors.Join(err, f.Close())
+		}
+		err = nil
+	}
+	return f.Close()
+}
+
+// refusesWrites holds that the file system of a directory takes nothing more.
+func refusesWrites(dir string) error {
+	path := filepath.Join(dir, "drill-probe")
+	const more = 128 << 10
+	err := os.WriteFile(path, make([]byte, more), 0o600)
+	if removeErr := os.Remove(path); removeErr != nil && !errors.Is(removeErr, os.ErrNotExist) {
+		return removeErr
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("a write of %d KiB was answered %w", more>>10, or(err, errors.New("yes")))
+	}
+	return nil
+}
