@@ -166,6 +166,7 @@ var damages = []struct {
 	of   func(whole []byte) []byte
 }{
 	{"empty", func([]byte) []byte { return nil }},
+	{"stub", func(whole []byte) []byte { return whole[:min(len(whole), 20)] }},
 	{"cut", func(whole []byte) []byte { return whole[:len(whole)/2] }},
 	{"zeros", func(whole []byte) []byte {
 		return append(slices.Clone(whole[:len(whole)/2]), make([]byte, len(whole)-len(whole)/2)...)

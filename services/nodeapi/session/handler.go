@@ -396,11 +396,12 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 
 func (h *handler) heartbeat(f *nodev1.Heartbeat) {
 	h.server.deps.Metrics.Frame("heartbeat")
-	if !h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
-		return
-	}
+	// An agent tells of a change once, so it counts whether or not the beat is answered.
 	if changed := f.GetChangedFacts(); changed != nil && h.sess.State() == commonv1.SessionState_SESSION_STATE_ADMITTED {
 		h.server.deps.Host(h.sess, changed)
+	}
+	if !h.pace.heartbeat(time.Now(), h.server.lim.HeartbeatsPerSec) {
+		return
 	}
 	h.sess.SendInline(h.server.heartbeatAck(f.GetSequence()))
 }

@@ -61,6 +61,14 @@ func TestDescribeNode(t *testing.T) {
 			},
 			state: normal, heard: 4 * time.Second,
 		},
+		"no room on its disk": {
+			facts: view.NodeFacts{
+				Identity: active, Session: admitted, Beat: beat, Connected: true, Since: now, Gate: &lifecyclev1.NodeGate{
+					Admitted: true, Host: &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: true, Path: "/var/lib/gpuaas"}},
+				},
+			},
+			state: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, reason: "node_disk_full", heard: 4 * time.Second,
+		},
 		"gate not open": {
 			facts: view.NodeFacts{Identity: active, Session: admitted, Beat: beat, Connected: true, Since: now},
 			state: temporary, reason: "node_not_admitted", heard: 4 * time.Second,

@@ -1,0 +1,50 @@
+package nodeapi_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// TestChangedFactsAndDiagnosticsBecomeEvents holds that what an admitted agent says of its host is passed on: facts as they change, and its last
+// diagnostics with every later event of the session.
+func TestChangedFactsAndDiagnosticsBecomeEvents(t *testing.T) {
+	k := newKit(t)
+	a := k.session(k.replica())
+	k.raised(a)
+	seen := func(what, condition string) {
+		t.Helper()
+		testkit.Eventually(t, time.Minute, func() error {
+			var found bool
+			err := k.db.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT EXISTS (SELECT 1 FROM events.event
+				WHERE kind = 'session.changed' AND aggregate_id = $1 AND `+condition+`)`, a.session).Scan(&found)
+			if err == nil && !found {
+				err = errors.New(what + " is in no event")
+			}
+			return err
+		})
+	}
+	const (
+		full     = `payload->'host'->'state_disk'->>'full' = 'true'`
+		over     = `payload->'host'->'state_disk'->>'path' = '/state' AND payload->'host'->'state_disk'->>'full' IS DISTINCT FROM 'true'`
+		diskFull = `payload->'diagnostics'->0->>'code' = 'DIAGNOSTIC_CODE_STATE_DISK_FULL'`
+	)
+	facts := func(full bool) *nodev1.ConnectRequest {
+		f := beat(1)
+		f.GetHeartbeat().ChangedFacts = &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: full, Path: "/state"}}
+		return f
+	}
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: &nodev1.DiagnosticReport{
+		Diagnostics: []*commonv1.Diagnostic{{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL, Detail: "no room"}},
+	}}})
+	seen("the diagnostic", diskFull)
+	a.send(facts(true))
+	seen("the changed fact with the diagnostic", full+" AND "+diskFull)
+	a.send(facts(false))
+	seen("the fact that changed back", over)
+}
