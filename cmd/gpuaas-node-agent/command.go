@@ -223,7 +223,7 @@ func (p *program) diagnostics() *cobra.Command {
 			}
 			items := make([]diagnostic, 0, len(entries))
 			for _, e := range entries {
-				items = append(items, diagnostic{e.Code, e.Detail, e.FirstSeen, e.LastSeen, e.Count, e.NextRetry.Seconds()})
+				items = append(items, diagnostic{e.Code, e.Detail, e.FirstSeen, e.LastSeen, e.Count, e.NextRetry.Seconds(), e.EndedAt})
 			}
 			encoder := json.NewEncoder(p.out)
 			encoder.SetIndent("", "  ")
@@ -239,6 +239,7 @@ type diagnostic struct {
 	LastSeen         time.Time `json:"last_seen"`
 	Count            int64     `json:"count"`
 	NextRetrySeconds float64   `json:"next_retry_seconds"`
+	EndedAt          time.Time `json:"ended_at,omitzero"` // once it is over
 }
 
 func (p *program) version() *cobra.Command {

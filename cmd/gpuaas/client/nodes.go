@@ -67,7 +67,8 @@ var nodeView = view[*readmodelv1.Node]{
 		{"host: diagnostics", false, func(pr *printer, n *readmodelv1.Node) string {
 			lines := make([]string, 0, len(n.GetSession().GetDiagnostics()))
 			for _, d := range n.GetSession().GetDiagnostics() {
-				lines = append(lines, fmt.Sprintf("%s x%d %s %s", word(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()), d.GetDetail()))
+				over := onlyIf(d.GetEndedAt() != nil, " (over since "+pr.when(d.GetEndedAt())+")")
+				lines = append(lines, fmt.Sprintf("%s x%d %s %s%s", word(d.GetCode()), d.GetCount(), pr.when(d.GetObservedAt()), d.GetDetail(), over))
 			}
 			return strings.Join(lines, "\n")
 		}},
