@@ -33,10 +33,12 @@ const (
 	error_layer = CASE WHEN m.keep THEN m.layer ELSE r.error_layer END, error_step = CASE WHEN m.keep THEN m.step ELSE r.error_step END`
 	// stuckKept keeps what was said of the whole run when a step moves on.
 	stuckKept = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END`
-	// stuckParked keeps what was said of the attempt too: one that is parked has not moved. That no driver was there is over once one has parked it.
+	// stuckParked keeps what was said of the step too: one whose attempt is parked, or failed and is followed by another, has not succeeded, and the flag says
+	// so until it has. That no driver was there is over once one has parked it.
 	//
 	// Scenario: saga-step-wedged.
-	stuckParked  = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' OR m.cl_state = 'waiting' AND r.stuck_reason LIKE 'step_stalled%' THEN r.stuck_reason ELSE '' END`
+	stuckParked = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' OR m.state IN ('waiting', 'compensating') AND r.stuck_reason LIKE 'step_stalled%'
+		THEN r.stuck_reason ELSE '' END`
 	closeAttempt = `closed AS (UPDATE lifecycle.saga_step s SET state = m.cl_state,
 		finished_at = CASE WHEN m.cl_state = 'waiting' THEN NULL ELSE mesh.clock() END, why_waiting = m.cl_why, error_code = m.code, error = m.err,
 		error_layer = m.layer, cause = m.cause, output = COALESCE(m.output::jsonb, s.output), version = s.version + 1, outcome = m.cl_state

@@ -80,17 +80,20 @@ func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
 
 // Progress says how far the attempt has come, in words ("pods 2/3"). Words that were not the last ones reset the stall clock; the same words again write
 // nothing, for a step that looks at what stands still has not moved. The words of an attempt that was lost with its driver are this one's last words too.
+// The flag of a stall stays over the attempts of its step: only words that no earlier attempt ended with take it back.
 func (e *Env) Progress(ctx context.Context, note string) error {
 	dir := names.Of(e.Direction)
-	var said, moved bool
+	var said, moved, news bool
 	// Nobody else writes this attempt's progress: what is read here still holds below, or the fence is another.
 	err := e.core.db.QueryRow(ctx, `SELECT COALESCE(s.progress->>'note' = $6, false), COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
 			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+sameTry("p")+`
-			ORDER BY p.attempt DESC LIMIT 1), true)
+			ORDER BY p.attempt DESC LIMIT 1), true), COALESCE((
+			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
+			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' ORDER BY p.attempt DESC LIMIT 1), true)
 		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id
 		WHERE r.id = $1 AND r.fence = $2 AND s.step = $3 AND s.dir = $4 AND s.attempt = $5 AND s.state = 'running'`,
-		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved)
+		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved, &news)
 	switch {
 	case pg.IsNoRows(err):
 		return ErrFenced
@@ -104,8 +107,8 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 		r := &Run{}
 		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, version = r.version + 1,
 			progress_at = CASE WHEN $3 THEN mesh.clock() ELSE r.progress_at END,
-			stuck_reason = CASE WHEN $3 AND r.stuck_reason NOT LIKE 'run_stalled%' THEN '' ELSE r.stuck_reason END
-			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence, moved).Scan(r.targets()...)
+			stuck_reason = CASE WHEN $4 AND r.stuck_reason NOT LIKE 'run_stalled%' THEN '' ELSE r.stuck_reason END
+			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence, moved, news).Scan(r.targets()...)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}

@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// A step that waits looks again all the time. What was said of its stall stays said until it moves or fails: a look that finds nothing is no recovery.
+// A step that waits looks again all the time. What was said of its stall stays said until it moves or succeeds: neither a look that finds nothing nor the end
+// of an attempt is a recovery.
 func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	testkit.IO(t)
 	var looks atomic.Int32
@@ -29,28 +30,35 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 			}
 		case 4:
 			return saga.Outcome{}, errBoom
+		case 6, 7:
+			// The second attempt begins by saying where the first ended, and then gets further.
+			if err := env.Progress(ctx, fmt.Sprintf("pods %d/3", n-5)); err != nil {
+				return saga.Outcome{}, err
+			}
+		case 9:
+			return saga.Done(nil), nil
 		}
 		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: fmt.Sprintf("look %d", n), WakeOnSignal: true}), nil
 	}
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 1000 * time.Hour, Deadline: 1000 * time.Hour})
 	b.drive(b.config("a"))
 	_, id := b.create("toy")
-	parked := func(why string, attempts int, stalled bool) {
+	parked := func(why string, attempts int, stalled bool, flagged ...bool) {
 		t.Helper()
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, 60*time.Second, func() error {
 			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != why {
 				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
 			return nil
 		})
 		r, list := b.run(id), b.timeline(id)
-		if len(list) != attempts || list[attempts-1].Stalled != stalled || strings.HasPrefix(r.StuckReason, "step_stalled") != stalled {
+		if len(list) != attempts || list[attempts-1].Stalled != stalled || strings.HasPrefix(r.StuckReason, "step_stalled") != (stalled || len(flagged) > 0) {
 			t.Fatalf("at %q: %d attempts, stalled %v, stuck reason %q", why, len(list), list[len(list)-1].Stalled, r.StuckReason)
 		}
 	}
 	flag := func() {
 		t.Helper()
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, 60*time.Second, func() error {
 			if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
 				return fmt.Errorf("stuck reason %q", r.StuckReason)
 			}
@@ -72,8 +80,20 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	parked("look 3", 1, false)
 	testkit.SetClockOffset(b.db, 22*time.Hour)
 	flag()
-	wake() // it fails, and is tried again
-	parked("look 5", 2, false)
+	wake() // it fails, and is tried again: the step has not succeeded
+	parked("look 5", 2, false, true)
+	wake()
+	parked("look 6", 2, false, true)
+	wake()
+	parked("look 7", 2, false)
+	testkit.SetClockOffset(b.db, 33*time.Hour)
+	flag()
+	wake()
+	parked("look 8", 2, true)
+	wake()
+	if r := b.await(id, 30*time.Second, "succeeded"); r.StuckReason != "" {
+		t.Errorf("what has succeeded is still flagged: %q", r.StuckReason)
+	}
 }
 
 // A step that tells the same over and over has not moved: neither its stall clock nor its row does. A driver that is lost changes nothing of that.
@@ -102,7 +122,7 @@ func TestOnlyNewWordsAreProgress(t *testing.T) {
 	_, id := b.create("toy")
 	look := func(n int) (saga.Run, saga.Attempt) {
 		t.Helper()
-		testkit.Eventually(t, 5*time.Second, func() error {
+		testkit.Eventually(t, 60*time.Second, func() error {
 			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {
 				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
@@ -125,7 +145,7 @@ func TestOnlyNewWordsAreProgress(t *testing.T) {
 		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt, first.Version, again.Version)
 	}
 	testkit.SetClockOffset(b.db, 11*time.Hour)
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, 60*time.Second, func() error {
 		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
 			return fmt.Errorf("stuck reason %q", r.StuckReason)
 		}
