@@ -157,14 +157,16 @@ func since(f NodeFacts) time.Time {
 
 // WorkspaceFacts is what a workspace's user state is made of.
 type WorkspaceFacts struct {
-	Workspace *lifecyclev1.Workspace
-	Stalled   bool
-	Agent     AgentStatus // of the node that the workspace names; zero if it names none
+	Workspace  *lifecyclev1.Workspace
+	Stalled    bool        // the step of its run stalls: none of its attempts has succeeded since
+	HasStalled bool        // an attempt of a step has, since the workspace last came up
+	Agent      AgentStatus // of the node that the workspace names; zero if it names none
 }
 
 // DescribeWorkspace answers the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal. An agent that
 // cannot act does touch it: nothing that is asked of the workspace is done meanwhile, though its workload may run on. While nobody of ours listens,
-// the outage is ours and what runs is normal.
+// the outage is ours and what runs is normal. A workspace that has stalled on its way up is normal again when it has come up: that another attempt or another
+// operation began is no evidence of anything.
 func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 	const cancelled = "cancel_requested"
 	switch f.Workspace.GetState() {
@@ -179,7 +181,7 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 		return commonv1.UserState_USER_STATE_RECOVERING
 	case commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING,
 		commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING:
-		if f.Stalled || f.Workspace.GetRegisterFailures() > 0 {
+		if f.Stalled || f.HasStalled || f.Workspace.GetRegisterFailures() > 0 {
 			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:

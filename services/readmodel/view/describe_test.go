@@ -195,6 +195,9 @@ func TestEveryIdentityAndWorkspaceStateIsDescribed(t *testing.T) {
 	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: provisioning, Stalled: true}); got != commonv1.UserState_USER_STATE_TEMPORARY {
 		t.Errorf("stalled: %s", names.Of(got))
 	}
+	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: provisioning, HasStalled: true}); got != commonv1.UserState_USER_STATE_TEMPORARY {
+		t.Errorf("has stalled: %s", names.Of(got))
+	}
 	cancelled := &lifecyclev1.Workspace{State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, LastErrorCode: "cancel_requested"}
 	if got := view.DescribeWorkspace(view.WorkspaceFacts{Workspace: cancelled}); got != commonv1.UserState_USER_STATE_NORMAL {
 		t.Errorf("cancelled: %s", names.Of(got))

@@ -318,3 +318,74 @@ func TestScopeIsClosedByDefault(t *testing.T) {
 		t.Error("an operator's scope")
 	}
 }
+
+// A workspace that stalls on its way up is temporary until it is up: another attempt, a step that succeeds later and another operation are no evidence of that.
+func TestAStallIsTemporaryUntilTheWorkspaceIsUp(t *testing.T) {
+	k := newKit(t)
+	ws := &lifecyclev1.Workspace{
+		WorkspaceId: ids.New(), TenantId: k.A.ID, Tenant: k.A.Name, Name: "slow", State: commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, Epoch: 1,
+	}
+	run := &lifecyclev1.Run{WorkspaceId: ws.GetWorkspaceId(), TenantId: k.A.ID, StepNames: []string{"Allocate storage", "Mark active"}}
+	const (
+		running   = commonv1.AttemptState_ATTEMPT_STATE_RUNNING
+		failed    = commonv1.AttemptState_ATTEMPT_STATE_FAILED
+		succeeded = commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED
+		normal    = commonv1.UserState_USER_STATE_NORMAL
+		temporary = commonv1.UserState_USER_STATE_TEMPORARY
+	)
+	begin := func(kind commonv1.OperationKind) {
+		run.RunId, run.Kind, run.State, run.Phase, run.Step, run.StuckReason = ids.New(), kind, commonv1.RunState_RUN_STATE_RUNNING, "do", 0, ""
+		run.WhyWaiting, ws.RunId, ws.State = "doing it", run.GetRunId(), commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING
+		k.Append(run)
+		k.Append(ws)
+	}
+	attempt := func(step, n int32, state commonv1.AttemptState, stalled bool) {
+		k.Append(&lifecyclev1.StepAttempt{
+			RunId: run.GetRunId(), WorkspaceId: ws.GetWorkspaceId(), Step: step, Name: run.GetStepNames()[step], Attempt: n,
+			Direction: commonv1.Direction_DIRECTION_DO, State: state, Stalled: stalled,
+		})
+	}
+	is := func(when string, want commonv1.UserState, stalled bool) {
+		t.Helper()
+		k.sync()
+		if w, err := k.workspace(view.All(), ws.GetWorkspaceId()); err != nil || w.GetUserState() != want || w.GetStalled() != stalled {
+			t.Errorf("%s: %v, stalled %v, %v", when, w.GetUserState(), w.GetStalled(), err)
+		}
+	}
+	begin(commonv1.OperationKind_OPERATION_KIND_CREATE)
+	attempt(0, 1, running, false)
+	is("it begins", normal, false)
+	run.StuckReason = `step_stalled: no progress at "Allocate storage" for 00:05:00`
+	k.Append(run)
+	attempt(0, 1, running, true)
+	is("it stalls", temporary, true)
+	attempt(0, 1, failed, true)
+	is("the attempt failed", temporary, true)
+	attempt(0, 2, running, false)
+	is("the second attempt runs", temporary, true)
+	run.StuckReason = ""
+	k.Append(run)
+	is("the flag is taken back", temporary, false)
+	attempt(0, 2, succeeded, false)
+	run.Step = 1
+	k.Append(run)
+	attempt(1, 1, running, false)
+	is("the step has succeeded, and the workspace has never been up", temporary, false)
+	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "launch_failed"
+	k.Append(run)
+	k.Append(ws)
+	is("it failed", commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, false)
+	begin(commonv1.OperationKind_OPERATION_KIND_RETRY)
+	attempt(0, 1, running, false)
+	is("it is tried again", temporary, false)
+	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_SUCCEEDED, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, ""
+	k.Append(run)
+	k.Append(ws)
+	is("it is up", normal, false)
+	// What stalled before it was up is history.
+	run.State, ws.State, ws.LastErrorCode = commonv1.RunState_RUN_STATE_FAILED, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, "x"
+	run.RunId = ids.New()
+	k.Append(run)
+	begin(commonv1.OperationKind_OPERATION_KIND_RETRY)
+	is("it is provisioned anew", normal, false)
+}

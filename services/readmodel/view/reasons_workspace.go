@@ -8,10 +8,11 @@ import (
 // workspaceReasons explain what a workspace, its run or its hold says of itself beside the reasons of refusals.
 var workspaceReasons = []*readmodelv1.ReasonText{
 	{
-		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget; nothing is stopped by this",
+		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not succeeded since; the flag stops nothing",
 		Impact: "the operation goes on waiting; other workspaces are not touched", Owner: "lifecycle",
-		NextAction: "read the likely cause and the advice of `gpuaas workspaces timeline`; else cancel, reset and retry",
-		Action:     commonv1.Action_ACTION_WAIT,
+		NextAction: "read the likely cause and the advice of `gpuaas workspaces timeline`; a box that does not come is replaced by the watchdog within its budgets; " +
+			"else cancel, reset and retry",
+		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{
 		Code: "register_failing", Meaning: "the workspace's box is refused as it registers; the count and the last refusal stand on the workspace",

@@ -34,8 +34,13 @@ const workspaceFrom = `readmodel.workspace w
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
 	LEFT JOIN readmodel.node n ON n.node_id = w.node_id` + nodeSession
 
-const workspaceColumns = `w.body, r.body, COALESCE(r.live AND EXISTS (
-	SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled), false), ` + nodeColumns
+// A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
+// workspace last came up, for one that is being provisioned.
+const workspaceColumns = `w.body, r.body, COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR EXISTS (
+		SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled)), false),
+	w.state = 'provisioning' AND EXISTS (SELECT FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
+		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
+			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id AND y.body->>'state' = 'RUN_STATE_SUCCEEDED')), ` + nodeColumns
 
 // Workspaces answers one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
@@ -79,7 +84,7 @@ func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) 
 	var body, runBody []byte
 	var n nodeScan
 	var f WorkspaceFacts
-	if err := row.Scan(append(append(lead, &body, &runBody, &f.Stalled), n.into()...)...); err != nil {
+	if err := row.Scan(append(append(lead, &body, &runBody, &f.Stalled, &f.HasStalled), n.into()...)...); err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
 	f.Workspace = &lifecyclev1.Workspace{}
