@@ -9,6 +9,9 @@ package runbook
 
 import "slices"
 
+// StepBox is the step that has a box launched and waits until its agent has a session. Lifecycle gives it its name, and the watchdog knows it by that.
+const StepBox = "Allocate storage"
+
 // Row is what the runbook says of one step.
 type Row struct {
 	Step   string // its name, as the timeline shows it
@@ -44,9 +47,10 @@ var rows = []Row{
 			"comes back, `workspaces cancel`, and once it rests `workspaces recreate --fenced-proof` with a reason",
 	},
 	{
-		Step:   "Allocate storage",
-		Cause:  "no slot, device or storage is free, the box does not start, or its agent cannot enrol",
-		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress cancel, reset and retry",
+		Step:  StepBox,
+		Cause: "no slot, device or storage is free, the box does not start, or its agent cannot enrol",
+		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress the " +
+			"watchdog replaces a box that does not come, within its budgets; otherwise cancel, reset and retry",
 	},
 	{
 		Step:   "Allocate workflow handle",

@@ -129,6 +129,9 @@ func OnBeat(ctx context.Context, tx pgx.Tx, f *nodev1.ReplicaBeat) error {
 // silentReplica is how long a replica may be silent before its sessions count as gone.
 const silentReplica = "15 seconds"
 
+// ListeningSQL is the condition that a replica lives at which agents can have a session: without one their silence says nothing.
+const ListeningSQL = `EXISTS (SELECT 1 FROM lifecycle.replica_seen r WHERE NOT r.leaving AND r.beat_at > mesh.clock() - interval '` + silentReplica + `')`
+
 // ConnectedSQL is the condition, over node_gate g, that its session is open at a replica that lives.
 const ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM lifecycle.replica_seen r
 	WHERE r.replica_id = g.replica_id AND r.beat_at > mesh.clock() - interval '` + silentReplica + `'))`

@@ -97,6 +97,9 @@ func (r rules) explains(now account, in called, out heard) (account, bool) {
 		return now, fits(s) == "" && (now.s.Open || now.s.State == out.state) && s.Epoch == out.epoch && s.Run == out.run && s.Reset == out.reset && s.Used == out.used
 	}
 	stands, slot := in.verb, -1
+	if stands == askReplace {
+		stands = askRecreate
+	}
 	if !create {
 		stands += "/" + in.id
 	}

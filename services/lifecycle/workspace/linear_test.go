@@ -89,6 +89,9 @@ func (r *replica) call(ctx context.Context, tenant string, in called) (heard, er
 	} else {
 		req.Target = &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: in.id}
 	}
+	if in.verb == askReplace {
+		ctx, req.Requester = asService(ctx, "recovery"), "watchdog"
+	}
 	res, err := r.server.RequestOperation(ctx, req)
 	if f, ok := fault.As(err); ok && f.Reason != commonv1.Reason_REASON_INTERNAL {
 		return heard{reason: names.Of(f.Reason)}, nil
@@ -158,7 +161,7 @@ func round(t *testing.T, all []*replica, tenant string, seed uint64, clients, re
 	for c := range clients {
 		wg.Go(func() {
 			dice := rand.New(rand.NewPCG(seed, uint64(c))) //nolint:gosec // it is to be repeated
-			wishes := append([]string{askCreate, askCreate, askOther, askLook, askLook, askRetry, askRecreate, askReset, askReset}, verbs()...)
+			wishes := append([]string{askCreate, askCreate, askOther, askLook, askLook, askRetry, askRecreate, askReplace, askReset, askReset}, verbs()...)
 			for range requests {
 				in := called{verb: wishes[dice.IntN(len(wishes))], override: dice.IntN(4) == 0}
 				if dice.IntN(5) == 0 {

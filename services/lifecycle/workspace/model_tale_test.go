@@ -65,6 +65,9 @@ func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
 		ctx = rpc.WithPerson(ctx, rpc.Person{Subject: "eve", TenantID: a.other, Roles: []string{"tenant"}})
 	}
 	req := &lifecyclev1.RequestOperationRequest{Kind: kindOf(q.verb), IdempotencyKey: q.key, DryRun: q.dry, Override: q.override, Reason: "the model asks"}
+	if q.verb == askReplace {
+		ctx, req.Requester = asService(testkit.Context(a.t), "recovery"), "watchdog"
+	}
 	if q.noReason {
 		req.Reason = ""
 	}
@@ -83,6 +86,9 @@ func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
 
 // expects is what the model says to a request: who may ask at all, whether the key was answered before, and then the rules.
 func (a *tale) expects(q asking) (verdict, string) {
+	if q.verb == askReplace {
+		q.who = "service"
+	}
 	create := q.verb == askCreate || q.verb == askOther
 	if !create && (q.override || q.verb == askSkipUndo || q.verb == askRetryUndo) && (q.who == "member" || q.who == "stranger") {
 		return refusal(commonv1.Reason_REASON_PERMISSION_DENIED), ""
@@ -107,8 +113,11 @@ func (a *tale) expects(q asking) (verdict, string) {
 }
 
 func (a *tale) stands(verb string) string {
-	if verb == askCreate || verb == askOther {
+	switch verb {
+	case askCreate, askOther:
 		return verb
+	case askReplace:
+		verb = askRecreate
 	}
 	return verb + "/" + a.s.ID
 }
@@ -144,7 +153,7 @@ func (a *tale) request(q asking) {
 		next := a.rules.after(a.s, q.verb, want, got.GetWorkspaceId(), got.GetOperationId())
 		if q.key != "" {
 			if a.keys[q.key] = a.stands(q.verb) + "|" + got.GetOperationId(); q.verb != askCreate && q.verb != askOther {
-				a.keys[q.key] = q.verb + "/" + old + "|" + got.GetOperationId()
+				a.keys[q.key] = names.Of(kindOf(q.verb)) + "/" + old + "|" + got.GetOperationId()
 			}
 		}
 		if next.ID != old {
@@ -231,7 +240,7 @@ func (a *tale) observe(moved bool) {
 	}
 	was := a.s
 	if !moved {
-		was.Boxed, was.Placed, was.Unclean = now.Boxed, now.Placed, now.Unclean
+		was.Boxed, was.Placed, was.Unclean, was.Boxless, was.Held = now.Boxed, now.Placed, now.Unclean, now.Boxless, now.Held
 		if was != now {
 			a.fail("the model has %+v, there is %+v", was, now)
 		}

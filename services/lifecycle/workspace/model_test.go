@@ -2,8 +2,10 @@ package workspace
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
 // GPUAAS_MODEL_FOR is how long the model and the concurrent clients are at work; GPUAAS_MODEL_SEED repeats what they asked.
@@ -91,6 +94,7 @@ func (a *tale) settles() {
 	a.world.mute = false
 	a.world.mu.Unlock()
 	a.away(false)
+	a.comes()
 	for tries := 0; a.s.Open && !a.s.Stuck; tries++ {
 		if tries == 5 {
 			run, _, _ := a.look(a.s.ID)
@@ -125,12 +129,59 @@ func (a *tale) away(is bool) {
 	a.beat(by)
 }
 
+// stays lets no agent of a box connect from now on, drives what is open until it waits for its box or time is up, and lets it be flagged: if it waits for a box
+// of its own, that box does not come.
+func (a *tale) stays(within time.Duration) {
+	a.world.mu.Lock()
+	a.world.deadTo = math.MaxInt64 - 1
+	a.world.mu.Unlock()
+	a.world.turns(a.t) // who was about to connect has
+	a.troubled = true
+	if until := time.Now().Add(within); a.s.ID != "" && a.s.Open && !a.s.Stuck {
+		a.drive(0, func() bool {
+			run, open, err := saga.LiveRun(testkit.Context(a.t), a.pool, a.s.ID)
+			return err != nil || !open || run.State == "stuck" || run.State == "waiting" && run.StepName() == StepStorage || time.Now().After(until)
+		})
+	}
+	a.jump(6 * time.Minute)
+	if _, err := a.seats[0].core.MarkStalls(testkit.Context(a.t), 100000*time.Hour); err != nil {
+		a.fail("flag what stalls: %v", err)
+	}
+	if a.s.ID != "" {
+		a.observe(true)
+	}
+	a.say("no box comes: %v, its run held: %v", a.s.Boxless, a.s.Held)
+	if a.s.Boxless {
+		a.counts["boxless"]++
+	}
+}
+
+// comes lets agents connect, and waits until the box that a run waits for has.
+func (a *tale) comes() {
+	a.world.mu.Lock()
+	was := a.world.deadTo
+	a.world.deadTo = 0
+	a.world.mu.Unlock()
+	if was == 0 || a.s.ID == "" {
+		return
+	}
+	testkit.Eventually(a.t, 60*time.Second, func() error {
+		now, _, err := a.look(a.s.ID)
+		if err == nil && now.Boxless {
+			err = errors.New("its box does not connect")
+		}
+		return err
+	})
+	a.observe(true)
+	a.say("boxes come again")
+}
+
 // step is one random thing that happens.
 func (a *tale) step(rt *rapid.T) {
-	all := append([]string{askCreate, askOther}, verbs()...)
+	all := append([]string{askCreate, askOther, askReplace, askReplace}, verbs()...)
 	steps := []string{
 		"ask", "ask", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "die", "die", "rest", "rest", "rest", "jump", "plant", "plant", "heal",
-		"agents", "flush",
+		"agents", "boxes", "boxes", "flush",
 	}
 	what := rapid.SampledFrom(steps).Draw(rt, "what")
 	if what == "ask what goes" {
@@ -197,6 +248,12 @@ func (a *tale) step(rt *rapid.T) {
 		a.troubled = true
 		a.say("agents mute: %v", a.world.mute)
 		a.world.mu.Unlock()
+	case "boxes":
+		if a.world.dead() && rapid.Bool().Draw(rt, "come") {
+			a.comes()
+		} else {
+			a.stays(time.Second)
+		}
 	case "flush":
 		a.flush()
 	}
@@ -270,6 +327,7 @@ func (a *tale) leave() {
 	a.mu.Unlock()
 	a.world.mu.Lock()
 	a.world.mute = false
+	a.world.deadTo = 0
 	delete(a.world.boxes, "machine:"+a.machine)
 	a.world.mu.Unlock()
 	a.away(false)

@@ -18,7 +18,19 @@ func (accuser) Fatalf(format string, args ...any) { panic(guilty{fmt.Sprintf(for
 func TestTheModelSeesAWrongRule(t *testing.T) {
 	g := newStage(t, nil)
 	for plant, script := range map[string]func(a *tale){
-		"":             func(*tale) {},
+		"": func(a *tale) {
+			a.stays(time.Minute)
+			if !a.s.Boxless {
+				t.Errorf("its box is there: %+v", a.s)
+			}
+			a.request(asking{verb: askRecreate})
+			a.request(asking{verb: askReplace, key: "k1"})
+			a.request(asking{verb: askRecreate, key: "k1"})
+			a.settles()
+			if a.s.State != "active" || a.s.Epoch != 2 {
+				t.Errorf("in the end %+v", a.s)
+			}
+		},
 		"reset always": func(a *tale) { a.request(asking{verb: askReset}) },
 		"retry without reset": func(a *tale) {
 			a.mu.Lock()
@@ -26,6 +38,10 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 			a.mu.Unlock()
 			a.settles()
 			a.request(asking{verb: askRetry})
+		},
+		"the watchdog joins": func(a *tale) {
+			a.stays(time.Minute)
+			a.request(asking{verb: askReplace})
 		},
 		"recreate keeps epoch": func(a *tale) {
 			a.settles()

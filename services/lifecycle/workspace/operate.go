@@ -247,6 +247,11 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 	}
 	brings := req.GetKind() == kRetry || req.GetKind() == kRecreate
 	ends := req.GetKind() == kDecommission && run.Kind == names.Of(kDecommission)
+	if open && req.GetKind() == kRecreate && req.GetFencedProof() == noProof {
+		if instead, err := s.replaceable(ctx, tx, w, run, req); err != nil || instead {
+			return replaces(w, run), err
+		}
+	}
 	switch {
 	case open && req.GetFencedProof() != noProof && run.State != "stuck":
 		return s.prove(ctx, tx, w, run, req, requester(ctx, req))

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -20,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -36,6 +40,8 @@ type world struct {
 	refuse     string   // the type of task that fails at every agent
 	mute       bool     // no agent takes work
 	unready    bool     // what runs is never ready
+	deadTo     int64    // the agents of boxes up to this epoch never connect
+	played     int64    // turns of all agents
 	endless    bool     // no box can be confirmed ended
 	replica    string   // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
@@ -173,6 +179,9 @@ func (w *world) play(ctx context.Context) {
 			}
 			w.work(ctx, b, connected[b.node])
 		}
+		w.mu.Lock()
+		w.played++
+		w.mu.Unlock()
 		select {
 		case <-time.After(2 * time.Millisecond):
 		case <-ctx.Done():
@@ -180,16 +189,50 @@ func (w *world) play(ctx context.Context) {
 	}
 }
 
+// turns waits until every agent that had begun something has done it.
+func (w *world) turns(t *testing.T) {
+	t.Helper()
+	played := func() int64 {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.played
+	}
+	before := played()
+	testkit.Eventually(t, 60*time.Second, func() error {
+		if now := played(); now < before+2 {
+			return fmt.Errorf("%d turns since", now-before)
+		}
+		return nil
+	})
+}
+
+// dead says whether some boxes never connect.
+func (w *world) dead() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.deadTo > 0
+}
+
 func (w *world) live() []*worldBox {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []*worldBox
-	for _, b := range w.boxes {
-		if !b.ended && b.node != "" {
+	for k, b := range w.boxes {
+		if !b.ended && b.node != "" && epochOf(k) > w.deadTo {
 			out = append(out, b)
 		}
 	}
 	return out
+}
+
+// epochOf is the epoch of a box by its key; a machine is of none, and above all of them.
+func epochOf(key string) int64 {
+	_, text, _ := strings.Cut(key, ":")
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return math.MaxInt64
+	}
+	return n
 }
 
 func (w *world) connect(ctx context.Context, b *worldBox) string {

@@ -59,7 +59,8 @@ func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 		fault.Remedy("look at the workspace again, and ask anew if its present epoch is to be replaced"))
 }
 
-// recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it.
+// recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it. The watchdog alone
+// has a run cancelled first whose box does not come.
 func (s *Server) recreate(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lifecyclev1.RequestOperationRequest, runID, by string,
 ) (*lifecyclev1.Operation, error) {
@@ -70,12 +71,25 @@ func (s *Server) recreate(
 	if open && req.GetFencedProof() != noProof && run.State != names.Of(commonv1.RunState_RUN_STATE_STUCK) {
 		return s.prove(ctx, tx, w, run, req, by)
 	}
-	in := newInput(w.Tenant, w.Name, w.Spec)
-	if !open {
+	in, parent := newInput(w.Tenant, w.Name, w.Spec), ""
+	from, instead := settled(), false
+	if open {
+		if instead, err = s.replaceable(ctx, tx, w, run, req); err != nil {
+			return nil, err
+		}
+	}
+	if instead {
+		if err := s.cancelFirst(ctx, tx, run, by, req.GetReason()); err != nil {
+			return nil, err
+		}
+		parent = run.ID
+		from = []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING, commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING}
+	}
+	if !open || instead {
 		if err := ofEpoch(w, req); err != nil {
 			return nil, err
 		}
-		v, err := s.recreatable(ctx, tx, w, req.GetFencedProof() != noProof)
+		v, err := s.recreatable(ctx, tx, w, from, req.GetFencedProof() != noProof)
 		if err != nil {
 			return nil, err
 		}
@@ -94,7 +108,7 @@ func (s *Server) recreate(
 		WorkspaceID: w.ID, Kind: kRecreate, Definition: DefinitionRecreate, RunID: runID, Input: in, Requester: by, CorrelationID: correlation, NextEpoch: true,
 		OfEpoch:   req.GetExpectedEpoch(),
 		JoinKinds: []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_CREATE, kRetry},
-		From:      []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED},
+		From:      from, ParentRunID: parent,
 	})
 	if err != nil || started.Joined {
 		return answer(w.ID, started), err //nolint:wrapcheck // a fault, or it says what it did
@@ -141,10 +155,16 @@ func (r *recreation) refusal() error {
 	return fault.New(r.reason, "this workspace cannot be recreated now", options...)
 }
 
-// recreatable judges a workspace on which no operation is open. What it finds may change before the run comes to it: the run looks again.
-func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, proven bool) (*recreation, error) {
+// settled are the states from which everybody may have a workspace recreated.
+func settled() []commonv1.WorkspaceState {
+	return []commonv1.WorkspaceState{commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED}
+}
+
+// recreatable judges a workspace on which no operation is open, or none that is not about to be cancelled; from are the states in which it may be. What it
+// finds may change before the run comes to it: the run looks again.
+func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, from []commonv1.WorkspaceState, proven bool) (*recreation, error) {
 	r := &recreation{}
-	if w.State != "active" && w.State != "failed" {
+	if !slices.ContainsFunc(from, func(state commonv1.WorkspaceState) bool { return names.Of(state) == w.State }) {
 		r.lacks(commonv1.Reason_REASON_PRECONDITION_FAILED, "", "", "the workspace is active or failed; it is "+w.State)
 		return r, nil
 	}
@@ -267,7 +287,7 @@ func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace
 		}
 		return o, nil
 	}
-	r, err := s.recreatable(ctx, tx, w, proven)
+	r, err := s.recreatable(ctx, tx, w, settled(), proven)
 	if err != nil {
 		return nil, err
 	}

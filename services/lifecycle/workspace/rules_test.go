@@ -21,6 +21,8 @@ const (
 	askReset        = "reset"
 	askRetryUndo    = "retry_undo"
 	askSkipUndo     = "skip_undo"
+	// askReplace is a recreation that the watchdog asks for. It has no row of its own in the table of actions, and a key of it stands for a recreation.
+	askReplace = "replace"
 )
 
 func verbs() []string {
@@ -28,8 +30,11 @@ func verbs() []string {
 }
 
 func kindOf(verb string) commonv1.OperationKind {
-	if verb == askOther {
+	switch verb {
+	case askOther:
 		verb = askCreate
+	case askReplace:
+		verb = askRecreate
 	}
 	k, err := names.Parse[commonv1.OperationKind](verb)
 	if err != nil {
@@ -58,6 +63,8 @@ type sketch struct {
 	Placed    bool // something is claimed on a shared machine
 	Away      bool // that machine does not answer
 	Unclean   bool // the release of its allocation has failed
+	Boxless   bool // the run waits, stalled, for a launched box of its own that has no session
+	Held      bool // a driver has the run in its hands, or has died with it
 }
 
 // The ways of an answer.
@@ -148,6 +155,14 @@ func (r rules) decide(s sketch, verb string, override bool) verdict {
 			return verdict{how: begins}
 		}
 		return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+	case askReplace:
+		switch {
+		case !s.onItsWay(), !s.brings(), !s.Boxless, r.plant == "the watchdog joins":
+			return r.bring(s, askRecreate, override)
+		case s.Held:
+			return refusal(commonv1.Reason_REASON_CONFLICT)
+		}
+		return verdict{how: begins}
 	default:
 		return r.bring(s, verb, override)
 	}
@@ -185,6 +200,9 @@ func (r rules) bring(s sketch, verb string, override bool) verdict {
 
 // after is the workspace once the answer is given. run and id are those that the answer named; they count where something began.
 func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
+	if verb == askReplace {
+		verb = askRecreate
+	}
 	switch {
 	case v.how == begins && (verb == askCreate || verb == askOther):
 		return sketch{ID: id, State: "provisioning", Epoch: 1, Other: verb == askOther, Run: run, Kind: askCreate, Open: true, Away: s.Away}

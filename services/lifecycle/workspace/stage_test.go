@@ -215,6 +215,11 @@ func (g *stage) look(id string) (sketch, saga.Run, error) {
 	if err == nil {
 		err = g.pool.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1 AND state = 'release_failed')`, id).Scan(&s.Unclean)
 	}
+	if err == nil && s.onItsWay() && run.StepName() == StepStorage && strings.HasPrefix(run.StuckReason, "step_stalled") {
+		err = g.pool.QueryRow(ctx, `SELECT count(*) = 1 FROM lifecycle.instance i LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
+			WHERE i.workspace_id = $1 AND i.state = 'live' AND i.placement <> 'static' AND g.session_epoch = 0`, id).Scan(&s.Boxless)
+	}
+	s.Held = run.Live() && (run.Owner != "" || run.State == "pending")
 	return s, run, err
 }
 

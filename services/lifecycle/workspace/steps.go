@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/internal/runbook"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -29,7 +30,7 @@ import (
 // The steps of a workspace's way up, by the names that the timeline shows.
 const (
 	StepValidate = "Validate request"
-	StepStorage  = "Allocate storage"
+	StepStorage  = runbook.StepBox
 	StepHandle   = "Allocate workflow handle"
 	StepSchema   = "Apply per-tenant schema"
 	StepDeploy   = "Deploy tenant workloads"
