@@ -18,6 +18,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
+// joinedAgain is how long after a join lifecycle is asked again for a box that does not come: what it knows of the box may lag behind.
+const joinedAgain = time.Minute
+
 // reasonMost bounds the reason of a request.
 const reasonMost = 500
 
@@ -81,6 +84,10 @@ func (w *Watchdog) answer(ctx context.Context, sent *record, op *lifecyclev1.Ope
 			}
 			if op.GetOperationId() == r.RunID {
 				r.Withheld, r.WithheldBy = "the stalled operation still owns the workspace and was joined: it is not fought; cancel it, or wait for its deadline", withheldByOwner
+				if r.Step == boxStep || r.Trigger == triggerRegister {
+					next := now.Add(min(joinedAgain, w.cfg.RefusedMost))
+					r.NextAt = &next
+				}
 			}
 		} else {
 			r.Attempts++

@@ -8,5 +8,6 @@
 //
 // Guarantees: at most one open recovery a workspace; a request is written down before it is sent and repeated under the same idempotency key until it
 // is answered, so that a crash between the two makes no second operation; a recreation takes its tokens in the transaction that writes it down, so that
-// budgets are exact however many replicas run; an engaged brake lets nothing through that was not sent before.
+// budgets are exact however many replicas run; an engaged brake lets nothing through that was not sent before; a recovery ends as recovered when the step
+// that stalled has succeeded or the workspace is active, and on nothing less.
 package watchdog

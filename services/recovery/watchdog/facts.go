@@ -169,13 +169,15 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// stepChanged hears that a stalled attempt shows progress again: such a change of an attempt has no event of its run.
+// stepChanged hears that a stalled attempt shows progress again, for a change of an attempt that has no event of its run. It takes the flag of the present
+// attempt back, so that nothing is asked for what moves. It is no evidence of a recovery, and the end of an attempt is not even progress.
 func stepChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	a := &lifecyclev1.StepAttempt{}
 	if err := r.Decode(a); err != nil {
 		return err //nolint:wrapcheck // it says what it read
 	}
-	if a.GetStalled() || a.GetDirection() != commonv1.Direction_DIRECTION_DO {
+	open := a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || a.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING
+	if a.GetStalled() || !open || a.GetDirection() != commonv1.Direction_DIRECTION_DO {
 		return nil
 	}
 	err := pg.Queue(ctx, tx, `UPDATE recovery.watch_run SET stalled = false

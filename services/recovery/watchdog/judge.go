@@ -126,6 +126,7 @@ func moveOn(r *record, s *subject, cfg Config, now time.Time) wish {
 			return recreate
 		}
 		if now.Sub(s.StateAt) > cfg.PersonFor {
+			leftFailed(r, s.Run)
 			r.end(outcomeFailed, "", now)
 		}
 	}
@@ -149,7 +150,7 @@ func underWay(r *record, s *subject, now time.Time) wish {
 	if stalled || (r.Trigger == triggerRegister && s.RegisterFailures > 0) {
 		return recreate
 	}
-	if s.RunID == r.RunID && r.Trigger == triggerStalled {
+	if s.RunID == r.RunID && passed(r, s.Run) {
 		r.end(outcomeRecovered, byItself, now)
 	}
 	return nothing
@@ -208,7 +209,10 @@ func followOperation(r *record, s *subject, cfg Config, now time.Time) wish {
 		takenOver(r, op)
 		return nothing
 	}
-	if r.OperationID == r.RunID && r.Trigger == triggerStalled && !op.Stalled {
+	switch {
+	case op.ID == s.RunID && absent(op, s):
+		return replaceBox(r, op, cfg)
+	case r.OperationID == r.RunID && passed(r, op):
 		r.end(outcomeRecovered, byItself, now)
 	}
 	return nothing
@@ -239,7 +243,7 @@ func operationFailed(r *record, op *run, cfg Config, now time.Time) wish {
 	}
 	failure := op.Step + "/" + op.ErrorCode
 	if r.OperationID != r.RunID { // one of our own attempts, not the operation that had stalled
-		if r.Attempts >= cfg.Attempts || failure == r.LastFailure {
+		if r.Attempts >= cfg.Attempts || failure == r.LastFailure || r.WithheldBy == withheldByAttempts {
 			r.Step, r.ErrorCode, r.Cause = op.Step, op.ErrorCode, op.Error
 			r.end(outcomeFailed, "", now)
 			return nothing

@@ -46,8 +46,9 @@ type subject struct {
 	RegisterFailures                    int32
 	RegisterSince                       *time.Time
 	LastErrorCode, LastError            string
-	Run                                 *run // the workspace's present or last one, if it is worth a look
-	Op                                  *run // the operation that its open record follows
+	Run                                 *run   // the workspace's present or last one, if it is worth a look
+	Op                                  *run   // the operation that its open record follows
+	Box                                 string // state of the present epoch's instance; empty if there is none
 	Reach                               reach
 	LostSince                           time.Time // of reachLost
 	CloseReason                         string
@@ -90,7 +91,7 @@ WITH listening AS (
 SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
 	w.last_error, v.node_id IS NOT NULL, COALESCE((SELECT l.fresh FROM listening l), false),
-	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''),
+	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''), COALESCE(i.state, ''),
 	` + fmt.Sprintf(runFieldsSQL, "r") + `, ` + fmt.Sprintf(runFieldsSQL, "o") + `
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
@@ -146,7 +147,7 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 		var present, op nullRun
 		targets := append([]any{
 			&s.WorkspaceID, &s.TenantID, &s.Tenant, &s.Name, &state, &s.StateAt, &s.Epoch, &s.RunID, &s.Placement, &node, &s.RegisterFailures,
-			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity,
+			&s.RegisterSince, &s.LastErrorCode, &s.LastError, &served, &listening, &lost, &s.CloseReason, &s.Identity, &s.Box,
 		}, append(present.targets(), op.targets()...)...)
 		if err := row.Scan(targets...); err != nil {
 			return nil, err //nolint:wrapcheck // wrapped below

@@ -44,7 +44,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			answerStarted, answerJoined, answerRefused, answerUnanswered),
 		withheld: counter("watchdog_withheld_total", "Recoveries that this replica began to hold back, by what holds them: a budget of recreations, the brake, a decision.",
 			"by", withheldLabel(scopeWorkspace+":"), withheldLabel(scopePlacement+":"), withheldByBrake, withheldByIdentity, withheldByMachine, withheldByOwner,
-			withheldByPerson),
+			withheldByPerson, withheldByDeafness, withheldByAttempts),
 		ended: counter("watchdog_recoveries_ended_total", "Recoveries that this replica saw end, by outcome.", "outcome",
 			names.Of(outcomeRecovered), names.Of(outcomeFailed)),
 		engaged: prometheus.NewGauge(prometheus.GaugeOpts{

@@ -34,6 +34,8 @@ const (
 	withheldByMachine  = "machine"
 	withheldByPerson   = "person"
 	withheldByOwner    = "lifecycle"
+	withheldByDeafness = "listening"
+	withheldByAttempts = "attempts"
 )
 
 // record is a row of recovery_record.

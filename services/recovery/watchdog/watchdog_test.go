@@ -179,29 +179,6 @@ func TestStalledOperationIsJoinedAndItsEndFollowed(t *testing.T) {
 	}
 }
 
-func TestProgressTakesAStallBack(t *testing.T) {
-	k := newKit(t)
-	b := k.provision("acme", "one", byProcess)
-	k.stall(b, 4)
-	k.round()
-	k.put(&lifecyclev1.StepAttempt{
-		RunId: b.run.GetRunId(), Name: steps[4], Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, Version: 4, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
-	})
-	k.round()
-	k.wantOutcome(k.record(b), open) // what the attempt was before it stalled is old news
-	k.put(&lifecyclev1.StepAttempt{
-		RunId: b.run.GetRunId(), Name: steps[4], Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, Version: 7, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING,
-	})
-	k.pass(6 * time.Second)
-	k.round()
-	rec := k.record(b)
-	k.wantOutcome(rec, recovered)
-	if rec.GetWhatWorked() != "by itself" {
-		t.Fatalf("%v", rec)
-	}
-	k.wantAsked(0)
-}
-
 func TestPersonWhoCancelsResetsAndRetriesIsNotFought(t *testing.T) {
 	k := newKit(t)
 	b := k.provision("acme", "one", byProcess)
