@@ -15,6 +15,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/policy"
 )
 
 // register is row 28: a box consumes its mint and dies, and the one that boots in its place has another key.
@@ -50,6 +51,15 @@ func runRegister(ctx context.Context, r *Run) error {
 	}
 	if err := r.observe(ctx); err != nil {
 		return err
+	}
+	if m.Scaled {
+		// A mint lasts as long as a scaled step may stand still: nobody is to take the box for one that does not come while it is asked to wait.
+		if err := m.setPolicy(ctx, policy.SagaStepStallSeconds, "120"); err != nil {
+			return at(StageGood, err)
+		}
+		defer func() {
+			_ = m.setPolicy(context.WithoutCancel(ctx), policy.SagaStepStallSeconds, Scaled()[policy.SagaStepStallSeconds])
+		}()
 	}
 	shutOut := func(shut bool) error {
 		turned, err := c.ShutOut(c.Plan.Addresses.Agents, shut)

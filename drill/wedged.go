@@ -19,12 +19,13 @@ import (
 // wedged is row 29: a step of a saga stops progressing and its worker dies with it.
 func wedged() Drill {
 	return Drill{
-		Name:     "saga-step-wedged",
-		Injects:  "SIGSTOP of the box's agent while its workspace is provisioned, then SIGKILL of the replica of lifecycle that had launched it",
-		Sees:     "the step stalled on the timeline with likely cause and advice; the workspace temporary",
-		Recovers: "reset is refused, cancel, compensations, reset, retry; nothing orphaned at the API, in the driver's ledger and among the processes",
-		Needs:    "its own mesh: process placement on this host",
-		Expect:   Verdict{Reason: "step_stalled", UserState: "temporary", Owner: "lifecycle", Next: "cancel"},
+		Name:    "saga-step-wedged",
+		Injects: "SIGSTOP of the box's agent while its workspace is provisioned, then SIGKILL of the replica of lifecycle that had launched it",
+		Sees:    "the step stalled on the timeline with likely cause and advice; the workspace temporary",
+		Recovers: "reset is refused, cancel, compensations, reset, retry; nothing orphaned at the API, in the driver's ledger and among the processes. Where the " +
+			"watchdog is quicker than the person, its recreation has brought the next box",
+		Needs:  "its own mesh: process placement on this host",
+		Expect: Verdict{Reason: "step_stalled", UserState: "temporary", Owner: "lifecycle", Next: "cancel"},
 		Mutation: "the drivers are started anew with saga.step_stall_seconds at its upper bound, so that their sweep looks for the same silence and reports it " +
 			"an hour later; the step wedges as before and the budget stays that of the shorter policy",
 		mutated: StageDetected,
@@ -156,6 +157,10 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	}
 	r.note("reset before cancel is refused: %v", err)
 	if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_CANCEL); err != nil {
+		if ws, readErr := m.workspace(ctx, id); readErr == nil && ws.GetEpoch() > wedged.GetEpoch() {
+			r.note("the watchdog was quicker: nothing is left to cancel")
+			return r.unwedged(ctx, id, ws.GetEpoch())
+		}
 		return at(StageRecover, err)
 	}
 	if err := m.awaitState(ctx, id, commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, r.Drill.recoverWithin(m.Scaled)/2); err != nil {
@@ -176,8 +181,13 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	if again.GetEpoch() <= wedged.GetEpoch() {
 		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the box of epoch %d has ended", again.GetEpoch(), wedged.GetEpoch()))
 	}
+	return r.unwedged(ctx, id, again.GetEpoch())
+}
+
+// unwedged holds that the workspace serves in a later epoch, and ends it.
+func (r *Run) unwedged(ctx context.Context, id string, epoch int64) error {
 	if err := r.recovered(ctx, "active in the next epoch, its endpoint answers, nothing is left of the former one", func(ctx context.Context) error {
-		return m.serving(ctx, id, again.GetEpoch())
+		return r.Mesh.serving(ctx, id, epoch)
 	}); err != nil {
 		return err
 	}
