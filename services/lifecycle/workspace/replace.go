@@ -28,13 +28,15 @@ const (
 func byWatchdog(ctx context.Context, req *lifecyclev1.RequestOperationRequest) bool {
 	peer, ok := rpc.PeerFrom(ctx)
 	_, person := rpc.PersonFrom(ctx)
-	return ok && !person && peer.ID.Kind == pki.KindService && peer.ID.Name == watchdogService && req.GetRequester() == watchdogRequester
+	return ok && !person && peer.ID.Kind == pki.KindService && peer.ID.Name == watchdogService &&
+		req.GetRequester() == watchdogRequester
 }
 
-// replaceable says whether the watchdog's recreation cancels an open run first, instead of joining it. It does if the run waits, stalled, for a box of the
-// workspace's own that was launched and has no session while somebody listens: such a wait ends with the run's deadline alone, since the box that would end
-// it is gone, and nothing of the tenant's runs yet. All else that stalls may go on by itself and is joined. A run that a driver is looking after at this
-// moment is a conflict: a moment later it waits again, or has gone on.
+// replaceable says whether the watchdog's recreation cancels an open run first, instead of joining it. It does if the
+// run waits, stalled, for a box of the workspace's own that was launched and has no session while somebody listens:
+// such a wait ends with the run's deadline alone, since the box that would end it is gone, and nothing of the tenant's
+// runs yet. All else that stalls may go on by itself and is joined. A run that a driver is looking after at this moment
+// is a conflict: a moment later it waits again, or has gone on.
 func (s *Server) replaceable(
 	ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, req *lifecyclev1.RequestOperationRequest,
 ) (bool, error) {
@@ -43,25 +45,28 @@ func (s *Server) replaceable(
 		return false, fmt.Errorf("read spec: %w", err)
 	}
 	ofThisEpoch := req.GetExpectedEpoch() == 0 || req.GetExpectedEpoch() == w.Epoch
-	if !byWatchdog(ctx, req) || !joinable(run) || !ofThisEpoch || run.Epoch != w.Epoch || !ownBox(spec.GetPlacement()) ||
-		run.StepName() != StepStorage || !strings.HasPrefix(run.StuckReason, stepStalled) {
+	if !byWatchdog(ctx, req) || !joinable(run) || !ofThisEpoch || run.Epoch != w.Epoch ||
+		!ownBox(spec.GetPlacement()) || run.StepName() != StepStorage || !strings.HasPrefix(run.StuckReason, stepStalled) {
 		return false, nil
 	}
 	var gone bool
-	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2 AND i.state = $3)
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)
+	err := tx.QueryRow(ctx, `SELECT EXISTS (
+			SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2 AND i.state = $3)
+		AND NOT EXISTS (
+			SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)
 		AND `+gate.ListeningSQL, w.ID, w.Epoch, names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
 	if err != nil {
 		return false, fmt.Errorf("look for the box's session: %w", err)
 	}
 	if gone && run.State != names.Of(commonv1.RunState_RUN_STATE_WAITING) {
-		return false, fault.New(commonv1.Reason_REASON_CONFLICT, "a driver is looking after the operation at this moment")
+		return false, fault.New(commonv1.Reason_REASON_CONFLICT,
+			"a driver is looking after the operation at this moment")
 	}
 	return gone, nil
 }
 
-// cancelFirst cancels the run that a recreation replaces. It belongs in the transaction of that recreation: no crash leaves one without the other, and
-// nobody's request comes between them.
+// cancelFirst cancels the run that a recreation replaces. It belongs in the transaction of that recreation: no crash
+// leaves one without the other, and nobody's request comes between them.
 func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, reason string) error {
 	if reason == "" {
 		reason = "its box does not come"
@@ -75,6 +80,7 @@ func replaces(w saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
 	return &lifecyclev1.Operation{
 		OperationId: run.ID, WorkspaceId: w.ID, Kind: kRecreate, Epoch: w.Epoch, State: state, DryRun: true,
-		Consequence: fmt.Sprintf("cancels operation %s (%s), which waits for a box that does not come; then ends that box and provisions the next epoch", run.ID, run.Kind),
+		Consequence: fmt.Sprintf("cancels operation %s (%s), which waits for a box that does not come; "+
+			"then ends that box and provisions the next epoch", run.ID, run.Kind),
 	}
 }

@@ -106,8 +106,8 @@ func (p *plane) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 	return op
 }
 
-// The box of the first epoch never connects. The watchdog's recreation cancels what waits for it and takes its place in one transaction; the next box is
-// launched once the first is confirmed ended, and the workspace comes up.
+// The box of the first epoch never connects. The watchdog's recreation cancels what waits for it and takes its place in
+// one transaction; the next box is launched once the first is confirmed ended, and the workspace comes up.
 func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 2, lease: 15 * time.Second})
 	p.dead(1)
@@ -179,7 +179,8 @@ func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// What the tenant has elsewhere outlives the box: schema and handle are kept, as in every recreation, though the operation that had adopted them is cancelled.
+// What the tenant has elsewhere outlives the box: schema and handle are kept, as in every recreation, though the
+// operation that had adopted them is cancelled.
 func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
@@ -201,7 +202,8 @@ func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
 	}
 }
 
-// Only the watchdog replaces, and only what waits for a box of its own that has no session and counts as stalled. Everybody else joins, as ever.
+// Only the watchdog replaces, and only what waits for a box of its own that has no session and counts as stalled.
+// Everybody else joins, as ever.
 func TestOnlyAStalledWaitForABoxIsReplaced(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	joins := func(when, id, run string, ctx context.Context, change ...func(*lifecyclev1.RequestOperationRequest)) {
@@ -277,7 +279,8 @@ func TestAMachineIsNotReplaced(t *testing.T) {
 	}
 }
 
-// A person's cancel wins, whether it came before the watchdog's request or after it: nothing is recreated behind it, and a decommission goes on from there.
+// A person's cancel wins, whether it came before the watchdog's request or after it: nothing is recreated behind it,
+// and a decommission goes on from there.
 func TestACancelWinsOverTheWatchdog(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		t.Run(fmt.Sprintf("first %v", first), func(t *testing.T) {
@@ -343,8 +346,8 @@ func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
 	}
 }
 
-// Watchdogs, users and a cancel at once, again and again: one operation is open at any moment, each epoch has one box, and whoever was told of an operation
-// was told of one that was open or had taken its place.
+// Watchdogs, users and a cancel at once, again and again: one operation is open at any moment, each epoch has one box,
+// and whoever was told of an operation was told of one that was open or had taken its place.
 func TestReplacementsTakeTurns(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 3, lease: 15 * time.Second})
 	p.dead(1)

@@ -13,11 +13,12 @@ const boxStep = runbook.StepBox
 // lateRun begins the reason of a run that lasts too long as a whole, whichever step it is at.
 const lateRun = "run_stalled"
 
-// passed says whether the step at which a record's operation stalled has succeeded: the operation is at another step on its way forward. That an attempt of
-// the step ended, or that the flag was taken back, says nothing of the kind. An operation that is late as a whole recovers with its workspace alone.
+// passed says whether the step at which a record's operation stalled has succeeded: the operation is at another step on
+// its way forward. That an attempt of the step ended, or that the flag was taken back, says nothing of the kind. An
+// operation that is late as a whole recovers with its workspace alone.
 func passed(r *record, op *run) bool {
-	return r.Trigger == triggerStalled && r.Step != "" && op != nil && !op.over() && op.Phase == "do" && op.CancelBy == "" && op.Step != r.Step &&
-		!strings.HasPrefix(op.StuckReason, lateRun)
+	return r.Trigger == triggerStalled && r.Step != "" && op != nil && !op.over() && op.Phase == "do" &&
+		op.CancelBy == "" && op.Step != r.Step && !strings.HasPrefix(op.StuckReason, lateRun)
 }
 
 // awaitsBox says whether an operation hangs at the step in which a launched box of the workspace's own is to come.
@@ -25,14 +26,16 @@ func awaitsBox(op *run, s *subject) bool {
 	return op != nil && op.Stalled && op.Step == boxStep && s.Box == "live" && !s.static()
 }
 
-// absent says whether an operation hangs because its box does not come: it has no session, though somebody has listened for long enough. No wait brings that
-// box, and its step would be tried again with it until the deadline of the operation.
+// absent says whether an operation hangs because its box does not come: it has no session, though somebody has listened
+// for long enough. No wait brings that box, and its step would be tried again with it until the deadline of the
+// operation.
 func absent(op *run, s *subject) bool {
 	return awaitsBox(op, s) && s.Reach == reachLost
 }
 
-// replaceBox decides whether another box may help. One of our own operations whose box does not come either is a failed attempt: two for the same cause, or
-// as many as a recovery has, show that the cause does not pass. Such an operation is followed to its end, which is the record's.
+// replaceBox decides whether another box may help. One of our own operations whose box does not come either is a failed
+// attempt: two for the same cause, or as many as a recovery has, show that the cause does not pass. Such an operation
+// is followed to its end, which is the record's.
 func replaceBox(r *record, op *run, cfg Config) wish {
 	switch {
 	case r.ByPerson:
@@ -40,7 +43,8 @@ func replaceBox(r *record, op *run, cfg Config) wish {
 	case op.ID == r.RunID, r.Attempts < min(cfg.Attempts, 2), r.LastFailure != "" && r.Attempts < cfg.Attempts:
 		return recreate
 	}
-	r.withhold(withheldByAttempts, fmt.Sprintf("%d recreations brought no box that comes: the cause does not pass by itself; find out why boxes get no session", r.Attempts), nil)
+	r.withhold(withheldByAttempts, fmt.Sprintf("%d recreations brought no box that comes: the cause does not pass by itself; "+
+		"find out why boxes get no session", r.Attempts), nil)
 	return nothing
 }
 

@@ -45,8 +45,8 @@ const (
 	attemptSucceeded = commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED
 )
 
-// A stalled attempt that timed out, was lost or is tried again has recovered nothing. The stall is one recovery over all attempts of its step, and its end is
-// the step's success.
+// A stalled attempt that timed out, was lost or is tried again has recovered nothing. The stall is one recovery over
+// all attempts of its step, and its end is the step's success.
 func TestOnlyTheStepsSuccessEndsAStall(t *testing.T) {
 	for _, asks := range []bool{false, true} {
 		for _, ended := range []commonv1.AttemptState{attemptFailed, attemptLost} {
@@ -122,7 +122,8 @@ func TestProgressAloneIsNoRecovery(t *testing.T) {
 	k.wantAsked(0)
 }
 
-// An operation that lasts too long as a whole has recovered when its workspace is there, whatever steps it has got through meanwhile.
+// An operation that lasts too long as a whole has recovered when its workspace is there, whatever steps it has got
+// through meanwhile.
 func TestALateOperationRecoversAtItsEndAlone(t *testing.T) {
 	k := newKit(t)
 	b := k.provision("acme", "one", byProcess)
@@ -141,7 +142,8 @@ func TestALateOperationRecoversAtItsEndAlone(t *testing.T) {
 	k.wantOutcome(k.record(b), recovered)
 }
 
-// A stalled operation that ends failed has recovered nothing either; that a person leaves it there is the end, with what happened.
+// A stalled operation that ends failed has recovered nothing either; that a person leaves it there is the end, with
+// what happened.
 func TestAStallThatEndsFailedIsNotRecovered(t *testing.T) {
 	k := newKit(t)
 	b := k.provision("acme", "one", byProcess)
@@ -199,7 +201,8 @@ func (k *kit) replaces(b *box) {
 	k.launched(b)
 }
 
-// The cause of the stall is a box that does not come. Lifecycle puts the next in its place, and what is there then is followed to its end.
+// The cause of the stall is a box that does not come. Lifecycle puts the next in its place, and what is there then is
+// followed to its end.
 func TestABoxThatDoesNotComeIsReplaced(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
@@ -233,7 +236,8 @@ func TestABoxThatDoesNotComeIsReplaced(t *testing.T) {
 	}
 }
 
-// The next box does not come either: one more is asked for, and then it is no passing cause. The last operation is followed to its end, which ends the record.
+// The next box does not come either: one more is asked for, and then it is no passing cause. The last operation is
+// followed to its end, which ends the record.
 func TestBoxesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
@@ -267,7 +271,8 @@ func TestBoxesThatDoNotComeAreNotReplacedForever(t *testing.T) {
 	k.wantAsked(2)
 }
 
-// A join of what has not been flagged yet is asked again when it is: the refused registers of a box are seen long before its step counts as stalled.
+// A join of what has not been flagged yet is asked again when it is: the refused registers of a box are seen long
+// before its step counts as stalled.
 func TestAJoinIsAskedAgainOnceTheBoxIsGivenUp(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
@@ -298,7 +303,8 @@ func TestAJoinIsAskedAgainOnceTheBoxIsGivenUp(t *testing.T) {
 	}
 }
 
-// Nobody listens to boxes: that none comes is not their failure, and nothing is asked until somebody has listened for long enough.
+// Nobody listens to boxes: that none comes is not their failure, and nothing is asked until somebody has listened for
+// long enough.
 func TestABoxIsNotReplacedWhileNobodyListens(t *testing.T) {
 	k := newKit(t)
 	b := k.absent("acme", "one")
