@@ -36,11 +36,16 @@ func (b *Backoff) WithDraw(draw func(n int64) int64) *Backoff {
 // Next counts one failure and answers how long to wait: a random part of the present range, after retryAfter has passed. The jitter comes on top
 // of what the peer asked for, since it asked many at once.
 func (b *Backoff) Next(retryAfter time.Duration) time.Duration {
+	return b.NextWithin(retryAfter, b.policy.Cap)
+}
+
+// NextWithin is Next with a range that does not grow beyond most, where the time that is left is shorter than the policy's waits.
+func (b *Backoff) NextWithin(retryAfter, most time.Duration) time.Duration {
 	bound := b.policy.Base
 	for i := 0; i < b.attempt && bound < b.policy.Cap; i++ {
 		bound *= 2
 	}
-	bound = min(bound, b.policy.Cap)
+	bound = min(bound, b.policy.Cap, most)
 	b.attempt++
 	return max(retryAfter, 0) + b.Jitter(bound)
 }

@@ -22,7 +22,8 @@ type Client struct {
 	cfg    Config
 	deps   Deps
 	out    *outbox
-	retry  *backoff.Backoff // of opens; used by Run's goroutine alone
+	retry  *backoff.Backoff // of opens; an admission ends it. Used by Run's goroutine alone
+	losses *backoff.Backoff // of sessions that ended soon after their admission; Run's goroutine alone
 	events chan event
 	ledger string // id for Hello where no hook says one
 
@@ -47,7 +48,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 	}
 	return &Client{
 		cfg: cfg, deps: deps, out: newOutbox(cfg.QueueLength, cfg.QueueBytes), events: make(chan event, 16), ledger: ids.New(),
-		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
+		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil
 }
 
@@ -106,7 +107,7 @@ type runner struct {
 	c         *Client
 	active    *conn
 	opening   bool
-	flips     int // fallbacks to the other certificate since a session was admitted
+	flips     int // changes to the other certificate after a refusal, since a session was admitted
 	openTimer *time.Timer
 	opened    chan openResult
 	ended     chan *conn
@@ -146,7 +147,7 @@ func (r *runner) loop(ctx context.Context) error {
 		case result := <-r.opened:
 			r.opening = false
 			if result.err != nil {
-				err = r.failed(ctx, result.err)
+				err = r.failed(ctx, failure{err: result.err, cert: r.c.deps.Identity.Certificate(), waits: r.c.retry})
 			} else {
 				r.promote(ctx, result.conn)
 			}
@@ -182,10 +183,12 @@ func (r *runner) startOpen(ctx context.Context) {
 func (r *runner) promote(ctx context.Context, k *conn) {
 	old := r.active
 	r.active, r.flips = k, 0
+	r.c.retry.Reset()
 	r.c.generation.Store(k.generation)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "session admitted", slog.String("session_id", k.sessionID),
 		slog.Int64("generation", k.generation), slog.Bool("hand_over", old != nil))
 	if old != nil {
+		r.c.losses.Reset() // the session stood until it was replaced
 		close(old.retired)
 		r.group.Go(func() { r.drain(old) })
 	}
@@ -248,7 +251,7 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 		hook()
 	}
 	if time.Since(k.openedAt) >= r.c.cfg.StableAfter {
-		r.c.retry.Reset()
+		r.c.losses.Reset()
 	}
 	err := k.err
 	if err == nil {
@@ -258,7 +261,7 @@ func (r *runner) lost(ctx context.Context, k *conn) error {
 	if r.opening {
 		return nil // its replacement is on the way already
 	}
-	return r.failed(ctx, err)
+	return r.failed(ctx, failure{err: err, cert: k.cert, waits: r.c.losses})
 }
 
 func (r *runner) onEvent(ctx context.Context, e event) {

@@ -13,7 +13,9 @@
 // Guarantees. At most one open is in flight, and nothing is read from a connection after it was given up. Ready follows only a join state on disk
 // with a larger generation. A session opens with a certificate only after that certificate is durably the one in use, and never with an expired one.
 // While a replacement opens, the old session goes on; what is queued goes to the session that was admitted last. Every queue is bounded, every
-// goroutine is waited for, and a retry never comes before its diagnostic record is on disk or before the time a peer asked for.
+// goroutine is waited for, and a retry never comes before its diagnostic record is on disk or before the time a peer asked for. One thing goes before what
+// a peer asked for: the certificate in use. A retry comes while the time that a hand-over needs is left (a sixth of the certificate's life, at most a
+// minute) and at ever shorter intervals after that, and when a certificate ends the other one held is tried before Run gives up.
 //
 // A Client without a disk (Memory) is what load generators use: an idle session costs two goroutines beside grpc's own.
 package session

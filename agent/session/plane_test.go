@@ -74,6 +74,8 @@ type plane struct {
 	server  *grpc.Server
 	nodeID  string
 	ttl     time.Duration
+	// backdate is how far before its issue a certificate begins.
+	backdate time.Duration
 
 	mu                 sync.Mutex
 	issued, confirmed  int64
@@ -149,7 +151,7 @@ func (p *plane) serve(name string) {
 // cert issues a certificate that the plane knows as current.
 func (p *plane) cert() *tls.Certificate {
 	p.t.Helper()
-	pair, err := p.nodes.Pair(pki.NodeID(agenttest.TrustDomain, p.nodeID), time.Now(), time.Now().Add(p.ttl))
+	pair, err := p.nodes.Pair(pki.NodeID(agenttest.TrustDomain, p.nodeID), time.Now().Add(-p.backdate), time.Now().Add(p.ttl))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -339,7 +341,7 @@ func (v *visit) onRenew(request *nodev1.RenewRequest) error {
 	} else {
 		chain := v.byKey[key]
 		if chain == nil {
-			if chain, err = v.nodes.SignCSR(request.GetCsr(), v.nodeID, time.Now(), time.Now().Add(v.ttl)); err != nil {
+			if chain, err = v.nodes.SignCSR(request.GetCsr(), v.nodeID, time.Now().Add(-v.backdate), time.Now().Add(v.ttl)); err != nil {
 				v.mu.Unlock()
 				return err
 			}

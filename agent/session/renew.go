@@ -32,10 +32,10 @@ func newRenewal(c *Client) renewal {
 	return renewal{c: c, timer: timer, retry: backoff.New(c.cfg.RenewRetry).WithDraw(c.cfg.Draw)}
 }
 
-// arm sets the time of the request: about the half of the certificate's life, or after a wait if that has passed.
+// arm sets the time of the request: about the half of the certificate's life before its end, or after a wait if that has passed.
 func (n *renewal) arm(cert *tls.Certificate, wait time.Duration) {
-	life := cert.Leaf.NotAfter.Sub(cert.Leaf.NotBefore)
-	at := cert.Leaf.NotBefore.Add(life/2 - life/20 + n.c.jitter(life/10))
+	life := pki.Life(cert.Leaf)
+	at := cert.Leaf.NotAfter.Add(-life/2 - life/20 + n.c.jitter(life/10))
 	now := n.c.deps.Clock.Now()
 	until := at.Sub(now)
 	if until <= 0 {
@@ -57,21 +57,31 @@ func (r *runner) renew(ctx context.Context) {
 	}
 	id := r.c.deps.Identity
 	if current := id.Certificate(); current == nil || !current.Leaf.Equal(r.active.cert.Leaf) {
-		r.renewal.timer.Reset(r.c.cfg.RenewTimeout) // the next one is held, its session is opening
+		r.renewal.timer.Reset(r.answerWithin()) // the next one is held, its session is opening
 		return
 	}
 	if r.renewal.request != "" {
 		r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal not answered", slog.String("request_id", r.renewal.request))
 		r.renewal.request = ""
-		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		r.renewal.timer.Reset(r.renewIn(0))
 		return
 	}
 	if err := r.requestRenewal(); err != nil {
 		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "renewal not requested", slog.Any("error", err))
-		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		r.renewal.timer.Reset(r.renewIn(0))
 		return
 	}
-	r.renewal.timer.Reset(r.c.cfg.RenewTimeout)
+	r.renewal.timer.Reset(r.answerWithin())
+}
+
+// answerWithin is how long an answer to a renewal is waited for: less of a certificate that lives for less.
+func (r *runner) answerWithin() time.Duration {
+	return min(r.c.cfg.RenewTimeout, r.share())
+}
+
+// renewIn counts a renewal that failed and returns the wait before the next, which comes before the certificate ends.
+func (r *runner) renewIn(retryAfter time.Duration) time.Duration {
+	return r.inTime(r.renewal.retry.NextWithin(retryAfter, r.share()))
 }
 
 func (r *runner) requestRenewal() error {
@@ -111,7 +121,7 @@ func (r *runner) issued(ctx context.Context, e event) {
 			return
 		}
 		r.renewal.request = ""
-		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		r.renewal.timer.Reset(r.renewIn(0))
 		return
 	}
 	r.renewal.request = ""
@@ -138,11 +148,11 @@ func (r *runner) useNext(ctx context.Context) {
 	r.renewal.flip = false
 	if err := r.c.deps.Identity.Flip(); err != nil {
 		r.c.deps.Logger.LogAttrs(ctx, slog.LevelError, "next certificate not taken into use", slog.Any("error", err))
-		r.renewal.timer.Reset(r.renewal.retry.Next(0))
+		r.renewal.timer.Reset(r.renewIn(0))
 		return
 	}
 	r.flips = 0
-	r.renewal.timer.Reset(r.c.cfg.RenewTimeout)
+	r.renewal.timer.Reset(r.answerWithin())
 	r.schedule(0)
 }
 
@@ -160,7 +170,7 @@ func (r *runner) resumeFlip(ctx context.Context) {
 
 func (r *runner) renewalDenied(ctx context.Context, denial *fault.Error) {
 	r.renewal.request = ""
-	wait := r.renewal.retry.Next(denial.RetryAfter)
+	wait := r.renewIn(denial.RetryAfter)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "renewal refused", slog.Any("error", denial), slog.Duration("next_retry", wait))
 	if denial.Reason == commonv1.Reason_REASON_CSR_REFUSED || denial.Reason == commonv1.Reason_REASON_KEY_REUSE {
 		// The same key will not be signed, perhaps since half the life of its certificate is over: the next request has another.

@@ -2,27 +2,41 @@ package session
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"log/slog"
+	"math"
 	"time"
 
+	"github.com/gpuaas/mesh/agent/backoff"
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
 )
+
+// failure is a failed open or a lost session.
+type failure struct {
+	err   error
+	cert  *tls.Certificate // that was opened with; nil: none is held
+	waits *backoff.Backoff
+}
 
 // failed decides what follows a failed open or a lost session: the next open after a wait, or the end of Run. The diagnostic is on disk before it
 // returns, so before any retry.
-func (r *runner) failed(ctx context.Context, err error) error {
+func (r *runner) failed(ctx context.Context, f failure) error {
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // the loop sees the end of the context
+		return nil
 	}
-	delay, terminal := r.decide(ctx, err)
+	err := f.err
+	delay, terminal := r.decide(ctx, f)
 	if terminal != nil && r.active != nil {
 		// The replacement was refused, the session itself stands: nothing is lost yet, and its own end will tell.
 		delay, terminal = r.slow(), nil
 	}
+	delay = r.inTime(delay)
 	code := codeOf(err)
 	if storage := new(storageError); errors.As(err, &storage) {
 		code = commonv1.DiagnosticCode_DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED
@@ -37,39 +51,41 @@ func (r *runner) failed(ctx context.Context, err error) error {
 		return terminal
 	}
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "session not open", slog.String("code", names.Of(code)), slog.String("detail", d.Detail),
-		slog.Duration("next_retry", delay), slog.Int("attempt", r.c.retry.Attempts()))
+		slog.Duration("next_retry", delay), slog.Int("attempt", f.waits.Attempts()))
 	r.schedule(delay)
 	return nil
 }
 
-// decide answers the wait before the next open, or the error that ends Run.
-func (r *runner) decide(ctx context.Context, err error) (time.Duration, error) {
+// decide returns the wait before the next open, or the error that ends Run.
+func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, error) {
 	var refused *certificateRefusedError
 	var edge *edgeError
+	err := failed.err
+	next := func(retryAfter time.Duration) time.Duration { return failed.waits.NextWithin(retryAfter, r.share()) }
 	switch {
 	case errors.Is(err, errNoIdentity):
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
 	case errors.Is(err, errExpired):
-		if r.fallBack(ctx) {
+		if r.another(ctx, failed.cert, expiryFlips) {
 			return r.soon(), nil
 		}
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
 	case errors.Is(err, errNotYet):
 		return r.slow(), nil
 	case errors.As(err, &refused):
-		if r.fallBack(ctx) {
+		if r.another(ctx, failed.cert, refusalFlips) {
 			return r.soon(), nil
 		}
-		return r.c.retry.Next(0), nil
+		return next(0), nil
 	case errors.As(err, &edge):
 		if edge.limited {
 			return r.slow(), nil
 		}
-		return r.c.retry.Next(0), nil
+		return next(0), nil
 	}
 	f, ok := fault.As(err)
 	if !ok {
-		return r.c.retry.Next(0), nil
+		return next(0), nil
 	}
 	if f.Reason == commonv1.Reason_REASON_SESSION_SUPERSEDED {
 		// Back within two seconds, so that a second holder of this identity is found.
@@ -79,11 +95,14 @@ func (r *runner) decide(ctx context.Context, err error) (time.Duration, error) {
 		// Somebody will lift this, and nothing tells us when: ask at the pace that the server can bear, which does not slow down with the tries.
 		return f.RetryAfter + r.c.jitter(f.RetryAfter/2), nil
 	}
+	if f.Reason == commonv1.Reason_REASON_CERTIFICATE_EXPIRED && r.another(ctx, failed.cert, expiryFlips) {
+		return r.soon(), nil
+	}
 	switch fault.ActionOf(err) { //nolint:exhaustive // everything unknown waits
 	case commonv1.Action_ACTION_STOP:
 		return 0, &StopError{Denial: f}
 	case commonv1.Action_ACTION_RENEW:
-		if r.fallBack(ctx) {
+		if r.another(ctx, failed.cert, refusalFlips) {
 			return r.soon(), nil
 		}
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
@@ -92,7 +111,7 @@ func (r *runner) decide(ctx context.Context, err error) (time.Duration, error) {
 	case commonv1.Action_ACTION_REBUNDLE:
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_REBUNDLE, Cause: err}
 	default:
-		return r.c.retry.Next(f.RetryAfter), nil
+		return next(f.RetryAfter), nil
 	}
 }
 
@@ -106,10 +125,21 @@ func lifted(reason commonv1.Reason) bool {
 	}
 }
 
-// fallBack uses the other certificate held, once until a session is admitted, and says whether it does.
-func (r *runner) fallBack(ctx context.Context) bool {
-	id := r.c.deps.Identity
-	if r.flips > 0 || !identity.Usable(id.Other(), r.c.deps.Clock.Now()) {
+// How often the other certificate may be taken into use until a session is admitted. The end of a certificate allows once more: a refusal may have brought
+// back the one that ended now.
+const (
+	refusalFlips = 1
+	expiryFlips  = 2
+)
+
+// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet, or the other one held, which is taken
+// into use at most so many times until a session is admitted.
+func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) bool {
+	id, now := r.c.deps.Identity, r.c.deps.Clock.Now()
+	if current := id.Certificate(); used != nil && identity.Usable(current, now) && !current.Leaf.Equal(used.Leaf) {
+		return true
+	}
+	if r.flips >= flips || !identity.Usable(id.Other(), now) {
 		return false
 	}
 	if err := id.Flip(); err != nil {
@@ -118,6 +148,52 @@ func (r *runner) fallBack(ctx context.Context) bool {
 	}
 	r.flips++
 	return true
+}
+
+// inTime shortens a wait that the certificate in use does not outlast. The next try comes while the time that a hand-over needs is left, and within that
+// time at ever shorter intervals, whatever wait was asked for: a try too many costs a refusal, a certificate that ran out costs the session.
+func (r *runner) inTime(delay time.Duration) time.Duration {
+	leaf := r.lifeline()
+	if leaf == nil {
+		return delay
+	}
+	left, lead := leaf.NotAfter.Sub(r.c.deps.Clock.Now()), pki.Lead(pki.Life(leaf))
+	if left <= 0 {
+		return delay
+	}
+	most := left - lead
+	if most <= lead/2 {
+		most = max(left/2, leastRetry)
+	}
+	if delay <= most {
+		return delay
+	}
+	return most - r.c.jitter(most/4)
+}
+
+// leastRetry is the shortest bound of a wait near the end of a certificate.
+const leastRetry = 500 * time.Millisecond
+
+// share is the part of the certificate's life that one wait may take: a sixth, so that retries of short lives are as many as those of long ones.
+func (r *runner) share() time.Duration {
+	if leaf := r.lifeline(); leaf != nil {
+		return max(pki.Life(leaf)/6, leastRetry)
+	}
+	return math.MaxInt64
+}
+
+// lifeline is the certificate whose end ends what is held: that of the session that stands, else the one held that lives longest. Nil: none is held.
+func (r *runner) lifeline() *x509.Certificate {
+	if r.active != nil {
+		return r.active.cert.Leaf
+	}
+	var leaf *x509.Certificate
+	for _, cert := range []*tls.Certificate{r.c.deps.Identity.Certificate(), r.c.deps.Identity.Other()} {
+		if cert != nil && cert.Leaf != nil && (leaf == nil || cert.Leaf.NotAfter.After(leaf.NotAfter)) {
+			leaf = cert.Leaf
+		}
+	}
+	return leaf
 }
 
 // soon is the wait before another certificate is tried.

@@ -66,7 +66,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_CERTIFICATE_EXPIRED: {
 		Code: connect.CodeUnauthenticated, Action: recov, Owner: ownerAgent,
 		Public: "the certificate has expired",
-		Remedy: "recover with the recovery token; without one, issue a bundle",
+		Remedy: "use the other certificate held, else recover with the recovery token; without one, issue a bundle",
 		Impact: "the node has no session until it has a fresh certificate; its workloads go on",
 	},
 	commonv1.Reason_REASON_CSR_REFUSED: {

@@ -49,6 +49,16 @@ func TestKeysAreWhole(t *testing.T) {
 	}
 }
 
+// TestShortestCertificate: agents and the node API replace a certificate of twenty seconds in time, and no shorter one is allowed.
+func TestShortestCertificate(t *testing.T) {
+	for value, allowed := range map[string]bool{"20": true, "19": false} {
+		err := policy.Defaults().Validate(policy.CertificateTTLSeconds, value, policy.Ack{Weakening: true, Reason: "test"})
+		if allowed != (err == nil) || (err != nil && !fault.Has(err, commonv1.Reason_REASON_POLICY_VALUE_REFUSED)) {
+			t.Errorf("%s s: %v", value, err)
+		}
+	}
+}
+
 func TestDefaultsByGetter(t *testing.T) {
 	s := policy.Defaults()
 	for name, got := range map[string]struct{ got, want any }{

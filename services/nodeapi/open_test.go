@@ -259,6 +259,26 @@ func TestOpensAreRationed(t *testing.T) {
 	k.session(r) // another node is not slowed
 }
 
+// TestShortCertificatesMayOpenMoreOften: of a certificate of twenty seconds, which is dated back like any other, a node may open every two.
+func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
+	k := newKit(t)
+	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 1, time.Hour })
+	a := k.node()
+	var err error
+	if a.cert, err = k.nodes.Issue(nodeapitest.Leaf{
+		URIs: []string{pki.NodeID(nodeapitest.TrustDomain, a.id).String()}, From: time.Now().Add(-pki.Backdate), To: time.Now().Add(20 * time.Second),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	k.connect(a, r.AgentAddr(), true)
+	a.open()
+	a = a.again()
+	k.connect(a, r.AgentAddr(), true)
+	if wait := a.denied(commonv1.Reason_REASON_RATE_LIMITED).GetRetryAfter().AsDuration(); wait <= 0 || wait > 2*time.Second {
+		t.Errorf("retry after %s", wait)
+	}
+}
+
 // TestAShutNodeMayAskAtItsPace: a node that is held is told when to ask again, and may ask then, however rarely others may open.
 func TestAShutNodeMayAskAtItsPace(t *testing.T) {
 	var shut atomic.Bool

@@ -27,9 +27,6 @@ const template = `{"subject":{"commonName":{{toJson .Subject.CommonName}}},
 "sans":{{toJson .SANs}},"keyUsage":["digitalSignature"],"extKeyUsage":["clientAuth"],
 "extensions":[{"id":"1.3.6.1.4.1.59999.1.1","value":{{asn1Enc (printf "utf8:%s|%s|%s" .Token.node_id .Token.node_instance_id .Token.env_profile) | toJson}}}]}`
 
-// backdate forgives clocks that are a little behind ours.
-const backdate = time.Minute
-
 // Config describes the embedded authority.
 type Config struct {
 	Dir         string // of the keys; shared by replicas
@@ -136,7 +133,7 @@ func authorityConfig(cfg Config, host string, p provisioner.Interface) *config.C
 		DNSNames: []string{host},
 		AuthorityConfig: &config.AuthConfig{
 			Provisioners: provisioner.List{p},
-			Backdate:     &provisioner.Duration{Duration: backdate},
+			Backdate:     &provisioner.Duration{Duration: pki.Backdate},
 			// Tokens are made for one attempt, so none can be older than the authority: the check costs nothing and stops a replay after
 			// a restart that forgot the used ones.
 			DisableIssuedAtCheck: false,

@@ -94,7 +94,7 @@ func (s *ServiceCA) issue(name string, ttl time.Duration) (crypto.Signer, [][]by
 	now := time.Now()
 	leaf := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
-		NotBefore: now.Add(-backdate), NotAfter: now.Add(ttl),
+		NotBefore: now.Add(-pki.Backdate), NotAfter: now.Add(ttl),
 		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		DNSNames:    []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},

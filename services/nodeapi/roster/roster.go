@@ -19,15 +19,18 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // Config of the roster. Zero fields take the defaults.
 type Config struct {
-	ReplicaID   string
-	OpenWithin  time.Duration // from the stream's start to admission; default 5 s for the first frame, 30 s in all
-	LateAfter   time.Duration // without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
-	DrainFor    time.Duration // of a replaced session; default 30 s
-	ReplaceLead time.Duration // before the certificate's end at which a replacement is asked for; default 60 s
+	ReplicaID  string
+	OpenWithin time.Duration // from the stream's start to admission; default 5 s for the first frame, 30 s in all
+	LateAfter  time.Duration // without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
+	DrainFor   time.Duration // of a replaced session; default 30 s
+	// ReplaceLead is how long before the certificate's end a replacement is asked for, at most; less of a certificate that lives for less than six times that.
+	// Default 60 s.
+	ReplaceLead time.Duration
 	WriteWithin time.Duration // a frame that the agent does not take for longer ends its session; default 10 s
 	// Offset is what to add to this host's clock to have the database's, by which certificates end; nil: nothing.
 	Offset func() time.Duration
@@ -317,6 +320,17 @@ func (r *Roster) Tick(now time.Time) {
 	r.mu.Unlock()
 }
 
+// replaceSpread is the range from which agents that are asked for a replacement draw its time.
+const replaceSpread = 10 * time.Second
+
+// lead is how long before the end of its certificate a session's replacement is asked for.
+func (r *Roster) lead(s *Session) time.Duration {
+	if s.Identity.Life <= 0 {
+		return r.cfg.ReplaceLead
+	}
+	return min(r.cfg.ReplaceLead, pki.Lead(s.Identity.Life))
+}
+
 func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	state := s.State()
 	dbNow := now.Add(r.cfg.Offset())
@@ -327,8 +341,9 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	}
 	cut := !s.cutAt.IsZero() && !now.Before(s.cutAt)
 	// A session that was opened within the lead has been asked for already: its agent holds no later certificate.
-	lead := s.Identity.NotAfter.Add(-r.cfg.ReplaceLead)
-	endsSoon := dbNow.After(lead) && s.OpenedAt.Add(r.cfg.Offset()).Before(lead)
+	lead := r.lead(s)
+	due := s.Identity.NotAfter.Add(-lead)
+	endsSoon := dbNow.After(due) && s.OpenedAt.Add(r.cfg.Offset()).Before(due)
 	overdue := !s.openBy.IsZero() && now.After(s.openBy) && s.cutAt.IsZero()
 	wasLate := s.late
 	isLate := state == commonv1.SessionState_SESSION_STATE_ADMITTED && now.Sub(s.LastSeen()) > min(max(r.cfg.LateAfter, 3*s.interval), stale)
@@ -351,7 +366,11 @@ func (r *Roster) tickOne(s *Session, now time.Time) bool {
 	case tooOld:
 		s.Close(fault.ToDenial(fault.New(commonv1.Reason_REASON_STREAM_MAX_AGE, "the session is too old and was not replaced"), ""))
 	case retire:
-		s.AskReconnect(commonv1.Reason_REASON_STREAM_MAX_AGE, 10*time.Second)
+		spread := replaceSpread
+		if endsSoon {
+			spread = min(spread, lead/6)
+		}
+		s.AskReconnect(commonv1.Reason_REASON_STREAM_MAX_AGE, spread)
 	}
 	if isLate != wasLate {
 		r.events.Session(s.Fact(state, false))

@@ -235,3 +235,36 @@ func TestPolicyBoundsSilence(t *testing.T) {
 		r.Remove(s)
 	})
 }
+
+// TestShortCertificatesAreReplacedInTime asks for the replacement of a session a sixth of its certificate's life before its end, at most a minute.
+func TestShortCertificatesAreReplacedInTime(t *testing.T) {
+	tests := map[string]struct{ life, lead, spread time.Duration }{
+		"the policy's least": {20 * time.Second, 20 * time.Second / 6, 20 * time.Second / 36},
+		"half a minute":      {30 * time.Second, 5 * time.Second, 5 * time.Second / 6},
+		"six minutes":        {6 * time.Minute, time.Minute, 10 * time.Second},
+		"eight hours":        {8 * time.Hour, time.Minute, 10 * time.Second},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			in(t, Config{}, func(r *Roster, _ *facts) {
+				w := &wire{closed: make(chan struct{})}
+				now := time.Now()
+				end := now.Add(tt.life)
+				s := r.Add("session", Identity{NodeID: "node", NotAfter: end, Life: tt.life, Conn: w}, w, now, now.Add(24*time.Hour))
+				s.Welcomed("instance", 1, "nonce", "", AgentFacts{})
+				r.Admit(s)
+				const tick = 250 * time.Millisecond
+				time.Sleep(tt.life - tt.lead - tick)
+				if got := w.last(); got != nil {
+					t.Fatalf("asked %v before its end for %v", time.Until(end), got)
+				}
+				time.Sleep(3 * tick)
+				got := w.last().GetReconnect()
+				if got.GetReason() != commonv1.Reason_REASON_STREAM_MAX_AGE || got.GetSpread().AsDuration() != tt.spread {
+					t.Errorf("%v before its end it was asked for %v, want a spread of %v", time.Until(end), got, tt.spread)
+				}
+				r.Remove(s)
+			})
+		})
+	}
+}

@@ -23,6 +23,7 @@ type Identity struct {
 	NodeID   string
 	Serial   string
 	NotAfter time.Time
+	Life     time.Duration // of the certificate, from its issue; zero: not known
 	Remote   string
 	Conn     io.Closer // the raw connection: closing it is the one way to end a stream whose peer does not
 }

@@ -26,17 +26,19 @@ import (
 // anybody knows: it is admitted, and found when the node comes back.
 type budgets struct {
 	proven, unproven, refused *opens
-	knocks, knocksUnproven    *opens // of nodes that are shut out, at the pace at which they are told to ask
+	often, oftenUnproven      *opens // of nodes that are shut out or have a short certificate, in place of proven and unproven
 
 	mu      sync.Mutex
 	marked  *lru[openKey, time.Time] // certificates whose serial recovery refused, and when it last did
 	waiting map[openKey][]*roster.Session
 }
 
-// knockEvery is how often a node that is shut out may ask again. It is below every wait that such a node is told.
-const knockEvery = 2 * time.Second
-
 const (
+	// oftenEvery is how often a node may open that is shut out, or whose certificate lives for less than briefLife: it is below
+	// every wait that a node that is shut out is told, and at one open in ten seconds a certificate of twenty would be replaced
+	// too late.
+	oftenEvery = 2 * time.Second
+	briefLife  = time.Minute
 	// refusedEvery is the pace of a serial that recovery refused. Its holder is told to renew or to recover, never to
 	// ask again with it.
 	refusedEvery = 30 * time.Second
@@ -49,11 +51,11 @@ const (
 )
 
 func newBudgets(lim Limits) *budgets {
-	knocks := min(lim.OpenEvery, knockEvery)
+	often := min(lim.OpenEvery, oftenEvery)
 	return &budgets{
 		proven: newOpens(lim.OpenBurst, lim.OpenEvery), unproven: newOpens(lim.OpenBurst, lim.OpenEvery),
 		refused: newOpens(1, max(lim.OpenEvery, refusedEvery)),
-		knocks:  newOpens(lim.OpenBurst, knocks), knocksUnproven: newOpens(lim.OpenBurst, knocks),
+		often:   newOpens(lim.OpenBurst, often), oftenUnproven: newOpens(lim.OpenBurst, often),
 		marked: newLRU[openKey, time.Time](mostKeys), waiting: map[openKey][]*roster.Session{},
 	}
 }
@@ -61,7 +63,7 @@ func newBudgets(lim Limits) *budgets {
 // payer is who opens a stream.
 type payer struct {
 	node, serial, source string
-	shut                 bool // the node may not be admitted now
+	often                bool // the node may not be admitted now, or its certificate is short
 }
 
 func (p payer) certificate() openKey { return openKey{node: p.node, serial: p.serial} }
@@ -69,14 +71,14 @@ func (p payer) certificate() openKey { return openKey{node: p.node, serial: p.se
 // budget returns which budget a stream is charged to, and under which key.
 func (b *budgets) budget(p payer, proven bool, now time.Time) (*opens, openKey) {
 	switch {
-	case proven && p.shut:
-		return b.knocks, p.certificate()
+	case proven && p.often:
+		return b.often, p.certificate()
 	case proven:
 		return b.proven, p.certificate()
 	case b.isRefused(p.certificate(), now):
 		return b.refused, p.certificate()
-	case p.shut:
-		return b.knocksUnproven, openKey{p.node, p.serial, p.source}
+	case p.often:
+		return b.oftenUnproven, openKey{p.node, p.serial, p.source}
 	}
 	return b.unproven, openKey{p.node, p.serial, p.source}
 }

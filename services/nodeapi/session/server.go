@@ -322,8 +322,9 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 	}
 	now := time.Now()
 	who := payer{node: info.peer.ID.Name, serial: info.peer.Serial, source: sourceOf(info.conn.RemoteAddr().String())}
-	if n := s.deps.View.Get(who.node); n != nil {
-		who.shut = n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE
+	who.often = pki.Life(info.peer.Leaf) < briefLife
+	if n := s.deps.View.Get(who.node); n != nil && n.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
+		who.often = true
 	}
 	if wait := s.budgets.exhausted(who, now); wait > 0 {
 		s.deps.Metrics.Opened("rate_limited")
@@ -334,7 +335,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 		return s.refuse(stream, fault.New(commonv1.Reason_REASON_SERVER_DRAINING, "this replica is leaving", fault.RetryAfter(time.Second)))
 	default:
 	}
-	ident := roster.Identity{NodeID: info.peer.ID.Name, Serial: info.peer.Serial, NotAfter: info.peer.NotAfter, Remote: info.conn.RemoteAddr().String(), Conn: info.conn}
+	ident := roster.Identity{NodeID: info.peer.ID.Name, Serial: info.peer.Serial, NotAfter: info.peer.NotAfter, Life: pki.Life(info.peer.Leaf), Remote: info.conn.RemoteAddr().String(), Conn: info.conn}
 	maxAge := s.deps.Policy().GetStreamMaxAge().AsDuration()
 	if now.Add(s.cfg.Clock.Offset()).After(ident.NotAfter) {
 		return s.refuse(stream, fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, "the certificate of this connection has run out"))
