@@ -12,22 +12,41 @@ import (
 )
 
 // balancer stands before the replicas of a service and passes bytes on. It opens no TLS: clients and replicas prove themselves to each other.
+//
+// A new connection goes to a replica that says it is ready, and on to the next one if that replica does not answer the client's first record in time: a
+// stopped process still takes connections, by the backlog of its listener. Connections that stand are left alone. Where no replica says it is ready, all are
+// tried, so that clients hear from the service itself what it lacks.
 type balancer struct {
-	addr     string
-	listener net.Listener
-	backends []string
-	next     atomic.Uint64
-	conns    sync.WaitGroup
-	shut     atomic.Bool  // to newcomers
-	refused  atomic.Int64 // newcomers while it was shut
+	addr         string
+	listener     net.Listener
+	backends     []backend
+	answerWithin time.Duration // a replica that is silent for longer loses the connection to the next one
+	next         atomic.Uint64
+	conns        sync.WaitGroup
+	shut         atomic.Bool  // to newcomers
+	refused      atomic.Int64 // newcomers while it was shut
 }
 
-func newBalancer(ctx context.Context, addr string, backends ...string) (*balancer, error) {
+// backend is one listener of a replica.
+type backend struct {
+	addr  string
+	ready *readiness
+}
+
+const (
+	dialTimeout = time.Second
+	// answerWithin is long for a ServerHello, and twice it still fits what an agent allows a handshake.
+	answerWithin = 1500 * time.Millisecond
+	// helloTimeout is what a client has for its first record.
+	helloTimeout = 10 * time.Second
+)
+
+func newBalancer(ctx context.Context, addr string, backends ...backend) (*balancer, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen before replicas: %w", err)
 	}
-	return &balancer{addr: addr, listener: l, backends: backends}, nil
+	return &balancer{addr: addr, listener: l, backends: backends, answerWithin: answerWithin}, nil
 }
 
 // run passes connections on until ctx ends, which cuts them all.
@@ -52,30 +71,135 @@ func (b *balancer) run(ctx context.Context) error {
 	}
 }
 
-// dial finds a replica that takes the connection, beginning after the one that was last asked.
-func (b *balancer) dial(ctx context.Context) (net.Conn, error) {
-	var errs []error
+// order lists the backends for one connection: those that are ready, then the others, each beginning after the one that was asked first last time.
+func (b *balancer) order() []backend {
+	n := uint64(len(b.backends))
 	first := b.next.Add(1)
-	dialer := net.Dialer{Timeout: time.Second}
-	for i := range uint64(len(b.backends)) {
-		conn, err := dialer.DialContext(ctx, "tcp", b.backends[(first+i)%uint64(len(b.backends))])
-		if err == nil {
-			return conn, nil
+	ready := make([]backend, 0, n)
+	var others []backend
+	for i := range n {
+		candidate := b.backends[(first+i)%n]
+		if candidate.ready.ok() {
+			ready = append(ready, candidate)
+		} else {
+			others = append(others, candidate)
 		}
-		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+	return append(ready, others...)
+}
+
+// connect finds a replica that answers hello, the client's first record, and returns the connection with the first bytes of the answer. The last replica is
+// waited for without a bound of ours: by then the client knows best how long it waits.
+func (b *balancer) connect(ctx context.Context, hello []byte) (net.Conn, []byte, error) {
+	var errs []error
+	order := b.order()
+	for i, candidate := range order {
+		within := b.answerWithin
+		if i == len(order)-1 || !isTLS(hello) {
+			within = 0
+		}
+		conn, answer, err := ask(ctx, candidate.addr, hello, within)
+		if err == nil {
+			return conn, answer, nil
+		}
+		candidate.ready.failed()
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, nil, errors.Join(errs...)
+}
+
+// ask opens a connection to addr, sends hello and, if within is not zero, waits that long for the beginning of an answer.
+func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (_ net.Conn, _ []byte, err error) {
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if !stop() || err != nil {
+			_ = conn.Close()
+		}
+	}()
+	if _, err := conn.Write(hello); err != nil {
+		return nil, nil, fmt.Errorf("pass on to %s: %w", addr, err)
+	}
+	if within == 0 {
+		return conn, nil, nil
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+		return nil, nil, fmt.Errorf("wait for %s: %w", addr, err)
+	}
+	answer := make([]byte, 16<<10)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s does not answer: %w", addr, err)
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		return nil, nil, fmt.Errorf("wait for %s: %w", addr, err)
+	}
+	return conn, answer[:n], nil
+}
+
+const (
+	recordHeader    = 5 // of TLS: type, version, length
+	recordHandshake = 22
+	recordMost      = 16 << 10
+)
+
+// isTLS reports whether b begins a TLS handshake, whose first record may be shown to another replica: nothing has been agreed on yet.
+func isTLS(b []byte) bool { return len(b) >= recordHeader && b[0] == recordHandshake }
+
+// readHello reads the client's first record, or what came first if it speaks something else.
+func readHello(client net.Conn) ([]byte, error) {
+	if err := client.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return nil, fmt.Errorf("wait for the client: %w", err)
+	}
+	hello := make([]byte, recordHeader, recordHeader+recordMost)
+	n, err := io.ReadAtLeast(client, hello, 1)
+	if err != nil {
+		return nil, fmt.Errorf("read the first record: %w", err)
+	}
+	if hello[0] == recordHandshake {
+		if _, err := io.ReadFull(client, hello[n:]); err != nil {
+			return nil, fmt.Errorf("read the first record: %w", err)
+		}
+		length := int(hello[3])<<8 | int(hello[4])
+		if length > recordMost {
+			return nil, fmt.Errorf("read the first record: it has %d bytes", length)
+		}
+		hello = hello[:recordHeader+length]
+		if _, err := io.ReadFull(client, hello[recordHeader:]); err != nil {
+			return nil, fmt.Errorf("read the first record: %w", err)
+		}
+		n = len(hello)
+	}
+	if err := client.SetReadDeadline(time.Time{}); err != nil {
+		return nil, fmt.Errorf("wait for the client: %w", err)
+	}
+	return hello[:n], nil
 }
 
 func (b *balancer) pass(ctx context.Context, client net.Conn) {
 	defer client.Close()
-	replica, err := b.dial(ctx)
+	stop := context.AfterFunc(ctx, func() { _ = client.Close() })
+	defer stop()
+	hello, err := readHello(client)
+	if err != nil {
+		return // it has gone, or says nothing
+	}
+	replica, answer, err := b.connect(ctx, hello)
 	if err != nil {
 		return // the client sees a closed connection, as from any load balancer without a healthy backend
 	}
 	defer replica.Close()
-	stop := context.AfterFunc(ctx, func() { _, _ = client.Close(), replica.Close() })
-	defer stop()
+	cut := context.AfterFunc(ctx, func() { _ = replica.Close() })
+	defer cut()
+	if _, err := client.Write(answer); err != nil {
+		return
+	}
 	var both sync.WaitGroup
 	for _, way := range [][2]net.Conn{{client, replica}, {replica, client}} {
 		both.Go(func() {

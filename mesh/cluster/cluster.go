@@ -67,6 +67,7 @@ type Cluster struct {
 
 	token     string
 	balancers []*balancer
+	health    []*readiness // of the replicas behind balancers
 }
 
 // New makes the directory, starts the stores and renders the configurations. No service runs before Start.
@@ -178,8 +179,22 @@ func (c *Cluster) renderReplica(ctx context.Context, n int) error {
 	ops, listen := free[:services], free[services:]
 	recovery, lifecycle, readmodel := c.Plan.Recovery(ops[0]), c.Plan.Lifecycle(ops[1]), c.Plan.Readmodel(ops[2], nil)
 	recovery.Listen, recovery.EnrollListen, lifecycle.Listen, readmodel.PeopleListen = listen[0], listen[1], listen[2], listen[3]
-	for i, addr := range []string{c.Plan.Addresses.Recovery, c.Plan.Addresses.Enroll, c.Plan.Addresses.Lifecycle, c.Plan.Addresses.Console, c.Plan.Addresses.Agents} {
-		if err := c.balance(ctx, addr, listen[i]); err != nil {
+	health := make([]*readiness, services)
+	for i := range health {
+		health[i] = newReadiness(ops[i])
+	}
+	c.health = append(c.health, health...)
+	for i, way := range []struct {
+		addr  string
+		ready *readiness
+	}{
+		{c.Plan.Addresses.Recovery, health[0]},
+		{c.Plan.Addresses.Enroll, health[0]},
+		{c.Plan.Addresses.Lifecycle, health[1]},
+		{c.Plan.Addresses.Console, health[2]},
+		{c.Plan.Addresses.Agents, health[3]},
+	} {
+		if err := c.balance(ctx, way.addr, backend{addr: listen[i], ready: way.ready}); err != nil {
 			return err
 		}
 	}
@@ -192,14 +207,14 @@ func (c *Cluster) renderReplica(ctx context.Context, n int) error {
 }
 
 // balance lets connections to addr go to backend too.
-func (c *Cluster) balance(ctx context.Context, addr, backend string) error {
+func (c *Cluster) balance(ctx context.Context, addr string, to backend) error {
 	for _, b := range c.balancers {
 		if b.addr == addr {
-			b.backends = append(b.backends, backend)
+			b.backends = append(b.backends, to)
 			return nil
 		}
 	}
-	b, err := newBalancer(ctx, addr, backend)
+	b, err := newBalancer(ctx, addr, to)
 	if err != nil {
 		return err
 	}
@@ -314,6 +329,9 @@ func (c *Cluster) Keep(ctx context.Context) error {
 	tasks := []app.Task{{Name: "stores", Run: c.Stores.Keep}}
 	for _, b := range c.balancers {
 		tasks = append(tasks, app.Task{Name: "balancer " + b.addr, Run: b.run})
+	}
+	for _, h := range c.health {
+		tasks = append(tasks, app.Task{Name: "readiness " + h.ops, Run: h.run})
 	}
 	for _, p := range c.Processes() {
 		tasks = append(tasks, app.Task{Name: p.Name, Run: p.keep})

@@ -246,17 +246,8 @@ func (p *Process) record(ended *child.Process) {
 func (p *Process) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Ops+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
-	if err != nil {
+	if err := askReady(ctx, &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, p.Ops); err != nil {
 		return fmt.Errorf("%s: %w", p.Name, err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s is not ready: %s", p.Name, resp.Status)
 	}
 	return nil
 }
