@@ -24,6 +24,7 @@ type Client struct {
 	out    *outbox
 	retry  *backoff.Backoff // of opens; an admission ends it. Used by Run's goroutine alone
 	losses *backoff.Backoff // of sessions that ended soon after their admission; Run's goroutine alone
+	route  *route
 	events chan event
 	ledger string // id for Hello where no hook says one
 
@@ -47,7 +48,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 		cfg.Draw = rand.Int64N
 	}
 	return &Client{
-		cfg: cfg, deps: deps, out: newOutbox(cfg.QueueLength, cfg.QueueBytes), events: make(chan event, 16), ledger: ids.New(),
+		cfg: cfg, deps: deps, route: newRoute(deps, cfg.Draw), out: newOutbox(cfg.QueueLength, cfg.QueueBytes), events: make(chan event, 16), ledger: ids.New(),
 		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil
 }
@@ -108,6 +109,7 @@ type runner struct {
 	active    *conn
 	opening   bool
 	flips     int // changes to the other certificate after a refusal, since a session was admitted
+	timeouts  int // opens that timed out since a session was admitted
 	openTimer *time.Timer
 	opened    chan openResult
 	ended     chan *conn
@@ -173,8 +175,9 @@ func (r *runner) startOpen(ctx context.Context) {
 	if r.active != nil {
 		replaces = r.active.nonce
 	}
+	timeouts := r.timeouts
 	r.group.Go(func() {
-		k, err := r.c.open(ctx, replaces)
+		k, err := r.c.open(ctx, replaces, timeouts)
 		r.opened <- openResult{k, err} // one open in flight, room for one
 	})
 }
@@ -182,8 +185,9 @@ func (r *runner) startOpen(ctx context.Context) {
 // promote makes k the session that is offered work. The one before it drains.
 func (r *runner) promote(ctx context.Context, k *conn) {
 	old := r.active
-	r.active, r.flips = k, 0
+	r.active, r.flips, r.timeouts = k, 0, 0
 	r.c.retry.Reset()
+	r.c.route.admitted()
 	r.c.generation.Store(k.generation)
 	r.c.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "session admitted", slog.String("session_id", k.sessionID),
 		slog.Int64("generation", k.generation), slog.Bool("hand_over", old != nil))

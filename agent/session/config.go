@@ -78,13 +78,15 @@ type Deps struct {
 	// Record puts a diagnostic on disk. It is called before every retry. Nil: none is kept.
 	Record func(ctx context.Context, d Diagnostic) error
 	Hooks  Hooks
+	// Lookup returns the addresses of a host. Nil: the system's resolver, and none where Dial is set: that is given the endpoint as it is.
+	Lookup func(ctx context.Context, host string) ([]string, error)
 	// Dial opens the transport. Nil: TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
 
 // Config bounds a Client. Zero fields take their defaults.
 type Config struct {
-	OpenTimeout  time.Duration  // from the dial to Admitted. Default 20 s
+	OpenTimeout  time.Duration  // from the dial to Admitted, however long the server says that it works on it. Default 20 s
 	Backoff      backoff.Policy // of failed opens and lost streams. Default 1 s to 30 s
 	StableAfter  time.Duration  // a session this old forgets earlier failures. Default 30 s
 	SlowRetry    time.Duration  // cadence where only an operator or the edge can help. Default 60 s
@@ -93,6 +95,13 @@ type Config struct {
 	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
 	RenewTimeout time.Duration  // how long an answer to a renewal is waited for. Default 30 s
 	Goodbye      time.Duration  // how long an orderly end may take. Default 2 s
+
+	// The phases of an open. One that takes longer ends the open, and the next takes another address; each frame that the server sends before Admitted
+	// starts the time of its phase again. After a round of opens that timed out they double, up to OpenTimeout.
+	ConnectTimeout   time.Duration // to one address, and of the lookup. Default 3 s
+	HandshakeTimeout time.Duration // of TLS. Default 4 s
+	WelcomeTimeout   time.Duration // from the handshake to Welcome. Default 5 s
+	AdmissionTimeout time.Duration // from Ready to Admitted. Default 5 s
 
 	FramesPerSecond int // sent at most. Default 1000, half of what a server takes
 
@@ -117,6 +126,10 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	duration(&c.OpenTimeout, 20*time.Second)
+	duration(&c.ConnectTimeout, 3*time.Second)
+	duration(&c.HandshakeTimeout, 4*time.Second)
+	duration(&c.WelcomeTimeout, 5*time.Second)
+	duration(&c.AdmissionTimeout, 5*time.Second)
 	duration(&c.StableAfter, 30*time.Second)
 	duration(&c.SlowRetry, time.Minute)
 	duration(&c.Drain, 30*time.Second)

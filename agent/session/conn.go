@@ -27,8 +27,10 @@ type conn struct {
 	cc     *grpc.ClientConn
 	wire   *wire
 	stream stream
-	ctx    context.Context //nolint:containedctx // the life of the stream, which outlives the call that opened it
-	cancel context.CancelCauseFunc
+	// opening keeps the time until Admitted; nil after that.
+	opening *phases
+	ctx     context.Context //nolint:containedctx // the life of the stream, which outlives the call that opened it
+	cancel  context.CancelCauseFunc
 
 	cert       *tls.Certificate
 	nonce      string

@@ -60,7 +60,8 @@ func (c watched) Read(p []byte) (int, error) {
 // watchedTLS is TLS whose failures are kept.
 type watchedTLS struct {
 	credentials.TransportCredentials
-	wire *wire
+	wire   *wire
+	phases *phases
 }
 
 func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -69,11 +70,12 @@ func (c watchedTLS) ClientHandshake(ctx context.Context, authority string, raw n
 		c.wire.note(&handshakeError{err})
 		return nil, nil, err //nolint:wrapcheck // grpc reads its own errors
 	}
+	c.phases.enter(phaseWelcome)
 	return watched{conn, c.wire}, info, nil
 }
 
 func (c watchedTLS) Clone() credentials.TransportCredentials {
-	return watchedTLS{c.TransportCredentials.Clone(), c.wire}
+	return watchedTLS{c.TransportCredentials.Clone(), c.wire, c.phases}
 }
 
 // handshakeError is a failed TLS handshake.
@@ -83,7 +85,7 @@ func (e *handshakeError) Error() string { return "TLS handshake: " + e.cause.Err
 func (e *handshakeError) Unwrap() error { return e.cause }
 
 // dial makes a connection of its own for one session: a replacement never shares one with what it replaces.
-func (c *Client) dial(cert *tls.Certificate, trustDomain, address string) (*grpc.ClientConn, *wire, error) {
+func (c *Client) dial(cert *tls.Certificate, trustDomain, endpoint string, phases *phases) (*grpc.ClientConn, *wire, error) {
 	store, err := pki.NewStore(cert.PrivateKey, cert.Certificate)
 	if err != nil {
 		return nil, nil, err
@@ -95,17 +97,16 @@ func (c *Client) dial(cert *tls.Certificate, trustDomain, address string) (*grpc
 		return nil, nil, err
 	}
 	w := &wire{}
-	dialer := c.deps.Dial
-	if dialer == nil {
-		var d net.Dialer
-		dialer = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
-	}
-	cc, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(watchedTLS{credentials.NewTLS(tlsConfig), w}),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			conn, err := dialer(ctx, address)
-			w.note(err)
-			return conn, err
+	cc, err := grpc.NewClient("passthrough:///"+endpoint,
+		grpc.WithTransportCredentials(watchedTLS{credentials.NewTLS(tlsConfig), w, phases}),
+		grpc.WithContextDialer(func(ctx context.Context, endpoint string) (net.Conn, error) {
+			conn, address, err := c.route.connect(ctx, endpoint, phases.limit(phaseConnect))
+			if err != nil {
+				w.note(err)
+				return nil, err
+			}
+			phases.connected(address)
+			return conn, nil
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.cfg.KeepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.cfg.MaxFrame)),

@@ -17,5 +17,8 @@
 // a peer asked for: the certificate in use. A retry comes while the time that a hand-over needs is left (a sixth of the certificate's life, at most a
 // minute) and at ever shorter intervals after that, and when a certificate ends the other one held is tried before Run gives up.
 //
+// Each phase of an opening (connection, TLS handshake, Welcome, Admitted) has a short time of its own, which starts again with every frame that the server
+// sends. When it is over the next open takes another address of the name, at once until each address had its turn; then the waits and the times grow.
+//
 // A Client without a disk (Memory) is what load generators use: an idle session costs two goroutines beside grpc's own.
 package session

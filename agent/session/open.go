@@ -15,9 +15,9 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 )
 
-// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of. Whatever comes after ctx's end, or after
-// the timeout, is not looked at.
-func (c *Client) open(ctx context.Context, replaces string) (*conn, error) {
+// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts the number of opens before it that timed
+// out. Whatever comes after ctx's end, or after a timeout, is not looked at.
+func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn, error) {
 	node, ok := c.deps.Identity.Node()
 	cert := c.deps.Identity.Certificate()
 	if !ok || cert == nil {
@@ -34,32 +34,37 @@ func (c *Client) open(ctx context.Context, replaces string) (*conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the node API: %w", err)
 	}
-	cc, w, err := c.dial(cert, node.TrustDomain, address)
-	if err != nil {
-		return nil, err
-	}
 	// The stream outlives ctx: an orderly end still says Goodbye on it.
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	timed := &phases{limit: func(ph phase) time.Duration { return c.limit(ph, timeouts) }, expire: cancel}
+	cc, w, err := c.dial(cert, node.TrustDomain, address, timed)
+	if err != nil {
+		cancel(err)
+		return nil, err
+	}
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	timeout := time.AfterFunc(c.cfg.OpenTimeout, func() { cancel(errOpenTimeout) })
 	k := &conn{
-		client: c, cc: cc, wire: w, ctx: life, cancel: cancel, cert: cert,
+		client: c, cc: cc, wire: w, opening: timed, ctx: life, cancel: cancel, cert: cert,
 		retired: make(chan struct{}), leaving: make(chan struct{}), ended: make(chan struct{}),
 	}
 	k.interval.Store(int64(c.cfg.Heartbeat))
 	err = k.shake(node.NodeID, node.InstanceID, replaces)
+	late := timed.end()
 	timedOut, ended := !timeout.Stop(), !stop()
-	if timedOut || ended || err != nil {
+	if late != nil || timedOut || ended || err != nil {
 		switch {
 		case ended:
 			err = context.Cause(ctx)
+		case late != nil:
+			err = late
 		case timedOut:
 			err = errOpenTimeout
 		}
 		cancel(context.Canceled)
 		return nil, errors.Join(err, cc.Close())
 	}
-	k.openedAt = time.Now()
+	k.openedAt, k.opening = time.Now(), nil
 	return k, nil
 }
 
@@ -91,15 +96,18 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 		if k.ctx.Err() != nil {
 			return context.Cause(k.ctx) // given up while this was on its way
 		}
+		k.opening.heard()
 		switch f := frame.GetFrame().(type) {
 		case *nodev1.ConnectResponse_Welcome:
 			if welcomed {
 				return fmt.Errorf("%w: a second Welcome", errProtocol)
 			}
 			welcomed = true
+			k.opening.pause()
 			if err := k.welcome(f.Welcome, sent); err != nil {
 				return err
 			}
+			k.opening.enter(phaseAdmission)
 			sent = time.Now()
 		case *nodev1.ConnectResponse_Admitted:
 			if !welcomed || f.Admitted.GetGeneration() != k.generation {

@@ -60,6 +60,7 @@ func (r *runner) failed(ctx context.Context, f failure) error {
 func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, error) {
 	var refused *certificateRefusedError
 	var edge *edgeError
+	var late *phaseError
 	err := failed.err
 	next := func(retryAfter time.Duration) time.Duration { return failed.waits.NextWithin(retryAfter, r.share()) }
 	switch {
@@ -70,6 +71,13 @@ func (r *runner) decide(ctx context.Context, failed failure) (time.Duration, err
 			return r.soon(), nil
 		}
 		return 0, &IdentityError{Action: commonv1.Action_ACTION_RECOVER, Cause: err}
+	case errors.As(err, &late):
+		// Another address, or another replica behind the same one, may answer: ask at once until each had its turn.
+		r.timeouts++
+		if r.timeouts <= r.c.route.round() {
+			return r.soon(), nil
+		}
+		return next(0), nil
 	case errors.Is(err, errNotYet):
 		return r.slow(), nil
 	case errors.As(err, &refused):
@@ -196,7 +204,7 @@ func (r *runner) lifeline() *x509.Certificate {
 	return leaf
 }
 
-// soon is the wait before another certificate is tried.
+// soon is the wait before another certificate, or another address, is tried.
 func (r *runner) soon() time.Duration { return r.c.jitter(500 * time.Millisecond) }
 
 // slow is the cadence at which nothing but an operator or an edge can help.

@@ -388,9 +388,12 @@ func TestSlowAgentLosesItsStream(t *testing.T) {
 	a := k.node()
 	k.connect(a, r.AgentAddr(), false)
 	a.send(a.hello())
-	w, err := a.stream.Recv()
-	if err != nil {
-		t.Fatal(err)
+	var w *nodev1.ConnectResponse
+	for w.GetWelcome() == nil {
+		var err error
+		if w, err = a.stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	a.session = w.GetWelcome().GetSessionId()
 	a.send(ready(w.GetWelcome().GetGeneration()))

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -257,6 +258,32 @@ func TestOpensAreRationed(t *testing.T) {
 		}
 	}
 	k.session(r) // another node is not slowed
+}
+
+// TestAnOpeningThatWaitsIsReported: while recovery has not answered, the agent hears that its opening is worked on.
+func TestAnOpeningThatWaitsIsReported(t *testing.T) {
+	waiting := make(chan struct{})
+	release := sync.OnceFunc(func() { close(waiting) })
+	k := newKit(t, func(p *nodeapitest.Plane) {
+		p.Deny = func(*recoveryv1.OpenSession) *commonv1.Denial {
+			<-waiting
+			return nil
+		}
+	})
+	t.Cleanup(release)
+	a := k.node()
+	k.connect(a, k.replica().AgentAddr(), true)
+	a.send(a.hello())
+	for range 2 {
+		f := a.next("a frame", func(*nodev1.ConnectResponse) bool { return true })
+		if ack := f.GetHeartbeatAck(); ack == nil || ack.GetSequence() != 0 || ack.GetServerTime() == nil {
+			t.Fatalf("%v before Welcome", f)
+		}
+	}
+	release()
+	a.generation = a.exactly("Welcome", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome().GetGeneration()
+	a.send(ready(a.generation))
+	a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil })
 }
 
 // TestShortCertificatesMayOpenMoreOften: of a certificate of twenty seconds, which is dated back like any other, a node may open every two.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -136,12 +137,14 @@ func (h *handler) open(ctx context.Context) error {
 	}
 	h.hello = hello
 	h.server.deps.Roster.Opening(h.sess)
+	answered := h.working()
 	res, err := h.server.openings.Do(ctx, &recoveryv1.OpenSession{
 		SessionId: h.sess.ID, NodeId: hello.GetNodeId(), NodeInstanceId: hello.GetNodeInstanceId(), Serial: h.sess.Identity.Serial,
 		JoinState: hello.GetJoinState(), ReplicaId: h.server.cfg.ReplicaID, BootId: hello.GetBootId(), MachineId: hello.GetHost().GetMachineId(),
 		RemoteAddress: h.sess.Identity.Remote, AgentVersion: hello.GetAgentVersion(), ReplacesNonce: hello.GetReplacesNonce(),
 		KeySha256: h.leaf.KeySHA256,
 	})
+	answered()
 	if err != nil {
 		return err
 	}
@@ -158,6 +161,34 @@ func (h *handler) open(ctx context.Context) error {
 		denial := fault.FromDenial(res.GetDenial())
 		h.server.budgets.judged(h.who, denial, time.Now())
 		return denial
+	}
+}
+
+// workingEvery is how often an agent hears that its opening is worked on. Agents leave a server that is silent for a few times as long.
+const workingEvery = 1500 * time.Millisecond
+
+// working sends the agent an acknowledgement of no heartbeat every workingEvery until the function that it returns has returned, so that an opening which
+// waits its turn is not taken for a stopped replica.
+func (h *handler) working() func() {
+	var mu sync.Mutex
+	var timer *time.Timer
+	over := false
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(workingEvery, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if over {
+			return
+		}
+		h.sess.Send(h.server.heartbeatAck(0))
+		timer.Reset(workingEvery)
+	})
+	return func() {
+		timer.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
 	}
 }
 
@@ -206,10 +237,12 @@ func (h *handler) ready(ctx context.Context, generation int64) error {
 }
 
 func (h *handler) confirm(ctx context.Context, generation int64) error {
+	answered := h.working()
 	res, err := h.server.confirms.Do(ctx, &recoveryv1.ConfirmSession{
 		SessionId: h.sess.ID, NodeId: h.sess.Identity.NodeID, NodeInstanceId: h.hello.GetNodeInstanceId(),
 		Generation: generation, Serial: h.sess.Identity.Serial,
 	})
+	answered()
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,128 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// route chooses the address of each open. A name may have many; an open takes one that was not tried since the last admission, in random order, so that a
+// fleet spreads and a replica that does not answer is left. It is safe for concurrent use.
+type route struct {
+	lookup func(ctx context.Context, host string) ([]string, error) // nil: names are dialed as they are
+	dial   func(ctx context.Context, address string) (net.Conn, error)
+	draw   func(n int64) int64
+
+	mu    sync.Mutex
+	tried map[string]struct{}
+	known int // addresses at the last lookup
+}
+
+func newRoute(deps Deps, draw func(n int64) int64) *route {
+	r := &route{lookup: deps.Lookup, dial: deps.Dial, draw: draw, tried: map[string]struct{}{}}
+	if r.dial == nil {
+		var d net.Dialer
+		r.dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+		if r.lookup == nil {
+			r.lookup = net.DefaultResolver.LookupHost
+		}
+	}
+	return r
+}
+
+// admitted forgets what was tried.
+func (r *route) admitted() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.tried)
+}
+
+// round is the number of opens after which every address had one, at least quickRound.
+func (r *route) round() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(r.known, quickRound)
+}
+
+// connect opens a connection to the first address that takes one, each within that time, and returns which it is.
+func (r *route) connect(ctx context.Context, endpoint string, within time.Duration) (net.Conn, string, error) {
+	addresses, err := r.addresses(ctx, endpoint, within)
+	if err != nil {
+		return nil, "", err
+	}
+	var errs []error
+	for _, address := range r.untried(addresses) {
+		conn, err := r.connectOne(ctx, address, within)
+		if err == nil {
+			return conn, address, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, "", errors.Join(errs...)
+}
+
+func (r *route) connectOne(ctx context.Context, address string, within time.Duration) (net.Conn, error) {
+	one, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := r.dial(one, address)
+	if err != nil && one.Err() != nil && ctx.Err() == nil {
+		return nil, &phaseError{phase: phaseConnect, address: address, within: within}
+	}
+	return conn, err
+}
+
+// addresses are those of endpoint, host:port.
+func (r *route) addresses(ctx context.Context, endpoint string, within time.Duration) ([]string, error) {
+	host, port, err := net.SplitHostPort(endpoint)
+	if err != nil || r.lookup == nil || net.ParseIP(host) != nil {
+		return []string{endpoint}, nil //nolint:nilerr // what is no host:port is the dialer's to refuse
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	hosts, err := r.lookup(ctx, host)
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", host, err)
+	}
+	addresses := make([]string, len(hosts))
+	for i, h := range hosts {
+		addresses[i] = net.JoinHostPort(h, port)
+	}
+	return addresses, nil
+}
+
+// untried returns the addresses that were not tried yet, in random order, and notes each as tried when it is taken. When all were tried, a new round begins.
+func (r *route) untried(addresses []string) func(yield func(int, string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.known = len(addresses)
+	var left []string
+	for _, address := range addresses {
+		if _, tried := r.tried[address]; !tried {
+			left = append(left, address)
+		}
+	}
+	if len(left) == 0 {
+		clear(r.tried)
+		left = append(left, addresses...)
+	}
+	for i := len(left) - 1; i > 0; i-- {
+		j := r.draw(int64(i + 1))
+		left[i], left[j] = left[j], left[i]
+	}
+	return func(yield func(int, string) bool) {
+		for i, address := range left {
+			r.mu.Lock()
+			r.tried[address] = struct{}{}
+			r.mu.Unlock()
+			if !yield(i, address) {
+				return
+			}
+		}
+	}
+}
