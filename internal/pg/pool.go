@@ -127,12 +127,16 @@ func Next(ctx context.Context, q Querier, n int64) (int64, error) {
 	return next, nil
 }
 
-// RaiseEra sets the era one higher and returns it. The owner runs it after a restore from a backup, before any service
-// is started.
+// RaiseEra sets the era one higher and returns it. DeclareRestored is what people run; this is its first half.
 func RaiseEra(ctx context.Context, q Querier, reason string) (int64, error) {
+	return raiseEra(ctx, q, -1, reason)
+}
+
+// raiseEra sets the era above itself and above another one.
+func raiseEra(ctx context.Context, q Querier, above int64, reason string) (int64, error) {
 	var era int64
-	err := q.QueryRow(ctx, `UPDATE mesh.era SET era = era + 1, raised_at = clock_timestamp(), raised_by = session_user, reason = $1
-		RETURNING era`, reason).Scan(&era)
+	err := q.QueryRow(ctx, `UPDATE mesh.era SET era = GREATEST(era, $2) + 1, raised_at = clock_timestamp(),
+		raised_by = session_user, reason = $1 RETURNING era`, reason, above).Scan(&era)
 	if err != nil {
 		return 0, fmt.Errorf("raise era: %w", err)
 	}

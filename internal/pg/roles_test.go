@@ -173,7 +173,7 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 	}
 	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema')
-		ORDER BY 1`); !slices.Equal(definers, []string{"mesh.rolled_back()"}) {
+		ORDER BY 1`); !slices.Equal(definers, []string{"mesh.raise_era_after_rollback(text)", "mesh.rolled_back()"}) {
 		t.Errorf("functions that run with their owner's rights: %v", definers)
 	}
 	// They are the schema owner's, take no names from the caller's search path, and are no public property.

@@ -1,7 +1,8 @@
 -- +goose Up
 
--- Rollback mode: the database is older than what others remember. While it is active nothing is launched, dispatched, recreated, released, reaped or
--- put on hold. The owner's `gpuaas migrate restored` sets it, and recovery does on the evidence of agents and of the launch log; a person ends it.
+-- Rollback mode: the database is older than what others remember. While it is active nothing is launched, dispatched,
+-- recreated, released, reaped or put on hold. The owner's `gpuaas migrate restored` sets it, and recovery does on the
+-- evidence of agents and of the launch log; a person ends it.
 CREATE TABLE recovery.rollback (
     singleton      boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
     state          text        NOT NULL DEFAULT 'none' CHECK (state IN ('none', 'active')),
@@ -28,10 +29,12 @@ ALTER TABLE recovery.incident DROP CONSTRAINT incident_kind_check;
 ALTER TABLE recovery.incident ADD CONSTRAINT incident_kind_check
     CHECK (kind IN ('step_class', 'fleet_brake', 'churn_budget', 'machine_unreachable', 'control_plane_rollback'));
 
--- rolled_back reports whether rollback mode is active. Every service calls it in the transaction of what it is about to do, so that none acts on
--- a copy that is behind. It runs with its owner's rights, because the row is recovery's and no other service may read it.
+-- rolled_back reports whether rollback mode is active. Every service calls it in the transaction of what it is about to
+-- do, so that none acts on a copy that is behind. It runs with its owner's rights, because the row is recovery's and no
+-- other service may read it.
 -- +goose StatementBegin
-CREATE FUNCTION mesh.rolled_back() RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION mesh.rolled_back() RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM recovery.rollback WHERE state = 'active')
 $$;
 -- +goose StatementEnd
