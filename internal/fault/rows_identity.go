@@ -119,9 +119,9 @@ var identityRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerControl,
-		Public: "the control plane's database stands behind what nodes remember",
-		Remedy: "follow the rollback procedure, then `gpuaas rollback accept --reason TEXT`",
-		Impact: "no launches and no dispatch until accepted; running workloads go on; no node is blamed",
+		Public: "the control plane's database is older than what nodes or the launch log remember",
+		Remedy: "follow docs/restore.md: look at `gpuaas rollback status`, then `gpuaas rollback accept --reason TEXT`",
+		Impact: "nothing is launched, dispatched, recreated, released or put on hold until it is accepted; workloads go on",
 	},
 	commonv1.Reason_REASON_CHALLENGE_FAILED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerNodeapi,

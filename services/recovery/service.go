@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Deps of the service.
@@ -127,6 +128,9 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	if err := s.addWatchdog(lc); err != nil {
+		return err
+	}
+	if err := s.addRollback(); err != nil {
 		return err
 	}
 	if err := s.serveEnrolment(ctx, enroller); err != nil {
@@ -235,6 +239,21 @@ func (s *Service) serveEnrolment(ctx context.Context, enroller *enrol.Enroller) 
 	}
 	s.base.Add(app.Task{Name: "enrolment", Phase: app.PhaseDrain, Run: s.enroll.Run})
 	return s.enroll.Mount(recoveryv1connect.NewEnrollmentServiceHandler(&enrolment{enroller: enroller}, s.enroll.HandlerOptions()...)) //nolint:wrapcheck // it says what failed
+}
+
+// addRollback mounts the verbs of rollback mode and follows it. It comes after the internal port.
+func (s *Service) addRollback() error {
+	b := s.base
+	mode, err := rollback.New(rollback.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what is missing
+	}
+	path, handler := recoveryv1connect.NewRollbackServiceHandler(mode, s.internal.HandlerOptions()...)
+	if err := s.internal.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	b.Add(app.Task{Name: "rollback", Run: mode.Run})
+	return nil
 }
 
 // Run serves until ctx ends, then drains and stops in order.

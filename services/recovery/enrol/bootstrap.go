@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Lifetimes of an operator's token.
@@ -64,6 +65,9 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 }
 
 func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.Duration, idempotencyKey, by string) (Bundle, error) {
+	if err := rollback.Refuse(ctx, tx); err != nil {
+		return Bundle{}, err //nolint:wrapcheck // it is the answer
+	}
 	tokenID := ""
 	if idempotencyKey != "" {
 		var of, state string

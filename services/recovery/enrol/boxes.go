@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // judgeLaunch is the gate of a box. The mint belongs to (workspace, epoch, instance): another key may take it only while the previous
@@ -72,7 +73,8 @@ func (e *Enroller) judgeSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 	}
 	wait := previous.IssuedAt.Add(e.cfg.MintWait).Sub(m.Now)
 	switch {
-	case found && previous.Ready, r.Mints > e.cfg.MintLimit:
+	case found && previous.Ready, r.Mints > e.cfg.MintLimit, m.RolledBack:
+		// In rollback mode the first certificate may be in use, and the database not know it.
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, ""), m)
 	case found && wait > 0:
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "", fault.RetryAfter(wait)), m)
@@ -89,8 +91,12 @@ func (e *Enroller) judgeSecondMint(ctx context.Context, tx pgx.Tx, r *identity.R
 	return nil, nil, err
 }
 
-// refuseRegister counts a refusal, so that a workspace whose box cannot register says why.
+// refuseRegister counts a refusal, so that a workspace whose box cannot register says why. In rollback mode nothing is
+// counted: it would be the ground of a recreation, and what is refused may be newer than the database.
 func (e *Enroller) refuseRegister(ctx context.Context, tx pgx.Tx, r *identity.Record, why *fault.Error, m identity.Moment) (*repeat, error, error) {
+	if m.RolledBack {
+		return nil, why, nil
+	}
 	r.RefusedRegisters++
 	r.LastRefusal = why.Reason
 	r.Told++
@@ -125,6 +131,9 @@ func (e *Enroller) Prepare(ctx context.Context, req *recoveryv1.PrepareInstanceR
 }
 
 func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) (string, error) {
+	if err := rollback.Refuse(ctx, tx); err != nil {
+		return "", err //nolint:wrapcheck // it is the answer
+	}
 	highest, holder, err := lockEpoch(ctx, tx, req.GetWorkspaceId(), req.GetEpoch(), req.GetInstanceId())
 	if err != nil {
 		return "", err
@@ -250,9 +259,13 @@ func freeName(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 }
 
 // RetireBox ends the identity of a box that has ended. Idempotent; an instance that is not known leaves a tombstone, so that a preparation that
-// comes late finds it ended.
+// comes late finds it ended. In rollback mode no identity is retired: which instances have ended is what a person has
+// to look at first.
 func (e *Enroller) RetireBox(ctx context.Context, req *recoveryv1.RetireInstanceRequest) error {
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // it is the answer
+		}
 		var nodeID string
 		err := tx.QueryRow(ctx, `INSERT INTO recovery.instance AS i (instance_id, workspace_id, epoch, retired_at) VALUES ($1, $2, $3, mesh.clock())
 			ON CONFLICT (instance_id) DO UPDATE SET retired_at = COALESCE(i.retired_at, EXCLUDED.retired_at)

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // token is a row.
@@ -61,6 +62,10 @@ type redemption struct {
 func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.EnrollRequest) (*recoveryv1.EnrollResponse, error) {
 	who := audit.Entry{Action: "node.enrol", Actor: "anonymous", SubjectType: "enrolment", Details: map[string]any{"address": from}}
 	resp, repeated, err := e.enroll(ctx, from, req, &who)
+	if who.NodeID != "" || fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
+		// The node or its token may be of a history that the database has lost.
+		err = rollback.SoftenError(ctx, e.deps.Pool, err)
+	}
 	e.count("token", repeated, err)
 	noteForeignKey(&who, err)
 	return resp, e.deps.Audit.Refuse(ctx, who, err) //nolint:wrapcheck // it is the answer
@@ -250,6 +255,10 @@ func (e *Enroller) judgeBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 	done, err := repeatOf(ctx, tx, r, a)
 	if err != nil || done != nil {
 		return done, nil, err
+	}
+	if m.RolledBack {
+		// The key that used it may be of a history that is lost: nobody is put on hold for that.
+		return nil, rollback.Refusal(), nil
 	}
 	// Two holders of one token: nobody knows which of them is the machine it was meant for.
 	_, err = tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`, r.NodeID)

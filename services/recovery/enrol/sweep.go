@@ -3,15 +3,20 @@ package enrol
 import (
 	"context"
 	"fmt"
+
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Swept counts what one sweep ended.
 type Swept struct{ Tokens, Claims, Sessions int64 }
 
 // Sweep ends tokens past their time and claims past their lease, and forgets sessions whose answer nobody can ask for again. Nothing depends on it:
-// every decision looks at the time itself.
+// every decision looks at the time itself. In rollback mode it ends nothing.
 func (e *Enroller) Sweep(ctx context.Context) (Swept, error) {
 	var out Swept
+	if active, err := rollback.Active(ctx, e.deps.Pool); err != nil || active {
+		return out, err //nolint:wrapcheck // it says what it did
+	}
 	for _, step := range []struct {
 		count *int64
 		what  string

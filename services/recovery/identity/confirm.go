@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Confirm counts a batch of Readys in one transaction, in the order asked.
@@ -74,7 +75,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 		results = append(results, result)
 		r := records[c.GetNodeId()]
 		if r == nil {
-			result.Denial = denial(ctx, commonv1.Reason_REASON_IDENTITY_UNKNOWN)
+			result.Denial = denial(ctx, rollback.Soften(commonv1.Reason_REASON_IDENTITY_UNKNOWN, moment.RolledBack))
 			continue
 		}
 		ready := Ready{
@@ -87,7 +88,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 		}
 		verdict := JudgeReady(r.Standing(moment.Era), r.ConfirmedSession, ready)
 		if !verdict.Admitted {
-			result.Denial = denial(ctx, verdict.Reason)
+			result.Denial = denial(ctx, rollback.Soften(verdict.Reason, moment.RolledBack))
 			continue
 		}
 		result.Admitted = true
@@ -114,7 +115,8 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 }
 
 // ReportChallenge closes a challenge. An answer that proves a copy, or a lost join state, puts the node on hold: of two holders nobody knows
-// which is the right one.
+// which is the right one. In rollback mode nobody is put on hold: what the database knows of the two may be older than
+// both.
 func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*commonv1.Denial, error) {
 	var reason commonv1.Reason
 	held := false
@@ -164,6 +166,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 	if row.InstanceID == r.InstanceID {
 		reason = JudgeChallenge(r.Standing(m.Era), row.FenceEpoch, r.FenceEpoch, row.PutFor, req.GetAnswered())
 	}
+	reason = rollback.Soften(reason, m.RolledBack)
 	tag, err := tx.Exec(ctx, `UPDATE recovery.session_open SET answer = $2 WHERE session_id = $1 AND answer = ''`, row.SessionID, names.Of(reason))
 	if err != nil {
 		return 0, false, fmt.Errorf("record answer: %w", err)

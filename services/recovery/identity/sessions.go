@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Deps is what the sessions and verbs of identities work with.
@@ -159,6 +160,9 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	if batch.reported {
 		s.deps.Wake.Notify()
 	}
+	if batch.mode != nil {
+		rollback.Log(ctx, s.deps.Logger, batch.mode)
+	}
 	for _, r := range batch.rolledBack {
 		s.deps.Logger.ErrorContext(ctx, "a node remembers more than the database", slog.String(obs.KeyNodeID, r.NodeID),
 			slog.String(obs.KeyReason, names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)), slog.Int64("adopted_generation", r.Confirmed))
@@ -186,6 +190,8 @@ type opening struct {
 	rolledBack []*Record
 	reported   bool                      // that a retired instance asked
 	forged     []*recoveryv1.OpenSession // whose certificate has an issued serial and another key
+	evidence   []rollback.Evidence
+	mode       *rollback.Mode // that this batch set; else nil
 	results    []*recoveryv1.OpenResult
 }
 
@@ -225,6 +231,9 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	if err := insertOpened(b.ctx, tx, b.fresh); err != nil {
 		return err
 	}
+	if err := b.report(tx); err != nil {
+		return err
+	}
 	for _, r := range b.changed {
 		delete(b.issued, r.NodeID)
 	}
@@ -260,7 +269,7 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 	case RulingChallenge:
 		row.Verdict, row.PutFor = verdictChallenge, verdict.Reason
 	case RulingWelcome:
-		if err := b.adopt(tx, r, o, verdict); err != nil {
+		if err := b.adopt(tx, r, o, presented, verdict); err != nil {
 			return nil, err
 		}
 		r.Issued = int64(ids.NextWithEra(ids.Generation(r.Issued), b.moment.Era))
@@ -288,10 +297,11 @@ func (b *opening) woken(tx pgx.Tx, o *recoveryv1.OpenSession) error {
 }
 
 // adopt takes over what a node remembers and the database has lost.
-func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, v Verdict) error {
+func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Presented, v Verdict) error {
 	if v.Reason != commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK {
 		return nil
 	}
+	b.evidence = append(b.evidence, evidenceOf(r, p, v))
 	if v.Adopt > 0 {
 		r.Issued, r.Confirmed = max(r.Issued, v.Adopt), v.Adopt
 		r.ConfirmedSession, r.ReplacedNonce = "", ""
@@ -314,6 +324,48 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, v Verdi
 		b.changed = append(b.changed, r)
 	}
 	b.rolledBack = append(b.rolledBack, r)
+	return nil
+}
+
+// evidenceOf is what a node has shown that the database does not know.
+func evidenceOf(r *Record, p Presented, v Verdict) rollback.Evidence {
+	e := rollback.Evidence{
+		Kind: recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_NODE_AHEAD, Subject: r.NodeID,
+		Remembered: p.Generation, Known: r.Issued, Era: p.Era,
+	}
+	e.Detail = fmt.Sprintf("node %s shows a certificate of its own that the database does not know", r.Name)
+	if v.Adopt > 0 {
+		e.Detail = fmt.Sprintf("node %s shows generation %d of era %d; the database has issued %d",
+			r.Name, p.Generation, p.Era, r.Issued)
+	}
+	return e
+}
+
+// report writes the evidence of the batch down. If that sets rollback mode, the refusals of this very batch are
+// those of the mode.
+func (b *opening) report(tx pgx.Tx) error {
+	if len(b.evidence) == 0 {
+		return nil
+	}
+	// Numbers of an earlier era are what a restore that is known leaves behind: outside of the mode there is nothing to
+	// write, and no lock to take.
+	news := func(e rollback.Evidence) bool { return e.Era >= b.moment.Era }
+	if !b.moment.RolledBack && !slices.ContainsFunc(b.evidence, news) {
+		return nil
+	}
+	mode, set, err := rollback.Record(b.ctx, tx, b.evidence...)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if !set {
+		return nil
+	}
+	b.mode, b.moment.RolledBack = mode, true
+	for _, result := range b.results {
+		if d := result.GetDenial(); d != nil {
+			result.Denial = b.refusal(d.GetReason())
+		}
+	}
 	return nil
 }
 
@@ -345,12 +397,18 @@ func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*rec
 
 func (b *opening) denied(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason) *recoveryv1.OpenResult {
 	result := &recoveryv1.OpenResult{
-		SessionId: o.GetSessionId(), Verdict: recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED, Denial: denial(b.ctx, reason), Era: b.moment.Era,
+		SessionId: o.GetSessionId(), Verdict: recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED, Denial: b.refusal(reason),
+		Era: b.moment.Era,
 	}
 	if r != nil {
 		result.FenceEpoch = r.FenceEpoch
 	}
 	return result
+}
+
+// refusal is the denial that an agent is sent for a reason.
+func (b *opening) refusal(reason commonv1.Reason) *commonv1.Denial {
+	return denial(b.ctx, rollback.Soften(reason, b.moment.RolledBack))
 }
 
 func denial(ctx context.Context, reason commonv1.Reason) *commonv1.Denial {

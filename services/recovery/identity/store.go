@@ -68,17 +68,19 @@ func collect(rows pgx.Rows, err error) ([]*Record, error) {
 	return out, nil
 }
 
-// Moment is the database's time and era inside a transaction.
+// Moment is the database's time and era inside a transaction, and whether rollback mode is active.
 type Moment struct {
-	Now time.Time
-	Era int64
+	Now        time.Time
+	Era        int64
+	RolledBack bool
 }
 
-// ReadMoment reads both.
+// ReadMoment reads all three.
 func ReadMoment(ctx context.Context, q pg.Querier) (Moment, error) {
 	var m Moment
-	if err := q.QueryRow(ctx, `SELECT mesh.clock(), era FROM mesh.era`).Scan(&m.Now, &m.Era); err != nil {
-		return Moment{}, fmt.Errorf("read clock and era: %w", err)
+	row := q.QueryRow(ctx, `SELECT mesh.clock(), era, mesh.rolled_back() FROM mesh.era`)
+	if err := row.Scan(&m.Now, &m.Era, &m.RolledBack); err != nil {
+		return Moment{}, fmt.Errorf("read clock, era and rollback mode: %w", err)
 	}
 	return m, nil
 }

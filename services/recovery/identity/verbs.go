@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Actor is on whose decision something changes.
@@ -23,7 +24,8 @@ type Actor struct {
 	Roles   []string
 }
 
-// Change applies a verb. The answer is the node and the position of its event; it says `fencing` until lifecycle has acknowledged.
+// Change applies a verb. The answer is the node and the position of its event; it says `fencing` until lifecycle has
+// acknowledged. In rollback mode every verb is refused: what the person sees of the node may be older than the node.
 func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.IdentityVerb, reason string, by Actor) (*Record, string, error) {
 	reason = strings.TrimSpace(reason)
 	if reason == "" {
@@ -54,11 +56,14 @@ func (s *Identities) Change(ctx context.Context, nodeID string, verb recoveryv1.
 }
 
 func change(ctx context.Context, tx pgx.Tx, r *Record, verb recoveryv1.IdentityVerb, reason string, by Actor) (string, error) {
-	to, err := Transition(r.State, verb, by.Roles)
+	m, err := ReadMoment(ctx, tx)
 	if err != nil {
 		return "", err
 	}
-	m, err := ReadMoment(ctx, tx)
+	if m.RolledBack {
+		return "", rollback.Refusal()
+	}
+	to, err := Transition(r.State, verb, by.Roles)
 	if err != nil {
 		return "", err
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/policy/policystore"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // lock serialises changes.
@@ -88,6 +89,9 @@ func (s *Server) SetPolicy(ctx context.Context, req *recoveryv1.SetPolicyRequest
 }
 
 func (s *Server) set(ctx context.Context, tx pgx.Tx, req *recoveryv1.SetPolicyRequest, by string, out *recoveryv1.SetPolicyResponse) error {
+	if err := rollback.Refuse(ctx, tx); err != nil {
+		return err //nolint:wrapcheck // it is the answer
+	}
 	rows, present, err := lockAll(ctx, tx)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // How lifecycle answered a request.
@@ -25,7 +26,7 @@ const (
 // metrics are what this replica did as the one that acts, and the fleet's state as it was last read, which every replica shows.
 type metrics struct {
 	found, asked, withheld, ended *prometheus.CounterVec
-	engaged                       prometheus.Gauge
+	engaged, rolledBack           prometheus.Gauge
 	open, incidents               *prometheus.GaugeVec
 }
 
@@ -50,6 +51,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		engaged: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fleet_brake_engaged", Help: "Whether the fleet brake has stopped automatic remedies, 1 or 0, as this replica last read it.",
 		}),
+		rolledBack: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "rollback_mode_active",
+			Help: "Whether rollback mode has stopped the watchdog and all launches, 1 or 0, as this replica last read it.",
+		}),
 		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "recoveries_open", Help: "Recoveries that are open, by outcome so far, as this replica last read them.",
 		}, []string{"outcome"}),
@@ -61,7 +66,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		return m, nil
 	}
 	err := errors.Join(r.Register(m.found), r.Register(m.asked), r.Register(m.withheld), r.Register(m.ended), r.Register(m.engaged), r.Register(m.open),
-		r.Register(m.incidents))
+		r.Register(m.incidents), r.Register(m.rolledBack))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics of the watchdog: %w", err)
 	}
@@ -101,6 +106,10 @@ const MeasureEvery = 5 * time.Second
 // Measure reads what is open.
 func (w *Watchdog) Measure(ctx context.Context) error {
 	var engaged bool
+	rolledBack, err := rollback.Active(ctx, w.deps.Pool)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	open, incidents := map[string]float64{}, map[string]float64{}
 	for _, outcome := range []commonv1.RecoveryOutcome{outcomeOpen, outcomeWithheld} {
 		open[names.Of(outcome)] = 0
@@ -132,6 +141,10 @@ func (w *Watchdog) Measure(ctx context.Context) error {
 	})
 	if err != nil {
 		return fmt.Errorf("count what is open: %w", err)
+	}
+	w.metrics.rolledBack.Set(0)
+	if rolledBack {
+		w.metrics.rolledBack.Set(1)
 	}
 	w.metrics.engaged.Set(0)
 	if engaged {

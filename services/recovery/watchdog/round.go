@@ -16,15 +16,17 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // Round counts what one round did.
 type Round struct {
-	Held    bool // the lease was ours
-	Opened  int  // records
-	Asked   int  // requests that were sent, again or for the first time
-	Ended   int  // records
-	Engaged bool // the brake
+	Held       bool // the lease was ours
+	Opened     int  // records
+	Asked      int  // requests that were sent, again or for the first time
+	Ended      int  // records
+	Engaged    bool // the brake
+	RolledBack bool // rollback mode is active: nothing was judged
 }
 
 // parallel requests of one round.
@@ -87,6 +89,11 @@ func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
 	var counts []prometheus.Counter
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		*out, asks, counts = Round{Held: true}, nil, nil
+		// What the database says of workspaces may be older than they are: no verdict is drawn from it.
+		if rolledBack, err := rollback.Active(ctx, tx); err != nil || rolledBack {
+			out.RolledBack = rolledBack
+			return err //nolint:wrapcheck // it says what it did
+		}
 		now, err := clock(ctx, tx)
 		if err != nil {
 			return err

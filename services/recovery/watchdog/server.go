@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // ReleaseBrake lets automatic remedies go on, on a person's word. One that is not engaged is refused: there is nothing to release, and the reason would be
@@ -20,6 +21,9 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrak
 	out := &recoveryv1.ReleaseBrakeResponse{}
 	by := rpc.ActorFrom(ctx)
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // it is the answer
+		}
 		b, err := readBrake(ctx, tx)
 		if err != nil {
 			return err

@@ -186,7 +186,7 @@ func (x *RollbackEvidence) GetCount() int64 {
 	return 0
 }
 
-// RollbackMode is whether the database is known to be older than what others remember. One row; event kind `rollback.changed`.
+// RollbackMode is whether the database is known to be older than what others remember. One row; its incident's events report its changes.
 type RollbackMode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Active        bool                   `protobuf:"varint,1,opt,name=active,proto3" json:"active,omitempty"`

@@ -1,0 +1,152 @@
+package rollback
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// subject is the key of the one incident, and the subject of the entries about the mode.
+const subject = "mesh"
+
+// incidentEvery is how often further evidence of the same things is counted on the incident.
+const incidentEvery = time.Minute
+
+// Short names.
+const (
+	incidentKind    = commonv1.IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK
+	severity        = commonv1.Severity_SEVERITY_P0
+	layer           = commonv1.OwnerLayer_OWNER_LAYER_DATABASE
+	nodeAhead       = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_NODE_AHEAD
+	launchLogAhead  = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD
+	launchLogBehind = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND
+)
+
+// NextAction is what the incident and the status tell people to do.
+const NextAction = "follow docs/restore.md: look at what was lost (`gpuaas rollback status`), then " +
+	"`gpuaas rollback accept --reason TEXT`"
+
+const incidentColumns = `incident_id::text, summary, node_ids, next_action, opened_at, last_seen_at, closed_at,
+	closed_by, count, version`
+
+func scanIncident(row pgx.Row) (*recoveryv1.Incident, error) {
+	i := &recoveryv1.Incident{Kind: incidentKind, Severity: severity, OwnerLayer: layer}
+	var opened, last time.Time
+	var closed *time.Time
+	err := row.Scan(&i.IncidentId, &i.Summary, &i.NodeIds, &i.NextAction, &opened, &last, &closed, &i.ClosedBy, &i.Count,
+		&i.Version)
+	i.OpenedAt, i.LastSeenAt, i.ClosedAt = timestamppb.New(opened), timestamppb.New(last), stamp(closed)
+	return i, err //nolint:wrapcheck // the caller says what it did
+}
+
+// report opens the mode's incident, or brings the open one up to date. The mode's id of it is the caller's to save.
+func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
+	nodes := []string{}
+	for _, s := range mode.evidence {
+		if s.Kind == names.Of(nodeAhead) {
+			nodes = append(nodes, s.Subject)
+		}
+	}
+	i, err := scanIncident(tx.QueryRow(ctx, `SELECT `+incidentColumns+` FROM recovery.incident
+		WHERE kind = $1 AND key = $2 AND closed_at IS NULL FOR UPDATE`,
+		names.Of(incidentKind), subject))
+	switch {
+	case pg.IsNoRows(err):
+		return open(ctx, tx, mode, nodes, now)
+	case err != nil:
+		return fmt.Errorf("read incident of the rollback: %w", err)
+	}
+	mode.IncidentID = i.GetIncidentId()
+	more := false
+	for _, node := range nodes {
+		if !slices.Contains(i.GetNodeIds(), node) && len(i.GetNodeIds()) < mostEvidence {
+			i.NodeIds, more = append(i.NodeIds, node), true
+		}
+	}
+	slices.Sort(i.NodeIds)
+	if !more && i.GetSummary() == mode.summary() && now.Sub(i.GetLastSeenAt().AsTime()) < incidentEvery {
+		return nil
+	}
+	i.Summary, i.LastSeenAt = mode.summary(), timestamppb.New(now)
+	i.Count++
+	i.Version++
+	_, err = tx.Exec(ctx, `UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5,
+		version = $6 WHERE incident_id = $1`,
+		i.GetIncidentId(), i.GetSummary(), i.GetNodeIds(), now, i.GetCount(), i.GetVersion())
+	if err != nil {
+		return fmt.Errorf("go on with incident of the rollback: %w", err)
+	}
+	_, err = tell(ctx, tx, i)
+	return err
+}
+
+func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.Time) error {
+	slices.Sort(nodes)
+	i := &recoveryv1.Incident{
+		IncidentId: ids.New(), Kind: incidentKind, Severity: severity, Summary: mode.summary(), NodeIds: nodes,
+		OwnerLayer: layer, NextAction: NextAction,
+		OpenedAt: timestamppb.New(now), LastSeenAt: timestamppb.New(now), Count: 1, Version: 1,
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids,
+		owner_layer, next_action, opened_at, last_seen_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)`, i.GetIncidentId(), names.Of(incidentKind), subject,
+		names.Of(severity), i.GetSummary(), nodes,
+		names.Of(layer), NextAction, now)
+	if err != nil {
+		return fmt.Errorf("open incident of the rollback: %w", err)
+	}
+	mode.IncidentID = i.GetIncidentId()
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: "incident.open", Reason: i.GetSummary(), SubjectType: "incident", SubjectID: i.GetIncidentId(),
+		CorrelationID: i.GetIncidentId(),
+		Details:       map[string]any{"kind": incidentKind, "severity": severity, "count": i.GetCount()},
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	_, err = tell(ctx, tx, i)
+	return err
+}
+
+// closeIncident closes the open incident and returns the position of its event; empty without one.
+func closeIncident(ctx context.Context, tx pgx.Tx, by string, now time.Time) (string, error) {
+	i, err := scanIncident(tx.QueryRow(ctx, `UPDATE recovery.incident
+		SET closed_at = $3, closed_by = $4, version = version + 1
+		WHERE kind = $1 AND key = $2 AND closed_at IS NULL RETURNING `+incidentColumns,
+		names.Of(incidentKind), subject, now, by))
+	if pg.IsNoRows(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("close incident of the rollback: %w", err)
+	}
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: "incident.close", Actor: by, Reason: i.GetSummary(), SubjectType: "incident", SubjectID: i.GetIncidentId(),
+		CorrelationID: i.GetIncidentId(),
+		Details:       map[string]any{"kind": incidentKind, "severity": severity, "count": i.GetCount()},
+	})
+	if err != nil {
+		return "", err //nolint:wrapcheck // it says what it did
+	}
+	return tell(ctx, tx, i)
+}
+
+func tell(ctx context.Context, tx pgx.Tx, i *recoveryv1.Incident) (string, error) {
+	return events.Append(ctx, tx, events.Event{ //nolint:wrapcheck // it says what it did
+		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.GetIncidentId(), AggregateVersion: i.GetVersion(),
+		Payload:     i,
+		Correlation: events.Correlation{CorrelationID: i.GetIncidentId()},
+	})
+}
