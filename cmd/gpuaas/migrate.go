@@ -45,9 +45,11 @@ func newMigrateCommand() *cobra.Command {
 		Use: "migrate", Short: "Make databases, roles and schema, and tell what is missing", GroupID: groupServices,
 		Long: "migrate up makes the databases and one role for each service, then brings the schema up to this version; it may be run again at any time.\n" +
 			"With --database-url-file it only brings the schema up, as the owner of the schema.\n" +
-			"migrate status tells which migrations the database has.",
+			"migrate status tells which migrations the database has, its era, and whether rollback mode is active.\n" +
+			"migrate restored is run once after the database was restored from a backup, before any service is started:\n" +
+			"see docs/restore.md.",
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s wants up or status", cmd.CommandPath()))
+			return client.Usage(fmt.Errorf("%s wants up, status or restored", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -62,6 +64,7 @@ func newMigrateCommand() *cobra.Command {
 		&cobra.Command{Use: "status", Short: "Tell which migrations the database has", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return migrateStatus(cmd, file, ownerURL)
 		}},
+		newRestoredCommand(&file, &ownerURL),
 	)
 	return cmd
 }
@@ -169,6 +172,9 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 		fmt.Fprintf(w, "%d\t%s\t%s\n", s.Version, s.File, applied)
 	}
 	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := writeRollback(ctx, cmd, ownerURL); err != nil {
 		return err
 	}
 	if missing > 0 {

@@ -81,6 +81,7 @@ type Client struct {
 	Audit     readmodelv1connect.AuditServiceClient
 	Escalate  readmodelv1connect.EscalationServiceClient
 	Release   readmodelv1connect.ReleaseServiceClient
+	Rollback  readmodelv1connect.RollbackServiceClient
 
 	http *http.Client
 }
@@ -107,6 +108,7 @@ func Dial(cfg Config) (*Client, error) {
 		Audit:     readmodelv1connect.NewAuditServiceClient(hc, base, options...),
 		Escalate:  readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
 		Release:   readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
+		Rollback:  readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
 		http:      hc,
 	}, nil
 }

@@ -61,6 +61,7 @@ type owners struct {
 	lifecyclev1connect.UnimplementedGateServiceHandler
 	recoveryv1connect.UnimplementedIdentityServiceHandler
 	recoveryv1connect.UnimplementedPolicyServiceHandler
+	recoveryv1connect.UnimplementedRollbackServiceHandler
 
 	mu    sync.Mutex
 	asked []asked
@@ -210,6 +211,7 @@ func (k *kit) configure() readmodel.Config {
 		k.mount(s)(recoveryv1connect.NewIdentityServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewPolicyServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(recoveryv1connect.NewWatchdogServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(recoveryv1connect.NewRollbackServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("ca"), s.HandlerOptions()...))
 	})
 	return cfg

@@ -153,6 +153,7 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 		Identities:  recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	}, []gateway.Probe{probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom), probe("recovery", rc, "ca", service.PartDatabaseRoom)}, nil
 }
 
@@ -179,6 +180,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return err //nolint:wrapcheck // it says what
 	}
 	path, handler = readmodelv1connect.NewIncidentServiceHandler(gateway.NewIncidents(query), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewRollbackServiceHandler(gateway.NewRollbacks(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

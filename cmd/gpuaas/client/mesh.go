@@ -42,7 +42,7 @@ func (p *Program) statusCommand() *cobra.Command {
 			if err := table(s.printer, componentColumns, answer.GetComponents()); err != nil {
 				return err
 			}
-			return s.pairs(append([][2]string{
+			return s.pairs(slices.Concat(rollbackLines(answer.GetComponents()), [][2]string{
 				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
 				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
 				{"LIVE RUNS", number(answer.GetLiveRuns())},
@@ -50,7 +50,7 @@ func (p *Program) statusCommand() *cobra.Command {
 				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(), answer.GetParkedEvents())},
 				{"ERA", number(answer.GetEra())},
 				{"VERSION", answer.GetVersion()},
-			}, wrong.lines()...))
+			}, wrong.lines()))
 		}),
 	}
 }

@@ -93,7 +93,8 @@ func (p *Program) Flags(root *cobra.Command) {
 func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
 		p.statusCommand(), p.tenantsCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
-		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.policyCommand(), p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.configCommand(),
+		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.policyCommand(),
+		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.configCommand(),
 	}
 }
 

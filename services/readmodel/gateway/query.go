@@ -33,6 +33,7 @@ type Owners struct {
 	Identities  recoveryv1connect.IdentityServiceClient
 	Policies    recoveryv1connect.PolicyServiceClient
 	Watchdog    recoveryv1connect.WatchdogServiceClient
+	Rollback    recoveryv1connect.RollbackServiceClient
 }
 
 // Probe asks a service how it finds itself and what it works with.

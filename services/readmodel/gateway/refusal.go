@@ -147,6 +147,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("allocation.force_release", "allocation", m.GetRequest().GetAllocationId())
 	case *readmodelv1.ReleaseBrakeRequest:
 		return entry("brake.release", "brake", "")
+	case *readmodelv1.AcceptRollbackRequest:
+		return entry("rollback.accept", "rollback", "mesh")
 	default:
 		e := entry(methodWords(procedure), "", "")
 		named(&e, message)

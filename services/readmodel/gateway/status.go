@@ -62,6 +62,13 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 		if out.Era, err = s.Era(ctx); err != nil {
 			return err //nolint:wrapcheck // it says what
 		}
+		rolledBack, err := s.RolledBack(ctx)
+		if err != nil {
+			return err //nolint:wrapcheck // it says what
+		}
+		if rolledBack {
+			out.Components = append(out.Components, rollbackMode(s.Now))
+		}
 		out.Components = append(out.Components,
 			q.database(ctx, fmt.Sprintf("era %d", out.GetEra()), s.Now), q.eventLog(ctx, lag, s.Now), nodeAPI(replicas, s.Now))
 		return nil
@@ -126,6 +133,16 @@ func (q *Query) eventLog(ctx context.Context, lag events.Lag, now time.Time) *re
 		c.Detail += "; numbering waits for a transaction of " + strings.Join(blockers, ", ")
 		c.NextAction = "end that transaction, or its session: SELECT pg_terminate_backend(pid)"
 	}
+	return c
+}
+
+// rollbackMode is the first thing that the status shows while the mode is active: every part may be well, and the mesh
+// does nothing.
+func rollbackMode(at time.Time) *readmodelv1.ComponentStatus {
+	row := fault.RowOf(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
+	c := component("control_plane", false, "rollback mode: "+row.Public+"; "+row.Impact, at)
+	c.Reason, c.NextAction = names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK), row.Remedy
+	c.Severity = commonv1.Severity_SEVERITY_P0
 	return c
 }
 

@@ -190,6 +190,15 @@ func (s *Snapshot) Era(ctx context.Context) (int64, error) {
 	return pg.Era(ctx, s.tx) //nolint:wrapcheck // it says what
 }
 
+// RolledBack reports whether rollback mode is active, as the database has it now and not as events told.
+func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) {
+	var active bool
+	if err := s.tx.QueryRow(ctx, "SELECT mesh.rolled_back()").Scan(&active); err != nil {
+		return false, fmt.Errorf("read rollback mode: %w", err)
+	}
+	return active, nil
+}
+
 // Schema is the version of the database's schema.
 func (s *Snapshot) Schema(ctx context.Context) (string, error) {
 	var version int64

@@ -1,0 +1,114 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+var rollbackView = view[*recoveryv1.RollbackMode]{
+	name: rollbackState,
+	columns: []column[*recoveryv1.RollbackMode]{
+		{"STATE", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return rollbackState(m) }},
+		{"SET BY", false, func(_ *printer, m *recoveryv1.RollbackMode) string {
+			switch {
+			case m.GetReportedBy() == "":
+				return ""
+			case m.GetDeclared():
+				return m.GetReportedBy() + ", with `gpuaas migrate restored`"
+			}
+			return m.GetReportedBy() + ", on evidence"
+		}},
+		{"SINCE", false, func(pr *printer, m *recoveryv1.RollbackMode) string { return pr.when(m.GetSince()) }},
+		{"REASON", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetReason() }},
+		{"ERA", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return number(m.GetEra()) }},
+		{"EVIDENCE", false, func(_ *printer, m *recoveryv1.RollbackMode) string {
+			return onlyIf(m.GetEvidenceTotal() > 0, fmt.Sprintf("%d, the newest %d are shown", m.GetEvidenceTotal(),
+				len(m.GetEvidence())))
+		}},
+		{"INCIDENT", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetIncidentId() }},
+		{"NEXT ACTION", false, func(_ *printer, m *recoveryv1.RollbackMode) string {
+			return onlyIf(m.GetActive(), "follow docs/restore.md, then `gpuaas rollback accept --reason TEXT`")
+		}},
+	},
+	more: []column[*recoveryv1.RollbackMode]{
+		{"ACCEPTED BY", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetAcceptedBy() }},
+		{"ACCEPTED", false, func(pr *printer, m *recoveryv1.RollbackMode) string { return pr.when(m.GetAcceptedAt()) }},
+		{"ACCEPTED FOR", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetAcceptReason() }},
+	},
+}
+
+var rollbackEvidenceColumns = []column[*recoveryv1.RollbackEvidence]{
+	{"EVIDENCE", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return word(e.GetKind()) }},
+	{"SUBJECT", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return e.GetSubject() }},
+	{"DETAIL", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return e.GetDetail() }},
+	{"LAST SEEN", false, func(pr *printer, e *recoveryv1.RollbackEvidence) string { return pr.when(e.GetLastSeenAt()) }},
+	{"SEEN", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return positive(e.GetCount()) }},
+}
+
+func rollbackState(m *recoveryv1.RollbackMode) string {
+	if m.GetActive() {
+		return "active"
+	}
+	return "none"
+}
+
+func (p *Program) rollbackCommand() *cobra.Command {
+	status := &cobra.Command{
+		Use: "status", Aliases: []string{"get"},
+		Short:   "Show whether the database is known to be older than what others remember, and by what",
+		Example: "  gpuaas rollback status\n  gpuaas rollback status -o json --jq '.evidence[].detail'", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+			if err != nil {
+				return err
+			}
+			mode := answer.GetRollback()
+			if err := one(s.printer, rollbackView, mode); err != nil || s.structured() || s.format == formatName ||
+				len(mode.GetEvidence()) == 0 {
+				return err
+			}
+			return table(s.printer, rollbackEvidenceColumns, mode.GetEvidence())
+		}),
+	}
+	req := &readmodelv1.AcceptRollbackRequest{}
+	accept := &cobra.Command{
+		Use: "accept", Short: "End rollback mode: launches, releases and remedies go on with what the database knows",
+		Long: "accept ends rollback mode. From then on the database is believed: what it does not know may be released,\n" +
+			"and what it knows and is not there is recreated. Look at `gpuaas rollback status`, at the open findings and at\n" +
+			"the machines first (docs/restore.md). It cannot be taken back.",
+		Example: "  gpuaas rollback accept --reason 'restored from the dump of 03:00; machines and fences compared'",
+		Args:    args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Rollback.AcceptRollback(ctx, req)
+			if err != nil {
+				return err
+			}
+			return one(s.printer, rollbackView, answer.GetRollback(), member{"pos", answer.GetPos()})
+		}),
+	}
+	reasonFlag(accept, &req.Reason, true)
+	accept.Flags().Bool("yes", false, "do not ask whether it is meant")
+	const short = "Rollback mode: what stops launches and remedies when the database is older than what nodes remember"
+	return group("rollback", short, nil, status, accept)
+}
+
+// rollbackLines are what people read first in the status while rollback mode is active.
+func rollbackLines(components []*readmodelv1.ComponentStatus) [][2]string {
+	reason := names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
+	i := slices.IndexFunc(components, func(c *readmodelv1.ComponentStatus) bool {
+		return !c.GetOk() &&
+			c.GetReason() == reason
+	})
+	if i < 0 {
+		return nil
+	}
+	return [][2]string{{"ROLLBACK MODE", "ACTIVE: " + components[i].GetDetail() + " (`gpuaas rollback status`)"}}
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// migrate runs `gpuaas migrate` and returns the exit code and what it printed.
+func migrate(t *testing.T, args ...string) (int, string, string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code := execute(context.Background(), append([]string{"migrate"}, args...), strings.NewReader(""), &out, &err)
+	return code, out.String(), err.String()
+}
+
+func TestMigrateRestored(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	url := filepath.Join(t.TempDir(), "owner")
+	if err := pki.WriteFile(url, []byte(d.URL(pg.RoleOwner)+"\n")); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, err := migrate(t, "restored", "--database-url-file", url); code != 2 || !strings.Contains(err,
+		"--reason TEXT") {
+		t.Fatalf("%d %s", code, err)
+	}
+	if code, out, err := migrate(t, "status", "--database-url-file", url); code != 0 || !strings.Contains(out, "era: 0") ||
+		!strings.Contains(out, "rollback mode: none") {
+		t.Fatalf("%d %s %s", code, out, err)
+	}
+	pool := d.Pool(pg.RoleRecovery)
+	if err := pool.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	code, _, err := migrate(t, "restored", "--database-url-file", url, "--reason", "the disk was lost")
+	if code == 0 || !strings.Contains(err, "recovery (test recovery)") || !strings.Contains(err, "stop every service") {
+		t.Fatalf("%d %s", code, err)
+	}
+	pool.Reset()
+	code, out, err := migrate(t, "restored", "--database-url-file", url, "--reason", "the disk was lost")
+	if code != 0 || !strings.Contains(out, "the era is 1 now") || !strings.Contains(out,
+		"gpuaas rollback accept --reason TEXT") || !strings.Contains(out, "docs/restore.md") {
+		t.Fatalf("%d %s %s", code, out, err)
+	}
+	if code, out, err = migrate(t, "status", "--database-url-file", url); code != 0 || !strings.Contains(out, "era: 1") ||
+		!strings.Contains(out, "rollback mode: active since") {
+		t.Fatalf("%d %s %s", code, out, err)
+	}
+}
