@@ -144,6 +144,12 @@ var workspaceRows = map[commonv1.Reason]Row{
 		Remedy: "wait for the driver's word, or give a fenced proof",
 		Impact: "this workspace waits, so that never two of its boxes live",
 	},
+	commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerControl,
+		Public: "the placement has another instance at this epoch of the workspace, which this database does not know",
+		Remedy: "the database went back: follow docs/restore.md; a recreation after that draws an epoch that was never used",
+		Impact: "this launch only: the other instance is neither adopted nor ended",
+	},
 	commonv1.Reason_REASON_LAUNCH_FAILED: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerLifecycle,
 		Public: "the placement driver could not launch the box",

@@ -1,14 +1,18 @@
 // Package placement is how boxes come to be: the contract of its drivers.
 //
-// A driver owns its launch ledger and believes nothing else about what it launched. Guarantees of every driver: Launch is idempotent on (workspace,
-// epoch); an epoch below the highest seen is refused; epoch n+1 is refused until n is confirmed ended, or fenced on a
-// person's word; an ended (workspace, epoch) is never launched
-// again; everything made is listed.
+// A driver owns its launch log and believes nothing else about what it launched. Guarantees of every driver: Launch is idempotent on (workspace,
+// epoch, instance); another instance at an epoch that has one is refused, for it is of a history that the database lost; an epoch below the highest seen
+// is refused; epoch n+1 is refused until n is confirmed ended, or fenced on a person's word; an ended (workspace, epoch) is never launched again;
+// everything made is listed.
 package placement
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 )
 
 // Box is what is to be launched.
@@ -22,6 +26,16 @@ type Box struct {
 	// LaunchSecret lets the box enrol, once.
 	LaunchSecret string
 	GPUs         int32
+	// Permit is asked right before a new launch is written down, with whatever the driver holds to decide: what it refuses is not launched. May be nil.
+	Permit func(ctx context.Context) error
+}
+
+// Permitted asks the box's Permit, if it has one.
+func (b Box) Permitted(ctx context.Context) error {
+	if b.Permit == nil {
+		return nil
+	}
+	return b.Permit(ctx)
 }
 
 // Launched is what a driver made.
@@ -45,8 +59,8 @@ type Instance struct {
 
 // Driver makes and ends boxes.
 type Driver interface {
-	// Launch makes the box, or answers the one that is there. Refusals are faults: epoch_superseded, epoch_ended, previous_epoch_alive,
-	// no_capacity; launch_failed may be tried again.
+	// Launch makes the box, or returns the one that is there if it is the same instance. Refusals are faults: instance_of_lost_history, epoch_superseded,
+	// epoch_ended, previous_epoch_alive, no_capacity; launch_failed may be tried again.
 	Launch(ctx context.Context, box Box) (Launched, error)
 	// End ends the box and all that runs on it, and returns once that is confirmed. A box that never was is confirmed at once. Either way
 	// (workspace, epoch) is never launched afterwards.
@@ -56,4 +70,33 @@ type Driver interface {
 	Fence(ctx context.Context, workspaceID string, epoch int64, word string) error
 	// List answers everything that was ever launched.
 	List(ctx context.Context) ([]Instance, error)
+}
+
+// LogEntry is what a launch log says of one (workspace, epoch).
+type LogEntry struct {
+	WorkspaceID string
+	Epoch       int64
+	InstanceID  string // empty if it never was launched
+	// First is the number of the line with which the log began to speak of it, Ended of the line that began its end; zero while it stands.
+	First, Ended int64
+	Fenced       bool // it counts as ended on a person's word
+}
+
+// LaunchLog is a driver's own record of what it launched.
+type LaunchLog struct {
+	ID      string // drawn when the log was begun: another log has another one
+	Seq     int64  // the number of its last line; it never falls, unless the log is replaced by an older one
+	Entries []LogEntry
+}
+
+// Logged is a driver whose launch log is outside of the database, so that a restore of one leaves the other as it is.
+type Logged interface {
+	LaunchLog(ctx context.Context) (LaunchLog, error)
+}
+
+// LostHistory returns the refusal of a box whose epoch has another instance at the driver already: evidence that the database went back.
+func LostHistory(providerID, have string, asked Box) error {
+	return fault.New(commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY,
+		fmt.Sprintf("epoch %d of the workspace has instance %s at the placement, and %s was asked for", asked.Epoch, have, asked.InstanceID),
+		fault.Conflicting(providerID))
 }

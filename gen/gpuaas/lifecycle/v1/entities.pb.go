@@ -1228,6 +1228,7 @@ type Instance struct {
 	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	EndReason     string                 `protobuf:"bytes,12,opt,name=end_reason,json=endReason,proto3" json:"end_reason,omitempty"`
 	Version       int64                  `protobuf:"varint,13,opt,name=version,proto3" json:"version,omitempty"`
+	Unaccounted   bool                   `protobuf:"varint,14,opt,name=unaccounted,proto3" json:"unaccounted,omitempty"` // the placement lists it, and this database does not know its workspace or its epoch
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1351,6 +1352,13 @@ func (x *Instance) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *Instance) GetUnaccounted() bool {
+	if x != nil {
+		return x.Unaccounted
+	}
+	return false
 }
 
 // Claim is a resource that a run made or meant to make. Event kind `claim.changed`.
@@ -2655,7 +2663,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\aversion\x18\x0e \x01(\x03R\aversion\x12\x14\n" +
 	"\x05fence\x18\x0f \x01(\x03R\x05fence\x12J\n" +
 	"\x13release_deadline_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11releaseDeadlineAt\x12\x18\n" +
-	"\aorphans\x18\x11 \x01(\x05R\aorphans\"\x85\x04\n" +
+	"\aorphans\x18\x11 \x01(\x05R\aorphans\"\xa7\x04\n" +
 	"\bInstance\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
@@ -2674,7 +2682,8 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\bended_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1d\n" +
 	"\n" +
 	"end_reason\x18\f \x01(\tR\tendReason\x12\x18\n" +
-	"\aversion\x18\r \x01(\x03R\aversion\"\x8d\x05\n" +
+	"\aversion\x18\r \x01(\x03R\aversion\x12 \n" +
+	"\vunaccounted\x18\x0e \x01(\bR\vunaccounted\"\x8d\x05\n" +
 	"\x05Claim\x12\x19\n" +
 	"\bclaim_id\x18\x01 \x01(\tR\aclaimId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x1b\n" +

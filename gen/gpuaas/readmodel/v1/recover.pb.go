@@ -1611,6 +1611,96 @@ func (x *EscalateResponse) GetCollectedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// EndInstanceRequest goes on to lifecycle as it is.
+type EndInstanceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Request       *v1.EndInstanceRequest `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndInstanceRequest) Reset() {
+	*x = EndInstanceRequest{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndInstanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndInstanceRequest) ProtoMessage() {}
+
+func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndInstanceRequest.ProtoReflect.Descriptor instead.
+func (*EndInstanceRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *EndInstanceRequest) GetRequest() *v1.EndInstanceRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+// EndInstanceResponse is lifecycle's.
+type EndInstanceResponse struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Response      *v1.EndInstanceResponse `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndInstanceResponse) Reset() {
+	*x = EndInstanceResponse{}
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndInstanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndInstanceResponse) ProtoMessage() {}
+
+func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_recover_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndInstanceResponse.ProtoReflect.Descriptor instead.
+func (*EndInstanceResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *EndInstanceResponse) GetResponse() *v1.EndInstanceResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
 var File_gpuaas_readmodel_v1_recover_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
@@ -1724,13 +1814,20 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"g\n" +
 	"\x10EscalateResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12=\n" +
-	"\fcollected_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\vcollectedAt2\xa3\x03\n" +
+	"\fcollected_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\vcollectedAt\"_\n" +
+	"\x12EndInstanceRequest\x12I\n" +
+	"\arequest\x18\x01 \x01(\v2'.gpuaas.lifecycle.v1.EndInstanceRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"[\n" +
+	"\x13EndInstanceResponse\x12D\n" +
+	"\bresponse\x18\x01 \x01(\v2(.gpuaas.lifecycle.v1.EndInstanceResponseR\bresponse2\xa3\x03\n" +
 	"\x0eReleaseService\x12\x92\x01\n" +
 	"\rGetAllocation\x12).gpuaas.readmodel.v1.GetAllocationRequest\x1a*.gpuaas.readmodel.v1.GetAllocationResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12}\n" +
 	"\fRetryRelease\x12(.gpuaas.readmodel.v1.RetryReleaseRequest\x1a).gpuaas.readmodel.v1.RetryReleaseResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator\x12}\n" +
 	"\fForceRelease\x12(.gpuaas.readmodel.v1.ForceReleaseRequest\x1a).gpuaas.readmodel.v1.ForceReleaseResponse\"\x18\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator2\x8d\x01\n" +
+	"\x0fInstanceService\x12z\n" +
+	"\vEndInstance\x12'.gpuaas.readmodel.v1.EndInstanceRequest\x1a(.gpuaas.readmodel.v1.EndInstanceResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperator2\xc0\x03\n" +
 	"\x0eFindingService\x12\x8f\x01\n" +
 	"\fListFindings\x12(.gpuaas.readmodel.v1.ListFindingsRequest\x1a).gpuaas.readmodel.v1.ListFindingsResponse\"*\xe2\xe0\x18&\n" +
@@ -1773,7 +1870,7 @@ func file_gpuaas_readmodel_v1_recover_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_recover_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_recover_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_gpuaas_readmodel_v1_recover_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_gpuaas_readmodel_v1_recover_proto_goTypes = []any{
 	(*GetAllocationRequest)(nil),          // 0: gpuaas.readmodel.v1.GetAllocationRequest
 	(*GetAllocationResponse)(nil),         // 1: gpuaas.readmodel.v1.GetAllocationResponse
@@ -1804,74 +1901,82 @@ var file_gpuaas_readmodel_v1_recover_proto_goTypes = []any{
 	(*VerifyAuditResponse)(nil),           // 26: gpuaas.readmodel.v1.VerifyAuditResponse
 	(*EscalateRequest)(nil),               // 27: gpuaas.readmodel.v1.EscalateRequest
 	(*EscalateResponse)(nil),              // 28: gpuaas.readmodel.v1.EscalateResponse
-	(*v1.Allocation)(nil),                 // 29: gpuaas.lifecycle.v1.Allocation
-	(*v1.Claim)(nil),                      // 30: gpuaas.lifecycle.v1.Claim
-	(*v1.RetryReleaseRequest)(nil),        // 31: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*v1.RetryReleaseResponse)(nil),       // 32: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*v1.ForceReleaseRequest)(nil),        // 33: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*v1.ForceReleaseResponse)(nil),       // 34: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*v1.Finding)(nil),                    // 35: gpuaas.lifecycle.v1.Finding
-	(*v1.AcknowledgeFindingRequest)(nil),  // 36: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	(*v1.AcknowledgeFindingResponse)(nil), // 37: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	(*v11.Incident)(nil),                  // 38: gpuaas.recovery.v1.Incident
-	(*v11.RecoveryRecord)(nil),            // 39: gpuaas.recovery.v1.RecoveryRecord
-	(*v11.Brake)(nil),                     // 40: gpuaas.recovery.v1.Brake
-	(*v12.AuditEntry)(nil),                // 41: gpuaas.common.v1.AuditEntry
-	(*timestamppb.Timestamp)(nil),         // 42: google.protobuf.Timestamp
+	(*EndInstanceRequest)(nil),            // 29: gpuaas.readmodel.v1.EndInstanceRequest
+	(*EndInstanceResponse)(nil),           // 30: gpuaas.readmodel.v1.EndInstanceResponse
+	(*v1.Allocation)(nil),                 // 31: gpuaas.lifecycle.v1.Allocation
+	(*v1.Claim)(nil),                      // 32: gpuaas.lifecycle.v1.Claim
+	(*v1.RetryReleaseRequest)(nil),        // 33: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*v1.RetryReleaseResponse)(nil),       // 34: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*v1.ForceReleaseRequest)(nil),        // 35: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*v1.ForceReleaseResponse)(nil),       // 36: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*v1.Finding)(nil),                    // 37: gpuaas.lifecycle.v1.Finding
+	(*v1.AcknowledgeFindingRequest)(nil),  // 38: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*v1.AcknowledgeFindingResponse)(nil), // 39: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*v11.Incident)(nil),                  // 40: gpuaas.recovery.v1.Incident
+	(*v11.RecoveryRecord)(nil),            // 41: gpuaas.recovery.v1.RecoveryRecord
+	(*v11.Brake)(nil),                     // 42: gpuaas.recovery.v1.Brake
+	(*v12.AuditEntry)(nil),                // 43: gpuaas.common.v1.AuditEntry
+	(*timestamppb.Timestamp)(nil),         // 44: google.protobuf.Timestamp
+	(*v1.EndInstanceRequest)(nil),         // 45: gpuaas.lifecycle.v1.EndInstanceRequest
+	(*v1.EndInstanceResponse)(nil),        // 46: gpuaas.lifecycle.v1.EndInstanceResponse
 }
 var file_gpuaas_readmodel_v1_recover_proto_depIdxs = []int32{
-	29, // 0: gpuaas.readmodel.v1.GetAllocationResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	30, // 1: gpuaas.readmodel.v1.GetAllocationResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	31, // 2: gpuaas.readmodel.v1.RetryReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	32, // 3: gpuaas.readmodel.v1.RetryReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	33, // 4: gpuaas.readmodel.v1.ForceReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	34, // 5: gpuaas.readmodel.v1.ForceReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	35, // 6: gpuaas.readmodel.v1.ListFindingsResponse.items:type_name -> gpuaas.lifecycle.v1.Finding
-	35, // 7: gpuaas.readmodel.v1.GetFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	36, // 8: gpuaas.readmodel.v1.AcknowledgeFindingRequest.request:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	37, // 9: gpuaas.readmodel.v1.AcknowledgeFindingResponse.response:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	38, // 10: gpuaas.readmodel.v1.ListIncidentsResponse.items:type_name -> gpuaas.recovery.v1.Incident
-	38, // 11: gpuaas.readmodel.v1.GetIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
-	39, // 12: gpuaas.readmodel.v1.GetIncidentResponse.recoveries:type_name -> gpuaas.recovery.v1.RecoveryRecord
-	39, // 13: gpuaas.readmodel.v1.ListRecoveriesResponse.items:type_name -> gpuaas.recovery.v1.RecoveryRecord
-	40, // 14: gpuaas.readmodel.v1.GetBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	40, // 15: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
-	41, // 16: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
+	31, // 0: gpuaas.readmodel.v1.GetAllocationResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	32, // 1: gpuaas.readmodel.v1.GetAllocationResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	33, // 2: gpuaas.readmodel.v1.RetryReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	34, // 3: gpuaas.readmodel.v1.RetryReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	35, // 4: gpuaas.readmodel.v1.ForceReleaseRequest.request:type_name -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	36, // 5: gpuaas.readmodel.v1.ForceReleaseResponse.response:type_name -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	37, // 6: gpuaas.readmodel.v1.ListFindingsResponse.items:type_name -> gpuaas.lifecycle.v1.Finding
+	37, // 7: gpuaas.readmodel.v1.GetFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	38, // 8: gpuaas.readmodel.v1.AcknowledgeFindingRequest.request:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	39, // 9: gpuaas.readmodel.v1.AcknowledgeFindingResponse.response:type_name -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	40, // 10: gpuaas.readmodel.v1.ListIncidentsResponse.items:type_name -> gpuaas.recovery.v1.Incident
+	40, // 11: gpuaas.readmodel.v1.GetIncidentResponse.incident:type_name -> gpuaas.recovery.v1.Incident
+	41, // 12: gpuaas.readmodel.v1.GetIncidentResponse.recoveries:type_name -> gpuaas.recovery.v1.RecoveryRecord
+	41, // 13: gpuaas.readmodel.v1.ListRecoveriesResponse.items:type_name -> gpuaas.recovery.v1.RecoveryRecord
+	42, // 14: gpuaas.readmodel.v1.GetBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
+	42, // 15: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
+	43, // 16: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
 	22, // 17: gpuaas.readmodel.v1.ListAuditResponse.items:type_name -> gpuaas.readmodel.v1.AuditRow
-	42, // 18: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
-	0,  // 19: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
-	2,  // 20: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
-	4,  // 21: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
-	6,  // 22: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
-	8,  // 23: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
-	10, // 24: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
-	12, // 25: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
-	14, // 26: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
-	16, // 27: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
-	18, // 28: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
-	20, // 29: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
-	23, // 30: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
-	25, // 31: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
-	27, // 32: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
-	1,  // 33: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
-	3,  // 34: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
-	5,  // 35: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
-	7,  // 36: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
-	9,  // 37: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
-	11, // 38: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
-	13, // 39: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
-	15, // 40: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
-	17, // 41: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
-	19, // 42: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
-	21, // 43: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
-	24, // 44: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
-	26, // 45: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
-	28, // 46: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
-	33, // [33:47] is the sub-list for method output_type
-	19, // [19:33] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	44, // 18: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
+	45, // 19: gpuaas.readmodel.v1.EndInstanceRequest.request:type_name -> gpuaas.lifecycle.v1.EndInstanceRequest
+	46, // 20: gpuaas.readmodel.v1.EndInstanceResponse.response:type_name -> gpuaas.lifecycle.v1.EndInstanceResponse
+	0,  // 21: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
+	2,  // 22: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
+	4,  // 23: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
+	29, // 24: gpuaas.readmodel.v1.InstanceService.EndInstance:input_type -> gpuaas.readmodel.v1.EndInstanceRequest
+	6,  // 25: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
+	8,  // 26: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
+	10, // 27: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
+	12, // 28: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
+	14, // 29: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
+	16, // 30: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
+	18, // 31: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
+	20, // 32: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
+	23, // 33: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
+	25, // 34: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
+	27, // 35: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
+	1,  // 36: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
+	3,  // 37: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
+	5,  // 38: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
+	30, // 39: gpuaas.readmodel.v1.InstanceService.EndInstance:output_type -> gpuaas.readmodel.v1.EndInstanceResponse
+	7,  // 40: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
+	9,  // 41: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
+	11, // 42: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
+	13, // 43: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
+	15, // 44: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
+	17, // 45: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
+	19, // 46: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
+	21, // 47: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
+	24, // 48: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
+	26, // 49: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
+	28, // 50: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
+	36, // [36:51] is the sub-list for method output_type
+	21, // [21:36] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_recover_proto_init() }
@@ -1885,9 +1990,9 @@ func file_gpuaas_readmodel_v1_recover_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_recover_proto_rawDesc), len(file_gpuaas_readmodel_v1_recover_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   6,
 		},
 		GoTypes:           file_gpuaas_readmodel_v1_recover_proto_goTypes,
 		DependencyIndexes: file_gpuaas_readmodel_v1_recover_proto_depIdxs,

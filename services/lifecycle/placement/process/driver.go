@@ -87,18 +87,24 @@ func providerID(workspaceID string, epoch int64) string {
 	return "process:" + boxID(workspaceID, epoch)
 }
 
-// Launch makes a box, or answers the one that is there.
+// Launch makes a box, or returns the one that is there if it is the very instance that is asked for.
 func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launched, error) {
 	var out placement.Launched
 	err := d.journal.with(ctx, func(l *ledger, write func(entry) error) error {
 		k := boxKey{b.WorkspaceID, b.Epoch}
 		have := l.boxes[k]
+		if err := sameInstance(have, b); err != nil {
+			return err
+		}
 		if have != nil && (have.Op == opLaunched || have.Op == opRestarted) {
 			out = placement.Launched{ProviderID: providerID(b.WorkspaceID, b.Epoch), StartedAt: have.launchedAt}
 			return nil // powered off or not, it is launched; Keep powers it on
 		}
 		if err := d.mayLaunch(l, b); err != nil {
 			return err
+		}
+		if err := b.Permitted(ctx); err != nil {
+			return err //nolint:wrapcheck // it is the caller's own
 		}
 		e := entry{WorkspaceID: b.WorkspaceID, Epoch: b.Epoch, InstanceID: b.InstanceID, GPUs: b.GPUs}
 		if have == nil {
@@ -131,6 +137,14 @@ func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launche
 		return placement.Launched{}, fmt.Errorf("launch box: %w", err)
 	}
 	return out, nil
+}
+
+// sameInstance refuses an instance other than the one that the log has at this epoch: only a history that the database lost can have launched that one.
+func sameInstance(have *box, b placement.Box) error {
+	if have == nil || have.Op == opEnded || have.Op == opEnding || have.InstanceID == b.InstanceID {
+		return nil
+	}
+	return placement.LostHistory(providerID(b.WorkspaceID, b.Epoch), have.InstanceID, b)
 }
 
 // mayLaunch holds the rules of epochs and of capacity.

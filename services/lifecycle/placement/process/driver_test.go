@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/placement/placementtest"
 )
 
 // TestMain lets the test binary stand in for the agent: called with `run` it starts a workload in a session of its own, as a shim would, and waits.
@@ -116,6 +117,8 @@ func wantReason(t *testing.T, err error, want commonv1.Reason) {
 	}
 }
 
+func TestConformance(t *testing.T) { placementtest.Conform(t, newDriver(t, 16, 16), "") }
+
 func TestLaunchIsIdempotent(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
@@ -139,6 +142,29 @@ func TestLaunchIsIdempotent(t *testing.T) {
 	if err != nil || len(list) != 1 || list[0].ProviderID != first.ProviderID {
 		t.Fatalf("list: %+v %v", list, err)
 	}
+}
+
+// An instance of the same workspace and epoch with another id was launched by a history that the database lost: it is neither adopted nor started again.
+func TestAnInstanceOfALostHistoryIsNotAdopted(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	waitProcs(t, d, ws, 1, 1, 2)
+	_, err := d.Launch(t.Context(), newBox(ws, 1))
+	wantReason(t, err, commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
+	waitProcs(t, d, ws, 1, 1, 2) // it goes on: it may be somebody's work
+
+	// The intent alone is enough: the instance's files, and perhaps its agent, are there already.
+	other := ids.New()
+	err = d.journal.with(t.Context(), func(_ *ledger, write func(entry) error) error {
+		return write(entry{Op: opIntent, WorkspaceID: other, Epoch: 1, InstanceID: ids.New()})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Launch(t.Context(), newBox(other, 1))
+	wantReason(t, err, commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY)
+	waitProcs(t, d, other, 1, 0, 0)
 }
 
 func TestEndEndsEverythingAndLeavesATombstone(t *testing.T) {

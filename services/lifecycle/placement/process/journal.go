@@ -39,6 +39,7 @@ type entry struct {
 	GPUs        int32     `json:"gpus,omitempty"`
 	Strays      int       `json:"strays,omitempty"` // processes that were found running after the end, and were ended
 	Fenced      string    `json:"fenced,omitempty"` // the word on which the box counts as ended though it may still run
+	Seq         int64     `json:"seq,omitempty"`    // the number of the line; a line that has none is numbered by its place
 }
 
 // box is where one (workspace, epoch) stands by the journal.
@@ -48,6 +49,8 @@ type box struct {
 	launchedAt time.Time
 	endedAt    time.Time
 	straysAt   time.Time // when processes were last found after the end
+	first      int64 // the number of its first line
+	ending     int64 // the number of the line with which its end began
 }
 
 func (b *box) live() bool { return b != nil && b.Op != opEnded }
@@ -61,14 +64,22 @@ type boxKey struct {
 type ledger struct {
 	boxes   map[boxKey]*box
 	highest map[string]int64
+	seq     int64 // the number of the last line
 }
 
 func (l *ledger) apply(e entry) {
+	if e.Seq == 0 {
+		e.Seq = l.seq + 1
+	}
+	l.seq = max(l.seq, e.Seq)
 	k := boxKey{e.WorkspaceID, e.Epoch}
 	b := l.boxes[k]
 	if b == nil {
-		b = &box{}
+		b = &box{first: e.Seq}
 		l.boxes[k] = b
+	}
+	if (e.Op == opEnding || e.Op == opEnded) && b.ending == 0 {
+		b.ending = e.Seq
 	}
 	if e.InstanceID == "" {
 		e.InstanceID = b.InstanceID
@@ -138,7 +149,7 @@ func (j *journal) with(ctx context.Context, fn func(l *ledger, write func(entry)
 		}
 	}
 	return fn(l, func(e entry) error {
-		e.At = time.Now().UTC()
+		e.At, e.Seq = time.Now().UTC(), l.seq+1
 		line, err := json.Marshal(e)
 		if err != nil {
 			return fmt.Errorf("encode launch: %w", err)

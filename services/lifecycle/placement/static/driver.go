@@ -25,7 +25,7 @@ type Driver struct{ db *pgxpool.Pool }
 // New makes a driver.
 func New(db *pgxpool.Pool) *Driver { return &Driver{db: db} }
 
-// Launch takes the slot on box.NodeID, or answers the one that is there.
+// Launch takes the slot on box.NodeID, or returns the one that is there if it is the same instance.
 func (d *Driver) Launch(ctx context.Context, box placement.Box) (placement.Launched, error) {
 	var out placement.Launched
 	err := pg.InTx(ctx, d.db, func(ctx context.Context, tx pgx.Tx) error {
@@ -43,17 +43,24 @@ func (d *Driver) Launch(ctx context.Context, box placement.Box) (placement.Launc
 		if alive != nil {
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "an earlier epoch of the workspace is not confirmed ended")
 		}
+		if err := box.Permitted(ctx); err != nil {
+			return err //nolint:wrapcheck // it is the caller's own
+		}
 		var ended *time.Time
-		var node string
+		var node, instance string
 		err = tx.QueryRow(ctx, `
 			INSERT INTO lifecycle.static_placement AS s (workspace_id, epoch, instance_id, node_id) VALUES ($1, $2, $3, $4)
 			ON CONFLICT (workspace_id, epoch) DO UPDATE SET workspace_id = s.workspace_id
-			RETURNING node_id::text, started_at, ended_at`, box.WorkspaceID, box.Epoch, box.InstanceID, box.NodeID).Scan(&node, &out.StartedAt, &ended)
+			RETURNING node_id::text, instance_id::text, started_at, ended_at`,
+			box.WorkspaceID, box.Epoch, box.InstanceID, box.NodeID).Scan(&node, &instance, &out.StartedAt, &ended)
 		if err != nil {
 			return fmt.Errorf("take slot: %w", err)
 		}
 		if ended != nil {
 			return fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "this epoch of the workspace has ended")
+		}
+		if instance != box.InstanceID {
+			return placement.LostHistory("static:"+node, instance, box)
 		}
 		if node != box.NodeID {
 			return fault.New(commonv1.Reason_REASON_CONFLICT, "this epoch of the workspace stands on another machine", fault.Conflicting(node))

@@ -31,6 +31,8 @@ const (
 	FindingServiceName = "gpuaas.lifecycle.v1.FindingService"
 	// AllocationServiceName is the fully-qualified name of the AllocationService service.
 	AllocationServiceName = "gpuaas.lifecycle.v1.AllocationService"
+	// InstanceServiceName is the fully-qualified name of the InstanceService service.
+	InstanceServiceName = "gpuaas.lifecycle.v1.InstanceService"
 )
 
 // These constants are the fully-qualified names of the RPCs defined in this package. They're
@@ -77,6 +79,9 @@ const (
 	// AllocationServiceForceReleaseProcedure is the fully-qualified name of the AllocationService's
 	// ForceRelease RPC.
 	AllocationServiceForceReleaseProcedure = "/gpuaas.lifecycle.v1.AllocationService/ForceRelease"
+	// InstanceServiceEndInstanceProcedure is the fully-qualified name of the InstanceService's
+	// EndInstance RPC.
+	InstanceServiceEndInstanceProcedure = "/gpuaas.lifecycle.v1.InstanceService/EndInstance"
 )
 
 // GateServiceClient is a client for the gpuaas.lifecycle.v1.GateService service.
@@ -744,4 +749,80 @@ func (UnimplementedAllocationServiceHandler) RetryRelease(context.Context, *v1.R
 
 func (UnimplementedAllocationServiceHandler) ForceRelease(context.Context, *v1.ForceReleaseRequest) (*v1.ForceReleaseResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.AllocationService.ForceRelease is not implemented"))
+}
+
+// InstanceServiceClient is a client for the gpuaas.lifecycle.v1.InstanceService service.
+type InstanceServiceClient interface {
+	// EndInstance ends one such instance, and returns once the placement has confirmed it.
+	EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error)
+}
+
+// NewInstanceServiceClient constructs a client for the gpuaas.lifecycle.v1.InstanceService service.
+// By default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped
+// responses, and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewInstanceServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) InstanceServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	instanceServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("InstanceService").Methods()
+	return &instanceServiceClient{
+		endInstance: connect.NewClient[v1.EndInstanceRequest, v1.EndInstanceResponse](
+			httpClient,
+			baseURL+InstanceServiceEndInstanceProcedure,
+			connect.WithSchema(instanceServiceMethods.ByName("EndInstance")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// instanceServiceClient implements InstanceServiceClient.
+type instanceServiceClient struct {
+	endInstance *connect.Client[v1.EndInstanceRequest, v1.EndInstanceResponse]
+}
+
+// EndInstance calls gpuaas.lifecycle.v1.InstanceService.EndInstance.
+func (c *instanceServiceClient) EndInstance(ctx context.Context, req *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error) {
+	response, err := c.endInstance.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// InstanceServiceHandler is an implementation of the gpuaas.lifecycle.v1.InstanceService service.
+type InstanceServiceHandler interface {
+	// EndInstance ends one such instance, and returns once the placement has confirmed it.
+	EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error)
+}
+
+// NewInstanceServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewInstanceServiceHandler(svc InstanceServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	instanceServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("InstanceService").Methods()
+	instanceServiceEndInstanceHandler := connect.NewUnaryHandlerSimple(
+		InstanceServiceEndInstanceProcedure,
+		svc.EndInstance,
+		connect.WithSchema(instanceServiceMethods.ByName("EndInstance")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/gpuaas.lifecycle.v1.InstanceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case InstanceServiceEndInstanceProcedure:
+			instanceServiceEndInstanceHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedInstanceServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedInstanceServiceHandler struct{}
+
+func (UnimplementedInstanceServiceHandler) EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.InstanceService.EndInstance is not implemented"))
 }

@@ -23,6 +23,8 @@ const _ = connect.IsAtLeastVersion1_13_0
 const (
 	// ReleaseServiceName is the fully-qualified name of the ReleaseService service.
 	ReleaseServiceName = "gpuaas.readmodel.v1.ReleaseService"
+	// InstanceServiceName is the fully-qualified name of the InstanceService service.
+	InstanceServiceName = "gpuaas.readmodel.v1.InstanceService"
 	// FindingServiceName is the fully-qualified name of the FindingService service.
 	FindingServiceName = "gpuaas.readmodel.v1.FindingService"
 	// IncidentServiceName is the fully-qualified name of the IncidentService service.
@@ -50,6 +52,9 @@ const (
 	// ReleaseServiceForceReleaseProcedure is the fully-qualified name of the ReleaseService's
 	// ForceRelease RPC.
 	ReleaseServiceForceReleaseProcedure = "/gpuaas.readmodel.v1.ReleaseService/ForceRelease"
+	// InstanceServiceEndInstanceProcedure is the fully-qualified name of the InstanceService's
+	// EndInstance RPC.
+	InstanceServiceEndInstanceProcedure = "/gpuaas.readmodel.v1.InstanceService/EndInstance"
 	// FindingServiceListFindingsProcedure is the fully-qualified name of the FindingService's
 	// ListFindings RPC.
 	FindingServiceListFindingsProcedure = "/gpuaas.readmodel.v1.FindingService/ListFindings"
@@ -222,6 +227,82 @@ func (UnimplementedReleaseServiceHandler) RetryRelease(context.Context, *v1.Retr
 
 func (UnimplementedReleaseServiceHandler) ForceRelease(context.Context, *v1.ForceReleaseRequest) (*v1.ForceReleaseResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.ReleaseService.ForceRelease is not implemented"))
+}
+
+// InstanceServiceClient is a client for the gpuaas.readmodel.v1.InstanceService service.
+type InstanceServiceClient interface {
+	// EndInstance ends an instance that a placement lists and whose workspace is not known.
+	EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error)
+}
+
+// NewInstanceServiceClient constructs a client for the gpuaas.readmodel.v1.InstanceService service.
+// By default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped
+// responses, and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewInstanceServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) InstanceServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	instanceServiceMethods := v1.File_gpuaas_readmodel_v1_recover_proto.Services().ByName("InstanceService").Methods()
+	return &instanceServiceClient{
+		endInstance: connect.NewClient[v1.EndInstanceRequest, v1.EndInstanceResponse](
+			httpClient,
+			baseURL+InstanceServiceEndInstanceProcedure,
+			connect.WithSchema(instanceServiceMethods.ByName("EndInstance")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// instanceServiceClient implements InstanceServiceClient.
+type instanceServiceClient struct {
+	endInstance *connect.Client[v1.EndInstanceRequest, v1.EndInstanceResponse]
+}
+
+// EndInstance calls gpuaas.readmodel.v1.InstanceService.EndInstance.
+func (c *instanceServiceClient) EndInstance(ctx context.Context, req *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error) {
+	response, err := c.endInstance.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// InstanceServiceHandler is an implementation of the gpuaas.readmodel.v1.InstanceService service.
+type InstanceServiceHandler interface {
+	// EndInstance ends an instance that a placement lists and whose workspace is not known.
+	EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error)
+}
+
+// NewInstanceServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewInstanceServiceHandler(svc InstanceServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	instanceServiceMethods := v1.File_gpuaas_readmodel_v1_recover_proto.Services().ByName("InstanceService").Methods()
+	instanceServiceEndInstanceHandler := connect.NewUnaryHandlerSimple(
+		InstanceServiceEndInstanceProcedure,
+		svc.EndInstance,
+		connect.WithSchema(instanceServiceMethods.ByName("EndInstance")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/gpuaas.readmodel.v1.InstanceService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case InstanceServiceEndInstanceProcedure:
+			instanceServiceEndInstanceHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedInstanceServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedInstanceServiceHandler struct{}
+
+func (UnimplementedInstanceServiceHandler) EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.InstanceService.EndInstance is not implemented"))
 }
 
 // FindingServiceClient is a client for the gpuaas.readmodel.v1.FindingService service.
