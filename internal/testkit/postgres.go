@@ -327,3 +327,13 @@ func SetClockOffset(d *Database, by time.Duration) {
 		d.t.Fatalf("set clock offset: %v", err)
 	}
 }
+
+// SetRollback sets or ends rollback mode in d, as recovery does.
+func SetRollback(d *Database, active bool) {
+	d.t.Helper()
+	_, err := d.OwnerPool().Exec(Context(d.t), `UPDATE recovery.rollback SET state = CASE WHEN $1 THEN 'active' ELSE 'none' END,
+		since = CASE WHEN $1 THEN mesh.clock() END, version = version + 1`, active)
+	if err != nil {
+		d.t.Fatalf("set rollback mode: %v", err)
+	}
+}

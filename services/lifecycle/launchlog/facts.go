@@ -1,0 +1,182 @@
+package launchlog
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+const (
+	ahead  = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD
+	behind = recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_BEHIND
+)
+
+// Fact is one thing that shows that the log and the database are of different times.
+type Fact struct {
+	Kind    recoveryv1.RollbackEvidenceKind
+	Subject string // the workspace, or the placement for what concerns the log as a whole
+	Detail  string
+	// Remembered is the highest epoch that the log has of the subject, Known the highest that the database has; zero: none.
+	Remembered, Known int64
+}
+
+// rowState is what the database says of one (workspace, epoch) of the log.
+type rowState struct {
+	known    bool  // the workspace is there
+	epoch    int64 // the last one that was drawn for it
+	instance string
+	state    string // of the instance's row; empty: there is none
+}
+
+// liveRow is an instance that is live by its row.
+type liveRow struct {
+	workspaceID, instanceID string
+	epoch                   int64
+	startedAt               time.Time
+}
+
+// position is the row of a placement's log as of the last comparison.
+type position struct {
+	there       bool
+	logID       string
+	seq         int64
+	reported    bool
+	acceptedSeq int64
+	acceptedAt  *time.Time
+}
+
+// Ahead judges one entry of the log against the database, which was read after the log. It returns an empty text if they agree.
+func Ahead(e placement.LogEntry, r rowState) string {
+	ended := e.Ended > 0
+	switch {
+	case !r.known && !ended:
+		return "an instance was launched for a workspace that the database does not know"
+	case !r.known:
+		return "" // a workspace of which nothing is left may have been forgotten on purpose
+	case e.Epoch > r.epoch:
+		return fmt.Sprintf("epoch %d was launched or ended, and the last one that the database has drawn is %d", e.Epoch, r.epoch)
+	case e.InstanceID != "" && r.instance != "" && e.InstanceID != r.instance:
+		return fmt.Sprintf("epoch %d was launched as instance %s, and the database has instance %s", e.Epoch, e.InstanceID, r.instance)
+	case !ended && r.state == "" && e.Epoch == r.epoch && e.InstanceID != "":
+		return fmt.Sprintf("epoch %d runs as instance %s, which the database does not know", e.Epoch, e.InstanceID)
+	case ended && !e.Fenced && (r.state == "live" || r.state == "launching"):
+		return fmt.Sprintf("epoch %d has ended, and its instance is %s in the database, which marks an end before it asks for it", e.Epoch, r.state)
+	default:
+		return ""
+	}
+}
+
+// aheadFacts are what the log has and the database cannot have forgotten otherwise, one for each workspace, the one with the highest epoch.
+func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq int64) []Fact {
+	byWorkspace := map[string]*Fact{}
+	for i, e := range log.Entries {
+		since := e.First
+		if e.Ended > 0 && rows[i].known && e.Epoch <= rows[i].epoch && e.InstanceID == rows[i].instance {
+			since = e.Ended // it is its end that differs
+		}
+		if since <= acceptedSeq || !ids.Valid(e.WorkspaceID) {
+			continue
+		}
+		why := Ahead(e, rows[i])
+		if why == "" {
+			continue
+		}
+		if have := byWorkspace[e.WorkspaceID]; have == nil || have.Remembered < e.Epoch {
+			byWorkspace[e.WorkspaceID] = &Fact{Kind: ahead, Subject: e.WorkspaceID, Detail: why, Remembered: e.Epoch, Known: rows[i].epoch}
+		}
+	}
+	out := make([]Fact, 0, len(byWorkspace))
+	for _, f := range byWorkspace {
+		out = append(out, *f)
+	}
+	slices.SortFunc(out, func(a, b Fact) int { return strings.Compare(a.Subject, b.Subject) })
+	return out
+}
+
+// behindFacts are what the database has confirmed and the log lacks. live was read before the log.
+func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow) []Fact {
+	var out []Fact
+	whole := Fact{Kind: behind, Subject: names.Of(kind)}
+	switch {
+	case !at.there:
+	case at.logID != log.ID:
+		whole.Detail = fmt.Sprintf("the launch log is %s, and the database has compared itself with log %s before", log.ID, at.logID)
+		out = append(out, whole)
+	case at.seq > log.Seq:
+		whole.Detail = fmt.Sprintf("the launch log ends at line %d, and the database has seen line %d of it", log.Seq, at.seq)
+		out = append(out, whole)
+	}
+	logged := map[string]int64{}
+	has := map[string]bool{}
+	for _, e := range log.Entries {
+		logged[e.WorkspaceID] = max(logged[e.WorkspaceID], e.Epoch)
+		has[fmt.Sprintf("%s:%d", e.WorkspaceID, e.Epoch)] = true
+	}
+	for _, r := range live {
+		if has[fmt.Sprintf("%s:%d", r.workspaceID, r.epoch)] || at.acceptedAt != nil && !r.startedAt.After(*at.acceptedAt) {
+			continue
+		}
+		out = append(out, Fact{
+			Kind: behind, Subject: r.workspaceID, Remembered: logged[r.workspaceID], Known: r.epoch,
+			Detail: fmt.Sprintf("epoch %d is live as instance %s in the database, and the launch log has never launched it", r.epoch, r.instanceID),
+		})
+	}
+	return out
+}
+
+// liveRows are the instances of a placement that are live by their rows.
+func liveRows(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver) ([]liveRow, error) {
+	rows, err := q.Query(ctx, `SELECT i.workspace_id::text, i.instance_id::text, i.epoch, coalesce(i.started_at, 'epoch'::timestamptz)
+		FROM lifecycle.instance i WHERE i.state = 'live' AND i.placement = $1 ORDER BY i.workspace_id`, names.Of(kind))
+	if err != nil {
+		return nil, fmt.Errorf("read live instances: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (liveRow, error) {
+		var r liveRow
+		return r, row.Scan(&r.workspaceID, &r.instanceID, &r.epoch, &r.startedAt)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read live instances: %w", err)
+	}
+	return out, nil
+}
+
+// rowStates are what the database says of each entry of a log, in their order.
+func rowStates(ctx context.Context, q pg.Querier, entries []placement.LogEntry) ([]rowState, error) {
+	out := make([]rowState, len(entries))
+	var workspaces []string
+	var epochs []int64
+	var at []int
+	for i, e := range entries {
+		if !ids.Valid(e.WorkspaceID) {
+			continue // it is of no mesh
+		}
+		workspaces, epochs, at = append(workspaces, e.WorkspaceID), append(epochs, e.Epoch), append(at, i)
+	}
+	rows, err := q.Query(ctx, `
+		SELECT x.n::int, w.epoch, coalesce(i.instance_id::text, ''), coalesce(i.state, '')
+		FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS x (workspace_id, epoch, n)
+		JOIN lifecycle.workspace w ON w.id = x.workspace_id
+		LEFT JOIN lifecycle.instance i ON i.workspace_id = x.workspace_id AND i.epoch = x.epoch`, workspaces, epochs)
+	if err != nil {
+		return nil, fmt.Errorf("read rows of launches: %w", err)
+	}
+	var n int
+	r := rowState{known: true}
+	_, err = pgx.ForEachRow(rows, []any{&n, &r.epoch, &r.instance, &r.state}, func() error { out[at[n-1]] = r; return nil })
+	if err != nil {
+		return nil, fmt.Errorf("read rows of launches: %w", err)
+	}
+	return out, nil
+}

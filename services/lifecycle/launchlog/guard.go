@@ -1,0 +1,196 @@
+package launchlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// Reporter is recovery, which owns rollback mode.
+type Reporter interface {
+	ReportRollback(context.Context, *recoveryv1.ReportRollbackRequest) (*recoveryv1.ReportRollbackResponse, error)
+}
+
+// Deps is what a guard works with.
+type Deps struct {
+	Logger   *slog.Logger
+	DB       *pgxpool.Pool
+	Drivers  map[commonv1.PlacementDriver]placement.Driver // those that are placement.Logged are compared
+	Recovery Reporter
+}
+
+// Guard compares the launch logs of this process's placements with the database.
+type Guard struct {
+	deps    Deps
+	mu      sync.Mutex // one comparison at a time
+	settled atomic.Bool
+}
+
+// New makes a guard that has compared nothing yet.
+func New(deps Deps) *Guard { return &Guard{deps: deps} }
+
+// reportMost bounds the reports of one comparison: each says the same of another workspace.
+const reportMost = 32
+
+// Settled reports whether a comparison of this process is done and everything that it showed is with recovery. Nothing is launched before that. A nil
+// Guard has nothing to compare.
+func (g *Guard) Settled() bool { return g == nil || g.settled.Load() }
+
+// Check compares every log once. It returns nil once all that differs is reported and acknowledged, or accepted.
+func (g *Guard) Check(ctx context.Context) error {
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var errs []error
+	for _, kind := range slices.Sorted(maps.Keys(g.deps.Drivers)) {
+		logged, ok := g.deps.Drivers[kind].(placement.Logged)
+		if !ok {
+			continue
+		}
+		if err := g.compare(ctx, kind, logged); err != nil {
+			errs = append(errs, fmt.Errorf("compare launch log of %s with the database: %w", names.Of(kind), err))
+		}
+	}
+	err := errors.Join(errs...)
+	g.settled.Store(err == nil)
+	return err
+}
+
+func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged) error {
+	// What the database has confirmed is read before the log, for the log had it earlier; what it must know of the log's entries after it.
+	live, err := liveRows(ctx, g.deps.DB, kind)
+	if err != nil {
+		return err
+	}
+	log, err := driver.LaunchLog(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	at, active, err := g.position(ctx, kind, log)
+	if err != nil {
+		return err
+	}
+	if at.reported && active {
+		return nil // it is known, and stands until a person accepts it
+	}
+	rows, err := rowStates(ctx, g.deps.DB, log.Entries)
+	if err != nil {
+		return err
+	}
+	facts := append(aheadFacts(log, rows, at.acceptedSeq), behindFacts(kind, log, at, live)...)
+	if len(facts) == 0 {
+		return g.advance(ctx, kind, log)
+	}
+	still := false
+	for _, f := range facts[:min(len(facts), reportMost)] {
+		g.deps.Logger.WarnContext(ctx, "launch log and database are of different times", slog.String("kind", names.Of(f.Kind)), slog.String("subject", f.Subject),
+			slog.String("detail", f.Detail), slog.Int64("remembered", f.Remembered), slog.Int64("known", f.Known), slog.String("placement", names.Of(kind)))
+		res, err := g.deps.Recovery.ReportRollback(ctx, &recoveryv1.ReportRollbackRequest{
+			Kind: f.Kind, Subject: f.Subject, Detail: f.Detail, Remembered: f.Remembered, Known: f.Known,
+		})
+		if err != nil {
+			return fmt.Errorf("report to recovery: %w", err)
+		}
+		still = still || res.GetRollback().GetActive()
+	}
+	if still {
+		return g.remember(ctx, kind, log)
+	}
+	// Recovery knows of the restore that explains this: it is accepted.
+	g.deps.Logger.InfoContext(ctx, "differences between launch log and database are of a restore that is known", slog.String("placement", names.Of(kind)),
+		slog.Int("differences", len(facts)))
+	return g.accept(ctx, g.deps.DB, kind, log)
+}
+
+// position reads where the log stood, and whether rollback mode is set. What was reported and is accepted by now is written down as accepted.
+func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) (position, bool, error) {
+	var at position
+	active := false
+	err := pg.InTx(ctx, g.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		at = position{there: true}
+		err := tx.QueryRow(ctx, `SELECT l.log_id::text, l.seq, l.reported, l.accepted_seq, l.accepted_at, mesh.rolled_back()
+			FROM lifecycle.launch_log l WHERE l.placement = $1 FOR UPDATE`, names.Of(kind)).
+			Scan(&at.logID, &at.seq, &at.reported, &at.acceptedSeq, &at.acceptedAt, &active)
+		if pg.IsNoRows(err) {
+			at = position{}
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read position in launch log: %w", err)
+		}
+		if !at.reported || active {
+			return nil
+		}
+		if err := g.accept(ctx, tx, kind, log); err != nil {
+			return err
+		}
+		at.reported, at.logID, at.seq, at.acceptedSeq = false, log.ID, log.Seq, log.Seq
+		return tx.QueryRow(ctx, `SELECT accepted_at FROM lifecycle.launch_log WHERE placement = $1`, names.Of(kind)).Scan(&at.acceptedAt)
+	})
+	if err != nil {
+		return position{}, false, fmt.Errorf("look at launch log: %w", err)
+	}
+	return at, active, nil
+}
+
+// accept writes down that whatever differs up to now is known.
+func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
+	_, err := q.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, accepted_seq, accepted_at) VALUES ($1, $2, $3, $3, mesh.clock())
+		ON CONFLICT (placement) DO UPDATE SET log_id = $2, seq = $3, reported = false, accepted_seq = $3, accepted_at = mesh.clock()`,
+		names.Of(kind), log.ID, log.Seq)
+	if err != nil {
+		return fmt.Errorf("accept differences: %w", err)
+	}
+	return nil
+}
+
+// remember writes down that differences are with recovery. Where the log stood before stays: the log that differs is not the measure.
+func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
+	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, reported) VALUES ($1, $2, $3, true)
+		ON CONFLICT (placement) DO UPDATE SET reported = true`, names.Of(kind), log.ID, log.Seq)
+	if err != nil {
+		return fmt.Errorf("remember report: %w", err)
+	}
+	return nil
+}
+
+// advance writes down how far the log has come, if it has.
+func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
+	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq) VALUES ($1, $2, $3)
+		ON CONFLICT (placement) DO UPDATE SET seq = $3 WHERE l.log_id = $2 AND l.seq < $3`, names.Of(kind), log.ID, log.Seq)
+	if err != nil {
+		return fmt.Errorf("keep position in launch log: %w", err)
+	}
+	return nil
+}
+
+// Await checks until the first comparison is settled, or ctx ends.
+func (g *Guard) Await(ctx context.Context, sleep func(context.Context) bool) {
+	for !g.Settled() {
+		err := g.Check(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		g.deps.Logger.WarnContext(ctx, "launch log not compared with the database yet, nothing is launched", obs.Err(err))
+		if !sleep(ctx) {
+			return
+		}
+	}
+}
