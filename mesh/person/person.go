@@ -82,6 +82,7 @@ type Client struct {
 	Escalate  readmodelv1connect.EscalationServiceClient
 	Release   readmodelv1connect.ReleaseServiceClient
 	Rollback  readmodelv1connect.RollbackServiceClient
+	Instances readmodelv1connect.InstanceServiceClient
 
 	http *http.Client
 }
@@ -109,6 +110,7 @@ func Dial(cfg Config) (*Client, error) {
 		Escalate:  readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
 		Release:   readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
 		Rollback:  readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
+		Instances: readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		http:      hc,
 	}, nil
 }

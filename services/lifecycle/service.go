@@ -32,6 +32,7 @@ import (
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/launchlog"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/process"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
@@ -175,9 +176,12 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("default placement: %w", err)
 	}
+	guard := launchlog.New(launchlog.Deps{
+		Logger: b.Logger, DB: b.DB, Drivers: drivers, Recovery: recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+	})
 	catalogue := workspace.Catalogue{Plans: s.cfg.Plans, Regions: s.cfg.Regions, Default: placementDefault, Placements: slices.Collect(maps.Keys(drivers))}
 	steps := workspace.NewSteps(workspace.StepDeps{
-		Stale:  stale,
+		Stale: stale, LaunchLog: guard,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret,
@@ -187,7 +191,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls})
+	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls, Resumed: steps.Resumed})
 	if err != nil {
 		return fmt.Errorf("build saga core: %w", err)
 	}
@@ -223,6 +227,10 @@ func (s *Service) build(ctx context.Context) error {
 	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger},
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+			// What the log and the database disagree on is with recovery before anything is ended.
+			if err := guard.Check(ctx); err != nil {
+				return err //nolint:wrapcheck // it says what it did
+			}
 			_, err := reaper.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
@@ -247,7 +255,11 @@ func (s *Service) build(ctx context.Context) error {
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit)); err != nil {
+	instances := workspace.NewInstances(workspace.InstancesDeps{
+		DB: b.DB, Drivers: drivers, Audit: b.Audit, Committed: s.committed,
+		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+	})
+	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit), instances); err != nil {
 		return err
 	}
 	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, events.ConsumerConfig{
@@ -268,7 +280,10 @@ func (s *Service) build(ctx context.Context) error {
 				return err //nolint:wrapcheck // it says what it did
 			})
 		}},
-		app.Task{Name: "sagas", Phase: app.PhaseLeases, Run: driver.Run},
+		app.Task{Name: "sagas", Phase: app.PhaseLeases, Run: func(ctx context.Context) error {
+			guard.Await(ctx, func(ctx context.Context) bool { return app.Sleep(ctx, time.Second) })
+			return driver.Run(ctx)
+		}},
 		app.Task{Name: "work-hints", Run: hub.Run},
 		app.Task{Name: "sessions", Run: func(ctx context.Context) error { return consumer.Run(ctx, apply) }},
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
@@ -284,13 +299,15 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server) error {
+func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances) error {
 	opts := s.server.HandlerOptions()
 	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
 	err := s.server.Mount(path, h)
 	path, h = lifecyclev1connect.NewTaskServiceHandler(tasks, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewFindingServiceHandler(found, opts...)
+	err = errors.Join(err, s.server.Mount(path, h))
+	path, h = lifecyclev1connect.NewInstanceServiceHandler(instances, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
@@ -21,6 +22,7 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 		"workspaces create x":         "--tenant T, or $GPUAAS_TENANT",
 		"allocations force-release A": "wants --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas allocations get A`",
 		"allocations force-release A --reason x --expected-fence 3": "wants --fenced-proof P:",
+		"instances end I": "end wants --reason TEXT",
 	} {
 		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) {
 			t.Errorf("%s: %s", line, got.err)
@@ -28,6 +30,27 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 	}
 	if sent := sent[*readmodelv1.ForceReleaseRequest](f); len(sent) != 0 {
 		t.Errorf("sent %v", sent)
+	}
+}
+
+// An instance is ended on a clear word alone; without it the command says what it would do, and asks for a dry run.
+func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	lost := &lifecyclev1.Instance{
+		InstanceId: instanceID, WorkspaceId: workspaceID, Unaccounted: true, ProviderId: "process:1", State: commonv1.InstanceState_INSTANCE_STATE_ENDED,
+	}
+	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Instance: lost, Consequence: "ends the instance", Pos: "p"}})
+	if got := call(t, "instances", "end", "process:1", "--reason", "late").wants(t, 2); !strings.Contains(got.err, "nothing was done: `end` ends the instance; give --yes") {
+		t.Errorf("printed %s", got.err)
+	}
+	got := call(t, "instances", "end", "process:1", "--reason", "late", "--yes").wants(t, 0)
+	if !strings.Contains(got.out, "unknown ("+workspaceID+")") || !strings.Contains(got.out, "ended") {
+		t.Errorf("printed %s", got.out)
+	}
+	requests := sent[*readmodelv1.EndInstanceRequest](f)
+	if len(requests) != 2 || !requests[0].GetRequest().GetDryRun() || requests[1].GetRequest().GetDryRun() || requests[1].GetRequest().GetInstance() != "process:1" {
+		t.Errorf("sent %v", requests)
 	}
 }
 

@@ -37,6 +37,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedIncidentServiceHandler
 	readmodelv1connect.UnimplementedFindingServiceHandler
 	readmodelv1connect.UnimplementedReleaseServiceHandler
+	readmodelv1connect.UnimplementedInstanceServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
 	readmodelv1connect.UnimplementedRollbackServiceHandler
 
@@ -157,6 +158,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewIncidentServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewFindingServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewReleaseServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewInstanceServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRollbackServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },

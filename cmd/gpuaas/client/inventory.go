@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -106,7 +107,7 @@ var instanceView = view[*lifecyclev1.Instance]{
 	name: (*lifecyclev1.Instance).GetInstanceId,
 	columns: []column[*lifecyclev1.Instance]{
 		{"INSTANCE", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetInstanceId() }},
-		{"WORKSPACE", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetWorkspaceName() }},
+		{"WORKSPACE", false, func(_ *printer, i *lifecyclev1.Instance) string { return instanceWorkspace(i) }},
 		{"EPOCH", false, func(_ *printer, i *lifecyclev1.Instance) string { return number(i.GetEpoch()) }},
 		{"STATE", false, func(_ *printer, i *lifecyclev1.Instance) string { return word(i.GetState()) }},
 		{"PLACEMENT", false, func(_ *printer, i *lifecyclev1.Instance) string { return word(i.GetPlacement()) }},
@@ -118,6 +119,48 @@ var instanceView = view[*lifecyclev1.Instance]{
 	},
 }
 
+// instanceWorkspace names the workspace of an instance. One that nothing accounts for is shown with what its placement says.
+func instanceWorkspace(i *lifecyclev1.Instance) string {
+	switch {
+	case !i.GetUnaccounted():
+		return i.GetWorkspaceName()
+	case i.GetWorkspaceName() == "":
+		return "unknown (" + i.GetWorkspaceId() + ")"
+	default:
+		return i.GetWorkspaceName() + " (epoch unknown)"
+	}
+}
+
+// endInstanceCommand ends an instance that its placement runs and that no workspace accounts for.
+func (p *Program) endInstanceCommand() *cobra.Command {
+	req := &lifecyclev1.EndInstanceRequest{}
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "end INSTANCE", Short: "End an instance that its placement runs and whose workspace is not known here; its data is lost",
+		Long: "End an instance that its placement runs and that this mesh cannot account for, as `gpuaas instances list` shows it with an unknown workspace:\n" +
+			"after a restore, for example, what was launched after the backup. INSTANCE is its id or the provider's. An instance of a workspace that is in use\n" +
+			"is refused: recreating or decommissioning the workspace ends it. Without --yes nothing is ended, and the command says what it would do.",
+		Example: "  gpuaas instances end 0192f0c1-0000-7000-8000-000000000001 --reason 'launched after the backup' --yes", Args: args("INSTANCE"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if req.GetReason() == "" {
+				return Usage(errors.New("end wants --reason TEXT: it goes into the audit log"))
+			}
+			req.Instance, req.DryRun = args[0], !yes
+			answer, err := s.client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{Request: req})
+			if err != nil {
+				return err
+			}
+			if !yes {
+				return Usage(fmt.Errorf("nothing was done: `end` %s; give --yes to do it", answer.GetResponse().GetConsequence()))
+			}
+			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), member{"pos", answer.GetResponse().GetPos()})
+		}),
+	}
+	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
+	cmd.Flags().BoolVar(&yes, "yes", false, "end it; without this the command only says what it would do")
+	return cmd
+}
+
 func (p *Program) instancesCommand() *cobra.Command {
 	var (
 		page      paging
@@ -125,7 +168,7 @@ func (p *Program) instancesCommand() *cobra.Command {
 		live      bool
 	)
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List live and ended instances with their workspace, epoch and provider id",
+		Use: "list", Aliases: []string{"ls"}, Short: "List live and ended instances with their workspace, epoch and provider id; `unknown` is a workspace that this mesh does not know",
 		Example: "  gpuaas instances list --workspace acme/demo2 --live", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			id, err := s.workspaceID(ctx, workspace)
@@ -146,7 +189,7 @@ func (p *Program) instancesCommand() *cobra.Command {
 	ls.Flags().StringVar(&workspace, "workspace", "", "only those of this workspace")
 	ls.Flags().BoolVar(&live, "live", false, "only those that have not ended")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	return group("instances", "Launched boxes of workspaces", []string{"instance"}, ls)
+	return group("instances", "Launched instances of workspaces, and those that no workspace accounts for", []string{"instance"}, ls, p.endInstanceCommand())
 }
 
 var claimView = view[*lifecyclev1.Claim]{

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
 // Server serves FindingService: a person's word that a changed row has been looked at.
@@ -31,6 +32,9 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 	s, res := v.sweeper, &lifecyclev1.AcknowledgeFindingResponse{}
 	entry := audit.Entry{Action: "finding.acknowledge", Reason: req.GetReason(), SubjectType: "finding", SubjectID: req.GetFindingId()}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		if _, err := tx.Exec(ctx, turnSQL); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
 // SetCordon keeps new workspaces off a node, or lets them on again. What runs there goes on. A person's cordon that ends passes to an open finding, or to
@@ -23,6 +24,9 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 	by := rpc.ActorFrom(ctx)
 	res := &lifecyclev1.SetCordonResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		wanted, reason, next := req.GetCordoned(), req.GetReason(), by
 		if !wanted {
 			was, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.node_gate WHERE node_id = $1 FOR NO KEY UPDATE`, req.GetNodeId()))

@@ -62,7 +62,7 @@ opened AS (INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attemp
 		mesh.clock() + make_interval(secs => m.budget), make_interval(secs => m.stall)
 	FROM u JOIN m ON m.id = u.id JOIN closed ON closed.run_id = u.id JOIN ws ON ws.id = u.workspace_id RETURNING s.*)
 SELECT ` + runColumns + `, ` + stepColumns + `, ` + strings.ReplaceAll(stepColumns, "s.", "o.") + `,
-	COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8
+	COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8, mesh.rolled_back()
 FROM u r JOIN closed s ON s.run_id = r.id JOIN opened o ON o.run_id = r.id`
 
 var releaseSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $17::bool[], $18::int[], $19::bigint[], $20::float8[], $21::text[])
@@ -131,7 +131,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *jour
 		var to held
 		var closed Attempt
 		var left float64
-		if err := rows.Scan(join(to.run.targets(), closed.targets(), to.attempt.targets(), []any{&left})...); err != nil {
+		if err := rows.Scan(join(to.run.targets(), closed.targets(), to.attempt.targets(), []any{&left, &to.paused})...); err != nil {
 			rows.Close()
 			return fmt.Errorf("advance runs: %w", err)
 		}

@@ -22,6 +22,9 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 		d.core.stats.FencedOut.Add(1)
 		return false, ErrFenced
 	}
+	if paused(err) {
+		return d.ended(d.pause(ctx, h), h)
+	}
 	step := h.step()
 	if err == nil {
 		switch out.kind {

@@ -27,6 +27,8 @@ type Deps struct {
 	// Stalls answers how long a step of a definition, or with an empty step a run of it, may show no progress by the policy in force; zero leaves it to
 	// the definition. It is asked whenever it is needed, so that a new policy acts on what runs already. May be nil.
 	Stalls func(definition, step string) time.Duration
+	// Resumed moves on, in the transaction in which runs go on that stood still, what else counts the time of their workspaces. May be nil.
+	Resumed func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
 	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run where it stands,
 	// as a crash would. For conformance tests; nil otherwise.
 	OnPoint func(ctx context.Context, name string, at Place) error
@@ -45,7 +47,7 @@ func PoolSettings() map[string]string {
 type Stats struct {
 	Started, Leased, Advanced, Parked, Succeeded, Failed, Stuck atomic.Int64
 	// Lost counts attempts that a lease closed as lost; FencedOut counts refused writes of a driver that had lost its lease.
-	Lost, FencedOut, Abandoned, Stalled, Quarantined atomic.Int64
+	Lost, FencedOut, Abandoned, Stalled, Quarantined, Paused, Resumed atomic.Int64
 	// LeaseErrors and BeatErrors count rounds that the database did not answer.
 	LeaseErrors, BeatErrors atomic.Int64
 }
@@ -59,6 +61,7 @@ type Core struct {
 	runnable events.Signal // a run may be leased
 	appended *events.Signal
 	stalls   func(definition, step string) time.Duration
+	resumed  func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
 	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
@@ -72,6 +75,7 @@ func New(deps Deps) (*Core, error) {
 	}
 	return &Core{
 		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, stalls: deps.Stalls, onPoint: deps.OnPoint,
+		resumed: deps.Resumed,
 	}, nil
 }
 

@@ -96,6 +96,12 @@ func (d *Driver) Run(ctx context.Context) error {
 			return err
 		})
 	})
+	loops.Go(func() error {
+		return app.Every(ctx, d.log, "saga_resume", d.cfg.Poll, func(ctx context.Context) error {
+			_, err := d.core.Resume(ctx)
+			return err
+		})
+	})
 	d.dispatch(ctx, work)
 	d.stop(work)
 	stopWork(ErrShutdown)

@@ -62,18 +62,27 @@ func (e *Env) Tx(ctx context.Context, fn TxFunc) error {
 	})
 }
 
-// hold locks the run's row against the next lease and confirms that this attempt's driver has it.
+// Proceed confirms that the step may go on to an effect outside of this database: that its driver has the lease, and that rollback mode is not set.
+// It is asked right before whatever launches, ends or takes away.
+func (e *Env) Proceed(ctx context.Context) error {
+	return e.Tx(ctx, func(context.Context, pgx.Tx) error { return nil })
+}
+
+// hold locks the run's row against the next lease, and confirms that this attempt's driver has it and that rollback mode is not set.
 func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
-	var mine bool
+	var mine, still bool
 	// The fence alone would let a step that was left behind write for a run that has parked or ended since: those keep their fence.
-	err := tx.QueryRow(ctx, `SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4
-		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine)
+	err := tx.QueryRow(ctx, `SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4, mesh.rolled_back()
+		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
 	if err != nil {
 		return fmt.Errorf("hold run %s: %w", e.RunID, err)
 	}
 	if !mine {
 		e.core.stats.FencedOut.Add(1)
 		return ErrFenced
+	}
+	if still {
+		return ErrPaused
 	}
 	return nil
 }

@@ -54,6 +54,8 @@ func (d *Driver) turn(work context.Context, a *activity) (bool, error) {
 	step := h.step()
 	forward := h.run.Phase == phaseDo
 	switch {
+	case h.paused:
+		return d.settle(work, a, func(ctx context.Context) (bool, error) { return false, d.pause(ctx, h) })
 	case forward && h.run.CancelAt != nil:
 		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
 	case d.stopping(work):

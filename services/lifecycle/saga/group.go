@@ -111,6 +111,7 @@ func (d *Driver) submit(ctx context.Context, mv *move) error {
 			mv.h.outputs[mv.h.attempt.Name] = mv.cl.output
 		}
 		mv.h.run, mv.h.attempt, mv.h.runLeft, mv.h.overdue = mv.to.run, mv.to.attempt, mv.to.runLeft, mv.to.overdue
+		mv.h.paused = mv.to.paused
 	}
 	return d.core.point(ctx, mv.point()+".after_commit", from)
 }

@@ -18,6 +18,7 @@ const leaseSQL = `WITH c AS (
 	SELECT r.id FROM lifecycle.saga_run r
 	WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at <= mesh.clock()
 		AND r.definition || ':' || r.def_version = ANY ($4) AND r.id <> ALL ($5::uuid[])
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = r.id AND p.since IS NOT NULL)
 	ORDER BY r.next_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE lifecycle.saga_run r SET seal = NULL, owner = $1, fence = mesh.next(r.fence), lease_until = mesh.clock() + make_interval(secs => $2),
 	next_at = mesh.clock() + make_interval(secs => $2), heartbeat_at = mesh.clock(), losses = r.losses + (r.owner IS NOT NULL)::int,
@@ -25,7 +26,7 @@ UPDATE lifecycle.saga_run r SET seal = NULL, owner = $1, fence = mesh.next(r.fen
 	why_waiting = CASE WHEN r.phase = 'undo' THEN 'undoing the step "' ELSE 'doing the step "' END || COALESCE(r.step_names[r.step + 1], '?') || '"',
 	version = r.version + 1
 FROM c WHERE r.id = c.id
-RETURNING ` + runColumns + `, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8`
+RETURNING ` + runColumns + `, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8, (SELECT mesh.rolled_back())`
 
 const lostSQL = `UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', why_waiting = '',
 	error = 'its driver lost the lease', version = s.version + 1
@@ -98,7 +99,7 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 	for rows.Next() {
 		h := &held{outputs: map[string]json.RawMessage{}}
 		var left float64
-		if err := rows.Scan(join(h.run.targets(), []any{&left})...); err != nil {
+		if err := rows.Scan(join(h.run.targets(), []any{&left, &h.paused})...); err != nil {
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0

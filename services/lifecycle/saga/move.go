@@ -22,6 +22,7 @@ type held struct {
 	def     *Definition
 	outputs map[string]json.RawMessage
 	overdue bool // the run is past its deadline
+	paused  bool // rollback mode was set at the last transaction
 	// runLeft is how much of the run's deadline was left at the last transaction.
 	runLeft time.Duration
 }

@@ -23,6 +23,8 @@ var (
 	ErrFenced = errors.New("this driver lost its lease on the run")
 	// ErrBudget says that the attempt, or the run, is past its deadline.
 	ErrBudget = errors.New("the attempt is past its deadline")
+	// ErrPaused says that rollback mode is set: the run stands still until it is accepted, and no attempt is counted.
+	ErrPaused = errors.New("rollback mode is set: operations stand still until it is accepted")
 	// ErrShutdown says that this driver stops; another goes on with the run.
 	ErrShutdown = errors.New("the driver is shutting down")
 )
@@ -150,3 +152,11 @@ func (o Outcome) Waits() bool { return o.kind == outcomeWait }
 
 // Why says what an outcome that parks the attempt waits for.
 func (o Outcome) Why() string { return o.wait.Why }
+
+// Interrupted reports whether err ends a step without a verdict on it: the lease is lost, or the run stands still.
+func Interrupted(err error) bool { return errors.Is(err, ErrFenced) || errors.Is(err, ErrPaused) }
+
+// paused reports whether a step ended because rollback mode is set, by what it saw itself or by what a peer refused.
+func paused(err error) bool {
+	return errors.Is(err, ErrPaused) || fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK)
+}

@@ -26,6 +26,9 @@ var quietSince = `GREATEST(
 	(SELECT max(p.progress_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir),
 	(SELECT min(p.started_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + sameTry("p") + `))`
 
+// notPaused holds for a run r that does not stand still: one that does shows no life on purpose.
+const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h WHERE h.run_id = r.id AND h.since IS NOT NULL)`
+
 type stall struct {
 	runID   string
 	step    int
@@ -90,18 +93,19 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
 		CROSS JOIN LATERAL (SELECT COALESCE((SELECT make_interval(secs => x.after) FROM unnest($5::text[], $6::text[], $7::float8[]) AS x (key, name, after)
 			WHERE x.key = r.definition || ':' || r.def_version AND x.name = s.name), s.stall_after) AS after) p
-		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND `+quietSince+` + p.after < mesh.clock() LIMIT $1)
+		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND `+quietSince+` + p.after < mesh.clock()
+			AND `+notPaused+` LIMIT $1)
 		UNION ALL
 		(SELECT r.id, r.step, r.phase, 0, 'driver_silent: due since ' || to_char(r.next_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') ||
 			' and taken up by no worker', 0
 		FROM lifecycle.saga_run r
 		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at < mesh.clock() - make_interval(secs => $2)
-			AND r.stuck_reason = '' LIMIT $1)
+			AND r.stuck_reason = '' AND `+notPaused+` LIMIT $1)
 		UNION ALL
 		(SELECT r.id, r.step, r.phase, 0, 'run_stalled: not over after ' || make_interval(secs => d.after), 0
 		FROM lifecycle.saga_run r JOIN unnest($3::text[], $4::float8[]) AS d (name, after) ON d.name = r.definition
-		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.created_at + make_interval(secs => d.after) < mesh.clock()
-			AND r.stuck_reason = '' LIMIT $1)`, stallBatch, silent.Seconds(), definitions, after, keys, steps, quiet)
+		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.stuck_reason = '' AND `+notPaused+`
+			AND r.created_at + make_interval(secs => d.after) + COALESCE((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = r.id), '0') < mesh.clock() LIMIT $1)`, stallBatch, silent.Seconds(), definitions, after, keys, steps, quiet)
 	if err != nil {
 		return nil, fmt.Errorf("find stalls: %w", err)
 	}

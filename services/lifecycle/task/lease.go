@@ -16,6 +16,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
+// dispatchable holds for tasks t that may be offered now: all, but in rollback mode those alone that change nothing.
+const dispatchable = `(t.type IN ('probe.noop', 'diagnostics.collect') OR NOT (SELECT mesh.rolled_back()))`
+
 // offerAgainAfter is how long a task may stand offered and undelivered before the same session is offered it again.
 const offerAgainAfter = "2 seconds"
 
@@ -117,7 +120,7 @@ func (s *Server) sign(res *lifecyclev1.LeaseTasksResponse, tasks []picked, lease
 	return res, nil
 }
 
-// pick takes the oldest queued tasks of each node, and those that were offered to this very session and not delivered in time. A task that is offered
+// pick takes the oldest queued tasks of each node that are dispatchable, and those that were offered to this very session and not delivered in time. A task that is offered
 // again keeps its attempt: the agent's ledger knows it, if it came through.
 func pick(ctx context.Context, tx pgx.Tx, nodes, sessions []string, epochs []int64, limits []int32) ([]picked, error) {
 	rows, err := tx.Query(ctx, `
@@ -127,13 +130,14 @@ func pick(ctx context.Context, tx pgx.Tx, nodes, sessions []string, epochs []int
 			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
+				  AND `+dispatchable+`
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), again AS (
 			SELECT q.task_id, false AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL AND t.session_epoch = a.generation
-				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock()
+				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock() AND `+dispatchable+`
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), chosen AS (
@@ -186,7 +190,7 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 		SELECT node_id::text FROM (
 			SELECT DISTINCT t.node_id FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
 			WHERE t.open AND t.expires_at > now.at AND (t.state = 'queued' AND t.not_before <= now.at OR
-				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`')
+				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`') AND `+dispatchable+`
 		) n
 		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open) LIMIT $1`, limit)
 	if err != nil {
@@ -199,11 +203,11 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 	return out, nil
 }
 
-// unansweredCancels lists tasks in flight that are to stop.
+// unansweredCancels lists tasks in flight that are to stop; in rollback mode none is.
 func unansweredCancels(ctx context.Context, q pg.Querier, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
 	rows, err := q.Query(ctx, `
 		SELECT node_id::text, task_id::text, attempt, epoch, cancel_reason FROM lifecycle.task
-		WHERE cancel_requested_at IS NOT NULL AND open AND state <> 'queued' LIMIT $1`, limit)
+		WHERE cancel_requested_at IS NOT NULL AND open AND state <> 'queued' AND NOT (SELECT mesh.rolled_back()) LIMIT $1`, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list cancels: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
 // Reconcile settles what a new session has in flight against what stands here, in the transaction that raises the gate.
@@ -22,6 +23,8 @@ import (
 //
 // An attempt above the row's means that the database went back, or that the agent invents. Its reports decide, by the
 // envelope that they carry: until then it is not cancelled, and what stands here is held back for a moment.
+//
+// In rollback mode the agent is told to stop nothing: what is not known here may be the work of a history that this database lost.
 func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (gate.Reconciled, error) {
 	agent := make(map[string]*commonv1.TaskInFlight, len(inFlight))
 	highest := map[string]int32{}
@@ -44,6 +47,10 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 	mine, err := collect(rows)
 	if err != nil {
 		return gate.Reconciled{}, err
+	}
+	still, err := rollback.Active(ctx, tx)
+	if err != nil {
+		return gate.Reconciled{}, err //nolint:wrapcheck // it says what it read
 	}
 	var out gate.Reconciled
 	known := map[string]bool{}
@@ -79,6 +86,8 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 			if err := s.awaitProof(ctx, tx, r, g); err != nil {
 				return gate.Reconciled{}, err
 			}
+		case r.CancelAsked && still:
+			// What was asked before the database went back is settled by the session after the mode.
 		case r.CancelAsked && newLedger && r.State != commonv1.TaskState_TASK_STATE_DISPATCHED:
 			// Not wanted, but the ledger that had it is gone: it may have run.
 			out.Cancel = append(out.Cancel, ref)
@@ -102,6 +111,9 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 			// An attempt that is not the current one, or a task of another life of this node: its end settles nothing.
 			out.Cancel = append(out.Cancel, &nodev1.TaskRef{TaskId: t.GetTaskId(), Attempt: t.GetAttempt()})
 		}
+	}
+	if still {
+		out.Cancel = nil
 	}
 	return out, nil
 }

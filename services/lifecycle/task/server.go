@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
 // probeStartWithin is how long a probe may wait for its node.
@@ -98,6 +99,9 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 	e := audit.Entry{Action: "task." + names.Of(req.GetVerb()), Reason: req.GetReason(), SubjectType: "task", SubjectID: req.GetTaskId()}
 	var changed Row
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		r, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id = $1 FOR UPDATE`, req.GetTaskId()))
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such task")

@@ -27,7 +27,7 @@ const sweepBatch = 500
 
 // Sweep ends tasks whose last moment to start has passed: the queued ones as expired; those on their way or running at a node that has no session as
 // outcome_unknown. Both are history afterwards. A task that runs at a connected node is left to its step's deadline; one that a connected node has not
-// even stored is never offered again, and ends a while later.
+// even stored is never offered again, and ends a while later. In rollback mode nothing is dispatched, so that nothing is late either.
 func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	for {
@@ -47,7 +47,9 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 		rows, err := tx.Query(ctx, `
 			WITH stale AS (
 				SELECT t.task_id FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
-				WHERE t.expires_at <= mesh.clock() AND t.open
+				WHERE t.expires_at <= mesh.clock() AND t.open AND `+dispatchable+`
+				  -- What a run queued that stands still gets its time back when the run goes on.
+				  AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = t.run_id AND p.since IS NOT NULL)
 				  AND (t.state = 'queued' OR g.node_id IS NULL OR NOT `+gate.ConnectedSQL+`
 				       OR t.state = 'dispatched' AND t.expires_at <= mesh.clock() - interval '`+undeliveredFor+`')
 				ORDER BY t.task_id LIMIT $1 FOR UPDATE OF t SKIP LOCKED

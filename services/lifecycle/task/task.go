@@ -105,6 +105,29 @@ func collect(rows pgx.Rows) ([]Row, error) {
 	return out, nil
 }
 
+// Extend moves on the last moment at which the queued tasks of runs may start, by as many seconds as each run stood still.
+func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) error {
+	rows, err := tx.Query(ctx, `
+		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1
+		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
+		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+columns, runIDs, seconds)
+	if err != nil {
+		return fmt.Errorf("extend tasks: %w", err)
+	}
+	list, err := collect(rows)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	evs := make([]events.Event, 0, len(list))
+	for _, r := range list {
+		evs = append(evs, r.event(r.transition(r.State, "rollback mode is over")))
+	}
+	if _, err := events.Append(ctx, tx, evs...); err != nil {
+		return fmt.Errorf("report tasks: %w", err)
+	}
+	return nil
+}
+
 // Terminal says whether a task in that state has ended.
 func Terminal(s commonv1.TaskState) bool {
 	switch s {

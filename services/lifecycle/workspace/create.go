@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -68,6 +69,9 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	}
 	if op, ok, err := s.replay(ctx, s.deps.DB, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w)); err != nil || ok {
 		return op, err
+	}
+	if err := rollback.Refuse(ctx, s.deps.DB); err != nil {
+		return nil, err //nolint:wrapcheck // a fault, or it says what it read
 	}
 	// The lock store only answers quickly that somebody is on it; what it says is confirmed by reading that run.
 	herd := uuid.NewSHA1(uuid.NameSpaceURL, []byte("gpuaas:"+w.tenant.ID+"/"+w.name)).String()
@@ -197,6 +201,9 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 		if op, ok, err = s.replay(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w)); err != nil || ok {
 			return err
 		}
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		if op, ok, err = s.joinByName(ctx, tx, w); err != nil {
 			return err
 		}
@@ -302,6 +309,9 @@ func (s *Server) dryCreate(ctx context.Context, w wish) (*lifecyclev1.Operation,
 		Consequence: fmt.Sprintf("provisions %s/%s by %s with %d GPUs", w.tenant.Name, w.name, names.Of(w.spec.GetPlacement()), w.spec.GetGpus()),
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		there, ok, err := s.joinByName(ctx, tx, w)
 		if err != nil {
 			return err

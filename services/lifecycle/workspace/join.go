@@ -42,7 +42,7 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	if byWatchdog(ctx, req) || h.held.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
-	sql, args := joinableSQL, []any{h.workspaceID, bringing()}
+	sql, args := joinableSQL+` AND NOT mesh.rolled_back()`, []any{h.workspaceID, bringing()}
 	if h.held.Kind == lock.Held {
 		sql, args = sql+` AND r.id = $3`, append(args, h.held.RunID)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -91,6 +92,9 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 			return err
 		}
 		if req.GetDryRun() {
+			if err := rollback.Refuse(ctx, tx); err != nil {
+				return err //nolint:wrapcheck // a fault, or it says what it read
+			}
 			op, err = s.dryRun(ctx, tx, w, req)
 			return err
 		}
@@ -103,6 +107,9 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 			if op, ok, err = s.replay(ctx, tx, w.TenantID, key, wanted); err != nil || ok {
 				return err
 			}
+		}
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
 		if op, err = s.verb(ctx, tx, w, req, runID); err != nil {
 			return s.ofOneMoment(ctx, tx, w, err)
@@ -294,6 +301,13 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		}
 		if res.Actions, err = s.options(ctx, tx, w, false, false); err != nil {
 			return err
+		}
+		if err := rollback.Refuse(ctx, tx); fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+			for _, o := range res.GetActions() {
+				o.Possible, o.Reason, o.Unmet = false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, append(fault.From(err).Unmet, o.GetUnmet()...)
+			}
+		} else if err != nil {
+			return err //nolint:wrapcheck // it says what it read
 		}
 		var at timestamp
 		if err := tx.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&at); err != nil {

@@ -17,9 +17,15 @@ type Owner struct {
 	Epoch    int64 // the last epoch that was drawn for it
 	RunOpen  bool  // a run owns the workspace, stuck ones included
 	RunEpoch int64
-	Instance string // the state of the instance's row, empty if there is none
-	Held     bool   // a claim on this box is neither released nor given up
-	GivenUp  bool   // a claim on this box was given up and is not known to be gone
+	// Instance is the state of the instance's row, empty if there is none; InstanceID is the instance that it names.
+	Instance, InstanceID string
+	Held                 bool // a claim on this box is neither released nor given up
+	GivenUp              bool // a claim on this box was given up and is not known to be gone
+}
+
+// another reports whether the row of the box's epoch names another instance than the one that stands there.
+func (o Owner) another(b placement.Instance) bool {
+	return o.InstanceID != "" && b.InstanceID != "" && o.InstanceID != b.InstanceID
 }
 
 // Verdict on a box of a driver's list.
@@ -35,7 +41,8 @@ const (
 
 // Judge says whose a box is, and why if it is an orphan or unknown. An orphan needs positive evidence: a database that knows of the workspace and has
 // drawn that epoch, no open run in it, and a row or a claim that says the box ended or was given up. A workspace or an epoch that the database has
-// never heard of means that the database went back, or that the driver serves another one: ending the box would then end somebody's work.
+// never heard of means that the database went back, or that the driver serves another one: ending the box would then end somebody's work. So does another
+// instance at the present epoch; once a later epoch is drawn it is as superseded as any.
 func Judge(b placement.Instance, o Owner) (Verdict, string) {
 	recorded := o.Instance == "" || o.Instance == "ended"
 	switch {
@@ -43,6 +50,8 @@ func Judge(b placement.Instance, o Owner) (Verdict, string) {
 		return Unknown, "no such workspace is known here"
 	case b.Epoch > o.Epoch:
 		return Unknown, fmt.Sprintf("epoch %d was never drawn here, the last one is %d", b.Epoch, o.Epoch)
+	case b.Epoch == o.Epoch && o.another(b):
+		return Unknown, fmt.Sprintf("epoch %d was drawn here for instance %s", b.Epoch, o.InstanceID)
 	case o.RunOpen && o.RunEpoch == b.Epoch, o.Held:
 		// Between its launch and the record of it a box is its run's; a claim that is held is adopted by a retry, or undone.
 		return Owned, ""
@@ -72,7 +81,7 @@ func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]
 		workspaces, epochs, at = append(workspaces, b.WorkspaceID), append(epochs, b.Epoch), append(at, i)
 	}
 	rows, err := q.Query(ctx, `
-		SELECT b.n::int, w.epoch, r.id IS NOT NULL, coalesce(r.epoch, 0), coalesce(i.state, ''),
+		SELECT b.n::int, w.epoch, r.id IS NOT NULL, coalesce(r.epoch, 0), coalesce(i.state, ''), coalesce(i.instance_id::text, ''),
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
 				AND c.released_at IS NULL AND c.orphaned_at IS NULL),
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = b.workspace_id AND c.kind = $3 AND c.epoch = b.epoch
@@ -86,7 +95,7 @@ func ownersOf(ctx context.Context, q pg.Querier, boxes []placement.Instance) ([]
 	}
 	var n int
 	var o Owner
-	_, err = pgx.ForEachRow(rows, []any{&n, &o.Epoch, &o.RunOpen, &o.RunEpoch, &o.Instance, &o.Held, &o.GivenUp}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&n, &o.Epoch, &o.RunOpen, &o.RunEpoch, &o.Instance, &o.InstanceID, &o.Held, &o.GivenUp}, func() error {
 		o.Known = true
 		out[at[n-1]] = o
 		return nil

@@ -43,6 +43,7 @@ type world struct {
 	deadTo     int64    // the agents of boxes up to this epoch never connect
 	played     int64    // turns of all agents
 	endless    bool     // no box can be confirmed ended
+	refusals   int      // of launches, where the world is strict
 	replica    string   // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
 	tasks      *task.Server

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -95,12 +96,18 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 		return Reaped{}, err
 	}
 	var out Reaped
+	var unknown []placement.Instance
 	for i, b := range boxes {
 		switch v, why := Judge(b, owners[i]); v {
 		case Owned, Gone:
 		case Unknown:
+			if !b.EndedAt.IsZero() {
+				continue
+			}
 			out.Unknown++
-			r.deps.Logger.WarnContext(ctx, "a box is not of this database and is left alone", append(r.attrs(kind, b), slog.String("why", why))...)
+			unknown = append(unknown, b)
+			r.deps.Logger.WarnContext(ctx, "an instance is not of this database and is left alone: `gpuaas instances end` ends it",
+				append(r.attrs(kind, b), slog.String("why", why))...)
 		case Orphan:
 			switch ended, err := r.reap(ctx, kind, driver, b); {
 			case err != nil:
@@ -113,7 +120,15 @@ func (r *Reaper) sweepDriver(ctx context.Context, kind commonv1.PlacementDriver,
 			}
 		}
 	}
-	return out, nil
+	changed := 0
+	err = pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		changed, err = noteUnaccounted(ctx, tx, kind, unknown)
+		return err
+	})
+	if err == nil && changed > 0 {
+		r.deps.Committed()
+	}
+	return out, err //nolint:wrapcheck // it says what it did
 }
 
 func (r *Reaper) attrs(kind commonv1.PlacementDriver, b placement.Instance) []any {
@@ -149,11 +164,14 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	return true, nil
 }
 
-// condemn says why the box may be ended, empty if it may not after all. A box that has a row is marked ending before anything happens to it.
+// condemn says why the box may be ended, empty if it may not after all: in rollback mode none may. A box that has a row is marked ending before anything happens to it.
 func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
 	reason := ""
 	err := pg.InTx(ctx, r.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		reason = ""
+		if still, err := rollback.Active(ctx, tx); err != nil || still {
+			return err //nolint:wrapcheck // it says what it read
+		}
 		if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, b.WorkspaceID); err != nil {
 			return fmt.Errorf("lock workspace: %w", err)
 		}
@@ -195,6 +213,9 @@ func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b pla
 		return err
 	case !ok:
 		err = insertEnded(ctx, tx, kind, b, w.TenantID, why)
+	case ids.Valid(b.InstanceID) && i.ID != b.InstanceID:
+		// The row is of the instance that this database meant to launch; the one that stood there was of a lost history.
+		_, _, err = endUnaccounted(ctx, tx, kind, b, "orphan: "+why)
 	case i.State == commonv1.InstanceState_INSTANCE_STATE_ENDED:
 		// It was ended before by this row, and stood all the same: that is told once more, with the reason.
 		err = announceAgain(ctx, tx, i, why)
@@ -241,18 +262,18 @@ func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 
 // insertEnded gives a box that was never recorded its line among the ended ones.
 func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID, why string) error {
-	id := b.InstanceID
-	if !ids.Valid(id) {
-		id = ids.New()
+	id, version, err := accountFor(ctx, tx, kind, b)
+	if err != nil {
+		return err
 	}
 	var started *time.Time
 	if !b.StartedAt.IsZero() {
 		started = &b.StartedAt
 	}
 	i, err := scanInstance(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason)
-		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8) RETURNING `+instanceColumns,
-		id, b.WorkspaceID, tenantID, b.Epoch, names.Of(kind), b.ProviderID, started, "orphan: "+why))
+		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason, version)
+		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+instanceColumns,
+		id, b.WorkspaceID, tenantID, b.Epoch, names.Of(kind), b.ProviderID, started, "orphan: "+why, version+1))
 	if err != nil {
 		return fmt.Errorf("insert ended instance: %w", err)
 	}

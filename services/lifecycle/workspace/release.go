@@ -79,7 +79,7 @@ func (s *Steps) timely(fn saga.StepFunc) saga.StepFunc {
 		bounded, cancel := context.WithTimeout(ctx, max(left, lastLook))
 		defer cancel()
 		out, err := fn(bounded, env)
-		if ctx.Err() != nil || errors.Is(err, saga.ErrFenced) || err == nil && !out.Waits() || !s.releaseLate(ctx, env) {
+		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && !out.Waits() || !s.releaseLate(ctx, env) {
 			return out, err
 		}
 		layer, why := commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, out.Why()
@@ -140,7 +140,10 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		n = 0
 		rows, err := tx.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds'
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back())
+				-- A run that stands still has its deadlines moved on before it goes on.
+				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
+					WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)
 			ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
 		if err != nil {
 			return fmt.Errorf("look for late releases: %w", err)
@@ -186,7 +189,7 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 		bounded, cancel := context.WithTimeout(ctx, max(grace-age, lastLook))
 		defer cancel()
 		out, err := do(bounded, env)
-		if ctx.Err() != nil || errors.Is(err, saga.ErrFenced) || err == nil && (!out.Waits() || age < grace) {
+		if ctx.Err() != nil || saga.Interrupted(err) || err == nil && (!out.Waits() || age < grace) {
 			return out, err
 		}
 		why := fmt.Sprintf("it was not done within %s", grace)
@@ -208,8 +211,8 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var age float64
 	err := s.deps.DB.QueryRow(ctx, `
-		SELECT coalesce(extract(epoch FROM mesh.clock() - min(started_at)), 0)::float8 FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`,
-		env.RunID, env.Step).Scan(&age)
+		SELECT coalesce(extract(epoch FROM mesh.clock() - min(started_at) - coalesce((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = $1), '0')), 0)::float8
+		FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`, env.RunID, env.Step).Scan(&age)
 	if err != nil {
 		return 0, fmt.Errorf("read age of step: %w", err)
 	}
@@ -235,6 +238,9 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 		return saga.Outcome{}, err
 	}
 	if last && held {
+		if err := env.Proceed(ctx); err != nil {
+			return saga.Outcome{}, err //nolint:wrapcheck // it says whether the step may go on
+		}
 		if driver, ok := s.deps.Drivers[a.Placement]; ok {
 			if err := driver.Fence(ctx, env.WorkspaceID, a.Epoch, in.Word.String()); err != nil {
 				return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
@@ -130,9 +131,12 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 // whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.
 const whyReplaced = "a later epoch has taken its place"
 
-// look locks the workspace of an orphan and looks once more: free says that it is still given up and that no operation is open, replaced that a later
+// look locks the workspace of an orphan and looks once more: free says that it is still given up, that no operation is open and that rollback mode is not set, replaced that a later
 // claim of the same name, on the same machine if it is on one, stands for it. An operation that begins meanwhile comes before, and is found, or after.
 func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
+	if still, err := rollback.Active(ctx, tx); err != nil || still {
+		return false, false, err //nolint:wrapcheck // wrapped by the caller
+	}
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, l.workspaceID); err != nil {
 		return false, false, fmt.Errorf("lock workspace: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -35,6 +36,9 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 	s, res := a.server, &lifecyclev1.RetryReleaseResponse{}
 	entry := audit.Entry{Action: "allocation.retry_release", Reason: req.GetReason(), SubjectType: "allocation", SubjectID: req.GetAllocationId()}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		f, err := s.failedHold(ctx, tx, req.GetAllocationId())
 		if err != nil {
 			return err
@@ -71,6 +75,9 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res.Claims = nil
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		f, err := s.failedHold(ctx, tx, req.GetAllocationId())
 		if err != nil {
 			return err

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -87,6 +88,9 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 	}
 	res := &lifecyclev1.CreateTenantResponse{}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		if err := rollback.Refuse(ctx, tx); err != nil {
+			return err //nolint:wrapcheck // a fault, or it says what it read
+		}
 		t, err := scanTenant(tx.QueryRow(ctx, `
 			INSERT INTO lifecycle.tenant (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes))

@@ -103,7 +103,7 @@ func (s *Steps) remove(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			payload: &nodev1.WorkloadRef{Name: c.Name}, within: time.Minute,
 		})
 		switch {
-		case err != nil && !own:
+		case err != nil && (!own || saga.Interrupted(err)):
 			return saga.Outcome{}, err
 		case err != nil:
 			continue

@@ -62,7 +62,7 @@ func (s *Steps) endPrevious(ctx context.Context, env *saga.Env) (saga.Outcome, e
 		return saga.Outcome{}, err
 	}
 	for _, c := range boxes {
-		if err = s.endBox(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil {
+		if err = s.endBox(ctx, env, c); err != nil && own && in.Word != nil && env.Attempt > 1 && ctx.Err() == nil && !saga.Interrupted(err) {
 			err = s.fence(ctx, env, driver, c.Epoch, in.Word)
 		}
 		if err != nil {
@@ -145,7 +145,7 @@ func (s *Steps) stopPrevious(ctx context.Context, env *saga.Env, f former) (stri
 			}
 			_, done, err := s.do(ctx, env, spec)
 			switch {
-			case err != nil && !f.own:
+			case err != nil && (!f.own || saga.Interrupted(err)):
 				return "", err
 			case err != nil, !done && f.own && s.overdue(ctx, env):
 				continue
@@ -196,6 +196,9 @@ func (s *Steps) takeOverStorage(ctx context.Context, env *saga.Env, f former) er
 // fence goes on without the driver's confirmation, on a person's word: what may still be there of the epoch becomes orphan claims that are reaped when
 // somebody can reach it, its machine takes no new workspace until then, and the driver lets the next epoch be launched.
 func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Driver, epoch int64, w *word) error {
+	if err := env.Proceed(ctx); err != nil {
+		return err //nolint:wrapcheck // it says whether the step may go on
+	}
 	if err := driver.Fence(ctx, env.WorkspaceID, epoch, w.String()); err != nil {
 		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the placement did not write the fenced proof down", err)
 	}
@@ -249,6 +252,9 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 		return err
 	}
 	for _, c := range identities {
+		if err := env.Proceed(ctx); err != nil {
+			return err //nolint:wrapcheck // it says whether the step may go on
+		}
 		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),
 		})

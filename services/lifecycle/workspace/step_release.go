@@ -101,7 +101,7 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 			suffix: "storage-release", kind: commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, nodeID: c.NodeID,
 			payload: &nodev1.StorageRelease{Name: c.Name}, within: time.Minute,
 		})
-		if err != nil && !own {
+		if err != nil && (!own || saga.Interrupted(err)) {
 			return false, err
 		}
 		if err != nil {
@@ -155,6 +155,9 @@ func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
 		return err
 	}
 	for _, c := range identities {
+		if err := env.Proceed(ctx); err != nil {
+			return err //nolint:wrapcheck // it says whether the step may go on
+		}
 		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its box has ended",
 		})
@@ -195,6 +198,9 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 			if err != nil {
 				return fmt.Errorf("mark ending: %w", err)
 			}
+		}
+		if err := env.Proceed(ctx); err != nil {
+			return err //nolint:wrapcheck // it says whether the step may go on
 		}
 		if err := driver.End(ctx, env.WorkspaceID, c.Epoch); err != nil {
 			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the box is not confirmed ended", err)

@@ -227,6 +227,9 @@ func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, er
 }
 
 func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) error {
+	if err := env.Proceed(ctx); err != nil {
+		return fmt.Errorf("drop schema %s: %w", name, err)
+	}
 	if err := s.deps.Stale.note(atSchema, dropFenced(ctx, s.deps.Workloads, name, writerOf(env))); err != nil {
 		return fmt.Errorf("drop schema %s: %w", name, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
@@ -47,11 +48,20 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			fmt.Sprintf("placement %s is not available here", names.Of(spec.GetPlacement())), nil)
 	}
+	if s.deps.LaunchLog != nil && !s.deps.LaunchLog.Settled() {
+		return saga.Wait(saga.WaitFor{For: 2 * time.Second, Why: "waiting until the launch log is compared with the database", WakeOnSignal: true}), nil
+	}
 	a, i, err := s.reserve(ctx, env, spec)
 	if err != nil {
 		return saga.Outcome{}, s.deps.Stale.note(atLaunch, err)
 	}
-	if i, err = s.launch(ctx, env, driver, a, i, spec); err != nil {
+	i, err = s.launch(ctx, env, driver, a, i, spec)
+	if fault.Has(err, commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE) {
+		// Whoever ends the former instance, the sweep of the placement's own list at the latest, is done well within the budget of this step.
+		_ = s.deps.Stale.note(atLaunch, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), fault.From(err).Public, err))
+		return waitTask(previousAlive(err)), nil
+	}
+	if err != nil {
 		return saga.Outcome{}, s.deps.Stale.note(atLaunch, err)
 	}
 	g, ok, err := gate.Get(ctx, s.deps.DB, i.NodeID)
@@ -214,7 +224,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 	}
 	box := placement.Box{
 		WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, Epoch: env.Epoch, InstanceID: i.ID, NodeID: a.NodeID, GPUs: spec.GetGpus(),
-		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch),
+		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch), Permit: env.Proceed,
 	}
 	node := a.NodeID
 	if a.Placement != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC {
@@ -247,11 +257,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 	}
 	launched, err := driver.Launch(ctx, box)
 	if err != nil {
-		reason := fault.ReasonOf(err)
-		if reason == commonv1.Reason_REASON_EPOCH_ENDED || reason == commonv1.Reason_REASON_EPOCH_SUPERSEDED {
-			return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, fault.From(err).Public, err)
-		}
-		return i, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, fault.From(err).Public, err)
+		return i, s.notLaunched(ctx, env, claim, i, err)
 	}
 	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if err := env.ConfirmTx(ctx, tx, claim, launched.ProviderID); err != nil {
@@ -269,6 +275,49 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, fmt.Errorf("report progress: %w", err)
 	}
 	return i, nil
+}
+
+// notLaunched returns what a driver's refusal means for the step. That a former instance is not confirmed ended is returned as it is, and waited for.
+func (s *Steps) notLaunched(ctx context.Context, env *saga.Env, claim saga.Claim, i instance, refusal error) error {
+	reason, public := fault.ReasonOf(refusal), fault.From(refusal).Public
+	switch reason { //nolint:exhaustive // everything else may be tried again
+	case commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE:
+		return refusal
+	case commonv1.Reason_REASON_EPOCH_ENDED, commonv1.Reason_REASON_EPOCH_SUPERSEDED:
+		return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)
+	case commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY:
+		// It is evidence: recovery hears of it first. If that sets rollback mode, the run stands still here, with nothing given up.
+		if s.deps.LaunchLog != nil {
+			if err := s.deps.LaunchLog.Check(ctx); err != nil {
+				return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), public, err)
+			}
+		}
+		// Nothing of this run stands there. Without the claim no undo ends the instance that does, which may be somebody's work.
+		err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			if err := env.ReleaseTx(ctx, tx, claim); err != nil {
+				return fmt.Errorf("release instance: %w", err)
+			}
+			_, err := setInstance(ctx, tx, i, commonv1.InstanceState_INSTANCE_STATE_ENDED, "", "", "never launched: "+public)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("give up launch: %w", err)
+		}
+		s.deps.Core().Committed()
+		return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)
+	default:
+		return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, reason, public, refusal)
+	}
+}
+
+// previousAlive is what the timeline shows while the step waits for the end of a former instance.
+func previousAlive(err error) string {
+	f := fault.From(err)
+	why := names.Of(f.Reason) + ": waiting for the end of a former instance: " + f.Public
+	if f.ConflictingID != "" {
+		why += " (" + f.ConflictingID + ")"
+	}
+	return why
 }
 
 // orKeep answers the moved row, or the one before if the move failed: a transaction may run twice, and its second run must compare the same state.

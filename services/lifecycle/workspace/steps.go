@@ -18,10 +18,11 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/internal/runbook"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -57,6 +58,14 @@ type Identities interface {
 	RetireInstance(context.Context, *recoveryv1.RetireInstanceRequest) (*recoveryv1.RetireInstanceResponse, error)
 }
 
+// LaunchLog says whether what placements have launched fits this database.
+type LaunchLog interface {
+	// Settled reports whether a comparison is done and all that it showed is with recovery.
+	Settled() bool
+	// Check compares again.
+	Check(ctx context.Context) error
+}
+
 // StepDeps is what the steps work with.
 type StepDeps struct {
 	Logger     *slog.Logger
@@ -69,6 +78,8 @@ type StepDeps struct {
 	Catalogue  Catalogue
 	// Stale counts refusals of epochs that have been passed. May be nil.
 	Stale *Stale
+	// LaunchLog compares launch logs with the database; nothing is launched before it has. May be nil.
+	LaunchLog LaunchLog
 	// Secret derives launch secrets and database passwords, so that none is stored.
 	Secret []byte
 	// ReleaseDeadline is how long a release may take before its hold is release_failed; zero means two minutes. ForceGrace is how long a forced release
@@ -98,6 +109,36 @@ func (s *Steps) Stalls(_, step string) time.Duration {
 	default:
 		return p.SagaStepStall()
 	}
+}
+
+// Resumed moves on what counts the time of workspaces whose runs go on after rollback mode: the deadlines of their releases, and the last moments at
+// which their tasks may start.
+func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
+	var ids, workspaces []string
+	var stood []float64
+	for _, r := range runs {
+		ids, workspaces, stood = append(ids, r.RunID), append(workspaces, r.WorkspaceID), append(stood, r.Stood.Seconds())
+	}
+	rows, err := tx.Query(ctx, `
+		UPDATE lifecycle.allocation a SET seal = NULL, release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
+		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
+		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocationColumns, workspaces, stood)
+	if err != nil {
+		return fmt.Errorf("move deadlines of releases: %w", err)
+	}
+	moved, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (events.Event, error) {
+		a, err := scanAllocation(row)
+		return a.event(), err
+	})
+	if err != nil {
+		return fmt.Errorf("move deadlines of releases: %w", err)
+	}
+	if len(moved) > 0 {
+		if _, err := events.Append(ctx, tx, moved...); err != nil {
+			return fmt.Errorf("report allocations: %w", err)
+		}
+	}
+	return task.Extend(ctx, tx, ids, stood) //nolint:wrapcheck // it says what it did
 }
 
 // derive makes a secret for a purpose from the service's own.

@@ -28,6 +28,7 @@ type Owners struct {
 	Workspaces  lifecyclev1connect.WorkspaceServiceClient
 	Allocations lifecyclev1connect.AllocationServiceClient
 	Findings    lifecyclev1connect.FindingServiceClient
+	Instances   lifecyclev1connect.InstanceServiceClient
 	Tasks       lifecyclev1connect.TaskServiceClient
 	Gates       lifecyclev1connect.GateServiceClient
 	Identities  recoveryv1connect.IdentityServiceClient

@@ -145,6 +145,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("allocation.retry_release", "allocation", m.GetRequest().GetAllocationId())
 	case *readmodelv1.ForceReleaseRequest:
 		return entry("allocation.force_release", "allocation", m.GetRequest().GetAllocationId())
+	case *readmodelv1.EndInstanceRequest:
+		return entry("instance.end", "instance", m.GetRequest().GetInstance())
 	case *readmodelv1.ReleaseBrakeRequest:
 		return entry("brake.release", "brake", "")
 	case *readmodelv1.AcceptRollbackRequest:

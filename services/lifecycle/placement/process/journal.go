@@ -49,8 +49,8 @@ type box struct {
 	launchedAt time.Time
 	endedAt    time.Time
 	straysAt   time.Time // when processes were last found after the end
-	first      int64 // the number of its first line
-	ending     int64 // the number of the line with which its end began
+	first      int64     // the number of its first line
+	ending     int64     // the number of the line with which its end began
 }
 
 func (b *box) live() bool { return b != nil && b.Op != opEnded }

@@ -1,0 +1,149 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// resumeBatch bounds the runs of one transaction that lets them go on.
+const resumeBatch = 100
+
+// Resumed is a run that goes on after it stood still for a while.
+type Resumed struct {
+	RunID, WorkspaceID string
+	Stood              time.Duration
+}
+
+// whyPaused is what the timeline shows of a run that stands still.
+func whyPaused() string {
+	return names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) + ": it stands still until `gpuaas rollback accept --reason TEXT`"
+}
+
+// pause parks the open attempt, forward or undoing, because rollback mode is set. Nobody leases the run until Resume lets it go on: no clock of it
+// counts meanwhile, and no attempt is used up.
+func (d *Driver) pause(ctx context.Context, h *held) error {
+	state := stateWaiting
+	if h.run.Phase == phaseUndo {
+		state = stateCompensating
+	}
+	runID := h.run.ID
+	err := d.release(ctx, h, closing{state: attemptWaiting, why: whyPaused()}, rest{
+		state: state, attempts: h.run.Attempts, why: whyPaused(), passOver: true, point: "park",
+		rows: []TxFunc{func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO lifecycle.run_pause AS p (run_id, since) VALUES ($1, mesh.clock())
+				ON CONFLICT (run_id) DO UPDATE SET since = COALESCE(p.since, mesh.clock())`, runID)
+			if err != nil {
+				return fmt.Errorf("pause run: %w", err)
+			}
+			return nil
+		}},
+	})
+	if err == nil {
+		d.core.stats.Paused.Add(1)
+	}
+	return err
+}
+
+// Resume lets runs go on that stood still, once rollback mode is not set any more. Their deadlines move on by as long as they stood still. It returns how
+// many runs go on.
+func (c *Core) Resume(ctx context.Context) (int, error) {
+	total := 0
+	for {
+		n, err := c.resumeOnce(ctx)
+		if err != nil {
+			return total, fmt.Errorf("resume runs: %w", err)
+		}
+		if n > 0 {
+			c.stats.Resumed.Add(int64(n))
+			c.Committed()
+		}
+		if total += n; n < resumeBatch {
+			return total, nil
+		}
+	}
+}
+
+func (c *Core) resumeOnce(ctx context.Context) (int, error) {
+	n := 0
+	var due bool
+	err := c.db.QueryRow(ctx, `SELECT NOT mesh.rolled_back() AND EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.since IS NOT NULL)`).Scan(&due)
+	if err != nil || !due {
+		return 0, err //nolint:wrapcheck // wrapped by the caller
+	}
+	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
+		n = 0
+		rows, err := tx.Query(ctx, `
+			WITH due AS (SELECT r.id, mesh.clock() - p.since AS stood FROM lifecycle.saga_run r JOIN lifecycle.run_pause p ON p.run_id = r.id
+				WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY r.id LIMIT $1 FOR NO KEY UPDATE OF r SKIP LOCKED)
+			UPDATE lifecycle.run_pause p SET since = NULL, total = p.total + due.stood FROM due
+			WHERE p.run_id = due.id AND p.since IS NOT NULL RETURNING p.run_id, extract(epoch FROM due.stood)::float8`, resumeBatch)
+		if err != nil {
+			return fmt.Errorf("end pauses: %w", err)
+		}
+		var runs []string
+		var stood []float64
+		var id string
+		var seconds float64
+		if _, err := pgx.ForEachRow(rows, []any{&id, &seconds}, func() error {
+			runs, stood = append(runs, id), append(stood, seconds)
+			return nil
+		}); err != nil {
+			return fmt.Errorf("end pauses: %w", err)
+		}
+		if n = len(runs); n == 0 {
+			return nil
+		}
+		return c.moveOn(ctx, tx, runs, stood)
+	})
+	return n, err //nolint:wrapcheck // wrapped by the caller
+}
+
+// moveOn makes runs due and moves everything on that counts their time.
+func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []float64) error {
+	const by = ` FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood) `
+	rows, err := tx.Query(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), deadline_at = r.deadline_at + make_interval(secs => x.stood),
+			tried_since = r.tried_since + make_interval(secs => x.stood), progress_at = mesh.clock(), why_waiting = 'waiting for a worker: rollback mode is over',
+			version = r.version + 1`+by+`WHERE r.id = x.run_id AND r.state IN ('pending', 'waiting', 'compensating') RETURNING `+runColumns, runs, stood)
+	if err != nil {
+		return fmt.Errorf("move deadlines of runs: %w", err)
+	}
+	moved, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Run, error) {
+		var r Run
+		return r, row.Scan(r.targets()...)
+	})
+	if err != nil {
+		return fmt.Errorf("move deadlines of runs: %w", err)
+	}
+	steps, err := attempts(ctx, tx, `UPDATE lifecycle.saga_step s SET deadline_at = s.deadline_at + make_interval(secs => x.stood), progress_at = mesh.clock(),
+			why_waiting = 'waiting for a worker: rollback mode is over', version = s.version + 1`+by+`
+		WHERE s.run_id = x.run_id AND s.state = 'waiting' RETURNING `+stepColumns, runs, stood)
+	if err != nil {
+		return err
+	}
+	var j journal
+	for i := range steps {
+		j.step(&steps[i])
+	}
+	list := make([]Resumed, 0, len(moved))
+	for i := range moved {
+		j.run(&moved[i])
+		for k, id := range runs {
+			if id == moved[i].ID {
+				list = append(list, Resumed{RunID: id, WorkspaceID: moved[i].WorkspaceID, Stood: seconds(stood[k])})
+			}
+		}
+	}
+	if c.resumed != nil {
+		if err := c.resumed(ctx, tx, list); err != nil {
+			return err
+		}
+	}
+	return j.flush(ctx, tx)
+}

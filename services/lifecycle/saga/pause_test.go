@@ -1,0 +1,165 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// still waits until the run stands still because of rollback mode, in a state.
+func (b *bed) still(id, state string) saga.Run {
+	b.t.Helper()
+	var r saga.Run
+	testkit.Eventually(b.t, 20*time.Second, func() error {
+		if r = b.run(id); r.State != state || !strings.HasPrefix(r.WhyWaiting, "control_plane_rollback") {
+			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
+		}
+		return nil
+	})
+	return r
+}
+
+// A run stands still in rollback mode, with the reason on its timeline, and goes on afterwards with all the time that it had left: no budget, deadline or
+// stall clock counts the mode, and no attempt is used up.
+func TestRunsStandStillInRollbackMode(t *testing.T) {
+	testkit.IO(t)
+	var calls atomic.Int32
+	steps := pureSteps("first", "second")
+	steps[0].Budget, steps[0].StallAfter = time.Hour, time.Hour
+	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		if calls.Add(1) == 1 {
+			return saga.Wait(saga.WaitFor{For: time.Minute, Why: "parked before the mode", WakeOnSignal: true}), nil
+		}
+		return saga.Done(nil), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 2 * time.Hour, Deadline: 90 * time.Minute})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if r := b.run(id); r.WhyWaiting != "parked before the mode" {
+			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
+		}
+		return nil
+	})
+	testkit.SetRollback(b.db, true)
+	testkit.SetClockOffset(b.db, 2*time.Minute) // it is due
+	b.still(id, "waiting")
+	if list := b.timeline(id); len(list) != 1 || !strings.HasPrefix(list[0].WhyWaiting, "control_plane_rollback") {
+		t.Errorf("the timeline shows %+v", list)
+	}
+	testkit.SetClockOffset(b.db, 50*time.Hour) // past every deadline
+	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := b.core.MarkStalls(t.Context(), time.Second); err != nil || n != 0 {
+		t.Errorf("%d stalls were flagged, %v", n, err)
+	}
+	if n := calls.Load(); n != 1 {
+		t.Errorf("the step was called %d times in the mode", n)
+	}
+	testkit.SetRollback(b.db, false)
+	r := b.await(id, 20*time.Second, "succeeded", "failed")
+	if r.State != "succeeded" || r.StuckReason != "" {
+		t.Errorf("run is %s (%s): %s", r.State, r.StuckReason, r.Error)
+	}
+	list := b.timeline(id)
+	if len(list) != 2 || list[0].Attempt != 1 || list[0].Stalled {
+		t.Errorf("the timeline shows %+v", list)
+	}
+}
+
+// An undo stands still as well: it begins, at the earliest, after the mode.
+func TestUndosStandStillInRollbackMode(t *testing.T) {
+	testkit.IO(t)
+	var b *bed
+	var undone, inMode atomic.Int32
+	steps := pureSteps("make", "fail")
+	steps[0].Undo = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		undone.Add(1)
+		var on bool
+		if err := b.db.OwnerPool().QueryRow(ctx, `SELECT mesh.rolled_back()`).Scan(&on); err != nil || on {
+			inMode.Add(1)
+		}
+		return saga.Done(nil), nil
+	}
+	gate := make(chan struct{})
+	steps[1].Retry = saga.RetryPolicy{Attempts: 1}
+	steps[1].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		select {
+		case <-gate:
+			return saga.Outcome{}, errBoom
+		case <-ctx.Done():
+			return saga.Outcome{}, ctx.Err()
+		}
+	}
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	testkit.Eventually(t, 20*time.Second, func() error {
+		if r := b.run(id); r.Step != 1 {
+			return fmt.Errorf("run is at step %d", r.Step)
+		}
+		return nil
+	})
+	testkit.SetRollback(b.db, true)
+	close(gate)
+	b.still(id, "compensating")
+	if undone.Load() != 0 {
+		t.Fatal("the undo ran in the mode")
+	}
+	testkit.SetRollback(b.db, false)
+	b.await(id, 20*time.Second, "failed")
+	if undone.Load() != 1 || inMode.Load() != 0 {
+		t.Errorf("undone %d times, %d in the mode", undone.Load(), inMode.Load())
+	}
+}
+
+// A step that is under way when the mode is set is stopped at its next effect, without a failed attempt.
+func TestAStepUnderWayStopsAtItsNextEffect(t *testing.T) {
+	testkit.IO(t)
+	var effects atomic.Int32
+	var verdict atomic.Value
+	entered, gate := make(chan struct{}, 1), make(chan struct{})
+	steps := pureSteps("act")
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		select {
+		case entered <- struct{}{}:
+		default:
+		}
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return saga.Outcome{}, ctx.Err()
+		}
+		if err := env.Proceed(ctx); err != nil {
+			verdict.Store(err)
+			return saga.Outcome{}, fmt.Errorf("go on: %w", err)
+		}
+		effects.Add(1)
+		return saga.Done(nil), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	<-entered
+	testkit.SetRollback(b.db, true)
+	close(gate)
+	b.still(id, "waiting")
+	if err, _ := verdict.Load().(error); effects.Load() != 0 || !errors.Is(err, saga.ErrPaused) {
+		t.Errorf("%d effects; the step was told %v", effects.Load(), err)
+	}
+	testkit.SetRollback(b.db, false)
+	b.await(id, 20*time.Second, "succeeded")
+	if list := b.timeline(id); len(list) != 1 || effects.Load() != 1 {
+		t.Errorf("%d effects over %d attempts", effects.Load(), len(list))
+	}
+}

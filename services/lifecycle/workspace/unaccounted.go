@@ -1,0 +1,143 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// unaccountedColumns are an instance's columns of the table of those that no row accounts for. Its tenant and name are the workspace's, if that is known.
+const unaccountedColumns = `u.instance_id::text, u.workspace_id::text, coalesce((SELECT w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = u.workspace_id), ''),
+	u.epoch, u.state, u.placement, u.provider_id, '', u.started_at, u.ended_at, u.end_reason,
+	coalesce((SELECT w.name FROM lifecycle.workspace w WHERE w.id = u.workspace_id), ''), u.version`
+
+// unaccountedEvent is the event of an instance that no row accounts for.
+func unaccountedEvent(i instance) events.Event {
+	e := i.event()
+	if p, ok := e.Payload.(*lifecyclev1.Instance); ok {
+		shown, _ := proto.Clone(p).(*lifecyclev1.Instance)
+		shown.Unaccounted = true
+		e.Payload = shown
+	}
+	return e
+}
+
+// noteUnaccounted keeps the table of unaccounted instances of a placement in step with what its list shows, and reports each change. It returns how many
+// there were.
+func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, seen []placement.Instance) (int, error) {
+	var instances, workspaces, providers []string
+	var epochs []int64
+	var started []*time.Time
+	for _, b := range seen {
+		if !ids.Valid(b.WorkspaceID) {
+			continue // of no mesh; it is in the log of the sweep
+		}
+		id, at := b.InstanceID, (*time.Time)(nil)
+		if !ids.Valid(id) {
+			id = ids.New()
+		}
+		if !b.StartedAt.IsZero() {
+			at = &b.StartedAt
+		}
+		instances, workspaces, providers = append(instances, id), append(workspaces, b.WorkspaceID), append(providers, b.ProviderID)
+		epochs, started = append(epochs, b.Epoch), append(started, at)
+	}
+	changed, err := unaccounted(ctx, tx, `
+		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at)
+		SELECT x.instance_id, x.workspace_id, x.epoch, 'live', $1, x.provider_id, x.started_at
+		FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::timestamptz[]) AS x (instance_id, workspace_id, epoch, provider_id, started_at)
+		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'live', ended_at = NULL, end_reason = '', version = u.version + 1
+			WHERE u.state = 'ended'
+		RETURNING `+unaccountedColumns, names.Of(kind), instances, workspaces, epochs, providers, started)
+	if err != nil {
+		return 0, fmt.Errorf("note unaccounted instances: %w", err)
+	}
+	gone, err := unaccounted(ctx, tx, `
+		UPDATE lifecycle.unaccounted_instance AS u SET state = 'ended', ended_at = mesh.clock(), end_reason = 'the placement does not list it as running any more',
+			version = u.version + 1
+		WHERE u.placement = $1 AND u.state = 'live' AND NOT EXISTS (
+			SELECT 1 FROM unnest($2::uuid[], $3::bigint[]) AS x (workspace_id, epoch) WHERE x.workspace_id = u.workspace_id AND x.epoch = u.epoch)
+		RETURNING `+unaccountedColumns, names.Of(kind), workspaces, epochs)
+	if err != nil {
+		return 0, fmt.Errorf("note ends of unaccounted instances: %w", err)
+	}
+	changed = append(changed, gone...)
+	return len(changed), reportUnaccounted(ctx, tx, changed)
+}
+
+func unaccounted(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]instance, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped by the caller
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (instance, error) { return scanInstance(row) }) //nolint:wrapcheck // wrapped by the caller
+}
+
+func reportUnaccounted(ctx context.Context, tx pgx.Tx, changed []instance) error {
+	if len(changed) == 0 {
+		return nil
+	}
+	list := make([]events.Event, 0, len(changed))
+	for _, i := range changed {
+		list = append(list, unaccountedEvent(i))
+	}
+	if _, err := events.Append(ctx, tx, list...); err != nil {
+		return fmt.Errorf("report unaccounted instances: %w", err)
+	}
+	return nil
+}
+
+// endUnaccounted records the confirmed end of an instance that no row accounts for, whether or not a sweep has seen it before.
+func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) (instance, string, error) {
+	id := b.InstanceID
+	if !ids.Valid(id) {
+		id = ids.New()
+	}
+	var started *time.Time
+	if !b.StartedAt.IsZero() {
+		started = &b.StartedAt
+	}
+	i, err := scanInstance(tx.QueryRow(ctx, `
+		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason)
+		VALUES ($2, $3, $4, 'ended', $1, $5, $6, mesh.clock(), $7)
+		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'ended', ended_at = mesh.clock(), end_reason = $7, version = u.version + 1
+		RETURNING `+unaccountedColumns, names.Of(kind), id, b.WorkspaceID, b.Epoch, b.ProviderID, started, why))
+	if err != nil {
+		return instance{}, "", fmt.Errorf("record end of unaccounted instance: %w", err)
+	}
+	pos, err := events.Append(ctx, tx, unaccountedEvent(i))
+	if err != nil {
+		return instance{}, "", fmt.Errorf("report unaccounted instance: %w", err)
+	}
+	return i, pos, nil
+}
+
+// accountFor takes an instance out of the table because a row of its own takes its place, and returns the version above which that row's begin; the id
+// under which it was shown, if it was, goes on.
+func accountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance) (string, int64, error) {
+	var id string
+	var version int64
+	err := tx.QueryRow(ctx, `DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
+		RETURNING u.instance_id::text, u.version`, names.Of(kind), b.WorkspaceID, b.Epoch).Scan(&id, &version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		if id = b.InstanceID; !ids.Valid(id) {
+			id = ids.New()
+		}
+		return id, 0, nil
+	}
+	if err != nil {
+		return "", 0, fmt.Errorf("account for instance: %w", err)
+	}
+	return id, version, nil
+}
