@@ -32,6 +32,7 @@ CREATE TABLE lifecycle.launch_log (
     placement    text        PRIMARY KEY CHECK (placement <> ''),
     log_id       uuid        NOT NULL,
     seq          bigint      NOT NULL,           -- the number of the last line that was seen
+    era          bigint      NOT NULL,           -- of the database then: a later one means that a restore was declared or accepted since
     reported     boolean     NOT NULL DEFAULT false, -- differences were reported, and are accepted when rollback mode ends
     accepted_seq bigint      NOT NULL DEFAULT 0, -- what differs up to this line is known
     accepted_at  timestamptz                     -- what differs in rows up to this moment is known

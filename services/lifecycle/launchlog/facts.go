@@ -27,7 +27,8 @@ type Fact struct {
 	Kind    recoveryv1.RollbackEvidenceKind
 	Subject string // the workspace, or the placement for what concerns the log as a whole
 	Detail  string
-	// Remembered is the highest epoch that the log has of the subject, Known the highest that the database has; zero: none.
+	// Remembered is the highest epoch that the log has of the subject, Known the highest that the database has; zero: none. The number of the older side is
+	// not below the first of the present era, unless a restore was declared since the last comparison: what differs then is new, whenever it was launched.
 	Remembered, Known int64
 }
 
@@ -51,6 +52,7 @@ type position struct {
 	there       bool
 	logID       string
 	seq         int64
+	era         int64
 	reported    bool
 	acceptedSeq int64
 	acceptedAt  *time.Time
@@ -78,7 +80,7 @@ func Ahead(e placement.LogEntry, r rowState) string {
 }
 
 // aheadFacts are what the log has and the database cannot have forgotten otherwise, one for each workspace, the one with the highest epoch.
-func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq int64) []Fact {
+func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int64) []Fact {
 	byWorkspace := map[string]*Fact{}
 	for i, e := range log.Entries {
 		since := e.First
@@ -98,6 +100,7 @@ func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq int64) []F
 	}
 	out := make([]Fact, 0, len(byWorkspace))
 	for _, f := range byWorkspace {
+		f.Remembered = max(f.Remembered, floor)
 		out = append(out, *f)
 	}
 	slices.SortFunc(out, func(a, b Fact) int { return strings.Compare(a.Subject, b.Subject) })
@@ -105,9 +108,9 @@ func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq int64) []F
 }
 
 // behindFacts are what the database has confirmed and the log lacks. live was read before the log.
-func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow) []Fact {
+func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow, floor int64) []Fact {
 	var out []Fact
-	whole := Fact{Kind: behind, Subject: names.Of(kind)}
+	whole := Fact{Kind: behind, Subject: names.Of(kind), Known: floor}
 	switch {
 	case !at.there:
 	case at.logID != log.ID:
@@ -128,11 +131,19 @@ func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at posi
 			continue
 		}
 		out = append(out, Fact{
-			Kind: behind, Subject: r.workspaceID, Remembered: logged[r.workspaceID], Known: r.epoch,
+			Kind: behind, Subject: r.workspaceID, Remembered: logged[r.workspaceID], Known: max(r.epoch, floor),
 			Detail: fmt.Sprintf("epoch %d is live as instance %s in the database, and the launch log has never launched it", r.epoch, r.instanceID),
 		})
 	}
 	return out
+}
+
+// floorOf is the first number of the present era if no restore was declared or accepted since the last comparison, else zero.
+func floorOf(at position, era int64) int64 {
+	if !at.there || at.era != era {
+		return 0
+	}
+	return era << 40 // the arithmetic of mesh.next
 }
 
 // liveRows are the instances of a placement that are live by their rows.

@@ -94,7 +94,12 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	if err != nil {
 		return err
 	}
-	facts := append(aheadFacts(log, rows, at.acceptedSeq), behindFacts(kind, log, at, live)...)
+	var era int64
+	if era, err = pg.Era(ctx, g.deps.DB); err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	floor := floorOf(at, era)
+	facts := append(aheadFacts(log, rows, at.acceptedSeq, floor), behindFacts(kind, log, at, live, floor)...)
 	if len(facts) == 0 {
 		return g.advance(ctx, kind, log)
 	}
@@ -125,9 +130,9 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 	active := false
 	err := pg.InTx(ctx, g.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		at = position{there: true}
-		err := tx.QueryRow(ctx, `SELECT l.log_id::text, l.seq, l.reported, l.accepted_seq, l.accepted_at, mesh.rolled_back()
+		err := tx.QueryRow(ctx, `SELECT l.log_id::text, l.seq, l.era, l.reported, l.accepted_seq, l.accepted_at, mesh.rolled_back()
 			FROM lifecycle.launch_log l WHERE l.placement = $1 FOR UPDATE`, names.Of(kind)).
-			Scan(&at.logID, &at.seq, &at.reported, &at.acceptedSeq, &at.acceptedAt, &active)
+			Scan(&at.logID, &at.seq, &at.era, &at.reported, &at.acceptedSeq, &at.acceptedAt, &active)
 		if pg.IsNoRows(err) {
 			at = position{}
 			return nil
@@ -142,7 +147,7 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 			return err
 		}
 		at.reported, at.logID, at.seq, at.acceptedSeq = false, log.ID, log.Seq, log.Seq
-		return tx.QueryRow(ctx, `SELECT accepted_at FROM lifecycle.launch_log WHERE placement = $1`, names.Of(kind)).Scan(&at.acceptedAt)
+		return tx.QueryRow(ctx, `SELECT accepted_at, era FROM lifecycle.launch_log WHERE placement = $1`, names.Of(kind)).Scan(&at.acceptedAt, &at.era)
 	})
 	if err != nil {
 		return position{}, false, fmt.Errorf("look at launch log: %w", err)
@@ -152,8 +157,9 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 
 // accept writes down that whatever differs up to now is known.
 func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
-	_, err := q.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, accepted_seq, accepted_at) VALUES ($1, $2, $3, $3, mesh.clock())
-		ON CONFLICT (placement) DO UPDATE SET log_id = $2, seq = $3, reported = false, accepted_seq = $3, accepted_at = mesh.clock()`,
+	_, err := q.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, accepted_seq, accepted_at, era)
+		VALUES ($1, $2, $3, $3, mesh.clock(), (SELECT e.era FROM mesh.era e))
+		ON CONFLICT (placement) DO UPDATE SET log_id = $2, seq = $3, era = EXCLUDED.era, reported = false, accepted_seq = $3, accepted_at = mesh.clock()`,
 		names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("accept differences: %w", err)
@@ -163,7 +169,8 @@ func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.Placemen
 
 // remember writes down that differences are with recovery. Where the log stood before stays: the log that differs is not the measure.
 func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
-	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, reported) VALUES ($1, $2, $3, true)
+	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, reported, era)
+		VALUES ($1, $2, $3, true, (SELECT e.era FROM mesh.era e))
 		ON CONFLICT (placement) DO UPDATE SET reported = true`, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("remember report: %w", err)
@@ -173,8 +180,8 @@ func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log
 
 // advance writes down how far the log has come, if it has.
 func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
-	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq) VALUES ($1, $2, $3)
-		ON CONFLICT (placement) DO UPDATE SET seq = $3 WHERE l.log_id = $2 AND l.seq < $3`, names.Of(kind), log.ID, log.Seq)
+	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, era) VALUES ($1, $2, $3, (SELECT e.era FROM mesh.era e))
+		ON CONFLICT (placement) DO UPDATE SET seq = $3, era = EXCLUDED.era WHERE l.log_id = $2 AND (l.seq < $3 OR l.era < EXCLUDED.era)`, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("keep position in launch log: %w", err)
 	}

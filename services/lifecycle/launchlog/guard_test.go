@@ -240,6 +240,27 @@ func TestADeclaredRestoreIsAcceptedOnce(t *testing.T) {
 	b.wants(b.guard())
 }
 
+// What was launched in an earlier era and ends in the present one is evidence of the present one, unless a restore was declared since the last comparison.
+func TestEvidenceIsOfTheEraInWhichItCame(t *testing.T) {
+	for _, declared := range []bool{false, true} {
+		b := newBench(t)
+		ws, instance := b.workspace(7, "live")
+		b.log.write(ws, 7, instance)
+		b.exec(`UPDATE mesh.era SET era = 1`)
+		b.wants(b.guard())
+		b.log.end() // by a history that was lost
+		want := report(ahead, ws, 1<<40, 7)
+		if declared {
+			b.exec(`UPDATE mesh.era SET era = 2`)
+			b.recovery.known = true
+			want = report(ahead, ws, 7, 7)
+		}
+		b.wants(b.guard(), want)
+		testkit.SetRollback(b.db, false)
+		b.wants(b.guard())
+	}
+}
+
 // A log that is older than the database is one that is another, that is shorter, or that lacks what is live.
 func TestALogThatIsBehindIsReportedOnce(t *testing.T) {
 	lines := func(b *bench) (string, string) {
