@@ -111,7 +111,10 @@ const (
 	Reason_REASON_STATE_TERMINAL            Reason = 99
 	Reason_REASON_STORAGE_FAILED            Reason = 100
 	Reason_REASON_SCHEMA_FAILED             Reason = 101
-	Reason_REASON_INSTANCE_OF_LOST_HISTORY  Reason = 103 // the driver has another instance at this (workspace, epoch): it was launched by a history that this database lost
+	Reason_REASON_NODE_DISK_FULL            Reason = 102 // the agent's own directories on the node have no room
+	// Identity of nodes and their sessions, continued.
+	Reason_REASON_KEY_REUSE                Reason = 106 // the key of this certificate request certifies another node
+	Reason_REASON_INSTANCE_OF_LOST_HISTORY Reason = 103 // the driver has another instance at this (workspace, epoch): it was launched by a history that this database lost
 	// Policy and configuration.
 	Reason_REASON_POLICY_KEY_UNKNOWN              Reason = 120
 	Reason_REASON_POLICY_VALUE_REFUSED            Reason = 121
@@ -203,6 +206,8 @@ var (
 		99:  "REASON_STATE_TERMINAL",
 		100: "REASON_STORAGE_FAILED",
 		101: "REASON_SCHEMA_FAILED",
+		102: "REASON_NODE_DISK_FULL",
+		106: "REASON_KEY_REUSE",
 		103: "REASON_INSTANCE_OF_LOST_HISTORY",
 		120: "REASON_POLICY_KEY_UNKNOWN",
 		121: "REASON_POLICY_VALUE_REFUSED",
@@ -291,6 +296,8 @@ var (
 		"REASON_STATE_TERMINAL":                    99,
 		"REASON_STORAGE_FAILED":                    100,
 		"REASON_SCHEMA_FAILED":                     101,
+		"REASON_NODE_DISK_FULL":                    102,
+		"REASON_KEY_REUSE":                         106,
 		"REASON_INSTANCE_OF_LOST_HISTORY":          103,
 		"REASON_POLICY_KEY_UNKNOWN":                120,
 		"REASON_POLICY_VALUE_REFUSED":              121,
@@ -501,7 +508,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xd7\x13\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x88\x14\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -583,7 +590,9 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x11REASON_FENCED_OUT\x10b\x12\x19\n" +
 	"\x15REASON_STATE_TERMINAL\x10c\x12\x19\n" +
 	"\x15REASON_STORAGE_FAILED\x10d\x12\x18\n" +
-	"\x14REASON_SCHEMA_FAILED\x10e\x12#\n" +
+	"\x14REASON_SCHEMA_FAILED\x10e\x12\x19\n" +
+	"\x15REASON_NODE_DISK_FULL\x10f\x12\x14\n" +
+	"\x10REASON_KEY_REUSE\x10j\x12#\n" +
 	"\x1fREASON_INSTANCE_OF_LOST_HISTORY\x10g\x12\x1d\n" +
 	"\x19REASON_POLICY_KEY_UNKNOWN\x10x\x12\x1f\n" +
 	"\x1bREASON_POLICY_VALUE_REFUSED\x10y\x12*\n" +

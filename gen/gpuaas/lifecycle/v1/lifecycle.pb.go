@@ -371,8 +371,10 @@ type SessionReadyResult struct {
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Accepted      bool                   `protobuf:"varint,2,opt,name=accepted,proto3" json:"accepted,omitempty"`
 	Denial        *v1.Denial             `protobuf:"bytes,3,opt,name=denial,proto3" json:"denial,omitempty"`
-	Acknowledged  []*v11.TaskRef         `protobuf:"bytes,4,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"` // results that are committed already
-	Cancel        []*v11.TaskRef         `protobuf:"bytes,5,rep,name=cancel,proto3" json:"cancel,omitempty"`             // not wanted any more
+	Acknowledged  []*v11.TaskRef         `protobuf:"bytes,4,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"`             // results that are committed already
+	Cancel        []*v11.TaskRef         `protobuf:"bytes,5,rep,name=cancel,proto3" json:"cancel,omitempty"`                         // not wanted any more
+	MayRun        []*v11.WorkspaceEpoch  `protobuf:"bytes,6,rep,name=may_run,json=mayRun,proto3" json:"may_run,omitempty"`           // whose allocation on this node is allocating or active
+	RunListed     bool                   `protobuf:"varint,7,opt,name=run_listed,json=runListed,proto3" json:"run_listed,omitempty"` // may_run is whole; unset by a lifecycle of an earlier version, which lists nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -440,6 +442,20 @@ func (x *SessionReadyResult) GetCancel() []*v11.TaskRef {
 		return x.Cancel
 	}
 	return nil
+}
+
+func (x *SessionReadyResult) GetMayRun() []*v11.WorkspaceEpoch {
+	if x != nil {
+		return x.MayRun
+	}
+	return nil
+}
+
+func (x *SessionReadyResult) GetRunListed() bool {
+	if x != nil {
+		return x.RunListed
+	}
+	return false
 }
 
 // SessionsReadyRequest carries a batch.
@@ -1146,6 +1162,7 @@ type NodeReport struct {
 	Started        []*v11.TaskStarted     `protobuf:"bytes,7,rep,name=started,proto3" json:"started,omitempty"`
 	Progress       []*v11.TaskProgress    `protobuf:"bytes,8,rep,name=progress,proto3" json:"progress,omitempty"`
 	Results        []*v11.TaskResult      `protobuf:"bytes,9,rep,name=results,proto3" json:"results,omitempty"`
+	Signed         []*v11.SignedTask      `protobuf:"bytes,10,rep,name=signed,proto3" json:"signed,omitempty"` // of attempts in this report
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1243,6 +1260,13 @@ func (x *NodeReport) GetResults() []*v11.TaskResult {
 	return nil
 }
 
+func (x *NodeReport) GetSigned() []*v11.SignedTask {
+	if x != nil {
+		return x.Signed
+	}
+	return nil
+}
+
 // ReportTasksRequest carries a batch.
 type ReportTasksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1296,6 +1320,67 @@ func (x *ReportTasksRequest) GetReports() []*NodeReport {
 	return nil
 }
 
+// TaskRefusal is a report that was not taken: its attempt is above the row's, and no envelope proves that it was leased.
+type TaskRefusal struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Task           *v11.TaskRef           `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	Denial         *v1.Denial             `protobuf:"bytes,2,opt,name=denial,proto3" json:"denial,omitempty"`
+	EnvelopeWanted bool                   `protobuf:"varint,3,opt,name=envelope_wanted,json=envelopeWanted,proto3" json:"envelope_wanted,omitempty"` // none came with the report; otherwise the refusal is final
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *TaskRefusal) Reset() {
+	*x = TaskRefusal{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskRefusal) ProtoMessage() {}
+
+func (x *TaskRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskRefusal.ProtoReflect.Descriptor instead.
+func (*TaskRefusal) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *TaskRefusal) GetTask() *v11.TaskRef {
+	if x != nil {
+		return x.Task
+	}
+	return nil
+}
+
+func (x *TaskRefusal) GetDenial() *v1.Denial {
+	if x != nil {
+		return x.Denial
+	}
+	return nil
+}
+
+func (x *TaskRefusal) GetEnvelopeWanted() bool {
+	if x != nil {
+		return x.EnvelopeWanted
+	}
+	return false
+}
+
 // NodeReportResult names what is committed. Results that are not named are to be sent again.
 type NodeReportResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1303,13 +1388,14 @@ type NodeReportResult struct {
 	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Acknowledged  []*v11.TaskRef         `protobuf:"bytes,3,rep,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	Denial        *v1.Denial             `protobuf:"bytes,4,opt,name=denial,proto3" json:"denial,omitempty"` // the gate is shut: kept as late evidence, not acknowledged
+	Refused       []*TaskRefusal         `protobuf:"bytes,5,rep,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeReportResult) Reset() {
 	*x = NodeReportResult{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1407,7 @@ func (x *NodeReportResult) String() string {
 func (*NodeReportResult) ProtoMessage() {}
 
 func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1420,7 @@ func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReportResult.ProtoReflect.Descriptor instead.
 func (*NodeReportResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeReportResult) GetNodeId() string {
@@ -1365,6 +1451,13 @@ func (x *NodeReportResult) GetDenial() *v1.Denial {
 	return nil
 }
 
+func (x *NodeReportResult) GetRefused() []*TaskRefusal {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
 // ReportTasksResponse answers in the order asked.
 type ReportTasksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1375,7 +1468,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1480,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1493,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReportTasksResponse) GetResults() []*NodeReportResult {
@@ -1421,7 +1514,7 @@ type EnqueueProbeRequest struct {
 
 func (x *EnqueueProbeRequest) Reset() {
 	*x = EnqueueProbeRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1526,7 @@ func (x *EnqueueProbeRequest) String() string {
 func (*EnqueueProbeRequest) ProtoMessage() {}
 
 func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1539,7 @@ func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeRequest.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EnqueueProbeRequest) GetNodeId() string {
@@ -1474,7 +1567,7 @@ type EnqueueProbeResponse struct {
 
 func (x *EnqueueProbeResponse) Reset() {
 	*x = EnqueueProbeResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1579,7 @@ func (x *EnqueueProbeResponse) String() string {
 func (*EnqueueProbeResponse) ProtoMessage() {}
 
 func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1592,7 @@ func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeResponse.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EnqueueProbeResponse) GetTask() *Task {
@@ -1528,7 +1621,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1633,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1646,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -1588,7 +1681,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1693,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1706,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ChangeTaskResponse) GetTask() *Task {
@@ -1641,7 +1734,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1746,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1759,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -1695,7 +1788,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1800,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1813,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -1756,7 +1849,7 @@ type CreateWorkspace struct {
 
 func (x *CreateWorkspace) Reset() {
 	*x = CreateWorkspace{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1861,7 @@ func (x *CreateWorkspace) String() string {
 func (*CreateWorkspace) ProtoMessage() {}
 
 func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1874,7 @@ func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspace.ProtoReflect.Descriptor instead.
 func (*CreateWorkspace) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateWorkspace) GetTenant() string {
@@ -1830,7 +1923,7 @@ type RequestOperationRequest struct {
 
 func (x *RequestOperationRequest) Reset() {
 	*x = RequestOperationRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1935,7 @@ func (x *RequestOperationRequest) String() string {
 func (*RequestOperationRequest) ProtoMessage() {}
 
 func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1948,7 @@ func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationRequest.ProtoReflect.Descriptor instead.
 func (*RequestOperationRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RequestOperationRequest) GetKind() v1.OperationKind {
@@ -1972,7 +2065,7 @@ type RequestOperationResponse struct {
 
 func (x *RequestOperationResponse) Reset() {
 	*x = RequestOperationResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2077,7 @@ func (x *RequestOperationResponse) String() string {
 func (*RequestOperationResponse) ProtoMessage() {}
 
 func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2090,7 @@ func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationResponse.ProtoReflect.Descriptor instead.
 func (*RequestOperationResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RequestOperationResponse) GetOperation() *Operation {
@@ -2017,7 +2110,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +2122,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2135,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetActionsRequest) GetWorkspaceId() string {
@@ -2063,7 +2156,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2168,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2181,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetActionsResponse) GetActions() []*ActionOption {
@@ -2116,7 +2209,7 @@ type AcknowledgeFindingRequest struct {
 
 func (x *AcknowledgeFindingRequest) Reset() {
 	*x = AcknowledgeFindingRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2221,7 @@ func (x *AcknowledgeFindingRequest) String() string {
 func (*AcknowledgeFindingRequest) ProtoMessage() {}
 
 func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2234,7 @@ func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AcknowledgeFindingRequest) GetFindingId() string {
@@ -2169,7 +2262,7 @@ type AcknowledgeFindingResponse struct {
 
 func (x *AcknowledgeFindingResponse) Reset() {
 	*x = AcknowledgeFindingResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +2274,7 @@ func (x *AcknowledgeFindingResponse) String() string {
 func (*AcknowledgeFindingResponse) ProtoMessage() {}
 
 func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +2287,7 @@ func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AcknowledgeFindingResponse) GetFinding() *Finding {
@@ -2223,7 +2316,7 @@ type RetryReleaseRequest struct {
 
 func (x *RetryReleaseRequest) Reset() {
 	*x = RetryReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2328,7 @@ func (x *RetryReleaseRequest) String() string {
 func (*RetryReleaseRequest) ProtoMessage() {}
 
 func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2341,7 @@ func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseRequest.ProtoReflect.Descriptor instead.
 func (*RetryReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RetryReleaseRequest) GetAllocationId() string {
@@ -2283,7 +2376,7 @@ type RetryReleaseResponse struct {
 
 func (x *RetryReleaseResponse) Reset() {
 	*x = RetryReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2388,7 @@ func (x *RetryReleaseResponse) String() string {
 func (*RetryReleaseResponse) ProtoMessage() {}
 
 func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2401,7 @@ func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseResponse.ProtoReflect.Descriptor instead.
 func (*RetryReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RetryReleaseResponse) GetOperation() *Operation {
@@ -2340,7 +2433,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2352,7 +2445,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2365,7 +2458,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForceReleaseRequest) GetAllocationId() string {
@@ -2422,7 +2515,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2527,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2540,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ForceReleaseResponse) GetOperation() *Operation {
@@ -2483,7 +2576,7 @@ type EndInstanceRequest struct {
 
 func (x *EndInstanceRequest) Reset() {
 	*x = EndInstanceRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2588,7 @@ func (x *EndInstanceRequest) String() string {
 func (*EndInstanceRequest) ProtoMessage() {}
 
 func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2601,7 @@ func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceRequest.ProtoReflect.Descriptor instead.
 func (*EndInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EndInstanceRequest) GetInstance() string {
@@ -2544,7 +2637,7 @@ type EndInstanceResponse struct {
 
 func (x *EndInstanceResponse) Reset() {
 	*x = EndInstanceResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +2649,7 @@ func (x *EndInstanceResponse) String() string {
 func (*EndInstanceResponse) ProtoMessage() {}
 
 func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +2662,7 @@ func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceResponse.ProtoReflect.Descriptor instead.
 func (*EndInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EndInstanceResponse) GetInstance() *Instance {
@@ -2631,14 +2724,17 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x0ftasks_in_flight\x18\a \x03(\v2\x1e.gpuaas.common.v1.TaskInFlightR\rtasksInFlight\x129\n" +
 	"\n" +
 	"task_types\x18\b \x03(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\ttaskTypes\x12/\n" +
-	"\x04host\x18\t \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\"\xef\x01\n" +
+	"\x04host\x18\t \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\"\xc7\x02\n" +
 	"\x12SessionReadyResult\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
 	"\baccepted\x18\x02 \x01(\bR\baccepted\x120\n" +
 	"\x06denial\x18\x03 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12;\n" +
 	"\facknowledged\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\facknowledged\x12/\n" +
-	"\x06cancel\x18\x05 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x06cancel\"\x81\x01\n" +
+	"\x06cancel\x18\x05 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x06cancel\x127\n" +
+	"\amay_run\x18\x06 \x03(\v2\x1e.gpuaas.node.v1.WorkspaceEpochR\x06mayRun\x12\x1d\n" +
+	"\n" +
+	"run_listed\x18\a \x01(\bR\trunListed\"\x81\x01\n" +
 	"\x14SessionsReadyRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12J\n" +
@@ -2691,7 +2787,7 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x04more\x18\x03 \x03(\tR\x04more\"X\n" +
 	"\vNodeRefusal\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x120\n" +
-	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"\xdc\x03\n" +
+	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"\x9b\x04\n" +
 	"\n" +
 	"NodeReport\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2705,17 +2801,24 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\tdelivered\x18\x06 \x03(\v2\x17.gpuaas.node.v1.TaskRefB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\tdelivered\x12@\n" +
 	"\astarted\x18\a \x03(\v2\x1b.gpuaas.node.v1.TaskStartedB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\astarted\x12C\n" +
 	"\bprogress\x18\b \x03(\v2\x1c.gpuaas.node.v1.TaskProgressB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\bprogress\x12?\n" +
-	"\aresults\x18\t \x03(\v2\x1a.gpuaas.node.v1.TaskResultB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\aresults\"{\n" +
+	"\aresults\x18\t \x03(\v2\x1a.gpuaas.node.v1.TaskResultB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\aresults\x12=\n" +
+	"\x06signed\x18\n" +
+	" \x03(\v2\x1a.gpuaas.node.v1.SignedTaskB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x06signed\"{\n" +
 	"\x12ReportTasksRequest\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12F\n" +
-	"\areports\x18\x02 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeReportB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\areports\"\xb9\x01\n" +
+	"\areports\x18\x02 \x03(\v2\x1f.gpuaas.lifecycle.v1.NodeReportB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\areports\"\x95\x01\n" +
+	"\vTaskRefusal\x12+\n" +
+	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefR\x04task\x120\n" +
+	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12'\n" +
+	"\x0fenvelope_wanted\x18\x03 \x01(\bR\x0eenvelopeWanted\"\xf5\x01\n" +
 	"\x10NodeReportResult\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x02 \x01(\tR\tsessionId\x12;\n" +
 	"\facknowledged\x18\x03 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\facknowledged\x120\n" +
-	"\x06denial\x18\x04 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\"V\n" +
+	"\x06denial\x18\x04 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12:\n" +
+	"\arefused\x18\x05 \x03(\v2 .gpuaas.lifecycle.v1.TaskRefusalR\arefused\"V\n" +
 	"\x13ReportTasksResponse\x12?\n" +
 	"\aresults\x18\x01 \x03(\v2%.gpuaas.lifecycle.v1.NodeReportResultR\aresults\"k\n" +
 	"\x13EnqueueProbeRequest\x12!\n" +
@@ -2837,16 +2940,16 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\brecovery\x10\x02\x1a\boperator\x12z\n" +
 	"\n" +
 	"ChangeTask\x12&.gpuaas.lifecycle.v1.ChangeTaskRequest\x1a'.gpuaas.lifecycle.v1.ChangeTaskResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperator2\xc3\x03\n" +
+	"\treadmodel\x10\x03\x1a\boperator2\xcd\x03\n" +
 	"\x10WorkspaceService\x12\x80\x01\n" +
 	"\fCreateTenant\x12(.gpuaas.lifecycle.v1.CreateTenantRequest\x1a).gpuaas.lifecycle.v1.CreateTenantResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator\x12\x9e\x01\n" +
 	"\x10RequestOperation\x12,.gpuaas.lifecycle.v1.RequestOperationRequest\x1a-.gpuaas.lifecycle.v1.RequestOperationResponse\"-\xe2\xe0\x18)\n" +
 	"\treadmodel\n" +
-	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x8a\x01\n" +
+	"\brecovery\x10\x02\x1a\boperator\x1a\x06tenant\x12\x94\x01\n" +
 	"\n" +
-	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"+\xe2\xe0\x18'\n" +
-	"\treadmodel\x10\x03\x1a\boperator\x1a\x06tenant\x1a\x06viewer2\xa5\x01\n" +
+	"GetActions\x12&.gpuaas.lifecycle.v1.GetActionsRequest\x1a'.gpuaas.lifecycle.v1.GetActionsResponse\"5\xe2\xe0\x181\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer2\xa5\x01\n" +
 	"\x0eFindingService\x12\x92\x01\n" +
 	"\x12AcknowledgeFinding\x12..gpuaas.lifecycle.v1.AcknowledgeFindingRequest\x1a/.gpuaas.lifecycle.v1.AcknowledgeFindingResponse\"\x1b\xe2\xe0\x18\x17\n" +
 	"\treadmodel\x10\x03\x1a\boperator2\x99\x02\n" +
@@ -2873,7 +2976,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(TaskVerb)(0),                      // 0: gpuaas.lifecycle.v1.TaskVerb
 	(*ApplyFenceRequest)(nil),          // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
@@ -2894,132 +2997,140 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*NodeRefusal)(nil),                // 16: gpuaas.lifecycle.v1.NodeRefusal
 	(*NodeReport)(nil),                 // 17: gpuaas.lifecycle.v1.NodeReport
 	(*ReportTasksRequest)(nil),         // 18: gpuaas.lifecycle.v1.ReportTasksRequest
-	(*NodeReportResult)(nil),           // 19: gpuaas.lifecycle.v1.NodeReportResult
-	(*ReportTasksResponse)(nil),        // 20: gpuaas.lifecycle.v1.ReportTasksResponse
-	(*EnqueueProbeRequest)(nil),        // 21: gpuaas.lifecycle.v1.EnqueueProbeRequest
-	(*EnqueueProbeResponse)(nil),       // 22: gpuaas.lifecycle.v1.EnqueueProbeResponse
-	(*ChangeTaskRequest)(nil),          // 23: gpuaas.lifecycle.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 24: gpuaas.lifecycle.v1.ChangeTaskResponse
-	(*CreateTenantRequest)(nil),        // 25: gpuaas.lifecycle.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 26: gpuaas.lifecycle.v1.CreateTenantResponse
-	(*CreateWorkspace)(nil),            // 27: gpuaas.lifecycle.v1.CreateWorkspace
-	(*RequestOperationRequest)(nil),    // 28: gpuaas.lifecycle.v1.RequestOperationRequest
-	(*RequestOperationResponse)(nil),   // 29: gpuaas.lifecycle.v1.RequestOperationResponse
-	(*GetActionsRequest)(nil),          // 30: gpuaas.lifecycle.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 31: gpuaas.lifecycle.v1.GetActionsResponse
-	(*AcknowledgeFindingRequest)(nil),  // 32: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	(*AcknowledgeFindingResponse)(nil), // 33: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	(*RetryReleaseRequest)(nil),        // 34: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*RetryReleaseResponse)(nil),       // 35: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*ForceReleaseRequest)(nil),        // 36: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),       // 37: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*EndInstanceRequest)(nil),         // 38: gpuaas.lifecycle.v1.EndInstanceRequest
-	(*EndInstanceResponse)(nil),        // 39: gpuaas.lifecycle.v1.EndInstanceResponse
-	(*v1.TaskInFlight)(nil),            // 40: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                   // 41: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),               // 42: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                  // 43: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),                // 44: gpuaas.node.v1.TaskRef
-	(*NodeGate)(nil),                   // 45: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),              // 46: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),            // 47: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),           // 48: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),             // 49: gpuaas.node.v1.TaskResult
-	(*Task)(nil),                       // 50: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                      // 51: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                     // 52: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),              // 53: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),              // 54: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 55: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                  // 56: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),               // 57: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),      // 58: google.protobuf.Timestamp
-	(*Finding)(nil),                    // 59: gpuaas.lifecycle.v1.Finding
-	(*Allocation)(nil),                 // 60: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                      // 61: gpuaas.lifecycle.v1.Claim
-	(*Instance)(nil),                   // 62: gpuaas.lifecycle.v1.Instance
+	(*TaskRefusal)(nil),                // 19: gpuaas.lifecycle.v1.TaskRefusal
+	(*NodeReportResult)(nil),           // 20: gpuaas.lifecycle.v1.NodeReportResult
+	(*ReportTasksResponse)(nil),        // 21: gpuaas.lifecycle.v1.ReportTasksResponse
+	(*EnqueueProbeRequest)(nil),        // 22: gpuaas.lifecycle.v1.EnqueueProbeRequest
+	(*EnqueueProbeResponse)(nil),       // 23: gpuaas.lifecycle.v1.EnqueueProbeResponse
+	(*ChangeTaskRequest)(nil),          // 24: gpuaas.lifecycle.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 25: gpuaas.lifecycle.v1.ChangeTaskResponse
+	(*CreateTenantRequest)(nil),        // 26: gpuaas.lifecycle.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 27: gpuaas.lifecycle.v1.CreateTenantResponse
+	(*CreateWorkspace)(nil),            // 28: gpuaas.lifecycle.v1.CreateWorkspace
+	(*RequestOperationRequest)(nil),    // 29: gpuaas.lifecycle.v1.RequestOperationRequest
+	(*RequestOperationResponse)(nil),   // 30: gpuaas.lifecycle.v1.RequestOperationResponse
+	(*GetActionsRequest)(nil),          // 31: gpuaas.lifecycle.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 32: gpuaas.lifecycle.v1.GetActionsResponse
+	(*AcknowledgeFindingRequest)(nil),  // 33: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*AcknowledgeFindingResponse)(nil), // 34: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*RetryReleaseRequest)(nil),        // 35: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),       // 36: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),        // 37: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),       // 38: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*EndInstanceRequest)(nil),         // 39: gpuaas.lifecycle.v1.EndInstanceRequest
+	(*EndInstanceResponse)(nil),        // 40: gpuaas.lifecycle.v1.EndInstanceResponse
+	(*v1.TaskInFlight)(nil),            // 41: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                   // 42: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),               // 43: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                  // 44: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),                // 45: gpuaas.node.v1.TaskRef
+	(*v11.WorkspaceEpoch)(nil),         // 46: gpuaas.node.v1.WorkspaceEpoch
+	(*NodeGate)(nil),                   // 47: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 48: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 49: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 50: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 51: gpuaas.node.v1.TaskResult
+	(*v11.SignedTask)(nil),             // 52: gpuaas.node.v1.SignedTask
+	(*Task)(nil),                       // 53: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 54: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 55: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 56: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 57: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 58: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 59: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 60: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 61: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 62: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 63: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 64: gpuaas.lifecycle.v1.Claim
+	(*Instance)(nil),                   // 65: gpuaas.lifecycle.v1.Instance
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	40, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	41, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	42, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	43, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	44, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	44, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
-	3,  // 6: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
-	4,  // 7: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	45, // 8: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	11, // 9: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	44, // 10: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
-	12, // 11: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	46, // 12: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	44, // 13: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
-	14, // 14: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
-	16, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	43, // 16: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	44, // 17: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	47, // 18: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	48, // 19: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	49, // 20: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
-	17, // 21: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	44, // 22: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	43, // 23: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
-	19, // 24: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	50, // 25: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	0,  // 26: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	50, // 27: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	51, // 28: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	52, // 29: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	53, // 30: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	54, // 31: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	27, // 32: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	55, // 33: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	56, // 34: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	57, // 35: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	58, // 36: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	59, // 37: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	56, // 38: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	60, // 39: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	55, // 40: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	56, // 41: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	60, // 42: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	61, // 43: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	62, // 44: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	1,  // 45: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 46: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 47: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 48: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 49: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 50: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	21, // 51: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	23, // 52: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	25, // 53: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	28, // 54: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	30, // 55: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	32, // 56: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	34, // 57: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	36, // 58: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	38, // 59: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
-	2,  // 60: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 61: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 62: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 63: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 64: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	20, // 65: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	22, // 66: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	24, // 67: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	26, // 68: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	29, // 69: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	31, // 70: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	33, // 71: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	35, // 72: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	37, // 73: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	39, // 74: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
-	60, // [60:75] is the sub-list for method output_type
-	45, // [45:60] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	41, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	42, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	43, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	44, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	45, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	45, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	46, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	3,  // 7: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
+	4,  // 8: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
+	47, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	11, // 10: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
+	45, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	12, // 12: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
+	48, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	45, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	14, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
+	16, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
+	44, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	45, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	49, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	50, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	51, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	52, // 22: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
+	17, // 23: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
+	45, // 24: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
+	44, // 25: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	45, // 26: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	44, // 27: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	19, // 28: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
+	20, // 29: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
+	53, // 30: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	0,  // 31: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
+	53, // 32: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	54, // 33: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	55, // 34: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	56, // 35: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	57, // 36: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	28, // 37: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
+	58, // 38: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	59, // 39: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	60, // 40: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	61, // 41: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	62, // 42: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	59, // 43: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	63, // 44: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	58, // 45: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	59, // 46: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	63, // 47: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	64, // 48: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	65, // 49: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	1,  // 50: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 51: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	7,  // 52: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	9,  // 53: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	13, // 54: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	18, // 55: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	22, // 56: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	24, // 57: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	26, // 58: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	29, // 59: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	31, // 60: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	33, // 61: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	35, // 62: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	37, // 63: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	39, // 64: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
+	2,  // 65: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 66: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	8,  // 67: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	10, // 68: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	15, // 69: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	21, // 70: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	23, // 71: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	25, // 72: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	27, // 73: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	30, // 74: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	32, // 75: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	34, // 76: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	36, // 77: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	38, // 78: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	40, // 79: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
+	65, // [65:80] is the sub-list for method output_type
+	50, // [50:65] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -3028,7 +3139,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 		return
 	}
 	file_gpuaas_lifecycle_v1_entities_proto_init()
-	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27].OneofWrappers = []any{
+	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28].OneofWrappers = []any{
 		(*RequestOperationRequest_Create)(nil),
 		(*RequestOperationRequest_WorkspaceId)(nil),
 	}
@@ -3038,7 +3149,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   6,
 		},
