@@ -23,7 +23,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// processes are what the record of a workload names: its shim and its first process, and the start that it was last made in.
+// processes are what the record of a workload names: its shim and its first process, and the start that it was last
+// made in.
 type processes struct {
 	Run         string
 	Shim, Child struct{ PID int }
@@ -48,7 +49,8 @@ func lives(pid int) bool {
 	return err == nil && pid > 0 && !strings.HasPrefix(after, "Z")
 }
 
-// woken is a host on which the workload "work" of epoch 1 was deployed and of which nothing runs any more, as after a boot.
+// woken is a host on which the workload "work" of epoch 1 was deployed and of which nothing runs any more, as after a
+// boot.
 func woken(t *testing.T) (*mesh, agent.Config, string) {
 	t.Helper()
 	m := newMesh(t)
@@ -129,7 +131,8 @@ func refusedTimes(t *testing.T, cfg agent.Config, want int64) {
 	})
 }
 
-// Refused for whatever cause, an agent that starts after a boot starts nothing: not for an identity that is unknown, and not for one that is told to stop.
+// Refused for whatever cause, an agent that starts after a boot starts nothing: not for an identity that is unknown,
+// and not for one that is told to stop.
 func TestNothingIsStartedForARefusedIdentity(t *testing.T) {
 	m, cfg, workspace := woken(t)
 	defer func() { killed(t, recorded(t, cfg, workspace)) }()

@@ -196,8 +196,8 @@ func (w *woken) end() {
 	_, _ = agents.End(context.Background(), w.dir, 0)
 }
 
-// ran holds, by the kernel, the files and the launch log, that the fault took: an agent ran with the identity of an epoch that is over while a later one
-// lives.
+// ran holds, by the kernel, the files and the launch log, that the fault took: an agent ran with the identity of an
+// epoch that is over while a later one lives.
 func (w *woken) ran(id string, former, present int64) error {
 	if w.process.start == 0 {
 		return errors.New("the kernel knows of no agent of the copy")
@@ -270,8 +270,8 @@ func workloadStarts(dir string) (map[string]string, error) {
 	return out, nil
 }
 
-// snapshot copies an instance's directory while its agent stands still, so that the copy works at its own path, and answers it with the digest of its
-// identity.
+// snapshot copies an instance's directory while its agent stands still, so that the copy works at its own path, and
+// answers it with the digest of its identity.
 func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
 	pid, err := m.boxPID(id, epoch)
 	if err != nil {
@@ -292,8 +292,8 @@ func (m *Mesh) snapshot(id string, epoch int64) (string, string, error) {
 // largestText is how large a file may be in which the path of a tree is rewritten.
 const largestText = 1 << 20
 
-// copyTree copies directories and regular files with their modes. In texts the path of the tree becomes that of its copy. What goes away meanwhile is
-// left out.
+// copyTree copies directories and regular files with their modes. In texts the path of the tree becomes that of its
+// copy. What goes away meanwhile is left out.
 func copyTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

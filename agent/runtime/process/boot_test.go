@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
-// afterBoot leaves, in a directory, the workload "down" of which nothing runs any more and the workload "up" that runs without a shim, and makes the agent
-// that starts there next.
+// afterBoot leaves, in a directory, the workload "down" of which nothing runs any more and the workload "up" that runs
+// without a shim, and makes the agent that starts there next.
 func afterBoot(t *testing.T) *rig {
 	t.Helper()
 	dir := host(t)
@@ -29,7 +29,8 @@ func afterBoot(t *testing.T) *rig {
 	return newRig(t, dir, false)
 }
 
-// untilAdopted waits until "up" has a shim again. Workloads are healed in the order of their names: "down" has been looked at by then.
+// untilAdopted waits until "up" has a shim again. Workloads are healed in the order of their names: "down" has been
+// looked at by then.
 func (g *rig) untilAdopted() {
 	g.t.Helper()
 	g.until("up", "adopted", func(st *nodev1.WorkloadStatus) bool {
@@ -48,7 +49,8 @@ func TestWhatDoesNotRunWaitsToBeListed(t *testing.T) {
 	if st := g.status("down"); st.GetPhase() != phaseStopped || st.GetDetail() == "" {
 		t.Errorf("a workload that waits is told as %v", st)
 	}
-	// Lists of other epochs and other workspaces are none of its own. The killed shim of "up" shows that a round was made since.
+	// Lists of other epochs and other workspaces are none of its own. The killed shim of "up" shows that a round was
+	// made since.
 	g.SetRunList([]process.WorkspaceEpoch{{WorkspaceID: workspaceA, Epoch: 2}, {WorkspaceID: workspaceB, Epoch: 1}})
 	kill9(t, g.shimOf("up"))
 	g.untilAdopted()

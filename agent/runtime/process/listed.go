@@ -14,8 +14,9 @@ type WorkspaceEpoch struct {
 	Epoch       int64
 }
 
-// SetRunList says which epochs may be started on this host, in place of any list before. Until the first list nothing is started that does not run
-// already. A workload that runs keeps its leave, listed or not, and a task that starts one needs no list: R5, and the task is signed for its epoch.
+// SetRunList says which epochs may be started on this host, in place of any list before. Until the first list nothing
+// is started that does not run already. A workload that runs keeps its leave, listed or not, and a task that starts one
+// needs no list: R5, and the task is signed for its epoch.
 func (r *Runtime) SetRunList(list []WorkspaceEpoch) {
 	listed := make(map[WorkspaceEpoch]bool, len(list))
 	for _, e := range list {
@@ -24,7 +25,8 @@ func (r *Runtime) SetRunList(list []WorkspaceEpoch) {
 	r.setListed(func(e WorkspaceEpoch) bool { return listed[e] })
 }
 
-// SetRunAll lets every epoch be started that is deployed here: the control plane admitted this host and is of a version that lists none.
+// SetRunAll lets every epoch be started that is deployed here: the control plane admitted this host and is of a version
+// that lists none.
 func (r *Runtime) SetRunAll() { r.setListed(func(WorkspaceEpoch) bool { return true }) }
 
 func (r *Runtime) setListed(listed func(WorkspaceEpoch) bool) {
@@ -61,7 +63,8 @@ func (r *Runtime) runs(s state) bool {
 // haltRetry is the time between two attempts to stop what did not stop.
 const haltRetry = 2 * time.Second
 
-// StopAll stops every workload and everything that they started, and returns when nothing of them runs, or when ctx ends. Run does not start them again.
+// StopAll stops every workload and everything that they started, and returns when nothing of them runs, or when ctx
+// ends. Run does not start them again.
 func (r *Runtime) StopAll(ctx context.Context, grace time.Duration) error {
 	for {
 		err := r.stopAllOnce(ctx, grace)

@@ -33,7 +33,8 @@ func WokenConsumer() events.ConsumerConfig {
 	return events.ConsumerConfig{Name: wokenConsumer, Schema: pg.RoleLifecycle, Kinds: []string{refusedKind}}
 }
 
-// ApplyWoken writes down that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of it.
+// ApplyWoken writes down that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of
+// it.
 func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if r.Kind != refusedKind || r.Source != pg.RoleRecovery {
 		return nil
@@ -60,8 +61,8 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-// SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets old refusals. It is a sweep of
-// its own, since it compares nothing and its finding is not to wait for those that do.
+// SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets
+// old refusals. It is a sweep of its own, since it compares nothing and its finding is not to wait for those that do.
 func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	var total Swept
 	seen, err := s.wokenInstances(ctx)
@@ -120,7 +121,8 @@ func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// strays makes findings of the ended instances whose processes the driver found running, and ended, within the last hour.
+// strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
+// hour.
 func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen, error) {
 	var now time.Time
 	var out []Seen

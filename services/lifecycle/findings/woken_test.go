@@ -47,7 +47,8 @@ func (b *bed) sweepWoken() {
 	}
 }
 
-// TestAWokenInstanceIsAFinding: one for each instance, at once, however often it asks; and it ends an hour after the last refusal.
+// TestAWokenInstanceIsAFinding: one for each instance, at once, however often it asks; and it ends an hour after the
+// last refusal.
 func TestAWokenInstanceIsAFinding(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")

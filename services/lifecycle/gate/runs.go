@@ -10,8 +10,8 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-// runsSQL reads which epochs may run on nodes: those whose allocation there is allocating or active. A launched instance serves the one epoch that its
-// gate names; a machine serves whatever holds a slot on it.
+// runsSQL reads which epochs may run on nodes: those whose allocation there is allocating or active. A launched
+// instance serves the one epoch that its gate names; a machine serves whatever holds a slot on it.
 const runsSQL = `
 	SELECT a.node_id::text, a.workspace_id::text, a.epoch FROM lifecycle.allocation a
 	WHERE a.node_id = ANY($1::uuid[]) AND a.slot IS NOT NULL AND a.state <> 'released' AND a.state IN ('allocating', 'active')
@@ -21,7 +21,8 @@ const runsSQL = `
 	WHERE g.node_id = ANY($1::uuid[]) AND g.instance_id IS NOT NULL AND a.state <> 'released' AND a.state IN ('allocating', 'active')
 	ORDER BY 1, 2, 3`
 
-// listRuns puts into the results of accepted sessions what may run on their nodes. An agent that starts after a boot starts nothing else.
+// listRuns puts into the results of accepted sessions what may run on their nodes. An agent that starts after a boot
+// starts nothing else.
 func listRuns(ctx context.Context, tx pgx.Tx, sessions []*lifecyclev1.SessionReady, results []*lifecyclev1.SessionReadyResult) error {
 	var nodes []string
 	for i, one := range results {

@@ -35,7 +35,8 @@ func (k *kit) identities() *identity.Identities {
 	return out
 }
 
-// TestAnEndedInstanceIsToldSo holds what a retired instance is told when it wakes: its epoch has ended, or a later one has its workspace.
+// TestAnEndedInstanceIsToldSo holds what a retired instance is told when it wakes: its epoch has ended, or a later one
+// has its workspace.
 func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	k := newKit(t)
 	ws := ids.New()

@@ -14,11 +14,13 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// reportEvery bounds the reports of one instance that keeps asking: a host that starts it again and again must not fill the log.
+// reportEvery bounds the reports of one instance that keeps asking: a host that starts it again and again must not fill
+// the log.
 const reportEvery = 5 * time.Minute
 
-// MarkEnded notes on each retired instance among the records what it is told: epoch_superseded where a later epoch, or another instance of the same one,
-// was prepared since, else epoch_ended. A retired machine is told identity_retired, as ever. The records are locked.
+// MarkEnded notes on each retired instance among the records what it is told: epoch_superseded where a later epoch, or
+// another instance of the same one, was prepared since, else epoch_ended. A retired machine is told identity_retired,
+// as ever. The records are locked.
 func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error {
 	retired := map[string][]*Record{}
 	var workspaces []string
@@ -69,8 +71,8 @@ func (s Standing) refusal() commonv1.Reason {
 // Caller is what a refused instance said of itself.
 type Caller struct{ RemoteAddress, MachineID, BootID string }
 
-// ReportWoken appends the event that a retired instance asked and was refused, unless one was appended within the last five minutes. It returns whether
-// it did. MarkEnded was called on the record.
+// ReportWoken appends the event that a retired instance asked and was refused, unless one was appended within the last
+// five minutes. It returns whether it did. MarkEnded was called on the record.
 func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, error) {
 	rows, err := tx.Query(ctx, `UPDATE recovery.instance SET refused_at = mesh.clock(), refusals = refusals + 1
 		WHERE instance_id = $1 AND (refused_at IS NULL OR refused_at <= mesh.clock() - make_interval(secs => $2)) RETURNING refusals, refused_at`,

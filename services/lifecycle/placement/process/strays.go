@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
-// strayEvery is the time between two scans for processes of ended instances: each reads the host's whole list of processes.
+// strayEvery is the time between two scans for processes of ended instances: each reads the host's whole list of
+// processes.
 const strayEvery = 10 * time.Second
 
-// endStrays ends what runs of instances that the launch log says have ended: an epoch is never launched again. What merely stands in such a directory,
-// a shell in which a person reads its log for example, is left alone.
+// endStrays ends what runs of instances that the launch log says have ended: an epoch is never launched again. What
+// merely stands in such a directory, a shell in which a person reads its log for example, is left alone.
 func (d *Driver) endStrays(ctx context.Context) error {
 	procs, err := scan(d.root(), marked)
 	if err != nil || len(procs) == 0 {

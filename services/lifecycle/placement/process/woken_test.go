@@ -23,7 +23,8 @@ func keep(t *testing.T, d *Driver) {
 	t.Cleanup(func() { cancel(); <-done })
 }
 
-// wake starts the agent of an instance outside of the driver, as a host does on which it was restored, and a process that carries its marker alone.
+// wake starts the agent of an instance outside of the driver, as a host does on which it was restored, and a process
+// that carries its marker alone.
 func wake(t *testing.T, d *Driver, ws string, epoch int64) {
 	t.Helper()
 	dir := d.boxDir(ws, epoch)
@@ -69,7 +70,8 @@ func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
 	}
 }
 
-// TestAReaderOfAnEndedInstanceIsLeftAlone: who stands in its directory and carries no marker is a person who looks into its files.
+// TestAReaderOfAnEndedInstanceIsLeftAlone: who stands in its directory and carries no marker is a person who looks into
+// its files.
 func TestAReaderOfAnEndedInstanceIsLeftAlone(t *testing.T) {
 	d := newDriver(t, 4, 4)
 	ws := ids.New()
