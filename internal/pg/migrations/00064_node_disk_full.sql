@@ -9,3 +9,4 @@ CREATE INDEX node_gate_disk_full ON lifecycle.node_gate (node_id) WHERE (host->'
 
 -- +goose Down
 DROP INDEX lifecycle.node_gate_disk_full;
+DELETE FROM lifecycle.finding WHERE kind = 'node_disk_full';
