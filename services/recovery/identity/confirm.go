@@ -160,7 +160,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 		// Nobody convicts on a challenge that was never put.
 		return 0, false, fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "")
 	case row.Answer != commonv1.Reason_REASON_UNSPECIFIED:
-		return row.Answer, false, nil
+		return rollback.Soften(row.Answer, m.RolledBack), false, nil
 	}
 	reason := commonv1.Reason_REASON_SESSION_SUPERSEDED
 	if row.InstanceID == r.InstanceID {
