@@ -112,7 +112,7 @@ func at(stage Stage, err error) error {
 
 // Drills answers every drill, in the order of the matrix.
 func Drills() []Drill {
-	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), oldInstance(), diskFull()}
+	return []Drill{doubleProvision(), register(), wedged(), releaseFailed(), restored(), oldInstance(), diskFull()}
 }
 
 // Find answers the drills of these names in the order of the matrix; an unknown name is an error that lists those there are.

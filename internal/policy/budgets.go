@@ -26,7 +26,7 @@ type Budget struct {
 	Detect   time.Duration // zero: nothing to detect
 	// DetectKey adds the value of a policy key to Detect.
 	DetectKey string
-	// DetectFrom is the moment detection is counted from: `fault`, or `return` of the node.
+	// DetectFrom is the moment detection is counted from: `fault`, or `return` of the node or of the control plane.
 	DetectFrom string
 	// Deadline marks a detection budget that is itself a deadline: the 95th percentile may use all of it, not half.
 	Deadline bool
@@ -125,7 +125,9 @@ var budgets = []Budget{
 	byItself(32, "projection-drift", P2, 5*time.Minute, Automatic),
 	within(33, "host-runtime-drift", P1, 5*time.Minute, time.Hour),
 	within(34, "control-plane-rollback", P0, time.Minute, 15*time.Minute),
-	within(35, "restore-reuses-nothing", P0, time.Minute, 15*time.Minute),
+	{
+		Row: 35, Name: "restore-reuses-nothing", Severity: P0, Detect: time.Minute, DetectFrom: "return", Recovery: WithinBudget, Recover: 15 * time.Minute,
+	},
 	byItself(36, "old-instance-wakes", P0, time.Minute, Automatic),
 	within(37, "node-disk-full", P1, 5*time.Minute, time.Hour),
 }

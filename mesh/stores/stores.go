@@ -160,6 +160,11 @@ func (s *Stores) revive(ctx context.Context, name string, done func() <-chan str
 			return nil
 		case <-done():
 		}
+		select {
+		case <-done(): // of the present incarnation: somebody may have stopped it and started it again
+		default:
+			continue
+		}
 		s.logger.WarnContext(ctx, "store died and is started again", slog.String("store", name))
 		if err := restart(ctx); err != nil && ctx.Err() == nil {
 			s.logger.ErrorContext(ctx, "store does not start", slog.String("store", name), slog.Any("error", err))

@@ -457,6 +457,23 @@ func (s *Server) Restart(ctx context.Context) error {
 	return s.startLocked(ctx)
 }
 
+// Offline stops the server, calls fn with its data directory, and starts the server on the same port again, whatever fn returned. It is for copies of the
+// directory, and for putting one in its place.
+func (s *Server) Offline(ctx context.Context, fn func(dataDir string) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lock == nil {
+		return errors.New("take postgres offline: it was stopped and its directory given free")
+	}
+	if err := s.child.Stop(ctx, stopSteps()...); err != nil {
+		return fmt.Errorf("take postgres offline: %w", err)
+	}
+	err := fn(s.dataDir())
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.StartTimeout)
+	defer cancel()
+	return errors.Join(err, s.startLocked(ctx))
+}
+
 // tail is the end of a log file, from an offset on, for an error text.
 func tail(path string, from int64) string {
 	b, err := os.ReadFile(path) //nolint:gosec // our own log

@@ -1,0 +1,536 @@
+package drill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/agents"
+)
+
+// restored is row 35: an older database under agents, a launch log and instances that are newer.
+func restored() Drill {
+	return Drill{
+		Name: "restore-reuses-nothing",
+		Injects: "one workspace is recreated, one decommissioned and one created; then all services are stopped and the database's directory is replaced by a copy " +
+			"from before that, and everything is started again: undeclared, and once more declared by `gpuaas migrate restored`",
+		Sees: "rollback mode with the launch log as evidence, one incident; every command is refused; running workloads serve their users",
+		Recovers: "`rollback accept`; then recreations draw epochs that were never used, superseded instances are ended, and the one whose workspace is not " +
+			"known is ended by an operator",
+		Needs:  "its own mesh: Postgres and process placement on this host, and the balancer before the node API",
+		Expect: Verdict{Reason: "control_plane_rollback", UserState: "normal", Owner: "control plane", Next: "gpuaas rollback accept"},
+		Mutation: "the launch log is put back to the copy of the same moment, and no agent comes through to the node API: neither shows a number that the database " +
+			"does not have; the database is as old as before",
+		mutated: StageDetected,
+		run:     runRestored,
+	}
+}
+
+// backup is a copy of the database, and of the launch log of the same moment.
+type backup struct {
+	dir  string
+	logs map[string][]byte // the launch log's files by path
+	// marker is the name of a file that is written into the copy as it is put back: Postgres leaves files alone that it does not know.
+	marker string
+}
+
+func (m *Mesh) logFiles() []string {
+	return []string{filepath.Join(m.cluster.Plan.BoxDir, "launches.jsonl"), filepath.Join(m.cluster.Plan.BoxDir, "launches.id")}
+}
+
+// backUp copies the database while its server is stopped, and waits until the mesh is well again.
+func (m *Mesh) backUp(ctx context.Context) (*backup, error) {
+	b := &backup{dir: filepath.Join(m.cluster.Dir(), fresh("backup")), logs: map[string][]byte{}, marker: fresh("put-back")}
+	err := m.cluster.Stores.Postgres.Offline(ctx, func(dataDir string) error {
+		for _, path := range m.logFiles() {
+			raw, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+			if err != nil {
+				return err
+			}
+			b.logs[path] = raw
+		}
+		return copyWhole(ctx, dataDir, b.dir)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("copy the database: %w", err)
+	}
+	return b, await(ctx, "every part of the mesh to be well after the backup", settle, m.well)
+}
+
+// copyWhole copies a directory with owners and modes.
+func copyWhole(ctx context.Context, from, to string) error {
+	if out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput(); err != nil { //nolint:gosec // of our own mesh
+		return fmt.Errorf("cp: %w: %s", err, out)
+	}
+	return nil
+}
+
+// putBack replaces the database by the copy, with all services stopped, calls between and starts the services again.
+func (m *Mesh) putBack(ctx context.Context, b *backup, between func(ctx context.Context) error) error {
+	for _, p := range m.cluster.Processes() {
+		if err := p.Stop(ctx); err != nil {
+			return fmt.Errorf("stop %s: %w", p.Name, err)
+		}
+	}
+	err := m.cluster.Stores.Postgres.Offline(ctx, func(dataDir string) error {
+		if err := os.RemoveAll(dataDir); err != nil {
+			return err
+		}
+		if err := copyWhole(ctx, b.dir, dataDir); err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dataDir, b.marker), nil, 0o600)
+	})
+	if err == nil && between != nil {
+		err = between(ctx)
+	}
+	return errors.Join(err, m.startAll(ctx))
+}
+
+func (m *Mesh) startAll(ctx context.Context) error {
+	for _, p := range m.cluster.Processes() {
+		if err := p.Start(); err != nil {
+			return err
+		}
+	}
+	// A process that was stopped on purpose has ended as well: how often it has is no sign of anything here.
+	return await(ctx, "every service to be ready", settle, func(ctx context.Context) error {
+		for _, p := range m.cluster.Processes() {
+			if err := p.Ready(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// dataDir is where the database stands.
+func (m *Mesh) dataDir() string { return filepath.Join(m.cluster.Dir(), "postgres", "data") }
+
+// lost are the workspaces of which the database forgets something.
+type lost struct {
+	recreated, gone, made string           // ids
+	epochs                map[string]int64 // the highest that each has had
+}
+
+// beforeBackup makes the workspaces that stand when the backup is taken.
+func (r *Run) beforeBackup(ctx context.Context) (*lost, error) {
+	l := &lost{epochs: map[string]int64{}}
+	for _, id := range []*string{&l.recreated, &l.gone} {
+		op, err := r.Mesh.create(ctx, fresh("restore"), nil)
+		if err != nil {
+			return nil, err
+		}
+		*id = op.GetWorkspaceId()
+		r.about(*id)
+		if err := r.Mesh.awaitState(ctx, *id, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+// afterBackup does what the database is to forget.
+func (r *Run) afterBackup(ctx context.Context, l *lost) error {
+	m := r.Mesh
+	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+		return err
+	}
+	if _, err := m.operate(ctx, l.gone, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION); err != nil {
+		return err
+	}
+	op, err := m.create(ctx, fresh("restore"), nil)
+	if err != nil {
+		return err
+	}
+	l.made = op.GetWorkspaceId()
+	r.about(l.made)
+	for id, state := range map[string]commonv1.WorkspaceState{
+		l.recreated: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, l.gone: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+		l.made: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
+	} {
+		if err := m.awaitState(ctx, id, state, settle); err != nil {
+			return err
+		}
+	}
+	ledger, err := m.ledger()
+	if err != nil {
+		return err
+	}
+	for _, line := range ledger {
+		l.epochs[line.WorkspaceID] = max(l.epochs[line.WorkspaceID], line.Epoch)
+	}
+	return nil
+}
+
+func runRestored(ctx context.Context, r *Run) error {
+	m := r.Mesh
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
+	l, err := r.beforeBackup(ctx)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	defer func() {
+		for _, id := range []string{l.recreated, l.gone} {
+			r.leave(ctx, id)
+		}
+	}()
+	b, err := m.backUp(ctx)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	if err := r.afterBackup(ctx, l); err != nil {
+		return at(StageGood, err)
+	}
+	closed, err := m.incidents(ctx)
+	if err != nil {
+		return at(StageGood, err)
+	}
+	between := func(context.Context) error { return nil }
+	if r.Control == Mutated {
+		newer := map[string][]byte{}
+		between = func(context.Context) error {
+			_, err := c.ShutOut(c.Plan.Addresses.Agents, true)
+			return errors.Join(err, swapFiles(b.logs, newer))
+		}
+		defer func() { _ = m.unmutate(ctx, newer) }() // the drill has failed by then, as it had to
+	}
+	err = r.inject(ctx, "the database is put back to a copy from before a recreation, a decommission and a create",
+		func(ctx context.Context) error { return m.putBack(ctx, b, between) },
+		func(context.Context) error { _, err := os.Stat(filepath.Join(m.dataDir(), b.marker)); return err })
+	if err != nil {
+		return err
+	}
+	r.faultAt = time.Now() // the budget counts from the control plane's return: before that nothing could say anything
+	err = r.detect(ctx, func(ctx context.Context) (Verdict, error) { return m.rolledBack(ctx, l, len(closed)) })
+	if err != nil {
+		return err
+	}
+	if r.Control != Mutated {
+		if n, err := agents.Await(ctx, m.Client, c.Nodes, settle); err != nil || n < len(c.Nodes) {
+			return at(StageVerdict, errors.Join(err, fmt.Errorf("%d of %d machines are connected", n, len(c.Nodes))))
+		}
+		// Its agent lost its session with the services, restore or not: what its user is told counts once it is back.
+		err := await(ctx, "the bystander's agent", settle, func(ctx context.Context) error {
+			w, err := m.workspace(ctx, Tenant+"/"+bystander)
+			if err == nil && !w.GetAgentConnected() {
+				err = errors.New("it is not connected")
+			}
+			r.verdict.UserState = names.Of(w.GetUserState())
+			return err
+		})
+		if r.result.UserState = r.verdict.UserState; err != nil {
+			return at(StageVerdict, err)
+		}
+	}
+	if err := r.check(ctx); err != nil {
+		return err
+	}
+	if err := r.standsStill(ctx, l); err != nil {
+		return at(StageVerdict, err)
+	}
+	if err := r.accept(ctx); err != nil {
+		return at(StageRecover, err)
+	}
+	if err := r.converges(ctx, l, len(closed)); err != nil {
+		return err
+	}
+	if err := r.declared(ctx, l); err != nil {
+		return at(StageEvidence, err)
+	}
+	return errors.Join(r.retire(ctx, l.recreated), r.retire(ctx, l.gone))
+}
+
+// rolledBack is the verdict: the mode, with the launch log as its evidence, and one incident.
+func (m *Mesh) rolledBack(ctx context.Context, l *lost, before int) (Verdict, error) {
+	answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+	if err != nil {
+		return Verdict{}, err
+	}
+	mode := answer.GetRollback()
+	if !mode.GetActive() {
+		return Verdict{}, errors.New("rollback mode is not set")
+	}
+	if !slices.ContainsFunc(mode.GetEvidence(), func(e *recoveryv1.RollbackEvidence) bool {
+		return e.GetKind() == recoveryv1.RollbackEvidenceKind_ROLLBACK_EVIDENCE_KIND_LAUNCH_LOG_AHEAD && e.GetSubject() == l.recreated
+	}) {
+		return Verdict{}, fmt.Errorf("of %d pieces of evidence none is the launch log's about the workspace that was recreated", mode.GetEvidenceTotal())
+	}
+	incidents, err := m.incidents(ctx)
+	if err != nil {
+		return Verdict{}, err
+	}
+	if n := len(incidents) - before; n != 1 || incidents[0].GetClosedAt() != nil || incidents[0].GetSeverity() != commonv1.Severity_SEVERITY_P0 {
+		return Verdict{}, fmt.Errorf("%d incidents came of it", n)
+	}
+	w, err := m.workspace(ctx, Tenant+"/"+bystander)
+	if err != nil {
+		return Verdict{}, err
+	}
+	return Verdict{
+		Reason: names.Of(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK), UserState: names.Of(w.GetUserState()), Next: incidents[0].GetNextAction(),
+	}, nil
+}
+
+// incidents are those of rollbacks, open and over, the newest first.
+func (m *Mesh) incidents(ctx context.Context) ([]*recoveryv1.Incident, error) {
+	resp, err := m.Client.Incidents.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{IncludeClosed: true, PageSize: 1000})
+	return slices.DeleteFunc(resp.GetItems(), func(i *recoveryv1.Incident) bool {
+		return i.GetKind() != commonv1.IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK
+	}), err
+}
+
+// standsStill holds that commands are refused, and that the launch log gets no line about a launch or an end, however often the sweeps come by.
+func (r *Run) standsStill(ctx context.Context, l *lost) error {
+	m := r.Mesh
+	before, err := m.decisions()
+	if err != nil {
+		return err
+	}
+	_, err = m.create(ctx, fresh("restore"), nil)
+	if !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+		return fmt.Errorf("a create is answered %w", or(err, errors.New("as if nothing were wrong")))
+	}
+	_, err = m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE)
+	if !fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
+		return fmt.Errorf("a recreation is answered %w", or(err, errors.New("as if nothing were wrong")))
+	}
+	const sweeps = 10 * time.Second
+	if err := wait(ctx, sweeps); err != nil {
+		return err
+	}
+	after, err := m.decisions()
+	if err == nil && after != before {
+		err = fmt.Errorf("%d launches and ends came in the mode", after-before)
+	}
+	for _, id := range []string{l.recreated, l.made} {
+		err = errors.Join(err, m.oneLife(id, l.epochs[id]))
+	}
+	if err == nil {
+		r.note("for %s nothing was launched and nothing ended; what ran went on", sweeps)
+	}
+	return err
+}
+
+// decisions counts the lines of the launch log that are about a launch or an end.
+func (m *Mesh) decisions() (int, error) {
+	ledger, err := m.ledger()
+	return len(slices.DeleteFunc(ledger, func(l line) bool { return l.Op == "restarted" })), err
+}
+
+func (r *Run) accept(ctx context.Context) error {
+	_, err := command(ctx, "accept the rollback", func(ctx context.Context) (*readmodelv1.AcceptRollbackResponse, error) {
+		return r.Mesh.Client.Rollback.AcceptRollback(ctx, &readmodelv1.AcceptRollbackRequest{Reason: "drill"})
+	})
+	return err
+}
+
+// converges recreates what the database believes to stand, has the instance ended that nothing accounts for, and holds that no number came twice.
+func (r *Run) converges(ctx context.Context, l *lost, before int) error {
+	m := r.Mesh
+	asked := map[string]bool{}
+	err := r.recovered(ctx, "every workspace serves in an epoch that was never used, and nothing runs that none accounts for", func(ctx context.Context) error {
+		for _, id := range []string{l.recreated, l.gone} {
+			w, err := m.workspace(ctx, id)
+			if err != nil {
+				return err
+			}
+			if w.GetEpoch() <= l.epochs[id] && !asked[id] {
+				if _, err := m.operate(ctx, id, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+					return err
+				}
+				asked[id] = true
+			}
+			if w.GetEpoch() <= l.epochs[id] {
+				return fmt.Errorf("workspace %s is in epoch %d, and %d was used before", id, w.GetEpoch(), l.epochs[id])
+			}
+			if err := m.serving(ctx, id, w.GetEpoch()); err != nil {
+				return err
+			}
+		}
+		return m.endLost(ctx, l.made)
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.neverTwice(l); err != nil {
+		return at(StageEvidence, err)
+	}
+	incidents, err := m.incidents(ctx)
+	if err == nil && (len(incidents)-before != 1 || incidents[0].GetClosedAt() == nil) {
+		err = fmt.Errorf("%d incidents came of it, or the one is not over", len(incidents)-before)
+	}
+	if err == nil {
+		r.evidence(incidents[0].GetIncidentId())
+	}
+	return at(StageEvidence, err)
+}
+
+// endLost ends the instance of a workspace that the database has forgotten, as the list of instances shows it, by an operator's verb.
+func (m *Mesh) endLost(ctx context.Context, workspaceID string) error {
+	resp, err := m.Client.Query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{WorkspaceId: workspaceID})
+	if err != nil {
+		return err
+	}
+	if len(resp.GetItems()) != 1 || !resp.GetItems()[0].GetUnaccounted() {
+		return fmt.Errorf("the list of instances shows %d of the workspace that is not known", len(resp.GetItems()))
+	}
+	i := resp.GetItems()[0]
+	if i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED {
+		_, err := m.Client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{
+			Request: &lifecyclev1.EndInstanceRequest{Instance: i.GetInstanceId(), Reason: "drill"},
+		})
+		return or(err, errors.New("its end is not shown yet"))
+	}
+	return m.oneLife(workspaceID, 0)
+}
+
+// neverTwice holds that no epoch was launched twice, and none after a higher one.
+func (m *Mesh) neverTwice(l *lost) error {
+	ledger, err := m.ledger()
+	if err != nil {
+		return err
+	}
+	for _, id := range []string{l.recreated, l.gone, l.made} {
+		_, _, judged := launches(ledger, id)
+		err = errors.Join(err, judged)
+		highest := int64(0)
+		for _, line := range ledger {
+			if line.WorkspaceID != id || line.Op != "launched" {
+				continue
+			}
+			if line.Epoch <= highest {
+				err = errors.Join(err, fmt.Errorf("epoch %d of workspace %s is launched after epoch %d", line.Epoch, id, highest))
+			}
+			highest = line.Epoch
+		}
+	}
+	return err
+}
+
+// declared restores once more, and declares it before any service is started: the era is raised, and what agents and the launch log remember of earlier eras
+// makes no second incident, not after it was accepted either.
+func (r *Run) declared(ctx context.Context, l *lost) error {
+	m := r.Mesh
+	b, err := m.backUp(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+		return err
+	}
+	if err := m.awaitState(ctx, l.recreated, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle); err != nil {
+		return err
+	}
+	w, err := m.workspace(ctx, l.recreated)
+	if err != nil {
+		return err
+	}
+	incidents, err := m.incidents(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.putBack(ctx, b, m.declare); err != nil {
+		return err
+	}
+	var mode *recoveryv1.RollbackMode
+	err = await(ctx, "rollback mode", settle, func(ctx context.Context) error {
+		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+		if mode = answer.GetRollback(); err == nil && !mode.GetActive() {
+			err = errors.New("it is not set")
+		}
+		return err
+	})
+	if err != nil || !mode.GetDeclared() {
+		return or(err, errors.New("the mode is set, and not as declared"))
+	}
+	if err := r.accept(ctx); err != nil {
+		return err
+	}
+	if _, err := m.operate(ctx, l.recreated, commonv1.OperationKind_OPERATION_KIND_RECREATE); err != nil {
+		return err
+	}
+	err = await(ctx, "the workspace to serve in a higher epoch", settle, func(ctx context.Context) error {
+		now, err := m.workspace(ctx, l.recreated)
+		if err != nil {
+			return err
+		}
+		if now.GetEpoch() <= w.GetEpoch() {
+			return fmt.Errorf("it is in epoch %d, and %d was used before", now.GetEpoch(), w.GetEpoch())
+		}
+		return m.serving(ctx, l.recreated, now.GetEpoch())
+	})
+	if err != nil {
+		return err
+	}
+	after, err := m.incidents(ctx)
+	if err == nil && len(after)-len(incidents) != 1 {
+		err = fmt.Errorf("%d incidents came of a declared restore", len(after)-len(incidents))
+	}
+	if err == nil {
+		r.note("declared: one incident, the next epoch above that of the lost history")
+	}
+	return errors.Join(err, m.neverTwice(l))
+}
+
+// declare is what an operator does before the services are started.
+func (m *Mesh) declare(ctx context.Context) error {
+	c := m.cluster
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(c.Plan.AgentBinary), "gpuaas"), "migrate", "restored", //nolint:gosec // of our own mesh
+		"--database-url-file", c.Material.URLFile(pg.RoleOwner), "--reason", "drill")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("migrate restored: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// swapFiles writes the contents of files and keeps in was what they held.
+func swapFiles(files, was map[string][]byte) error {
+	var errs []error
+	for path, raw := range files {
+		now, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+		if was[path] = now; err == nil {
+			err = os.WriteFile(path, raw, 0o600)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// unmutate puts the newer launch log and the way of the agents back, and accepts what they then show.
+func (m *Mesh) unmutate(ctx context.Context, newer map[string][]byte) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
+	defer cancel()
+	var errs []error
+	for _, p := range m.cluster.Lifecycle {
+		errs = append(errs, p.Stop(ctx))
+	}
+	errs = append(errs, swapFiles(newer, map[string][]byte{}))
+	_, err := m.cluster.ShutOut(m.cluster.Plan.Addresses.Agents, false)
+	errs = append(errs, err, m.startAll(ctx), await(ctx, "rollback mode", settle, func(ctx context.Context) error {
+		answer, err := m.Client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+		if err == nil && !answer.GetRollback().GetActive() {
+			err = errors.New("it is not set")
+		}
+		return err
+	}))
+	_, err = m.Client.Rollback.AcceptRollback(ctx, &readmodelv1.AcceptRollbackRequest{Reason: "drill"})
+	return errors.Join(append(errs, err)...)
+}
