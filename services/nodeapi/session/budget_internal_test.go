@@ -43,7 +43,7 @@ func TestBudgetsOfOneCertificateAreApart(t *testing.T) {
 		t.Errorf("%d openings of the node's next certificate", got)
 	}
 	shut := payer{node: "held", serial: "03", source: thief.source, often: true}
-	if drain(shut, true); b.charge(shut, true, now.Add(knockEvery)) != 0 {
+	if drain(shut, true); b.charge(shut, true, now.Add(oftenEvery)) != 0 {
 		t.Error("a node that is shut out may not ask at the pace that it is told")
 	}
 }
