@@ -90,7 +90,7 @@ func runOldInstance(ctx context.Context, r *Run) error {
 	if old.starts, err = workloadStarts(copied); err != nil {
 		return at(StageGood, err)
 	}
-	defer old.end()
+	defer old.end(context.WithoutCancel(ctx))
 	if err := r.inject(ctx, fmt.Sprintf("the agent of a copy of epoch %d's instance started (its identity's digest is %.12s) while epoch %d's is process %d",
 		former, identity, present, pid), old.start, func(context.Context) error { return old.ran(id, former, present) }); err != nil {
 		return err
@@ -183,7 +183,7 @@ func (w *woken) start(context.Context) error {
 }
 
 // end takes the copy's agent away if it is there still, and whatever it started.
-func (w *woken) end() {
+func (w *woken) end(ctx context.Context) {
 	if w.done == nil {
 		return
 	}
@@ -193,7 +193,7 @@ func (w *woken) end() {
 		_ = syscall.Kill(w.pid, syscall.SIGKILL)
 		<-w.done
 	}
-	_, _ = agents.End(context.Background(), w.dir, 0)
+	_, _ = agents.End(ctx, w.dir, 0)
 }
 
 // ran holds, by the kernel, the files and the launch log, that the fault took: an agent ran with the identity of an
@@ -316,7 +316,7 @@ func copyTree(from, to string) error {
 		case !info.Mode().IsRegular():
 			return nil
 		}
-		data, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+		data, err := os.ReadFile(path) //nolint:gosec // of our own mesh, whose agent stands still
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -326,6 +326,6 @@ func copyTree(from, to string) error {
 		if len(data) <= largestText && !bytes.ContainsRune(data, 0) {
 			data = bytes.ReplaceAll(data, []byte(from), []byte(to))
 		}
-		return os.WriteFile(target, data, info.Mode().Perm())
+		return os.WriteFile(target, data, info.Mode().Perm()) //nolint:gosec // below a directory that we made
 	})
 }

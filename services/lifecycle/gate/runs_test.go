@@ -10,7 +10,7 @@ import (
 )
 
 // allocated makes a workspace with one allocation.
-func (k *kit) allocated(tenant, state, placement string, epoch int64, node any, slot any) string {
+func (k *kit) allocated(tenant, state, placement string, epoch int64, node, slot any) string {
 	k.t.Helper()
 	id := ids.New()
 	occupancy := map[string]string{"released": "none", "release_failed": "cleanup"}[state]
