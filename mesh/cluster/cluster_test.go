@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -112,5 +113,61 @@ func TestEveryProcessMayDie(t *testing.T) {
 	before, now := node.GetNode().GetIdentity(), after.GetNode().GetIdentity()
 	if before.GetNodeInstanceId() != now.GetNodeInstanceId() || now.GetState() != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE {
 		t.Errorf("the node was %v and is %v", before, now)
+	}
+}
+
+// TestSessionsLeaveAPausedReplica stops a replica of the node API that holds sessions. They come back at the other one while it is stopped. How fast they do
+// is measured where time is simulated, in the agent's session.
+func TestSessionsLeaveAPausedReplica(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	const nodes = 4
+	c := up(t, cluster.Config{
+		Dir: filepath.Join(meshtest.Dir(t), "mesh"), Programs: meshtest.Programs(t), Replicas: 2, Nodes: nodes,
+	})
+	sessions := func() (map[string]int, error) {
+		at := map[string]int{}
+		for i := range nodes {
+			got, err := c.Client.Query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: fmt.Sprintf("n%d", i+1)})
+			if err != nil {
+				return nil, err
+			}
+			if got.GetNode().GetConnected() {
+				at[got.GetNode().GetSession().GetReplicaId()]++
+			}
+		}
+		return at, nil
+	}
+	at, err := sessions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	paused, other := c.NodeAPI[0], c.NodeAPI[1]
+	if at[paused.Replica()] < at[other.Replica()] {
+		paused, other = other, paused
+	}
+	if at[paused.Replica()] == 0 {
+		t.Fatalf("no sessions at %s: %v", paused.Name, at)
+	}
+	if err := paused.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := paused.Signal(syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	})
+	testkit.Eventually(t, 2*time.Minute, func() error {
+		at, err := sessions()
+		if err != nil {
+			return err
+		}
+		if n := at[other.Replica()]; n != nodes {
+			return fmt.Errorf("%d of %d sessions are at %s", n, nodes, other.Name)
+		}
+		return nil
+	})
+	if err := probe(ctx, c, "n1"); err != nil {
+		t.Error(err)
 	}
 }
