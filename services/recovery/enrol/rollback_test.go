@@ -45,7 +45,7 @@ func TestRollbackModeStopsNoBox(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = k.enroll(ended.secret, k.csr())
-	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
+	k.refused(err, commonv1.Reason_REASON_EPOCH_ENDED)
 	lost, _ := newSecret(ids.New())
 	_, err = k.enroll(lost, k.csr())
 	k.refused(err, commonv1.Reason_REASON_TOKEN_INVALID)
