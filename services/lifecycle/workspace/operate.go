@@ -304,7 +304,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 		}
 		if err := rollback.Refuse(ctx, tx); fault.Has(err, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK) {
 			for _, o := range res.GetActions() {
-				o.Possible, o.Reason, o.Unmet = false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, append(fault.From(err).Unmet, o.GetUnmet()...)
+				o.Possible, o.Reason, o.Unmet = false, commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, slices.Concat(fault.From(err).Unmet, o.GetUnmet())
 			}
 		} else if err != nil {
 			return err //nolint:wrapcheck // it says what it read
