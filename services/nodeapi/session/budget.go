@@ -129,12 +129,11 @@ func (b *budgets) isRefused(certificate openKey, now time.Time) bool {
 func (b *budgets) wait(p payer, s *roster.Session) func() {
 	key := p.certificate()
 	b.mu.Lock()
-	list := append(b.waiting[key], s)
+	b.waiting[key] = append(b.waiting[key], s)
 	var oldest *roster.Session
-	if len(list) > mostWaiting {
-		oldest, list = list[0], slices.Delete(list, 0, 1)
+	if all := b.waiting[key]; len(all) > mostWaiting {
+		oldest, b.waiting[key] = all[0], slices.Delete(all, 0, 1)
 	}
-	b.waiting[key] = list
 	b.mu.Unlock()
 	if oldest != nil {
 		oldest.Close(fault.ToDenial(rateLimited(refusedEvery), ""))
