@@ -237,11 +237,13 @@ func startsAndServes(t *testing.T, cfg agent.Config, file string, whole []byte) 
 	a, err := agent.New(t.Context(), agent.Deps{Logger: testkit.Logger(t)}, cfg)
 	name := filepath.Base(file)
 	if slices.Contains(keyMaterial, file) {
-		said := fmt.Sprint(err)
+		var text strings.Builder
+		fmt.Fprint(&text, err)
 		entries, readErr := agent.Diagnostics(cfg.StateDir, time.Now())
 		for _, e := range entries {
-			said += "\n" + e.Code + " " + e.Detail
+			text.WriteString("\n" + e.Code + " " + e.Detail)
 		}
+		said := text.String()
 		if err == nil {
 			if err := a.Close(); err != nil {
 				t.Error(err)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -267,8 +268,8 @@ func (r *Run) onSmallDisk(ctx context.Context, c *cluster.Cluster) (smallMachine
 	back := func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settle)
 		defer cancel()
-		for i := len(undo) - 1; i >= 0; i-- {
-			if err := undo[i](ctx); err != nil {
+		for _, step := range slices.Backward(undo) {
+			if err := step(ctx); err != nil {
 				r.note("not put back: %v", err)
 			}
 		}

@@ -312,7 +312,7 @@ func copyTree(from, to string) error {
 		target := to + path[len(from):]
 		switch {
 		case entry.IsDir():
-			return errors.Join(os.MkdirAll(target, 0o700), os.Chmod(target, info.Mode().Perm()|0o700))
+			return errors.Join(os.MkdirAll(target, 0o700), os.Chmod(target, info.Mode().Perm()|0o700)) //nolint:gosec // below a directory that we made
 		case !info.Mode().IsRegular():
 			return nil
 		}

@@ -183,11 +183,11 @@ func (l *Log) End(code commonv1.DiagnosticCode) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	spelled, now := names.Of(code), l.now()
-	for i := len(l.entries) - 1; i >= 0; i-- {
-		if l.entries[i].Code != spelled {
+	for i, e := range slices.Backward(l.entries) {
+		if e.Code != spelled {
 			continue
 		}
-		if !l.entries[i].EndedAt.IsZero() {
+		if !e.EndedAt.IsZero() {
 			return false, nil
 		}
 		l.entries = slices.Clone(l.entries)
@@ -242,9 +242,9 @@ func (l *Log) Last(code commonv1.DiagnosticCode) (Entry, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	spelled := names.Of(code)
-	for i := len(l.entries) - 1; i >= 0; i-- {
-		if l.entries[i].Code == spelled {
-			return l.entries[i], true
+	for _, e := range slices.Backward(l.entries) {
+		if e.Code == spelled {
+			return e, true
 		}
 	}
 	return Entry{}, false

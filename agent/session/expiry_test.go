@@ -273,5 +273,5 @@ func TestTheShortestLives(t *testing.T) {
 func chance(seed uint64, n int) int {
 	sum := fnv.New64a()
 	_, _ = sum.Write([]byte{byte(seed), byte(n), byte(n >> 8), byte(n >> 16)})
-	return int(rand.New(rand.NewPCG(seed, sum.Sum64())).IntN(100))
+	return rand.New(rand.NewPCG(seed, sum.Sum64())).IntN(100)
 }

@@ -28,7 +28,7 @@ type failure struct {
 // returns, so before any retry.
 func (r *runner) failed(ctx context.Context, f failure) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // Run was asked to end
 	}
 	err := f.err
 	delay, terminal := r.decide(ctx, f)

@@ -87,7 +87,9 @@ func TestWhoMayUseRollbackMode(t *testing.T) {
 		name, state string
 		seen, want  int64
 	}{
-		{"without evidence", "active", -1, 0}, {"outside of the mode", "none", 4, 0}, {"above the evidence", "active", 4, 5},
+		{"without evidence", "active", -1, 0},
+		{"outside of the mode", "none", 4, 0},
+		{"above the evidence", "active", 4, 5},
 		{"evidence of an earlier era", "active", 4, 5},
 	} {
 		if _, err := owner.Exec(t.Context(), `UPDATE recovery.rollback SET state = $1, since = now(), seen_era = $2`,

@@ -59,9 +59,7 @@ func TestOneSpellingOfAName(t *testing.T) {
 	usage := func(known []x509.ExtKeyUsage, unknown ...asn1.ObjectIdentifier) func(*x509.Certificate) {
 		return func(c *x509.Certificate) {
 			c.ExtKeyUsage = known
-			for _, oid := range unknown {
-				c.UnknownExtKeyUsage = append(c.UnknownExtKeyUsage, oid)
-			}
+			c.UnknownExtKeyUsage = append(c.UnknownExtKeyUsage, unknown...)
 		}
 	}
 	client := x509.ExtKeyUsageClientAuth

@@ -189,9 +189,7 @@ func TestWhatIsInflatedIsBounded(t *testing.T) {
 	f := people(t, nil)
 	bomb := zipped(t, bytes.Repeat([]byte(" "), 16<<20))
 	enveloped := func(message []byte) []byte {
-		head := make([]byte, 5)
-		head[0] = 1
-		binary.BigEndian.PutUint32(head[1:], uint32(len(message))) //nolint:gosec // short
+		head := binary.BigEndian.AppendUint32([]byte{1}, uint32(len(message))) //nolint:gosec // short
 		return append(head, message...)
 	}
 	f.post(t, "", whoAmI, bytes.NewReader(bomb), "Authorization", "Bearer good", "Content-Encoding", "gzip").

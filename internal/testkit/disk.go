@@ -25,8 +25,8 @@ func SmallDisk(t *testing.T, size int) string {
 	return dir
 }
 
-// Fill takes all room of the file system of dir, to the last block, and answers how to give it back.
-func Fill(t *testing.T, dir string) (release func()) {
+// Fill takes all room of the file system of dir, to the last block, and returns what gives it back.
+func Fill(t *testing.T, dir string) func() {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -112,14 +112,15 @@ func (b *balancer) connect(ctx context.Context, hello []byte) (net.Conn, []byte,
 }
 
 // ask opens a connection to addr, sends hello and, if within is not zero, waits that long for the beginning of an answer.
-func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (_ net.Conn, _ []byte, err error) {
+func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (net.Conn, []byte, error) {
 	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	answered := false
 	defer func() {
-		if !stop() || err != nil {
+		if !stop() || !answered {
 			_ = conn.Close()
 		}
 	}()
@@ -127,6 +128,7 @@ func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (
 		return nil, nil, fmt.Errorf("pass on to %s: %w", addr, err)
 	}
 	if within == 0 {
+		answered = true
 		return conn, nil, nil
 	}
 	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
@@ -140,6 +142,7 @@ func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return nil, nil, fmt.Errorf("wait for %s: %w", addr, err)
 	}
+	answered = true
 	return conn, answer[:n], nil
 }
 

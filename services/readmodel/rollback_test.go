@@ -15,12 +15,14 @@ import (
 )
 
 func (o *owners) GetRollback(ctx context.Context, r *recoveryv1.GetRollbackRequest) (*recoveryv1.GetRollbackResponse,
-	error) {
+	error,
+) {
 	return &recoveryv1.GetRollbackResponse{Rollback: &recoveryv1.RollbackMode{Active: true}}, o.note(ctx, r)
 }
 
 func (o *owners) AcceptRollback(ctx context.Context,
-	r *recoveryv1.AcceptRollbackRequest) (*recoveryv1.AcceptRollbackResponse, error) {
+	r *recoveryv1.AcceptRollbackRequest,
+) (*recoveryv1.AcceptRollbackResponse, error) {
 	return &recoveryv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{AcceptReason: r.GetReason()}, Pos: "pos"},
 		o.note(ctx, r)
 }

@@ -25,15 +25,19 @@ func TestRollback(t *testing.T) {
 	f := mesh(t)
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: rolledBack()})
 	got := call(t, "rollback", "status").wants(t, 0)
-	for _, want := range []string{"active", "on evidence", "node_ahead", nodeID, "node n1 shows generation 9", "40",
-		"gpuaas rollback accept"} {
+	for _, want := range []string{
+		"active", "on evidence", "node_ahead", nodeID, "node n1 shows generation 9", "40",
+		"gpuaas rollback accept",
+	} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
 	}
 	call(t, "rollback", "accept").wants(t, 2)
-	always(f, "AcceptRollback", &readmodelv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{AcceptedBy: "op",
-		Era: 4}, Pos: "1:9"})
+	always(f, "AcceptRollback", &readmodelv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{
+		AcceptedBy: "op",
+		Era:        4,
+	}, Pos: "1:9"})
 	got = call(t, "rollback", "accept", "--reason", "compared", "--yes", "-o", "json").wants(t, 0)
 	var answer struct {
 		Active     bool   `json:"active"`
@@ -66,8 +70,10 @@ func TestStatusShowsRollbackMode(t *testing.T) {
 		NextAction: "gpuaas rollback accept --reason TEXT",
 	}, well}})
 	got := call(t, "status").wants(t, 0)
-	for _, want := range []string{"ROLLBACK MODE", "ACTIVE: rollback mode: the database is older", "control_plane", "down",
-		"gpuaas rollback accept"} {
+	for _, want := range []string{
+		"ROLLBACK MODE", "ACTIVE: rollback mode: the database is older", "control_plane", "down",
+		"gpuaas rollback accept",
+	} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}

@@ -104,8 +104,12 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		return nil, fmt.Errorf("register metrics of findings: %w", err)
 	}
 	s.looks = []look{
-		{"rows", s.lookAtRows}, {"records", s.lookAtRecords}, {"agents", s.lookAtAgents}, {"schemas", s.lookAtSchemas},
-		{"provisions", s.lookAtProvisions}, {sourceDisks, s.lookAtDisks},
+		{"rows", s.lookAtRows},
+		{"records", s.lookAtRecords},
+		{"agents", s.lookAtAgents},
+		{"schemas", s.lookAtSchemas},
+		{"provisions", s.lookAtProvisions},
+		{sourceDisks, s.lookAtDisks},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
 		s.looks = append(s.looks, look{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) { return s.lookAtBoxes(ctx, kind, deps.Drivers[kind]) }})

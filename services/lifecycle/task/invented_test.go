@@ -89,7 +89,7 @@ func TestTheFirstResultOfABatchWins(t *testing.T) {
 						NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation, LedgerId: n.ledger,
 					})
 				}
-				last := req.Reports[len(req.Reports)-1]
+				last := req.GetReports()[len(req.GetReports())-1]
 				last.Results = append(last.Results, &nodev1.TaskResult{Task: ref, State: state, Output: []byte(state.String())})
 			}
 			res, err := k.tasks.ReportTasks(t.Context(), req)

@@ -40,8 +40,10 @@ func TestRollbackModeStopsNoBox(t *testing.T) {
 	_, err := k.enroll(old.secret, k.csr())
 	k.refused(err, commonv1.Reason_REASON_EPOCH_SUPERSEDED)
 	ended := k.prepare(ids.New(), 1)
-	if err := k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{InstanceId: ended.instance,
-		WorkspaceId: ids.New(), Epoch: 1}); err != nil {
+	if err := k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{
+		InstanceId:  ended.instance,
+		WorkspaceId: ids.New(), Epoch: 1,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = k.enroll(ended.secret, k.csr())
@@ -91,8 +93,10 @@ func TestRollbackModeEndsAndBeginsNothing(t *testing.T) {
 		WorkspaceId: ids.New(), TenantId: ids.New(), Epoch: 1, InstanceId: ids.New(), SecretSha256: hash, NodeName: "box",
 	})
 	k.waits("prepare", err)
-	k.waits("retire", k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{InstanceId: b.instance,
-		WorkspaceId: b.workspace, Epoch: 1}))
+	k.waits("retire", k.enroller.RetireBox(k.ctx, &recoveryv1.RetireInstanceRequest{
+		InstanceId:  b.instance,
+		WorkspaceId: b.workspace, Epoch: 1,
+	}))
 	_, err = k.enroller.IssueBootstrap(k.ctx, "two", 0, "", "ada")
 	k.waits("bootstrap", err)
 	if swept, err := k.enroller.Sweep(k.ctx); err != nil || swept != (enrol.Swept{}) {

@@ -24,8 +24,10 @@ const rolledBack = commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK
 // shows gives a node a join state that the control plane signed in a history of which the database may know nothing.
 func (b *bench) shows(n *node, generation, era int64) {
 	b.t.Helper()
-	signed, err := b.keys.Sign(joinstate.State{NodeID: n.id, NodeInstanceID: n.instance, Generation: generation,
-		Serial: n.serial, Era: era})
+	signed, err := b.keys.Sign(joinstate.State{
+		NodeID: n.id, NodeInstanceID: n.instance, Generation: generation,
+		Serial: n.serial, Era: era,
+	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -195,8 +197,10 @@ func TestTheFirstEvidenceCountsForItsBatch(t *testing.T) {
 	b := newBench(t)
 	ahead := b.enrolled("one")
 	b.shows(ahead, 9, 0)
-	results, _, err := b.identities.Open(b.ctx, []*recoveryv1.OpenSession{b.hello(&node{id: ids.New(), instance: ids.New(),
-		serial: "ff"}), b.hello(ahead)})
+	results, _, err := b.identities.Open(b.ctx, []*recoveryv1.OpenSession{b.hello(&node{
+		id: ids.New(), instance: ids.New(),
+		serial: "ff",
+	}), b.hello(ahead)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,8 +218,10 @@ func TestRollbackModeRefusesVerbs(t *testing.T) {
 		recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE,
 		recoveryv1.IdentityVerb_IDENTITY_VERB_REACTIVATE, recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE,
 	} {
-		_, _, err := b.identities.Change(b.ctx, n.id, verb, "because", identity.Actor{Subject: "ada",
-			Roles: []string{identity.RoleSecurity}})
+		_, _, err := b.identities.Change(b.ctx, n.id, verb, "because", identity.Actor{
+			Subject: "ada",
+			Roles:   []string{identity.RoleSecurity},
+		})
 		if f, ok := fault.As(err); !ok || f.Reason != rolledBack || !strings.Contains(f.Remedy, "gpuaas rollback accept") {
 			t.Errorf("%v: %v", verb, err)
 		}

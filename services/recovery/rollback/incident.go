@@ -75,7 +75,7 @@ func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
 			i.NodeIds, more = append(i.NodeIds, node), true
 		}
 	}
-	slices.Sort(i.NodeIds)
+	slices.Sort(i.GetNodeIds())
 	if !more && i.GetSummary() == mode.summary() && now.Sub(i.GetLastSeenAt().AsTime()) < incidentEvery {
 		return nil
 	}

@@ -54,8 +54,10 @@ func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, 
 		first := mode.evidence[0]
 		_, err := audit.Record(ctx, tx, audit.Entry{
 			Action: "rollback.enter", Reason: first.Detail, SubjectType: "rollback", SubjectID: subject,
-			Details: map[string]any{"evidence": first.Kind, "subject": first.Subject, "era": mode.Era,
-				"incident_id": mode.IncidentID},
+			Details: map[string]any{
+				"evidence": first.Kind, "subject": first.Subject, "era": mode.Era,
+				"incident_id": mode.IncidentID,
+			},
 		})
 		if err != nil {
 			return nil, false, err //nolint:wrapcheck // it says what it did

@@ -49,7 +49,8 @@ func newKit(t *testing.T) *kit {
 }
 
 func (k *kit) report(kind recoveryv1.RollbackEvidenceKind, subject string, remembered,
-	known int64) *recoveryv1.RollbackMode {
+	known int64,
+) *recoveryv1.RollbackMode {
 	k.t.Helper()
 	out, err := k.server.ReportRollback(k.ctx, &recoveryv1.ReportRollbackRequest{
 		Kind: kind, Subject: subject, Detail: "the launch log has another epoch", Remembered: remembered, Known: known,
@@ -253,8 +254,10 @@ func TestAcceptingWhatIsNotActiveIsRefused(t *testing.T) {
 		commonv1.Reason_REASON_REASON_REQUIRED) {
 		t.Fatal(err)
 	}
-	if _, err := k.server.ReportRollback(k.ctx, &recoveryv1.ReportRollbackRequest{Kind: node, Subject: "x",
-		Detail: "y"}); !fault.Has(err,
+	if _, err := k.server.ReportRollback(k.ctx, &recoveryv1.ReportRollbackRequest{
+		Kind: node, Subject: "x",
+		Detail: "y",
+	}); !fault.Has(err,
 		commonv1.Reason_REASON_INVALID_ARGUMENT) {
 		t.Fatal(err)
 	}
