@@ -97,6 +97,9 @@ func TestAnAdoptedCertificateIsKnownByItsKey(t *testing.T) {
 	if got := b.keyOf(n.serial); string(got) != string(key) {
 		t.Errorf("it is known by the key %x, want %x", got, key)
 	}
+	// What it remembers has set rollback mode: until that is accepted nobody is told to take another identity.
+	wantWait(t, "another key", b.open(b.helloWith(n, otherKey())).GetDenial())
+	b.accept(t)
 	if got := b.open(b.helloWith(n, otherKey())); got.GetDenial().GetReason() != commonv1.Reason_REASON_SERIAL_UNKNOWN {
 		t.Errorf("another key: %v", got)
 	}
