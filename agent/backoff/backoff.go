@@ -39,7 +39,8 @@ func (b *Backoff) Next(retryAfter time.Duration) time.Duration {
 	return b.NextWithin(retryAfter, b.policy.Cap)
 }
 
-// NextWithin is Next with a range that does not grow beyond most, where the time that is left is shorter than the policy's waits.
+// NextWithin is Next with a range that does not grow beyond most, where the time that is left is shorter than the
+// policy's waits.
 func (b *Backoff) NextWithin(retryAfter, most time.Duration) time.Duration {
 	bound := b.policy.Base
 	for i := 0; i < b.attempt && bound < b.policy.Cap; i++ {

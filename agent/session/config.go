@@ -78,7 +78,8 @@ type Deps struct {
 	// Record puts a diagnostic on disk. It is called before every retry. Nil: none is kept.
 	Record func(ctx context.Context, d Diagnostic) error
 	Hooks  Hooks
-	// Lookup returns the addresses of a host. Nil: the system's resolver, and none where Dial is set: that is given the endpoint as it is.
+	// Lookup returns the addresses of a host. Nil: the system's resolver, and none where Dial is set: that is given
+	// the endpoint as it is.
 	Lookup func(ctx context.Context, host string) ([]string, error)
 	// Dial opens the transport. Nil: TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
@@ -96,8 +97,9 @@ type Config struct {
 	RenewTimeout time.Duration  // how long an answer to a renewal is waited for. Default 30 s
 	Goodbye      time.Duration  // how long an orderly end may take. Default 2 s
 
-	// The phases of an open. One that takes longer ends the open, and the next takes another address; each frame that the server sends before Admitted
-	// starts the time of its phase again. After a round of opens that timed out they double, up to OpenTimeout.
+	// The phases of an open. One that takes longer ends the open, and the next takes another address; each frame that
+	// the server sends before Admitted starts the time of its phase again. After a round of opens that timed out they
+	// double, up to OpenTimeout.
 	ConnectTimeout   time.Duration // to one address, and of the lookup. Default 3 s
 	HandshakeTimeout time.Duration // of TLS. Default 4 s
 	WelcomeTimeout   time.Duration // from the handshake to Welcome. Default 5 s

@@ -85,7 +85,9 @@ func (e *handshakeError) Error() string { return "TLS handshake: " + e.cause.Err
 func (e *handshakeError) Unwrap() error { return e.cause }
 
 // dial makes a connection of its own for one session: a replacement never shares one with what it replaces.
-func (c *Client) dial(cert *tls.Certificate, trustDomain, endpoint string, phases *phases) (*grpc.ClientConn, *wire, error) {
+func (c *Client) dial(
+	cert *tls.Certificate, trustDomain, endpoint string, phases *phases,
+) (*grpc.ClientConn, *wire, error) {
 	store, err := pki.NewStore(cert.PrivateKey, cert.Certificate)
 	if err != nil {
 		return nil, nil, err

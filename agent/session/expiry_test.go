@@ -53,8 +53,8 @@ func rateLimited(retryAfter time.Duration) error {
 	return fault.New(commonv1.Reason_REASON_RATE_LIMITED, "", fault.RetryAfter(retryAfter))
 }
 
-// TestHandOverIsRetriedBeforeTheCertificateEnds issues the next certificate 26 s before the end of the one in use, and refuses the first open on it with
-// a wait of 28 s.
+// TestHandOverIsRetriedBeforeTheCertificateEnds issues the next certificate 26 s before the end of the one in use,
+// and refuses the first open on it with a wait of 28 s.
 func TestHandOverIsRetriedBeforeTheCertificateEnds(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) {
@@ -130,7 +130,8 @@ func TestAtExpiryTheNextCertificateIsTried(t *testing.T) {
 	}
 }
 
-// TestClosedSessionGoesOnWithTheNextCertificate: the old certificate stops counting while the session on the next one waits to be opened again.
+// TestClosedSessionGoesOnWithTheNextCertificate: the old certificate stops counting while the session on the next one
+// waits to be opened again.
 func TestClosedSessionGoesOnWithTheNextCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlane(t)
@@ -189,7 +190,8 @@ func TestAdmissionEndsTheBackoff(t *testing.T) {
 	})
 }
 
-// TestSessionsThatEndAtOnceAreNotOpenedWithoutPause: an admission ends the backoff of opens, and a session that ends as soon as it is admitted has one of its own.
+// TestSessionsThatEndAtOnceAreNotOpenedWithoutPause: an admission ends the backoff of opens, and a session that ends
+// as soon as it is admitted has one of its own.
 func TestSessionsThatEndAtOnceAreNotOpenedWithoutPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlane(t)
@@ -215,7 +217,8 @@ func TestSessionsThatEndAtOnceAreNotOpenedWithoutPause(t *testing.T) {
 	})
 }
 
-// TestTheShortestLives runs hundreds of lives of the shortest certificates that the policy allows, with opens that are refused at random.
+// TestTheShortestLives runs hundreds of lives of the shortest certificates that the policy allows, with opens that
+// are refused at random.
 func TestTheShortestLives(t *testing.T) {
 	const (
 		life  = 20 * time.Second // the least of node.certificate_ttl_seconds

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/mesh/internal/joinstate"
 )
 
-// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts the number of opens before it that timed
-// out. Whatever comes after ctx's end, or after a timeout, is not looked at.
+// open dials and brings a session to Admitted. replaces is the nonce of the session it takes the place of, timeouts
+// the number of opens before it that timed out. Whatever comes after ctx's end, or after a timeout, is not looked at.
 func (c *Client) open(ctx context.Context, replaces string, timeouts int) (*conn, error) {
 	node, ok := c.deps.Identity.Node()
 	cert := c.deps.Identity.Certificate()

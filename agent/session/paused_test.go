@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/mesh/agent/session"
 )
 
-// gate stops a replica: nothing is read from its connections and nothing is written to them while it is shut, and connections are still taken.
+// gate stops a replica: nothing is read from its connections and nothing is written to them while it is shut, and
+// connections are still taken.
 type gate struct {
 	mu   sync.Mutex
 	shut chan struct{} // nil: open
@@ -118,8 +119,8 @@ func (a *absence) hooks(h *session.Hooks) {
 	}
 }
 
-// TestAPausedReplicaLosesItsSessions: nine agents are at a replica that is stopped. They have one address, behind which connections are spread over three
-// replicas, whether these answer or not.
+// TestAPausedReplicaLosesItsSessions: nine agents are at a replica that is stopped. They have one address, behind
+// which connections are spread over three replicas, whether these answer or not.
 func TestAPausedReplicaLosesItsSessions(t *testing.T) {
 	const agents, within = 9, 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// phase is a part of an opening that has a time of its own: a replica that was stopped still takes connections, and is left for another one at the first
-// thing that it does not do.
+// phase is a part of an opening that has a time of its own: a replica that was stopped still takes connections, and
+// is left for another one at the first thing that it does not do.
 type phase string
 
 const (
@@ -28,15 +28,16 @@ func (e *phaseError) Error() string {
 	return fmt.Sprintf("no %s from %s within %s", e.phase, e.address, e.within)
 }
 
-// quickRound is how many opens that timed out are followed by another at once where there are fewer addresses than that: behind one address may stand many
-// replicas.
+// quickRound is how many opens that timed out are followed by another at once where there are fewer addresses than
+// that: behind one address may stand many replicas.
 const quickRound = 3
 
-// limit is how long a phase may take in an open after so many that timed out. It doubles with every round, since what is slow everywhere is no paused
-// replica but a crowd.
+// limit is how long a phase may take in an open after so many that timed out. It doubles with every round, since what
+// is slow everywhere is no paused replica but a crowd.
 func (c *Client) limit(ph phase, timeouts int) time.Duration {
 	limit := map[phase]time.Duration{
-		phaseConnect: c.cfg.ConnectTimeout, phaseHandshake: c.cfg.HandshakeTimeout, phaseWelcome: c.cfg.WelcomeTimeout, phaseAdmission: c.cfg.AdmissionTimeout,
+		phaseConnect: c.cfg.ConnectTimeout, phaseHandshake: c.cfg.HandshakeTimeout,
+		phaseWelcome: c.cfg.WelcomeTimeout, phaseAdmission: c.cfg.AdmissionTimeout,
 	}[ph]
 	for range timeouts / c.route.round() {
 		if limit >= c.cfg.OpenTimeout {
@@ -47,7 +48,8 @@ func (c *Client) limit(ph phase, timeouts int) time.Duration {
 	return min(limit, c.cfg.OpenTimeout)
 }
 
-// phases keeps the time of one opening. It is safe for concurrent use: grpc connects and shakes hands in a goroutine of its own.
+// phases keeps the time of one opening. It is safe for concurrent use: grpc connects and shakes hands in a goroutine
+// of its own.
 type phases struct {
 	limit  func(phase) time.Duration
 	expire func(error) // called once, with the phase that took too long

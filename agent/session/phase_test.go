@@ -54,7 +54,8 @@ func (p *places) asked() []string {
 	return slices.Clone(p.dials)
 }
 
-// TestEachPhaseHasItsTime: an opening that stops at a phase is given up after the time of that phase, and the next one takes the other address at once.
+// TestEachPhaseHasItsTime: an opening that stops at a phase is given up after the time of that phase, and the next
+// one takes the other address at once.
 func TestEachPhaseHasItsTime(t *testing.T) {
 	tests := map[string]struct {
 		within time.Duration
@@ -171,8 +172,8 @@ func TestAServerThatWorksOnAnOpeningIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestSilenceEverywhereIsNoHaste: after a round of opens that timed out the waits grow, and so does the time of a phase, for a server that is slow and not
-// paused.
+// TestSilenceEverywhereIsNoHaste: after a round of opens that timed out the waits grow, and so does the time of a
+// phase, for a server that is slow and not paused.
 func TestSilenceEverywhereIsNoHaste(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlane(t)

@@ -32,7 +32,8 @@ func newRenewal(c *Client) renewal {
 	return renewal{c: c, timer: timer, retry: backoff.New(c.cfg.RenewRetry).WithDraw(c.cfg.Draw)}
 }
 
-// arm sets the time of the request: about the half of the certificate's life before its end, or after a wait if that has passed.
+// arm sets the time of the request: about the half of the certificate's life before its end, or after a wait if that
+// has passed.
 func (n *renewal) arm(cert *tls.Certificate, wait time.Duration) {
 	life := pki.Life(cert.Leaf)
 	at := cert.Leaf.NotAfter.Add(-life/2 - life/20 + n.c.jitter(life/10))

@@ -133,15 +133,15 @@ func lifted(reason commonv1.Reason) bool {
 	}
 }
 
-// How often the other certificate may be taken into use until a session is admitted. The end of a certificate allows once more: a refusal may have brought
-// back the one that ended now.
+// How often the other certificate may be taken into use until a session is admitted. The end of a certificate allows
+// once more: a refusal may have brought back the one that ended now.
 const (
 	refusalFlips = 1
 	expiryFlips  = 2
 )
 
-// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet, or the other one held, which is taken
-// into use at most so many times until a session is admitted.
+// another reports whether a certificate other than used is in use now: the next one, whose session is not open yet,
+// or the other one held, which is taken into use at most so many times until a session is admitted.
 func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) bool {
 	id, now := r.c.deps.Identity, r.c.deps.Clock.Now()
 	if current := id.Certificate(); used != nil && identity.Usable(current, now) && !current.Leaf.Equal(used.Leaf) {
@@ -158,8 +158,9 @@ func (r *runner) another(ctx context.Context, used *tls.Certificate, flips int) 
 	return true
 }
 
-// inTime shortens a wait that the certificate in use does not outlast. The next try comes while the time that a hand-over needs is left, and within that
-// time at ever shorter intervals, whatever wait was asked for: a try too many costs a refusal, a certificate that ran out costs the session.
+// inTime shortens a wait that the certificate in use does not outlast. The next try comes while the time that a
+// hand-over needs is left, and within that time at ever shorter intervals, whatever wait was asked for: a try too
+// many costs a refusal, a certificate that ran out costs the session.
 func (r *runner) inTime(delay time.Duration) time.Duration {
 	leaf := r.lifeline()
 	if leaf == nil {
@@ -182,7 +183,8 @@ func (r *runner) inTime(delay time.Duration) time.Duration {
 // leastRetry is the shortest bound of a wait near the end of a certificate.
 const leastRetry = 500 * time.Millisecond
 
-// share is the part of the certificate's life that one wait may take: a sixth, so that retries of short lives are as many as those of long ones.
+// share is the part of the certificate's life that one wait may take: a sixth, so that retries of short lives are as
+// many as those of long ones.
 func (r *runner) share() time.Duration {
 	if leaf := r.lifeline(); leaf != nil {
 		return max(pki.Life(leaf)/6, leastRetry)
@@ -190,7 +192,8 @@ func (r *runner) share() time.Duration {
 	return math.MaxInt64
 }
 
-// lifeline is the certificate whose end ends what is held: that of the session that stands, else the one held that lives longest. Nil: none is held.
+// lifeline is the certificate whose end ends what is held: that of the session that stands, else the one held that
+// lives longest. Nil: none is held.
 func (r *runner) lifeline() *x509.Certificate {
 	if r.active != nil {
 		return r.active.cert.Leaf

@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// route chooses the address of each open. A name may have many; an open takes one that was not tried since the last admission, in random order, so that a
-// fleet spreads and a replica that does not answer is left. It is safe for concurrent use.
+// route chooses the address of each open. A name may have many; an open takes one that was not tried since the last
+// admission, in random order, so that a fleet spreads and a replica that does not answer is left. It is safe for
+// concurrent use.
 type route struct {
 	lookup func(ctx context.Context, host string) ([]string, error) // nil: names are dialed as they are
 	dial   func(ctx context.Context, address string) (net.Conn, error)
@@ -25,7 +26,9 @@ func newRoute(deps Deps, draw func(n int64) int64) *route {
 	r := &route{lookup: deps.Lookup, dial: deps.Dial, draw: draw, tried: map[string]struct{}{}}
 	if r.dial == nil {
 		var d net.Dialer
-		r.dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+		r.dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", address)
+		}
 		if r.lookup == nil {
 			r.lookup = net.DefaultResolver.LookupHost
 		}
@@ -96,7 +99,8 @@ func (r *route) addresses(ctx context.Context, endpoint string, within time.Dura
 	return addresses, nil
 }
 
-// untried returns the addresses that were not tried yet, in random order, and notes each as tried when it is taken. When all were tried, a new round begins.
+// untried returns the addresses that were not tried yet, in random order, and notes each as tried when it is taken.
+// When all were tried, a new round begins.
 func (r *route) untried(addresses []string) func(yield func(int, string) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

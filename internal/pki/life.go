@@ -11,8 +11,9 @@ const Backdate = time.Minute
 // maxLead bounds Lead.
 const maxLead = time.Minute
 
-// Life returns how long a certificate serves from its issue to its end. The time by which authorities date certificates back is no part of it: of a
-// certificate for 20 s that begins a minute before its issue, more than half has always passed.
+// Life returns how long a certificate serves from its issue to its end. The time by which authorities date
+// certificates back is no part of it: of a certificate for 20 s that begins a minute before its issue, more than half
+// has always passed.
 func Life(leaf *x509.Certificate) time.Duration {
 	span := leaf.NotAfter.Sub(leaf.NotBefore)
 	if span > Backdate {
@@ -21,5 +22,6 @@ func Life(leaf *x509.Certificate) time.Duration {
 	return span
 }
 
-// Lead returns how long before the end of a certificate of that life the session on the next one is due: a sixth of the life, at most a minute.
+// Lead returns how long before the end of a certificate of that life the session on the next one is due: a sixth of
+// the life, at most a minute.
 func Lead(life time.Duration) time.Duration { return min(maxLead, max(life, 0)/6) }

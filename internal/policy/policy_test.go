@@ -49,7 +49,8 @@ func TestKeysAreWhole(t *testing.T) {
 	}
 }
 
-// TestShortestCertificate: agents and the node API replace a certificate of twenty seconds in time, and no shorter one is allowed.
+// TestShortestCertificate: agents and the node API replace a certificate of twenty seconds in time, and no shorter
+// one is allowed.
 func TestShortestCertificate(t *testing.T) {
 	for value, allowed := range map[string]bool{"20": true, "19": false} {
 		err := policy.Defaults().Validate(policy.CertificateTTLSeconds, value, policy.Ack{Weakening: true, Reason: "test"})

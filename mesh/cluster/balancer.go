@@ -13,9 +13,10 @@ import (
 
 // balancer stands before the replicas of a service and passes bytes on. It opens no TLS: clients and replicas prove themselves to each other.
 //
-// A new connection goes to a replica that says it is ready, and on to the next one if that replica does not answer the client's first record in time: a
-// stopped process still takes connections, by the backlog of its listener. Connections that stand are left alone. Where no replica says it is ready, all are
-// tried, so that clients hear from the service itself what it lacks.
+// A new connection goes to a replica that says it is ready, and on to the next one if that replica does not answer
+// the client's first record in time: a stopped process still takes connections, by the backlog of its listener.
+// Connections that stand are left alone. Where no replica says it is ready, all are tried, so that clients hear from
+// the service itself what it lacks.
 type balancer struct {
 	addr         string
 	listener     net.Listener
@@ -71,7 +72,8 @@ func (b *balancer) run(ctx context.Context) error {
 	}
 }
 
-// order lists the backends for one connection: those that are ready, then the others, each beginning after the one that was asked first last time.
+// order lists the backends for one connection: those that are ready, then the others, each beginning after the one
+// that was asked first last time.
 func (b *balancer) order() []backend {
 	n := uint64(len(b.backends))
 	first := b.next.Add(1)
@@ -88,8 +90,9 @@ func (b *balancer) order() []backend {
 	return append(ready, others...)
 }
 
-// connect finds a replica that answers hello, the client's first record, and returns the connection with the first bytes of the answer. The last replica is
-// waited for without a bound of ours: by then the client knows best how long it waits.
+// connect finds a replica that answers hello, the client's first record, and returns the connection with the first
+// bytes of the answer. The last replica is waited for without a bound of ours: by then the client knows best how long
+// it waits.
 func (b *balancer) connect(ctx context.Context, hello []byte) (net.Conn, []byte, error) {
 	var errs []error
 	order := b.order()
@@ -111,39 +114,41 @@ func (b *balancer) connect(ctx context.Context, hello []byte) (net.Conn, []byte,
 	return nil, nil, errors.Join(errs...)
 }
 
-// ask opens a connection to addr, sends hello and, if within is not zero, waits that long for the beginning of an answer.
+// ask opens a connection to addr, sends hello and, if within is not zero, waits that long for the beginning of an
+// answer.
 func ask(ctx context.Context, addr string, hello []byte, within time.Duration) (net.Conn, []byte, error) {
 	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	answered := false
-	defer func() {
-		if !stop() || !answered {
-			_ = conn.Close()
-		}
-	}()
+	answer, err := exchange(conn, hello, within)
+	if !stop() || err != nil {
+		return nil, nil, errors.Join(context.Cause(ctx), err, conn.Close())
+	}
+	return conn, answer, nil
+}
+
+// exchange is ask on an open connection.
+func exchange(conn net.Conn, hello []byte, within time.Duration) ([]byte, error) {
 	if _, err := conn.Write(hello); err != nil {
-		return nil, nil, fmt.Errorf("pass on to %s: %w", addr, err)
+		return nil, fmt.Errorf("pass on to %s: %w", conn.RemoteAddr(), err)
 	}
 	if within == 0 {
-		answered = true
-		return conn, nil, nil
+		return nil, nil
 	}
 	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
-		return nil, nil, fmt.Errorf("wait for %s: %w", addr, err)
+		return nil, fmt.Errorf("wait for %s: %w", conn.RemoteAddr(), err)
 	}
 	answer := make([]byte, 16<<10)
 	n, err := conn.Read(answer)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s does not answer: %w", addr, err)
+		return nil, fmt.Errorf("%s does not answer: %w", conn.RemoteAddr(), err)
 	}
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
-		return nil, nil, fmt.Errorf("wait for %s: %w", addr, err)
+		return nil, fmt.Errorf("wait for %s: %w", conn.RemoteAddr(), err)
 	}
-	answered = true
-	return conn, answer[:n], nil
+	return answer[:n], nil
 }
 
 const (
@@ -152,7 +157,8 @@ const (
 	recordMost      = 16 << 10
 )
 
-// isTLS reports whether b begins a TLS handshake, whose first record may be shown to another replica: nothing has been agreed on yet.
+// isTLS reports whether b begins a TLS handshake, whose first record may be shown to another replica: nothing has
+// been agreed on yet.
 func isTLS(b []byte) bool { return len(b) >= recordHeader && b[0] == recordHandshake }
 
 // readHello reads the client's first record, or what came first if it speaks something else.

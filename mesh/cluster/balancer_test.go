@@ -65,7 +65,8 @@ func (r *replicaOf) serve(conn net.Conn) {
 	_, _ = io.Copy(conn, conn)
 }
 
-// stopped is a replica that takes connections by the backlog of its listeners and never answers, as a stopped process does.
+// stopped is a replica that takes connections by the backlog of its listeners and never answers, as a stopped process
+// does.
 func stopped(t *testing.T) backend {
 	t.Helper()
 	return backend{addr: listen(t).Addr().String(), ready: newReadiness(listen(t).Addr().String())}
@@ -135,7 +136,8 @@ func (b *balancer) answered(t *testing.T) string {
 	return string(name)
 }
 
-// TestSilentReplicaLosesTheConnection: replicas were stopped a moment ago, and their last answers still say that they are ready.
+// TestSilentReplicaLosesTheConnection: replicas were stopped a moment ago, and their last answers still say that they
+// are ready.
 func TestSilentReplicaLosesTheConnection(t *testing.T) {
 	live := newReplica(t, "a")
 	silent := []backend{stopped(t), stopped(t)}
@@ -153,7 +155,8 @@ func TestSilentReplicaLosesTheConnection(t *testing.T) {
 	}
 }
 
-// TestOnlyReadyReplicasGetConnections: a replica that is not ready gets none, one that is ready again does, and where none is ready all are tried.
+// TestOnlyReadyReplicasGetConnections: a replica that is not ready gets none, one that is ready again does, and where
+// none is ready all are tried.
 func TestOnlyReadyReplicasGetConnections(t *testing.T) {
 	a, b := newReplica(t, "a"), newReplica(t, "b")
 	silent := stopped(t)

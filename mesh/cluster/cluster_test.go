@@ -116,8 +116,8 @@ func TestEveryProcessMayDie(t *testing.T) {
 	}
 }
 
-// TestSessionsLeaveAPausedReplica stops a replica of the node API that holds sessions. They come back at the other one while it is stopped. How fast they do
-// is measured where time is simulated, in the agent's session.
+// TestSessionsLeaveAPausedReplica stops a replica of the node API that holds sessions. They come back at the other
+// one while it is stopped. How fast they do is measured where time is simulated, in the agent's session.
 func TestSessionsLeaveAPausedReplica(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

@@ -13,8 +13,8 @@ import (
 // readyEvery is how often a replica is asked whether it is ready, and how long it may take to answer.
 const readyEvery = time.Second
 
-// readiness is what a replica says of itself at /readyz, asked every second. A replica that has not answered yet is not ready, nor is one that does not
-// answer within a second.
+// readiness is what a replica says of itself at /readyz, asked every second. A replica that has not answered yet is
+// not ready, nor is one that does not answer within a second.
 type readiness struct {
 	ops   string // host:port
 	every time.Duration

@@ -286,7 +286,8 @@ func TestAnOpeningThatWaitsIsReported(t *testing.T) {
 	a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil })
 }
 
-// TestShortCertificatesMayOpenMoreOften: of a certificate of twenty seconds, which is dated back like any other, a node may open every two.
+// TestShortCertificatesMayOpenMoreOften: of a certificate of twenty seconds, which is dated back like any other, a
+// node may open every two.
 func TestShortCertificatesMayOpenMoreOften(t *testing.T) {
 	k := newKit(t)
 	r := k.replica(func(c *nodeapi.Config) { c.OpenBurst, c.OpenEvery = 1, time.Hour })

@@ -19,7 +19,6 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/pki"
 )
 
 // Config of the roster. Zero fields take the defaults.
@@ -28,8 +27,8 @@ type Config struct {
 	OpenWithin time.Duration // from the stream's start to admission; default 5 s for the first frame, 30 s in all
 	LateAfter  time.Duration // without a frame, at least; default 45 s, and never less than three of the session's heartbeat intervals
 	DrainFor   time.Duration // of a replaced session; default 30 s
-	// ReplaceLead is how long before the certificate's end a replacement is asked for, at most; less of a certificate that lives for less than six times that.
-	// Default 60 s.
+	// ReplaceLead is how long before the certificate's end a replacement is asked for, at most; less of a certificate
+	// that lives for less than six times that. Default 60 s.
 	ReplaceLead time.Duration
 	WriteWithin time.Duration // a frame that the agent does not take for longer ends its session; default 10 s
 	// Offset is what to add to this host's clock to have the database's, by which certificates end; nil: nothing.
@@ -318,17 +317,6 @@ func (r *Roster) Tick(now time.Time) {
 	r.mu.Lock()
 	r.lateNow = late
 	r.mu.Unlock()
-}
-
-// replaceSpread is the range from which agents that are asked for a replacement draw its time.
-const replaceSpread = 10 * time.Second
-
-// lead is how long before the end of its certificate a session's replacement is asked for.
-func (r *Roster) lead(s *Session) time.Duration {
-	if s.Identity.Life <= 0 {
-		return r.cfg.ReplaceLead
-	}
-	return min(r.cfg.ReplaceLead, pki.Lead(s.Identity.Life))
 }
 
 func (r *Roster) tickOne(s *Session, now time.Time) bool {

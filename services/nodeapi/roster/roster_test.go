@@ -236,7 +236,8 @@ func TestPolicyBoundsSilence(t *testing.T) {
 	})
 }
 
-// TestShortCertificatesAreReplacedInTime asks for the replacement of a session a sixth of its certificate's life before its end, at most a minute.
+// TestShortCertificatesAreReplacedInTime asks for the replacement of a session a sixth of its certificate's life
+// before its end, at most a minute.
 func TestShortCertificatesAreReplacedInTime(t *testing.T) {
 	tests := map[string]struct{ life, lead, spread time.Duration }{
 		"the policy's least": {20 * time.Second, 20 * time.Second / 6, 20 * time.Second / 36},
