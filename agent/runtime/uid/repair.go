@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,9 @@ import (
 const (
 	claimLeftover    = ".claim-"
 	registerLeftover = ".register-"
+
+	// leftoverAge is older than any write under way: agents of the host that start just now write into the same directory.
+	leftoverAge = time.Minute
 )
 
 // repair removes what unfinished writes left, and settles claims that cannot be read: one whose id owns directories of a workspace becomes that
@@ -34,6 +38,9 @@ func (t *Table) repair() (err error) {
 	var broken []int
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), claimLeftover) || strings.HasPrefix(entry.Name(), registerLeftover) {
+			if info, err := entry.Info(); err != nil || time.Since(info.ModTime()) < leftoverAge {
+				continue // its writer has it, or has just renamed it
+			}
 			if err := os.Remove(filepath.Join(t.cfg.Dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("remove unfinished uid claim: %w", err)
 			}
