@@ -232,13 +232,22 @@ func (m *Mesh) bystander(ctx context.Context) error {
 		return fmt.Errorf("make the tenant of the drills: %w", err)
 	}
 	ref := Tenant + "/" + bystander
-	if w, err := m.workspace(ctx, ref); err == nil && w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
-		return nil
+	if w, err := m.workspace(ctx, ref); err != nil || w.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
+		if _, err := m.create(ctx, bystander, nil); err != nil {
+			return fmt.Errorf("make the workspace that nothing is to happen to: %w", err)
+		}
+		if err := m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle); err != nil {
+			return err
+		}
 	}
-	if _, err := m.create(ctx, bystander, nil); err != nil {
-		return fmt.Errorf("make the workspace that nothing is to happen to: %w", err)
-	}
-	return m.awaitState(ctx, ref, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, settle)
+	// It is compared with afterwards, so it must not be on its way back from an earlier drill.
+	return await(ctx, "the workspace that nothing is to happen to", settle, func(ctx context.Context) error {
+		w, err := m.workspace(ctx, ref)
+		if err == nil && w.GetUserState() != commonv1.UserState_USER_STATE_NORMAL {
+			err = fmt.Errorf("it is %s to its user", names.Of(w.GetUserState()))
+		}
+		return err
+	})
 }
 
 // fresh is a name that no drill before has used.
