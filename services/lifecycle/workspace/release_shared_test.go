@@ -127,6 +127,10 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The role has a timeout for transactions that are forgotten; this one is not.
+	if _, err := reader.Exec(t.Context(), `SET idle_in_transaction_session_timeout = 0`); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := reader.Exec(t.Context(), `BEGIN; LOCK TABLE `+pgx.Identifier{schemaName(w.Tenant, w.Name, w.ID), "kv"}.Sanitize()+` IN ACCESS SHARE MODE`); err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -79,10 +78,8 @@ func (s *Server) ReportRollback(
 	var set bool
 	err := pg.InTx(ctx, s.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		if mode, set, err = Record(ctx, tx, e); err != nil {
-			return err
-		}
-		return failpoint.Hit("recovery.report_rollback.before_commit")
+		mode, set, err = Record(ctx, tx, e)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("report rollback: %w", err)
@@ -119,7 +116,7 @@ func (s *Server) AcceptRollback(
 			return err
 		}
 		out.Rollback = mode.Proto()
-		return failpoint.Hit("recovery.accept_rollback.before_commit")
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("accept rollback: %w", s.deps.Audit.Refuse(ctx, refused, err))
