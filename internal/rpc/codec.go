@@ -16,8 +16,8 @@ import (
 )
 
 // Connect decodes a request before any interceptor runs, and an error of a codec reaches the client as it is: without a Denial, without the correlation
-// id, with names of Go types. The codecs of this package therefore accept every body. One that cannot be decoded becomes an empty message that carries the
-// problem among its unknown fields, and the guard, which sees every message, refuses it as a typed invalid_argument.
+// id, with names of Go types. The codecs of this package therefore accept every body. The message of one that cannot be accepted carries the problem in place
+// of its unknown fields, and the guard, which sees every message, refuses it as a typed invalid_argument.
 
 // problemField is the number of the unknown field that carries the problem.
 const problemField protowire.Number = 1<<29 - 1
@@ -72,10 +72,12 @@ func (c *codec) Unmarshal(data []byte, message any) error {
 		return fmt.Errorf("decode message: %T is not a protobuf message", message)
 	}
 	if c.json && len(data) == 0 {
+		proto.Reset(m)
 		putProblem(m, "the body is empty; a message without fields is {}")
 		return nil
 	}
 	if err := c.unmarshal(data, m); err != nil {
+		proto.Reset(m)
 		putProblem(m, decodeProblem(err))
 		return nil
 	}
@@ -83,6 +85,7 @@ func (c *codec) Unmarshal(data []byte, message any) error {
 		return nil
 	}
 	if problem := c.rules.check(m.ProtoReflect()); problem != "" {
+		// What was asked stays: a refusal by role, which comes first, is recorded with it.
 		putProblem(m, problem)
 	}
 	return nil
@@ -99,7 +102,6 @@ func decodeProblem(err error) string {
 }
 
 func putProblem(m proto.Message, text string) {
-	proto.Reset(m)
 	raw := protowire.AppendTag(nil, problemField, protowire.BytesType)
 	m.ProtoReflect().SetUnknown(protowire.AppendString(raw, problemMark+text))
 }
