@@ -111,7 +111,7 @@ func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 2, lease: 15 * time.Second})
 	p.dead(1)
 	p.world.mu.Lock()
-	p.world.endless = true // for now nobody confirms an end
+	p.world.endless = true // no end is confirmed before the test says so
 	p.world.mu.Unlock()
 	id, create := p.begun(byProcess)
 	p.stalls(create, 6*time.Minute)
