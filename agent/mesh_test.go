@@ -32,6 +32,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/cgroup"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -349,6 +350,11 @@ func config(root string) agent.Config {
 
 func open(t *testing.T, cfg agent.Config) *agent.Agent {
 	t.Helper()
+	t.Cleanup(func() {
+		if err := cgroup.Remove(cfg.StateDir); err != nil {
+			t.Log(err) // a workload that the test leaves running
+		}
+	})
 	a, err := agent.New(t.Context(), agent.Deps{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}, cfg)
 	if err != nil {
 		t.Fatal(err)

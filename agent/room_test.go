@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/cgroup"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
@@ -360,7 +361,7 @@ func publicDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
+		if err := errors.Join(cgroup.RemoveBelow(dir), os.RemoveAll(dir)); err != nil {
 			t.Error(err)
 		}
 	})

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/cgroup"
 )
 
 // Process is one of ours.
@@ -107,9 +109,14 @@ func look(pid int) (Process, bool) {
 	return p, true
 }
 
-// End asks the agents below dir to end, waits for them at most gentle, kills whatever is left, and answers how many processes it met.
+// End asks the agents below dir to end, waits for them at most gentle, kills whatever is left, removes the control groups of all, and returns how many
+// processes it met.
 func End(ctx context.Context, dir, program string, gentle time.Duration) (int, error) {
-	return end(ctx, dir, program, gentle, func(Process) bool { return true })
+	met, err := end(ctx, dir, program, gentle, func(Process) bool { return true })
+	if err != nil {
+		return met, err
+	}
+	return met, cgroup.RemoveBelow(dir)
 }
 
 // EndAgents is End for the agents alone: what they run lives on.

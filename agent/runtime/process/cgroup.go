@@ -1,8 +1,6 @@
 package process
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpuaas/mesh/internal/cgroup"
 )
 
 // Cgroups is how workloads are held together on this host. The zero value means that they are not.
@@ -22,11 +22,9 @@ type Cgroups struct {
 	Roots   []string // directories of the agent, one per hierarchy, in which workspaces stand
 }
 
-// DetectCgroups finds the hierarchies in which this process may make groups, and makes the agent's own in them. key tells agents that share a host
-// apart. It answers the zero value where nothing can be made.
-func DetectCgroups(key string) Cgroups {
-	sum := sha256.Sum256([]byte(key))
-	rel := filepath.Join("gpuaas", hex.EncodeToString(sum[:6]))
+// DetectCgroups finds the hierarchies in which this process may make groups, and makes the agent's own in them, each recorded in the agent's state
+// directory first. It returns the zero value where nothing can be made.
+func DetectCgroups(stateDir string) Cgroups {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return Cgroups{}
@@ -35,7 +33,11 @@ func DetectCgroups(key string) Cgroups {
 	if err != nil {
 		return Cgroups{}
 	}
-	return detect(string(mounts), string(own), rel, tryMake)
+	return detect(string(mounts), string(own), cgroup.Name(stateDir), func(dir string) error {
+		// Without a record they are left behind one day, when this agent is killed; that is no reason to run workloads without them.
+		_ = cgroup.Record(stateDir, dir)
+		return tryMake(dir)
+	})
 }
 
 // wanted are the controllers of version 1 that are used, in the order in which they are asked who is a member.
@@ -148,11 +150,25 @@ func removeCgroups(dirs []string) {
 	}
 }
 
-// Release removes the agent's own groups if they are empty.
-func (c Cgroups) Release() {
+// sweep removes the empty groups of workloads that known does not name: a group is busy for a moment after its last process has ended, and a crash may
+// come between the end of a workload and the removal of its group.
+func (c Cgroups) sweep(known func(workspaceID, name string) bool) {
 	for _, root := range c.Roots {
-		if os.Remove(root) == nil {
-			_ = os.Remove(filepath.Dir(root))
+		spaces, err := os.ReadDir(root)
+		if err != nil {
+			continue
+		}
+		for _, space := range spaces {
+			names, err := os.ReadDir(filepath.Join(root, space.Name()))
+			if err != nil {
+				continue // a file of the group
+			}
+			for _, name := range names {
+				if name.IsDir() && !known(space.Name(), name.Name()) {
+					_ = os.Remove(filepath.Join(root, space.Name(), name.Name()))
+				}
+			}
+			_ = os.Remove(filepath.Join(root, space.Name()))
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/agent/runtime/process"
 	"github.com/gpuaas/mesh/agent/runtime/uid"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/cgroup"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -99,7 +100,9 @@ func host(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		process.DetectCgroups(dir).Release()
+		if err := cgroup.Remove(dir); err != nil {
+			t.Error(err)
+		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}

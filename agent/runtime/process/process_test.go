@@ -424,6 +424,20 @@ func TestControlGroups(t *testing.T) {
 	if shim := strconv.Itoa(g.shimOf("held")); strings.Contains(" "+strings.Join(strings.Fields(string(procs)), " ")+" ", " "+shim+" ") {
 		t.Error("the shim stands in its workload's group, and would be killed with it")
 	}
+	// An earlier agent left the group of a workload that is there no more.
+	left := filepath.Join(groups.Roots[0], workspaceB, "gone")
+	if err := os.MkdirAll(left, 0o755); err != nil { //nolint:gosec // the kernel's file system
+		t.Fatal(err)
+	}
+	if _, err := newRuntime(g.dir, testkit.Logger(t), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Dir(left)); !os.IsNotExist(err) {
+		t.Errorf("the group of a workload that is gone is left: %v", err)
+	}
+	if procs, err := os.ReadFile(filepath.Join(st.GetCgroup(), "cgroup.procs")); err != nil || len(procs) == 0 {
+		t.Errorf("the group of a workload that runs: %q, %v", procs, err)
+	}
 	if limit, err := os.ReadFile(filepath.Join(st.GetCgroup(), "pids.max")); err == nil && strings.TrimSpace(string(limit)) != "4096" {
 		t.Errorf("pids.max %s", limit)
 	}

@@ -142,7 +142,11 @@ func New(deps Deps, cfg Config) (*Runtime, error) {
 		workloads: map[key]*workload{}, claimed: map[int32]key{}, changed: make(chan struct{}, 1),
 	}
 	r.sweepCopies()
-	return r, r.find()
+	if err := r.find(); err != nil {
+		return nil, err
+	}
+	r.cfg.Cgroups.sweep(func(workspaceID, name string) bool { return r.workloads[key{workspaceID, name}] != nil })
+	return r, nil
 }
 
 // find reads every workload's directory.

@@ -36,6 +36,10 @@ type Config struct {
 	CAFile      string `koanf:"ca_file"` // what a box trusts the control plane by
 	MaxBoxes    int    `koanf:"max_boxes"`
 	MaxGPUs     int    `koanf:"max_gpus"`
+	// What an ended instance leaves as evidence, its log and its diagnostics, is removed after KeepEnded (7 days), and earlier where more than
+	// KeepEndedMax (1000) have ended.
+	KeepEnded    time.Duration `koanf:"keep_ended"`
+	KeepEndedMax int           `koanf:"keep_ended_max"`
 }
 
 // Driver of processes.
@@ -61,6 +65,12 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 		return nil, fmt.Errorf("place boxes: %w", err)
 	}
 	cfg.Dir = abs
+	if cfg.KeepEnded == 0 {
+		cfg.KeepEnded = 7 * 24 * time.Hour
+	}
+	if cfg.KeepEndedMax == 0 {
+		cfg.KeepEndedMax = 1000
+	}
 	// Workloads run as other users and must reach their own directories below; each box's own files are closed by their modes.
 	if err := os.MkdirAll(filepath.Join(cfg.Dir, "boxes"), 0o711); err != nil { //nolint:gosec // traversable on purpose
 		return nil, fmt.Errorf("make directory of boxes: %w", err)
@@ -313,26 +323,6 @@ func (d *Driver) Fence(ctx context.Context, workspaceID string, epoch int64, wor
 	return nil
 }
 
-// discard removes what an ended box must not leave behind, its keys and its data; its logs and diagnostics stay as evidence.
-func (d *Driver) discard(workspaceID string, epoch int64) {
-	dir := d.boxDir(workspaceID, epoch)
-	keep := map[string]bool{"agent.log": true, "diagnostics.jsonl": true}
-	for _, sub := range []string{"etc", "state"} {
-		entries, err := os.ReadDir(filepath.Join(dir, sub))
-		if err != nil {
-			continue
-		}
-		for _, e := range entries {
-			if keep[e.Name()] || strings.HasPrefix(e.Name(), "diag") {
-				continue
-			}
-			if err := os.RemoveAll(filepath.Join(dir, sub, e.Name())); err != nil {
-				d.logger.Warn("box's files not removed", slog.String("path", e.Name()), slog.Any("error", err))
-			}
-		}
-	}
-}
-
 // List answers everything that was ever launched.
 func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 	var out []placement.Instance
@@ -358,8 +348,14 @@ func (d *Driver) List(ctx context.Context) ([]placement.Instance, error) {
 func (d *Driver) Keep(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	var swept time.Time
+	var swept, pruned time.Time
 	for {
+		if time.Since(pruned) >= pruneEvery {
+			if err := d.prune(ctx, time.Now()); err != nil && ctx.Err() == nil {
+				d.logger.WarnContext(ctx, "directories of ended instances not removed", slog.Any("error", err))
+			}
+			pruned = time.Now()
+		}
 		if time.Since(swept) >= strayEvery {
 			if err := d.endStrays(ctx); err != nil && ctx.Err() == nil {
 				d.logger.WarnContext(ctx, "processes of ended instances not ended", slog.Any("error", err))

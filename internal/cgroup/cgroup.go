@@ -1,0 +1,142 @@
+// Package cgroup names the control groups of node agents, and removes them when an agent has ended.
+//
+// An agent that is killed cannot remove its own groups, and where they stand depends on the group that the agent was started in. So an agent records
+// the directory of each in its state directory before it makes it, and whoever ends the agent for good removes what stands there: the driver that
+// launched its instance, or the mesh that started it. A record can only lead to the removal of groups that are named as an agent's, and that no
+// process is in.
+package cgroup
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// File is the record in an agent's state directory: a line for each directory, absolute.
+const File = "control-groups"
+
+// Name returns where the groups of an agent stand, relative to the group that the agent was started in.
+func Name(stateDir string) string {
+	sum := sha256.Sum256([]byte(stateDir))
+	return filepath.Join("gpuaas", hex.EncodeToString(sum[:6]))
+}
+
+// named matches what Name makes.
+var named = regexp.MustCompile(`^/.*/gpuaas/[0-9a-f]{12}$`)
+
+// Record adds dir to the record of the agent with this state directory, unless it stands there.
+func Record(stateDir, dir string) error {
+	f, err := os.OpenFile(filepath.Join(stateDir, File), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("record control group: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // the write has said
+	var have bytes.Buffer
+	if _, err := have.ReadFrom(f); err != nil {
+		return fmt.Errorf("record control group: %w", err)
+	}
+	line := dir + "\n"
+	if have.Len() > 0 && have.Bytes()[have.Len()-1] != '\n' {
+		line = "\n" + line // the line before was cut short by a crash or a full disk
+	}
+	for known := range strings.Lines(have.String()) {
+		if known == dir+"\n" {
+			return nil
+		}
+	}
+	if _, err := f.WriteString(line); err != nil {
+		return fmt.Errorf("record control group: %w", err)
+	}
+	return nil
+}
+
+// Remove removes the groups that the agent with this state directory has recorded, and then the record. It returns an error, and keeps the record, while
+// a process is in one of them. Where nothing was recorded it does nothing.
+func Remove(stateDir string) error {
+	path := filepath.Join(stateDir, File)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read record of control groups: %w", err)
+	}
+	var problems []error
+	for line := range strings.Lines(string(data)) {
+		root := strings.TrimSuffix(line, "\n")
+		if root != filepath.Clean(root) || !named.MatchString(root) || !isGroup(root) {
+			continue // cut short, or gone, or nothing that an agent made
+		}
+		problems = append(problems, remove(root))
+		_ = syscall.Rmdir(filepath.Dir(root)) // `gpuaas` itself, if this was the last of all agents here
+	}
+	if err := errors.Join(problems...); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record of control groups: %w", err)
+	}
+	return nil
+}
+
+// RemoveBelow is Remove for each agent whose state directory stands below dir, as far down as a mesh puts them.
+func RemoveBelow(dir string) error { return removeBelow(dir, 5) }
+
+func removeBelow(dir string, depth int) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for records of control groups: %w", err)
+	}
+	var problems []error
+	for _, entry := range entries {
+		switch {
+		case entry.Name() == File:
+			problems = append(problems, Remove(dir))
+		case entry.IsDir() && depth > 0:
+			problems = append(problems, removeBelow(filepath.Join(dir, entry.Name()), depth-1))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// isGroup reports whether dir is a directory of a cgroup file system.
+func isGroup(dir string) bool {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		return false
+	}
+	return stat.Type == unix.CGROUP_SUPER_MAGIC || stat.Type == unix.CGROUP2_SUPER_MAGIC
+}
+
+// remove removes a group and all below it, deepest first. The kernel refuses one that a process is in.
+func remove(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read control group: %w", err)
+	}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			if err := remove(filepath.Join(dir, entry.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	// rmdir alone: the files of a group cannot be unlinked, and go with it.
+	if err := syscall.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove control group %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package process
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/cgroup"
+)
+
+// pruneEvery is the time between two looks at the directories of ended instances.
+const pruneEvery = 10 * time.Minute
+
+// discard removes what an ended instance must not leave behind: its keys, its data and its control groups. Its logs and diagnostics stay as evidence
+// until prune removes them.
+func (d *Driver) discard(workspaceID string, epoch int64) {
+	dir := d.boxDir(workspaceID, epoch)
+	keep := map[string]bool{"agent.log": true, "diagnostics.jsonl": true}
+	if err := cgroup.Remove(filepath.Join(dir, "state")); err != nil {
+		d.logger.Warn("control groups of an ended instance not removed; tried again later", slog.String("path", dir), slog.Any("error", err))
+		keep[cgroup.File] = true
+	}
+	for _, sub := range []string{"etc", "state"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			if keep[e.Name()] || strings.HasPrefix(e.Name(), "diag") {
+				continue
+			}
+			if err := os.RemoveAll(filepath.Join(dir, sub, e.Name())); err != nil {
+				d.logger.Warn("box's files not removed", slog.String("path", e.Name()), slog.Any("error", err))
+			}
+		}
+	}
+}
+
+// prune removes the directories of instances that ended long enough ago, and of the oldest where too many are kept. What it does follows the directories
+// that are there, not all that was ever launched. A directory that the launch log does not know is left alone.
+func (d *Driver) prune(ctx context.Context, now time.Time) error {
+	entries, err := os.ReadDir(d.root())
+	if err != nil {
+		return fmt.Errorf("list directories of instances: %w", err)
+	}
+	type old struct {
+		dir     string
+		endedAt time.Time
+	}
+	var ended []old
+	err = d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+		byID := make(map[string]*box, len(l.boxes))
+		for k, b := range l.boxes {
+			byID[boxID(k.workspaceID, k.epoch)] = b
+		}
+		for _, e := range entries {
+			if b := byID[e.Name()]; b != nil && b.Op == opEnded {
+				ended = append(ended, old{dir: filepath.Join(d.root(), e.Name()), endedAt: b.endedAt})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("look for directories of ended instances: %w", err)
+	}
+	slices.SortFunc(ended, func(a, b old) int { return cmp.Or(b.endedAt.Compare(a.endedAt), strings.Compare(a.dir, b.dir)) })
+	var problems []error
+	for i, o := range ended {
+		state := filepath.Join(o.dir, "state")
+		if err := cgroup.Remove(state); err != nil {
+			problems = append(problems, err)
+			continue // the record of the groups stands in the directory
+		}
+		if i < d.cfg.KeepEndedMax && now.Sub(o.endedAt) < d.cfg.KeepEnded {
+			continue
+		}
+		if err := os.RemoveAll(o.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			problems = append(problems, fmt.Errorf("remove directory of ended instance: %w", err))
+		}
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,93 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/cgroup"
+	"github.com/gpuaas/mesh/internal/ids"
+)
+
+// group makes a control group as the agent of the instance does, and returns its directory; nothing where this host gives none.
+func group(t *testing.T, d *Driver, ws string, epoch int64) string {
+	t.Helper()
+	state := filepath.Join(d.boxDir(ws, epoch), "state")
+	for _, top := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
+		root := filepath.Join(top, cgroup.Name(state))
+		if err := os.MkdirAll(filepath.Join(root, ws, "app"), 0o755); err != nil { //nolint:gosec // the kernel's file system
+			continue
+		}
+		if err := cgroup.Record(state, root); err != nil {
+			t.Fatal(err)
+		}
+		return root
+	}
+	t.Log("this host gives no control groups")
+	return ""
+}
+
+// An instance that has ended leaves its log for a time, and no control group.
+func TestAnEndedInstanceLeavesNoControlGroup(t *testing.T) {
+	d := newDriver(t, 4, 4)
+	ws := ids.New()
+	mustLaunch(t, d, newBox(ws, 1))
+	root := group(t, d, ws, 1)
+	mustEnd(t, d, ws, 1)
+	if root != "" {
+		if _, err := os.Stat(root); !os.IsNotExist(err) {
+			t.Errorf("the control group of the ended instance is left: %v", err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(d.boxDir(ws, 1), "agent.log")); err != nil {
+		t.Errorf("its log is not kept: %v", err)
+	}
+}
+
+// Directories of ended instances go by age and by number, oldest first. Those of instances that live, and what the launch log does not know, stay.
+func TestDirectoriesOfEndedInstancesAreRemoved(t *testing.T) {
+	d := newDriver(t, 9, 9)
+	d.cfg.KeepEnded, d.cfg.KeepEndedMax = time.Hour, 2
+	ws := ids.New()
+	for epoch := int64(1); epoch <= 5; epoch++ {
+		mustLaunch(t, d, newBox(ws, epoch))
+		if epoch < 5 {
+			mustEnd(t, d, ws, epoch)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(d.root(), "somebody-elses-7"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	left := func(now time.Time) []string {
+		t.Helper()
+		if err := d.prune(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		entries, err := os.ReadDir(d.root())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		slices.Sort(names)
+		return names
+	}
+	want := []string{boxID(ws, 3), boxID(ws, 4), boxID(ws, 5), "somebody-elses-7"}
+	if got := left(time.Now()); !slices.Equal(got, want) {
+		t.Errorf("left %q, want %q", got, want)
+	}
+	want = []string{boxID(ws, 5), "somebody-elses-7"}
+	if got := left(time.Now().Add(2 * time.Hour)); !slices.Equal(got, want) {
+		t.Errorf("left after the time %q, want %q", got, want)
+	}
+	// The log still tells of all of them.
+	list, err := d.List(t.Context())
+	if err != nil || len(list) != 5 {
+		t.Error(fmt.Errorf("the launch log lists %d, %w", len(list), err))
+	}
+}
