@@ -20,6 +20,7 @@ var errOther = errors.New("the node is another than it should be")
 
 // TestAReactivatedNodeReturnsWithinSeconds shuts a node out for longer than its first tries, and lets it in again.
 func TestAReactivatedNodeReturnsWithinSeconds(tt *testing.T) {
+	tt.Parallel() // it mostly waits
 	t := within(tt, 8*time.Minute)
 	c := start(t, cluster.Config{Nodes: 1})
 	before := machines(t, c)
