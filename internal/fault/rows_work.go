@@ -198,6 +198,18 @@ var workspaceRows = map[commonv1.Reason]Row{
 		Remedy: "free room on the node's disk, in the directory that the finding names; the node takes work again by itself once its agent sees room",
 		Impact: "nothing new is placed on this node and nothing is made there; what runs there goes on",
 	},
+	commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN: {
+		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerOperator,
+		Public: "an environment value of the workspace was sealed under a key that lifecycle does not have",
+		Remedy: "put the key back into lifecycle's workload_secrets_keys_file and restart lifecycle; without it, create the workspace anew with its values",
+		Impact: "the workspaces with values under that key cannot be deployed again; what runs goes on",
+	},
+	commonv1.Reason_REASON_WORKLOAD_SECRET_INVALID: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
+		Public: "a sealed environment value of the workspace was altered, or is of another workspace or name",
+		Remedy: "create the workspace anew with its values, and find out who changed the database: `gpuaas findings list`",
+		Impact: "this workspace cannot be deployed again; what runs goes on",
+	},
 	commonv1.Reason_REASON_SCHEMA_FAILED: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerLifecycle,
 		Public: "the workspace's database schema could not be made or removed",

@@ -89,29 +89,31 @@ const (
 	Reason_REASON_TASK_FINISHED          Reason = 66
 	Reason_REASON_AGENT_BUSY             Reason = 67
 	// Workspaces and operations.
-	Reason_REASON_WORKSPACE_NAME_TAKEN      Reason = 80
-	Reason_REASON_TENANT_UNKNOWN            Reason = 81
-	Reason_REASON_QUOTA_EXCEEDED            Reason = 82
-	Reason_REASON_REGION_UNAVAILABLE        Reason = 83
-	Reason_REASON_PLAN_UNKNOWN              Reason = 84
-	Reason_REASON_PLACEMENT_UNAVAILABLE     Reason = 85
-	Reason_REASON_NO_CAPACITY               Reason = 86
-	Reason_REASON_OPERATION_IN_PROGRESS     Reason = 87 // another kind of operation is open; its id is in `conflicting_id`
-	Reason_REASON_IDEMPOTENCY_KEY_REUSED    Reason = 88 // same key, another request
-	Reason_REASON_NOT_RESET                 Reason = 89
-	Reason_REASON_RETRY_LIMIT_REACHED       Reason = 90
-	Reason_REASON_RUN_STUCK                 Reason = 91
-	Reason_REASON_EPOCH_ENDED               Reason = 92 // this (workspace, epoch) has ended and is never launched again
-	Reason_REASON_PREVIOUS_EPOCH_ALIVE      Reason = 93 // epoch n+1 launches only after n is confirmed ended
-	Reason_REASON_LAUNCH_FAILED             Reason = 94
-	Reason_REASON_WORKLOAD_FAILED           Reason = 95
-	Reason_REASON_DEADLINE_OF_STEP_EXCEEDED Reason = 96
-	Reason_REASON_CANCEL_REQUESTED          Reason = 97
-	Reason_REASON_FENCED_OUT                Reason = 98 // this worker lost its lease on the run
-	Reason_REASON_STATE_TERMINAL            Reason = 99
-	Reason_REASON_STORAGE_FAILED            Reason = 100
-	Reason_REASON_SCHEMA_FAILED             Reason = 101
-	Reason_REASON_NODE_DISK_FULL            Reason = 102 // the agent's own directories on the node have no room
+	Reason_REASON_WORKSPACE_NAME_TAKEN        Reason = 80
+	Reason_REASON_TENANT_UNKNOWN              Reason = 81
+	Reason_REASON_QUOTA_EXCEEDED              Reason = 82
+	Reason_REASON_REGION_UNAVAILABLE          Reason = 83
+	Reason_REASON_PLAN_UNKNOWN                Reason = 84
+	Reason_REASON_PLACEMENT_UNAVAILABLE       Reason = 85
+	Reason_REASON_NO_CAPACITY                 Reason = 86
+	Reason_REASON_OPERATION_IN_PROGRESS       Reason = 87 // another kind of operation is open; its id is in `conflicting_id`
+	Reason_REASON_IDEMPOTENCY_KEY_REUSED      Reason = 88 // same key, another request
+	Reason_REASON_NOT_RESET                   Reason = 89
+	Reason_REASON_RETRY_LIMIT_REACHED         Reason = 90
+	Reason_REASON_RUN_STUCK                   Reason = 91
+	Reason_REASON_EPOCH_ENDED                 Reason = 92 // this (workspace, epoch) has ended and is never launched again
+	Reason_REASON_PREVIOUS_EPOCH_ALIVE        Reason = 93 // epoch n+1 launches only after n is confirmed ended
+	Reason_REASON_LAUNCH_FAILED               Reason = 94
+	Reason_REASON_WORKLOAD_FAILED             Reason = 95
+	Reason_REASON_DEADLINE_OF_STEP_EXCEEDED   Reason = 96
+	Reason_REASON_CANCEL_REQUESTED            Reason = 97
+	Reason_REASON_FENCED_OUT                  Reason = 98 // this worker lost its lease on the run
+	Reason_REASON_STATE_TERMINAL              Reason = 99
+	Reason_REASON_STORAGE_FAILED              Reason = 100
+	Reason_REASON_SCHEMA_FAILED               Reason = 101
+	Reason_REASON_NODE_DISK_FULL              Reason = 102 // the agent's own directories on the node have no room
+	Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN Reason = 107 // an environment value was sealed under a key that lifecycle does not have
+	Reason_REASON_WORKLOAD_SECRET_INVALID     Reason = 108 // a sealed environment value was altered, or is of another workspace or name
 	// Identity of nodes and their sessions, continued.
 	Reason_REASON_KEY_REUSE                Reason = 106 // the key of this certificate request certifies another node
 	Reason_REASON_INSTANCE_OF_LOST_HISTORY Reason = 103 // the driver has another instance at this (workspace, epoch): it was launched by a history that this database lost
@@ -207,6 +209,8 @@ var (
 		100: "REASON_STORAGE_FAILED",
 		101: "REASON_SCHEMA_FAILED",
 		102: "REASON_NODE_DISK_FULL",
+		107: "REASON_WORKLOAD_SECRET_KEY_UNKNOWN",
+		108: "REASON_WORKLOAD_SECRET_INVALID",
 		106: "REASON_KEY_REUSE",
 		103: "REASON_INSTANCE_OF_LOST_HISTORY",
 		120: "REASON_POLICY_KEY_UNKNOWN",
@@ -297,6 +301,8 @@ var (
 		"REASON_STORAGE_FAILED":                    100,
 		"REASON_SCHEMA_FAILED":                     101,
 		"REASON_NODE_DISK_FULL":                    102,
+		"REASON_WORKLOAD_SECRET_KEY_UNKNOWN":       107,
+		"REASON_WORKLOAD_SECRET_INVALID":           108,
 		"REASON_KEY_REUSE":                         106,
 		"REASON_INSTANCE_OF_LOST_HISTORY":          103,
 		"REASON_POLICY_KEY_UNKNOWN":                120,
@@ -508,7 +514,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x88\x14\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xd4\x14\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -591,7 +597,9 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x15REASON_STATE_TERMINAL\x10c\x12\x19\n" +
 	"\x15REASON_STORAGE_FAILED\x10d\x12\x18\n" +
 	"\x14REASON_SCHEMA_FAILED\x10e\x12\x19\n" +
-	"\x15REASON_NODE_DISK_FULL\x10f\x12\x14\n" +
+	"\x15REASON_NODE_DISK_FULL\x10f\x12&\n" +
+	"\"REASON_WORKLOAD_SECRET_KEY_UNKNOWN\x10k\x12\"\n" +
+	"\x1eREASON_WORKLOAD_SECRET_INVALID\x10l\x12\x14\n" +
 	"\x10REASON_KEY_REUSE\x10j\x12#\n" +
 	"\x1fREASON_INSTANCE_OF_LOST_HISTORY\x10g\x12\x1d\n" +
 	"\x19REASON_POLICY_KEY_UNKNOWN\x10x\x12\x1f\n" +

@@ -164,7 +164,7 @@ func (x *Tenant) GetVersion() int64 {
 	return 0
 }
 
-// WorkspaceSpec is what a tenant asks for.
+// WorkspaceSpec is what a tenant asks for. The values of `workloads.env` are secrets and are in requests alone; everything else is public.
 type WorkspaceSpec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plan          string                 `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`           // default `local`
@@ -251,13 +251,14 @@ func (x *WorkspaceSpec) GetPlacement() v11.PlacementDriver {
 
 // Workspace. Event kind `workspace.changed`.
 type Workspace struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	WorkspaceId      string                 `protobuf:"bytes,1,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
-	TenantId         string                 `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
-	Tenant           string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"` // name
-	Name             string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	Spec             *WorkspaceSpec         `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
-	SpecDigest       string                 `protobuf:"bytes,6,opt,name=spec_digest,json=specDigest,proto3" json:"spec_digest,omitempty"` // sha256 over the canonical spec, hex
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	WorkspaceId string                 `protobuf:"bytes,1,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	TenantId    string                 `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	Tenant      string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"` // name
+	Name        string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Spec        *WorkspaceSpec         `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
+	// Equal for equal specs. An HMAC under a key of lifecycle's, with the key's id before it, since environment values are part of the spec.
+	SpecDigest       string                 `protobuf:"bytes,6,opt,name=spec_digest,json=specDigest,proto3" json:"spec_digest,omitempty"`
 	State            v11.WorkspaceState     `protobuf:"varint,7,opt,name=state,proto3,enum=gpuaas.common.v1.WorkspaceState" json:"state,omitempty"`
 	Epoch            int64                  `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	OpSeq            int64                  `protobuf:"varint,9,opt,name=op_seq,json=opSeq,proto3" json:"op_seq,omitempty"`

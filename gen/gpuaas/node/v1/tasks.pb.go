@@ -467,15 +467,23 @@ func (x *StorageReleaseOutput) GetExisted() bool {
 
 // Workload is what runs for a tenant.
 type Workload struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`     // for container runtimes
-	Command       []string               `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"` // argv, never a shell line
-	Args          []string               `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Ports         []*Port                `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
-	Readiness     *Readiness             `protobuf:"bytes,7,opt,name=readiness,proto3" json:"readiness,omitempty"`
-	RestartPolicy RestartPolicy          `protobuf:"varint,8,opt,name=restart_policy,json=restartPolicy,proto3,enum=gpuaas.node.v1.RestartPolicy" json:"restart_policy,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Image string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"` // for container runtimes
+	// Argv, never a shell line. Command and arguments are public: they are stored as they were sent, and whoever may read the workspace reads them. A
+	// secret goes into `env`.
+	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	Args    []string `protobuf:"bytes,4,rep,name=args,proto3" json:"args,omitempty"`
+	// Secret values, by name. They are given when the workspace is created, and reach the agent in the signed task. No answer, watch or event has them: those
+	// leave `env` empty and list the names in `env_names`.
+	Env           map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Ports         []*Port           `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
+	Readiness     *Readiness        `protobuf:"bytes,7,opt,name=readiness,proto3" json:"readiness,omitempty"`
+	RestartPolicy RestartPolicy     `protobuf:"varint,8,opt,name=restart_policy,json=restartPolicy,proto3,enum=gpuaas.node.v1.RestartPolicy" json:"restart_policy,omitempty"`
+	// The values of `env` as lifecycle stores them: encrypted, and bound to the workspace and the name. A request that has any is refused.
+	SealedEnv map[string][]byte `protobuf:"bytes,9,rep,name=sealed_env,json=sealedEnv,proto3" json:"sealed_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The names of `env`, sorted: what answers, watches and events have in place of values. A request that has any is refused.
+	EnvNames      []string `protobuf:"bytes,10,rep,name=env_names,json=envNames,proto3" json:"env_names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -564,6 +572,20 @@ func (x *Workload) GetRestartPolicy() RestartPolicy {
 		return x.RestartPolicy
 	}
 	return RestartPolicy_RESTART_POLICY_UNSPECIFIED
+}
+
+func (x *Workload) GetSealedEnv() map[string][]byte {
+	if x != nil {
+		return x.SealedEnv
+	}
+	return nil
+}
+
+func (x *Workload) GetEnvNames() []string {
+	if x != nil {
+		return x.EnvNames
+	}
+	return nil
 }
 
 // Port is one listening port of a workload.
@@ -690,13 +712,14 @@ func (x *Readiness) GetTimeout() *durationpb.Duration {
 
 // WorkloadDeploy is the payload of `workload.deploy`: make and start it. Deploying the same again adopts what runs.
 type WorkloadDeploy struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Workload      *Workload              `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
-	GpuDeviceIds  []string               `protobuf:"bytes,2,rep,name=gpu_device_ids,json=gpuDeviceIds,proto3" json:"gpu_device_ids,omitempty"`
-	StorageName   string                 `protobuf:"bytes,3,opt,name=storage_name,json=storageName,proto3" json:"storage_name,omitempty"`                                                                     // its directory is the working directory
-	SecretEnv     map[string]string      `protobuf:"bytes,4,rep,name=secret_env,json=secretEnv,proto3" json:"secret_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // credentials; never logged, never echoed
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Workload        *Workload              `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	GpuDeviceIds    []string               `protobuf:"bytes,2,rep,name=gpu_device_ids,json=gpuDeviceIds,proto3" json:"gpu_device_ids,omitempty"`
+	StorageName     string                 `protobuf:"bytes,3,opt,name=storage_name,json=storageName,proto3" json:"storage_name,omitempty"`                                                                                         // its directory is the working directory
+	SecretEnv       map[string]string      `protobuf:"bytes,4,rep,name=secret_env,json=secretEnv,proto3" json:"secret_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`                     // credentials; never logged, never echoed
+	SealedSecretEnv map[string][]byte      `protobuf:"bytes,5,rep,name=sealed_secret_env,json=sealedSecretEnv,proto3" json:"sealed_secret_env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // `secret_env` as lifecycle stores it until the task is signed; an agent never gets it
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WorkloadDeploy) Reset() {
@@ -753,6 +776,13 @@ func (x *WorkloadDeploy) GetStorageName() string {
 func (x *WorkloadDeploy) GetSecretEnv() map[string]string {
 	if x != nil {
 		return x.SecretEnv
+	}
+	return nil
+}
+
+func (x *WorkloadDeploy) GetSealedSecretEnv() map[string][]byte {
+	if x != nil {
+		return x.SealedSecretEnv
 	}
 	return nil
 }
@@ -1076,7 +1106,7 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x0eStorageRelease\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\"0\n" +
 	"\x14StorageReleaseOutput\x12\x18\n" +
-	"\aexisted\x18\x01 \x01(\bR\aexisted\"\xdb\x03\n" +
+	"\aexisted\x18\x01 \x01(\bR\aexisted\"\xfe\x04\n" +
 	"\bWorkload\x12>\n" +
 	"\x04name\x18\x01 \x01(\tB*\xbaH'r%\x10\x01\x18?2\x1f^[a-z0-9]([a-z0-9-]*[a-z0-9])?$R\x04name\x12\x1e\n" +
 	"\x05image\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05image\x12#\n" +
@@ -1085,10 +1115,17 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x03env\x18\x05 \x03(\v2!.gpuaas.node.v1.Workload.EnvEntryB\t\xbaH\x06\x9a\x01\x03\x10\x80\x02R\x03env\x124\n" +
 	"\x05ports\x18\x06 \x03(\v2\x14.gpuaas.node.v1.PortB\b\xbaH\x05\x92\x01\x02\x10 R\x05ports\x127\n" +
 	"\treadiness\x18\a \x01(\v2\x19.gpuaas.node.v1.ReadinessR\treadiness\x12D\n" +
-	"\x0erestart_policy\x18\b \x01(\x0e2\x1d.gpuaas.node.v1.RestartPolicyR\rrestartPolicy\x1a6\n" +
+	"\x0erestart_policy\x18\b \x01(\x0e2\x1d.gpuaas.node.v1.RestartPolicyR\rrestartPolicy\x12F\n" +
+	"\n" +
+	"sealed_env\x18\t \x03(\v2'.gpuaas.node.v1.Workload.SealedEnvEntryR\tsealedEnv\x12\x1b\n" +
+	"\tenv_names\x18\n" +
+	" \x03(\tR\benvNames\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
+	"\x0eSealedEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"D\n" +
 	"\x04Port\x12\x1b\n" +
 	"\x04name\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04name\x12\x1f\n" +
 	"\x04port\x18\x02 \x01(\x05B\v\xbaH\b\x1a\x06\x18\xff\xff\x03(\x00R\x04port\"\x96\x01\n" +
@@ -1096,16 +1133,20 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\thttp_path\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\bhttpPath\x12\x1b\n" +
 	"\x04port\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04port\x12\x10\n" +
 	"\x03tcp\x18\x03 \x01(\bR\x03tcp\x123\n" +
-	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xad\x02\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xd2\x03\n" +
 	"\x0eWorkloadDeploy\x12<\n" +
 	"\bworkload\x18\x01 \x01(\v2\x18.gpuaas.node.v1.WorkloadB\x06\xbaH\x03\xc8\x01\x01R\bworkload\x12.\n" +
 	"\x0egpu_device_ids\x18\x02 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\fgpuDeviceIds\x12!\n" +
 	"\fstorage_name\x18\x03 \x01(\tR\vstorageName\x12L\n" +
 	"\n" +
-	"secret_env\x18\x04 \x03(\v2-.gpuaas.node.v1.WorkloadDeploy.SecretEnvEntryR\tsecretEnv\x1a<\n" +
+	"secret_env\x18\x04 \x03(\v2-.gpuaas.node.v1.WorkloadDeploy.SecretEnvEntryR\tsecretEnv\x12_\n" +
+	"\x11sealed_secret_env\x18\x05 \x03(\v23.gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntryR\x0fsealedSecretEnv\x1a<\n" +
 	"\x0eSecretEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aB\n" +
+	"\x14SealedSecretEnvEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"]\n" +
 	"\vWorkloadRef\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12/\n" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xb9\x03\n" +
@@ -1160,7 +1201,7 @@ func file_gpuaas_node_v1_tasks_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_node_v1_tasks_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gpuaas_node_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_gpuaas_node_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_gpuaas_node_v1_tasks_proto_goTypes = []any{
 	(RestartPolicy)(0),            // 0: gpuaas.node.v1.RestartPolicy
 	(WorkloadPhase)(0),            // 1: gpuaas.node.v1.WorkloadPhase
@@ -1179,29 +1220,33 @@ var file_gpuaas_node_v1_tasks_proto_goTypes = []any{
 	(*WorkloadStatusOutput)(nil),  // 14: gpuaas.node.v1.WorkloadStatusOutput
 	(*DiagnosticsCollect)(nil),    // 15: gpuaas.node.v1.DiagnosticsCollect
 	nil,                           // 16: gpuaas.node.v1.Workload.EnvEntry
-	nil,                           // 17: gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	nil,                           // 17: gpuaas.node.v1.Workload.SealedEnvEntry
+	nil,                           // 18: gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
+	nil,                           // 19: gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
 }
 var file_gpuaas_node_v1_tasks_proto_depIdxs = []int32{
-	18, // 0: gpuaas.node.v1.ProbeNoopOutput.agent_time:type_name -> google.protobuf.Timestamp
+	20, // 0: gpuaas.node.v1.ProbeNoopOutput.agent_time:type_name -> google.protobuf.Timestamp
 	16, // 1: gpuaas.node.v1.Workload.env:type_name -> gpuaas.node.v1.Workload.EnvEntry
 	9,  // 2: gpuaas.node.v1.Workload.ports:type_name -> gpuaas.node.v1.Port
 	10, // 3: gpuaas.node.v1.Workload.readiness:type_name -> gpuaas.node.v1.Readiness
 	0,  // 4: gpuaas.node.v1.Workload.restart_policy:type_name -> gpuaas.node.v1.RestartPolicy
-	19, // 5: gpuaas.node.v1.Readiness.timeout:type_name -> google.protobuf.Duration
-	8,  // 6: gpuaas.node.v1.WorkloadDeploy.workload:type_name -> gpuaas.node.v1.Workload
-	17, // 7: gpuaas.node.v1.WorkloadDeploy.secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
-	19, // 8: gpuaas.node.v1.WorkloadRef.grace:type_name -> google.protobuf.Duration
-	1,  // 9: gpuaas.node.v1.WorkloadStatus.phase:type_name -> gpuaas.node.v1.WorkloadPhase
-	18, // 10: gpuaas.node.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	9,  // 11: gpuaas.node.v1.WorkloadStatus.ports:type_name -> gpuaas.node.v1.Port
-	13, // 12: gpuaas.node.v1.WorkloadStatusOutput.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	17, // 5: gpuaas.node.v1.Workload.sealed_env:type_name -> gpuaas.node.v1.Workload.SealedEnvEntry
+	21, // 6: gpuaas.node.v1.Readiness.timeout:type_name -> google.protobuf.Duration
+	8,  // 7: gpuaas.node.v1.WorkloadDeploy.workload:type_name -> gpuaas.node.v1.Workload
+	18, // 8: gpuaas.node.v1.WorkloadDeploy.secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
+	19, // 9: gpuaas.node.v1.WorkloadDeploy.sealed_secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
+	21, // 10: gpuaas.node.v1.WorkloadRef.grace:type_name -> google.protobuf.Duration
+	1,  // 11: gpuaas.node.v1.WorkloadStatus.phase:type_name -> gpuaas.node.v1.WorkloadPhase
+	20, // 12: gpuaas.node.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	9,  // 13: gpuaas.node.v1.WorkloadStatus.ports:type_name -> gpuaas.node.v1.Port
+	13, // 14: gpuaas.node.v1.WorkloadStatusOutput.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_tasks_proto_init() }
@@ -1215,7 +1260,7 @@ func file_gpuaas_node_v1_tasks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_tasks_proto_rawDesc), len(file_gpuaas_node_v1_tasks_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
