@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/mesh/internal/lock/embedded"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
@@ -138,6 +139,10 @@ func (r *rig) build(joins *lock.Lock) error {
 	if err != nil {
 		return fmt.Errorf("make saga core: %w", err)
 	}
+	keys, err := secretenv.Parse(secretenv.NewKey())
+	if err != nil {
+		return fmt.Errorf("make keys: %w", err)
+	}
 	log, err := audit.New(audit.Deps{
 		Logger: r.opts.Logger, Pool: r.pool, Schema: pg.RoleLifecycle, Policy: policy.Fixed{Set: policy.Defaults()}, Wake: &events.Signal{},
 	})
@@ -146,7 +151,7 @@ func (r *rig) build(joins *lock.Lock) error {
 	}
 	r.server = workspace.NewServer(workspace.Deps{
 		Logger: r.opts.Logger, DB: r.pool, Core: core, Catalogue: catalogue, Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()}, Audit: log,
-		DefaultQuota: workspace.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60},
+		DefaultQuota: workspace.Quota{Workspaces: 1 << 20, GPUs: 1 << 20, StorageBytes: 1 << 60}, Secrets: keys,
 	})
 	return nil
 }

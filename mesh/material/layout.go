@@ -76,6 +76,11 @@ func (l Layout) AssertionPubkeys() string { return filepath.Join(l.Dir, "keys", 
 // LifecycleSecret is what lifecycle derives launch secrets and workloads' passwords from.
 func (l Layout) LifecycleSecret() string { return filepath.Join(l.Dir, "keys", "lifecycle.secret") }
 
+// WorkloadSecretKeys are the keys that environment values of workloads are sealed under; lifecycle's.
+func (l Layout) WorkloadSecretKeys() string {
+	return filepath.Join(l.Dir, "keys", "workload-secrets.keys")
+}
+
 // PasswordFile holds the password of a database role.
 func (l Layout) PasswordFile(role string) string {
 	return filepath.Join(l.Dir, "database", role+".password")

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 const (
@@ -191,7 +192,10 @@ func (m *Material) keys() error {
 		}
 	}
 	// Whatever is derived from it must come out the same for as long as the mesh lives.
-	_, err = Secret(m.LifecycleSecret(), func() string { return rand.Text() + rand.Text() })
+	if _, err = Secret(m.LifecycleSecret(), func() string { return rand.Text() + rand.Text() }); err != nil {
+		return err
+	}
+	_, err = Secret(m.WorkloadSecretKeys(), secretenv.NewKey)
 	return err
 }
 

@@ -82,6 +82,7 @@ func (p Plan) Lifecycle(ops string) lifecycle.Config {
 	c.TaskSigningKeyFile, c.JoinStatePubkeysFile, c.AssertionPubkeysFile = p.Material.TaskKey(), p.Material.JoinStatePubkeys(), p.Material.AssertionPubkeys()
 	c.TaskSigningPubkeysFile = p.Material.TaskPubkeys()
 	c.SecretFile = config.SecretFile(p.Material.LifecycleSecret())
+	c.WorkloadSecretsKeysFile = config.SecretFile(p.Material.WorkloadSecretKeys())
 	c.WorkloadDatabaseURL = config.SecretFile(p.Material.URLFile(pg.RoleWorkloadAdmin))
 	if p.Redis {
 		c.RedisURLFile = config.SecretFile(p.Material.RedisURLFile())

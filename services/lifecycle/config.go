@@ -40,25 +40,27 @@ type Config struct {
 	TaskSigningKeyFile string `koanf:"task_signing_key_file"`
 	// TaskSigningPubkeysFile names further keys that signed tasks. An agent's report of an attempt that the database has
 	// lost counts if one of them, or the signing key itself, signed it. Empty: the signing key alone.
-	TaskSigningPubkeysFile string                    `koanf:"task_signing_pubkeys_file"`
-	JoinStatePubkeysFile   string                    `koanf:"join_state_pubkeys_file"`
-	AssertionPubkeysFile   string                    `koanf:"assertion_pubkeys_file"`
-	SecretFile             config.SecretFile         `koanf:"secret_file"` // launch secrets and workloads' passwords are derived from it
-	WorkloadDatabaseURL    config.SecretFile         `koanf:"workload_database_url_file"`
-	RedisURLFile           config.SecretFile         `koanf:"redis_url_file"` // empty: no lock store, joins cost a little more
-	Plans                  map[string]workspace.Plan `koanf:"plans"`
-	Regions                []string                  `koanf:"regions"`
-	DefaultPlacement       string                    `koanf:"default_placement"`
-	DefaultQuota           workspace.Quota           `koanf:"default_quota"`
-	Placement              Placement                 `koanf:"placement"`
-	Peers                  Peers                     `koanf:"peers"`
-	Workers                int                       `koanf:"workers"`          // sagas driven at once
-	SagaLease              time.Duration             `koanf:"saga_lease"`       // how long a run stays with a replica that fell silent
-	OrphanSweep            time.Duration             `koanf:"orphan_sweep"`     // how often boxes are looked for that are nobody's
-	ReleaseDeadline        time.Duration             `koanf:"release_deadline"` // how long a release may take before its hold is release_failed
-	FindingSweep           time.Duration             `koanf:"finding_sweep"`    // how often rows and resources are compared
-	WokenSweep             time.Duration             `koanf:"woken_sweep"`      // how often findings are made of ended instances that were started again
-	FindingGrace           time.Duration             `koanf:"finding_grace"`    // how long a contradiction must last to be a finding
+	TaskSigningPubkeysFile string            `koanf:"task_signing_pubkeys_file"`
+	JoinStatePubkeysFile   string            `koanf:"join_state_pubkeys_file"`
+	AssertionPubkeysFile   string            `koanf:"assertion_pubkeys_file"`
+	SecretFile             config.SecretFile `koanf:"secret_file"` // launch secrets and workloads' passwords are derived from it
+	// WorkloadSecretsKeysFile names the keys that environment values of workloads are sealed under, one a line; the first seals, all open.
+	WorkloadSecretsKeysFile config.SecretFile         `koanf:"workload_secrets_keys_file"`
+	WorkloadDatabaseURL     config.SecretFile         `koanf:"workload_database_url_file"`
+	RedisURLFile            config.SecretFile         `koanf:"redis_url_file"` // empty: no lock store, joins cost a little more
+	Plans                   map[string]workspace.Plan `koanf:"plans"`
+	Regions                 []string                  `koanf:"regions"`
+	DefaultPlacement        string                    `koanf:"default_placement"`
+	DefaultQuota            workspace.Quota           `koanf:"default_quota"`
+	Placement               Placement                 `koanf:"placement"`
+	Peers                   Peers                     `koanf:"peers"`
+	Workers                 int                       `koanf:"workers"`          // sagas driven at once
+	SagaLease               time.Duration             `koanf:"saga_lease"`       // how long a run stays with a replica that fell silent
+	OrphanSweep             time.Duration             `koanf:"orphan_sweep"`     // how often boxes are looked for that are nobody's
+	ReleaseDeadline         time.Duration             `koanf:"release_deadline"` // how long a release may take before its hold is release_failed
+	FindingSweep            time.Duration             `koanf:"finding_sweep"`    // how often rows and resources are compared
+	WokenSweep              time.Duration             `koanf:"woken_sweep"`      // how often findings are made of ended instances that were started again
+	FindingGrace            time.Duration             `koanf:"finding_grace"`    // how long a contradiction must last to be a finding
 }
 
 // Default answers the defaults.
@@ -81,7 +83,8 @@ func (c Config) Validate() error {
 	var errs []error
 	for key, v := range map[string]string{
 		"task_signing_key_file": c.TaskSigningKeyFile, "join_state_pubkeys_file": c.JoinStatePubkeysFile, "assertion_pubkeys_file": c.AssertionPubkeysFile,
-		"secret_file": string(c.SecretFile), "workload_database_url_file": string(c.WorkloadDatabaseURL), "peers.recovery": c.Peers.Recovery,
+		"secret_file": string(c.SecretFile), "workload_secrets_keys_file": string(c.WorkloadSecretsKeysFile),
+		"workload_database_url_file": string(c.WorkloadDatabaseURL), "peers.recovery": c.Peers.Recovery,
 	} {
 		if v == "" {
 			errs = append(errs, fmt.Errorf("%s is needed", key))

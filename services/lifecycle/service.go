@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/findings"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -80,6 +81,7 @@ type material struct {
 	join    *joinstate.Verifier
 	persons *rpc.PersonVerifier
 	secret  []byte
+	values  *secretenv.Keys
 }
 
 func (s *Service) material() (material, error) {
@@ -117,7 +119,8 @@ func (s *Service) material() (material, error) {
 		return m, errors.New("read secret: it is shorter than 32 characters")
 	}
 	m.secret = []byte(secret.Reveal())
-	return m, nil
+	m.values, err = secretenv.Load(s.cfg.WorkloadSecretsKeysFile)
+	return m, err //nolint:wrapcheck // it says what it did
 }
 
 // taskVerifiers returns the keys that may have signed a task: our own, and those of the file that agents get, which
@@ -166,7 +169,7 @@ func (s *Service) build(ctx context.Context) error {
 	tasks := task.NewServer(task.Deps{
 		Logger: b.Logger, DB: b.DB, Key: m.key, Verifiers: m.tasks, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
-		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit,
+		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit, Secrets: m.values,
 	})
 	drivers, err := s.drivers()
 	if err != nil {
@@ -184,7 +187,7 @@ func (s *Service) build(ctx context.Context) error {
 		Stale: stale, LaunchLog: guard,
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
-		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret,
+		Drivers:    drivers, Catalogue: catalogue, Secret: m.secret, Secrets: m.values,
 		ReleaseDeadline: s.cfg.ReleaseDeadline, Policy: b.Policy,
 	})
 	registry, err := steps.Registry()
@@ -251,6 +254,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	workspaces := workspace.NewServer(workspace.Deps{
 		Logger: b.Logger, DB: b.DB, Core: s.core, Catalogue: catalogue, Lock: joins, Policy: b.Policy, Audit: b.Audit, DefaultQuota: s.cfg.DefaultQuota,
+		Secrets: m.values,
 	})
 	if s.server, err = b.InternalServer(ctx, m.persons); err != nil {
 		return err //nolint:wrapcheck // it says what it did

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -75,13 +76,17 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	drivers := map[commonv1.PlacementDriver]placement.Driver{byProcess: b.world}
 	committed := func() { b.core.Committed() }
+	keys, err := secretenv.Parse(secretenv.NewKey())
+	if err != nil {
+		t.Fatal(err)
+	}
 	tasks := task.NewServer(task.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) },
+		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return b.core.Wake(ctx, tx, runs...) }, Secrets: keys,
 	})
 	steps := workspace.NewSteps(workspace.StepDeps{
 		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: func() *saga.Core { return b.core }, Tasks: tasks, Identities: b.world,
-		Secret: make([]byte, 32), Catalogue: catalogue, Drivers: drivers,
+		Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue, Drivers: drivers,
 	})
 	registry, err := steps.Registry()
 	if err != nil {
@@ -98,7 +103,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 	})
 	b.server = workspace.NewServer(workspace.Deps{
 		Logger: testkit.Logger(t), DB: pool, Core: b.core, Catalogue: catalogue, Policy: policy.Fixed{Set: policy.Defaults()},
-		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50},
+		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50}, Secrets: keys,
 	})
 	if b.reg, err = obs.NewRegistry(); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 func timestamp(t *time.Time) *timestamppb.Timestamp {
@@ -90,7 +91,7 @@ func (c *Claim) Proto() *lifecyclev1.Claim {
 	}
 }
 
-// Proto is the workspace as the API shows it. It fails on a stored spec or endpoint list that this build cannot read.
+// Proto is the workspace as the API and events show it: its whole row, but of the environment values, sealed as they are, the names alone. It fails on a stored spec or endpoint list that this build cannot read.
 func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {
 	out := &lifecyclev1.Workspace{
 		WorkspaceId: w.ID, TenantId: w.TenantID, Tenant: w.Tenant, Name: w.Name, SpecDigest: w.SpecDigest,
@@ -104,6 +105,7 @@ func (w *Workspace) Proto() (*lifecyclev1.Workspace, error) {
 		if err := names.UnmarshalInto(w.Spec, out.GetSpec()); err != nil {
 			return nil, fmt.Errorf("read spec of workspace %s: %w", w.ID, err)
 		}
+		secretenv.ShowNames(out.GetSpec())
 	}
 	var raw []json.RawMessage
 	if len(w.Endpoints) > 0 {

@@ -31,8 +31,8 @@ type lease struct {
 
 type picked struct {
 	Row
-	payload []byte
-	fresh   bool // not offered before in this attempt
+	payload []byte // with open environment values: it is signed, and nothing else
+	fresh   bool   // not offered before in this attempt
 }
 
 // LeaseTasks hands out queued tasks of nodes whose gate is open to the session that asks, signed.
@@ -79,6 +79,9 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 			if _, err := events.Append(ctx, tx, evs...); err != nil {
 				return fmt.Errorf("report tasks: %w", err)
 			}
+		}
+		if tasks, err = s.openValues(ctx, tx, tasks); err != nil {
+			return err
 		}
 		return failpoint.Hit("lifecycle.lease.before_commit")
 	})

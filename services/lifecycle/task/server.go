@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
@@ -43,6 +44,8 @@ type Deps struct {
 	Committed func()
 	// Superseded is told how many results of a report say that the agent has seen a later operation, after its commit. May be nil.
 	Superseded func(n int)
+	// Secrets opens the environment values of a deploy when it is signed. Nil opens none: a task with sealed values is refused.
+	Secrets *secretenv.Keys
 	// Audit writes down what is refused; what changes a task is written with its change. Nil: that alone.
 	Audit *audit.Log
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -56,6 +57,7 @@ func newBed(t *testing.T, joins *lock.Lock) *bed {
 	}
 	return &bed{t: t, db: db, server: NewServer(Deps{
 		Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()},
+		Secrets:      secretKeys(t, secretenv.NewKey()),
 		DefaultQuota: Quota{Workspaces: 3, GPUs: 4, StorageBytes: 1 << 40},
 	})}
 }

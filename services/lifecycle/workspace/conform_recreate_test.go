@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -59,13 +60,14 @@ func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
 	}
 	pool := db.Pool(pg.RoleLifecycle)
 	log := testkit.Logger(t)
+	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = task.NewServer(task.Deps{
 		Logger: log, DB: pool, Key: puppetKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) }, Secrets: keys,
 	})
 	w.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: w.tasks, Box: boxes{&core}, Committed: committed, Slots: 4})
 	steps := NewSteps(StepDeps{
-		Logger: log, DB: pool, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Catalogue: catalogue(),
+		Logger: log, DB: pool, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys, Catalogue: catalogue(),
 		Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
 	})
 	reg, err := steps.Registry()

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -68,14 +69,15 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 		}
 	}
 	pool := db.Pool("lifecycle")
+	keys := secretKeys(t, secretenv.NewKey())
 	w.tasks = task.NewServer(task.Deps{
 		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) },
+		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return core.Load().Wake(ctx, tx, runs...) }, Secrets: keys,
 	})
 	w.gates = gate.NewServer(gate.Deps{Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: w.tasks, Box: boxes{&core}, Committed: committed, Slots: 4})
 	tenant := "x" + strings.ReplaceAll(ids.New(), "-", "")[18:]
 	steps := NewSteps(StepDeps{
-		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32),
+		Logger: testkit.Logger(t), DB: pool, Workloads: workloads, Core: core.Load, Tasks: w.tasks, Identities: w, Secret: make([]byte, 32), Secrets: keys,
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: w},
 	})
 	reg, err := steps.Registry()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -37,29 +39,28 @@ func (t *timestamp) Scan(v any) error {
 	return nil
 }
 
-// wish is a create as it is compared: the completed spec and its digest.
+// wish is a create as it is compared: the completed spec, with open values, and its sum. It is never stored.
 type wish struct {
 	tenant tenant
 	name   string
 	spec   *lifecyclev1.WorkspaceSpec
-	raw    json.RawMessage
-	digest string
+	sum    secretenv.Sum
 	runID  string
 }
 
 // create admits a new workspace and starts its provisioning, or joins the one that is under way with the same spec.
 func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
 	c := req.GetCreate()
+	if err := secretenv.Check(c.GetSpec()); err != nil {
+		return nil, err //nolint:wrapcheck // a fault
+	}
 	spec, err := s.deps.Catalogue.Complete(c.GetSpec())
 	if err != nil {
 		return nil, err
 	}
 	w := wish{name: c.GetName(), spec: spec, runID: ids.New()}
-	if w.digest, err = digest(spec); err != nil {
-		return nil, err
-	}
-	if w.raw, err = names.MarshalJSON(spec); err != nil {
-		return nil, fmt.Errorf("encode spec: %w", err)
+	if w.sum, err = secretenv.SumOf(spec); err != nil {
+		return nil, err //nolint:wrapcheck // it says what it did
 	}
 	if w.tenant, err = s.tenantFor(ctx, s.deps.DB, c.GetTenant(), false); err != nil {
 		return nil, err
@@ -67,7 +68,7 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	if req.GetDryRun() {
 		return s.dryCreate(ctx, w)
 	}
-	if op, ok, err := s.replay(ctx, s.deps.DB, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w)); err != nil || ok {
+	if op, ok, err := s.replayCreate(ctx, s.deps.DB, w, req.GetIdempotencyKey()); err != nil || ok {
 		return op, err
 	}
 	if err := rollback.Refuse(ctx, s.deps.DB); err != nil {
@@ -97,7 +98,10 @@ func (s *Server) fastJoin(ctx context.Context, w wish, runID string) (*lifecycle
 		return nil, false
 	}
 	ws, err := saga.GetWorkspace(ctx, s.deps.DB, run.WorkspaceID)
-	if err != nil || ws.Name != w.name || ws.SpecDigest != w.digest {
+	if err != nil || ws.Name != w.name {
+		return nil, false
+	}
+	if same, err := s.deps.Secrets.Matches(ws.SpecDigest, w.sum); err != nil || !same {
 		return nil, false
 	}
 	return joined(ws, run), true
@@ -119,8 +123,10 @@ func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 	return &lifecyclev1.Operation{OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch, State: state}
 }
 
-// replay answers what an idempotency key was answered before.
-func (s *Server) replay(ctx context.Context, q pg.Querier, tenantID, key, wanted string) (*lifecyclev1.Operation, bool, error) {
+// replay answers what an idempotency key was answered before; same says whether that was for this request.
+func (s *Server) replay(
+	ctx context.Context, q pg.Querier, tenantID, key string, same func(was string) (bool, error),
+) (*lifecyclev1.Operation, bool, error) {
 	if key == "" {
 		return nil, false, nil
 	}
@@ -132,7 +138,9 @@ func (s *Server) replay(ctx context.Context, q pg.Querier, tenantID, key, wanted
 	if err != nil {
 		return nil, false, fmt.Errorf("read operation key: %w", err)
 	}
-	if was != wanted {
+	if ok, err := same(was); err != nil {
+		return nil, false, err
+	} else if !ok {
 		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "this idempotency key was used for another request", fault.Conflicting(runID))
 	}
 	run, err := saga.GetRun(ctx, q, runID)
@@ -168,7 +176,22 @@ func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string
 	return nil
 }
 
-func keyDigest(w wish) string { return w.name + "/" + w.digest }
+// replayCreate is replay for a create, whose spec is compared by a digest of whichever key made it.
+func (s *Server) replayCreate(ctx context.Context, q pg.Querier, w wish, key string) (*lifecyclev1.Operation, bool, error) {
+	return s.replay(ctx, q, w.tenant.ID, key, func(was string) (bool, error) {
+		name, digest, _ := strings.Cut(was, "/")
+		if name != w.name {
+			return false, nil
+		}
+		return s.deps.Secrets.Matches(digest, w.sum) //nolint:wrapcheck // a fault
+	})
+}
+
+// keyDigest is what a create's idempotency key is stored with.
+func (s *Server) keyDigest(w wish) (string, error) {
+	digest, err := s.deps.Secrets.Digest(w.sum)
+	return w.name + "/" + digest, err //nolint:wrapcheck // it says what it did
+}
 
 // admit decides in one transaction: the name, the quota, the workspace, its run, its key.
 func (s *Server) admit(ctx context.Context, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
@@ -198,7 +221,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 			return err
 		}
 		var ok bool
-		if op, ok, err = s.replay(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w)); err != nil || ok {
+		if op, ok, err = s.replayCreate(ctx, tx, w, req.GetIdempotencyKey()); err != nil || ok {
 			return err
 		}
 		if err := rollback.Refuse(ctx, tx); err != nil {
@@ -216,7 +239,11 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 			}
 		}
 		if req.GetIdempotencyKey() != "" {
-			if err := keepKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), keyDigest(w), op.GetOperationId()); err != nil {
+			digest, err := s.keyDigest(w)
+			if err != nil {
+				return err
+			}
+			if err := keepKey(ctx, tx, w.tenant.ID, req.GetIdempotencyKey(), digest, op.GetOperationId()); err != nil {
 				return err
 			}
 		}
@@ -249,8 +276,14 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 	if err != nil {
 		return nil, false, err //nolint:wrapcheck // it says what it read
 	}
-	if open && joinable(run) && ws.SpecDigest == w.digest {
-		return joined(ws, run), true, nil
+	if open && joinable(run) {
+		same, err := s.deps.Secrets.Matches(ws.SpecDigest, w.sum)
+		if err != nil {
+			return nil, false, err //nolint:wrapcheck // a fault
+		}
+		if same {
+			return joined(ws, run), true, nil
+		}
 	}
 	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
 		fault.Unmet("no workspace of this name is there; it is "+ws.State),
@@ -285,21 +318,40 @@ func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifec
 }
 
 func (s *Server) begin(ctx context.Context, tx pgx.Tx, req *lifecyclev1.RequestOperationRequest, w wish) (*lifecyclev1.Operation, error) {
-	id, err := s.deps.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{
-		TenantID: w.tenant.ID, Name: w.name, Spec: w.raw, SpecDigest: w.digest, CreatedBy: requester(ctx, req),
+	id := ids.New()
+	raw, digest, err := s.sealed(w, id)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.deps.Core.InsertWorkspace(ctx, tx, saga.NewWorkspace{
+		ID: id, TenantID: w.tenant.ID, Name: w.name, Spec: raw, SpecDigest: digest, CreatedBy: requester(ctx, req),
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it did
 	}
 	started, err := s.deps.Core.Start(ctx, tx, saga.StartRequest{
 		WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: DefinitionProvision, RunID: w.runID,
-		Input: newInput(w.tenant.Name, w.name, w.raw), Requester: requester(ctx, req), CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
+		Input: newInput(w.tenant.Name, w.name, raw), Requester: requester(ctx, req), CorrelationID: obs.From(ctx).CorrelationID, NextEpoch: true,
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it did
 	}
 	op := answer(id, started)
 	return op, s.decided(ctx, tx, w.tenant.ID, req, op)
+}
+
+// sealed returns a wish's spec and digest as they are stored with the workspace that is made of it.
+func (s *Server) sealed(w wish, workspaceID string) (json.RawMessage, string, error) {
+	spec, err := s.deps.Secrets.Seal(w.spec, secretenv.Owner{TenantID: w.tenant.ID, WorkspaceID: workspaceID})
+	if err != nil {
+		return nil, "", err //nolint:wrapcheck // it says what it did
+	}
+	raw, err := names.MarshalJSON(spec)
+	if err != nil {
+		return nil, "", fmt.Errorf("encode spec: %w", err)
+	}
+	digest, err := s.deps.Secrets.Digest(w.sum)
+	return raw, digest, err //nolint:wrapcheck // it says what it did
 }
 
 // dryCreate says what a create would do.

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -36,7 +37,9 @@ func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error)
 	if _, ok := s.deps.Drivers[spec.GetPlacement()]; !ok {
 		return saga.Outcome{}, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "this placement is not available here", nil)
 	}
-	return saga.Done(nil), nil
+	// Its values are opened again when each task is signed. Here nothing is made yet.
+	err = s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID})
+	return saga.Done(nil), err //nolint:wrapcheck // a fault, which says whether another try can help
 }
 
 // markActive is the flip: it writes rows and makes nothing.

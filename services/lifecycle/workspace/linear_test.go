@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -109,6 +110,7 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var loops sync.WaitGroup
 	t.Cleanup(func() { stop(); loops.Wait() })
+	keys := secretKeys(t, secretenv.NewKey())
 	var out []*replica
 	for i := range n {
 		pool, err := pg.Open(t.Context(), pg.Config{URL: db.URL(pg.RoleLifecycle), MaxConns: 8})
@@ -131,7 +133,7 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 		})
 		out = append(out, &replica{pool: pool, server: NewServer(Deps{
 			Logger: testkit.Logger(t), DB: pool, Core: core, Catalogue: catalogue(), Lock: locks(t, dialLocks(t, store.URL())), Policy: policy.Fixed{Set: policy.Defaults()},
-			DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
+			DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50}, Secrets: keys,
 		})})
 	}
 	flusher := dialLocks(t, store.URL())

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -104,7 +105,7 @@ func (s *Server) operateOnce(ctx context.Context, req *lifecyclev1.RequestOperat
 				return err
 			}
 			var ok bool
-			if op, ok, err = s.replay(ctx, tx, w.TenantID, key, wanted); err != nil || ok {
+			if op, ok, err = s.replay(ctx, tx, w.TenantID, key, func(was string) (bool, error) { return was == wanted, nil }); err != nil || ok {
 				return err
 			}
 		}
@@ -152,6 +153,9 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 		if err := s.roomForRetry(ctx, tx, w); err != nil {
 			return nil, err
 		}
+		if err := s.valuesOpen(w); err != nil {
+			return nil, err
+		}
 		out, err := core.Retry(ctx, tx, saga.RetryRequest{
 			WorkspaceID: w.ID, Definition: DefinitionProvision, Input: newInput(w.Tenant, w.Name, w.Spec), Requester: by,
 			CorrelationID: obs.From(ctx).CorrelationID, Limit: s.deps.Policy.Current().SagaRetryLimit(), Override: req.GetOverride(), Reason: req.GetReason(),
@@ -170,6 +174,15 @@ func (s *Server) verb(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *lif
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, names.Of(req.GetKind())+" is asked of an allocation, not of a workspace",
 			fault.Remedy("use `allocations retry-release` or `allocations force-release` with the allocation's id"))
 	}
+}
+
+// valuesOpen refuses a workspace whose environment values do not open: what would deploy it would fail for certain.
+func (s *Server) valuesOpen(w saga.Workspace) error {
+	spec := &lifecyclev1.WorkspaceSpec{}
+	if err := names.UnmarshalInto(w.Spec, spec); err != nil {
+		return fmt.Errorf("read spec: %w", err)
+	}
+	return s.deps.Secrets.Opens(spec, secretenv.Owner{TenantID: w.TenantID, WorkspaceID: w.ID}) //nolint:wrapcheck // a fault
 }
 
 // roomForRetry holds the tenant's quota for a workspace that comes back to life.

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
@@ -34,6 +35,8 @@ type plane struct {
 	db    *testkit.Database
 	world *world
 	seats []*seat
+	// secrets are the keys of every seat, unless a test gave its own.
+	secrets *secretenv.Keys
 }
 
 // seat is one replica: its own connections, server and driver of sagas.
@@ -54,6 +57,7 @@ type planeConfig struct {
 	boxes   func(w *world) placement.Driver // nil: the world itself
 	workers int
 	release time.Duration // deadline of releases
+	secrets *secretenv.Keys
 	grace   time.Duration // of each step of a forced one; zero: as long as a step waits before it looks again
 }
 
@@ -84,7 +88,10 @@ func (s *seat) pass(ctx context.Context, _ *pgx.Conn) (bool, error) {
 func newPlane(t *testing.T, cfg planeConfig) *plane {
 	t.Helper()
 	testkit.IO(t)
-	p := &plane{t: t, db: testkit.DB(t), world: newWorld()}
+	if cfg.secrets == nil {
+		cfg.secrets = secretKeys(t, secretenv.NewKey())
+	}
+	p := &plane{t: t, db: testkit.DB(t), world: newWorld(), secrets: cfg.secrets}
 	p.world.replica = ids.New()
 	p.beat(time.Hour)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: p.db.WorkloadURL(), MaxConns: 4})
@@ -142,11 +149,13 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 	log := testkit.Logger(p.t)
 	tasks := task.NewServer(task.Deps{
 		Logger: log, DB: s.pool, Key: puppetKey, Hub: task.NewHub(log, s.pool, nil), Committed: committed,
-		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+		Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+		Secrets: cfg.secrets,
 	})
 	s.steps = NewSteps(StepDeps{
 		ReleaseDeadline: cfg.release, ForceGrace: orDefault(cfg.grace, 5*time.Second),
 		Logger: log, DB: s.pool, Workloads: workloads, Core: func() *saga.Core { return s.core }, Tasks: tasks, Identities: p.world, Secret: make([]byte, 32),
+		Secrets:   cfg.secrets,
 		Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: boxes, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(s.pool),
 		},
@@ -165,13 +174,15 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 	s.server = NewServer(Deps{
 		Logger: log, DB: s.pool, Core: s.core, Catalogue: catalogue(), Lock: joins, Policy: policy.Fixed{Set: policy.Defaults()},
 		DefaultQuota: Quota{Workspaces: 1000, GPUs: 1000, StorageBytes: 1 << 50},
+		Secrets:      cfg.secrets,
 	})
 	if n == 0 {
 		// The agents talk to a replica that is never frozen: their own way through is nodeapi's.
 		pool := p.db.Pool(pg.RoleLifecycle)
 		p.world.tasks = task.NewServer(task.Deps{
 			Logger: log, DB: pool, Key: puppetKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
-			Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
+			Secrets: cfg.secrets,
 		})
 		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Box: Boxes{Core: s.core}, Committed: committed, Slots: 4})
 	}

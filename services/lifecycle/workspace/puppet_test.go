@@ -47,6 +47,7 @@ type world struct {
 	replica    string   // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
 	tasks      *task.Server
+	deployed   func(*nodev1.WorkloadDeploy) // told of each deploy, as its agent got it, before it is done. May be nil
 }
 
 type worldBox struct {
@@ -333,6 +334,9 @@ func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) 
 		p := &nodev1.WorkloadDeploy{}
 		if err := proto.Unmarshal(t.Payload, p); err != nil {
 			return nil, err
+		}
+		if w.deployed != nil {
+			w.deployed(p)
 		}
 		if thing := "workload " + p.GetWorkload().GetName(); !b.has(thing) {
 			b.things = append(b.things, thing)

@@ -177,6 +177,13 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 		f := fault.From(err)
 		r.lacks(f.Reason, f.Remedy, "", "the mesh still offers what the workspace asks for: "+f.Public)
 	}
+	if err := s.valuesOpen(w); err != nil {
+		f, ok := fault.As(err)
+		if !ok {
+			return nil, err
+		}
+		r.lacks(f.Reason, f.Remedy, "", "every environment value of the workspace opens: "+f.Public)
+	}
 	if err := s.roomForRetry(ctx, tx, w); err != nil {
 		f, ok := fault.As(err)
 		if !ok {

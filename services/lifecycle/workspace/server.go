@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -39,6 +40,8 @@ type Deps struct {
 	Audit *audit.Log
 	// DefaultQuota is what a tenant gets that is made without one.
 	DefaultQuota Quota
+	// Secrets seals the environment values of specs.
+	Secrets *secretenv.Keys
 }
 
 // Quota bounds what a tenant holds at once.

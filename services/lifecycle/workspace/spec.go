@@ -7,8 +7,6 @@
 package workspace
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -145,16 +143,6 @@ func (c Catalogue) plans() []string {
 	}
 	slices.Sort(out)
 	return out
-}
-
-// digest names a completed spec: the same wish has the same digest.
-func digest(spec *lifecyclev1.WorkspaceSpec) (string, error) {
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(spec)
-	if err != nil {
-		return "", fmt.Errorf("encode spec: %w", err)
-	}
-	sum := sha256.Sum256(raw)
-	return hex.EncodeToString(sum[:]), nil
 }
 
 // input is what a run is started with.

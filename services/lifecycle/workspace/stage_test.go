@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/placement/static"
@@ -53,7 +54,8 @@ func newStage(t *testing.T, joins func(int) *lock.Lock) *stage {
 		t.Fatal(err)
 	}
 	t.Cleanup(workloads.Close)
-	cfg := planeConfig{seats: 2, joins: joins}
+	p.secrets = secretKeys(t, secretenv.NewKey())
+	cfg := planeConfig{seats: 2, joins: joins, secrets: p.secrets}
 	committed := func() {}
 	for n := range cfg.seats {
 		p.seats = append(p.seats, p.sit(n, cfg, workloads, p.world, committed))
@@ -139,7 +141,7 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	var core *saga.Core
 	steps := NewSteps(StepDeps{
 		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Core: func() *saga.Core { return core }, Tasks: g.tasks, Identities: g.world,
-		Secret: make([]byte, 32), Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
+		Secret: make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: g.world, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(g.pool),
 		},
 	})

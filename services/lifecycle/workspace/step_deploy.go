@@ -13,6 +13,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -46,6 +47,10 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
+	owner := secretenv.Owner{TenantID: env.TenantID, WorkspaceID: env.WorkspaceID}
+	if err := s.deps.Secrets.Opens(spec, owner); err != nil {
+		return saga.Outcome{}, err //nolint:wrapcheck // a fault, which says whether another try can help
+	}
 	secrets := s.databaseEnv(schema, env.Epoch)
 	var claims []saga.Claim
 	waiting := 0
@@ -55,9 +60,12 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 			return saga.Outcome{}, fmt.Errorf("claim workload: %w", err)
 		}
 		claims = append(claims, claim)
+		deploy := &nodev1.WorkloadDeploy{Workload: w, GpuDeviceIds: where.Devices, StorageName: storageName, SecretEnv: secrets}
+		if err := s.deps.Secrets.SealDeploy(deploy, owner); err != nil {
+			return saga.Outcome{}, err //nolint:wrapcheck // it says what it did
+		}
 		_, done, err := s.do(ctx, env, taskSpec{
-			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID,
-			payload: &nodev1.WorkloadDeploy{Workload: w, GpuDeviceIds: where.Devices, StorageName: storageName, SecretEnv: secrets},
+			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID, payload: deploy,
 		})
 		if err != nil {
 			return saga.Outcome{}, err

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/runbook"
+	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -82,6 +83,8 @@ type StepDeps struct {
 	LaunchLog LaunchLog
 	// Secret derives launch secrets and database passwords, so that none is stored.
 	Secret []byte
+	// Secrets seals what a deploy carries, and opens it to see that it can be.
+	Secrets *secretenv.Keys
 	// ReleaseDeadline is how long a release may take before its hold is release_failed; zero means two minutes. ForceGrace is how long a forced release
 	// tries each undo; zero means ten seconds.
 	ReleaseDeadline, ForceGrace time.Duration

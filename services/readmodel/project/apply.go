@@ -102,9 +102,13 @@ func rowsOf(r events.Record) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
+		body, err := withoutValues(r.Payload)
+		if err != nil {
+			return nil, err
+		}
 		return one(r, "workspace", []any{
 			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), ref(m.GetNodeId()),
-			r.Payload,
+			body,
 		})
 	case KindRun:
 		m, err := decode(r, &lifecyclev1.Run{})
