@@ -41,7 +41,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.command, "command", nil, "one word of the workload's command; repeat it for more")
 	flags.StringArrayVar(&f.args, "arg", nil, "one argument of the workload; repeat it for more")
 	flags.StringArrayVar(&f.ports, "port", nil, "[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
-	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment; repeat it for more")
+	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more")
 	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
@@ -190,7 +190,10 @@ func (p *Program) workspacesCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create NAME --tenant T", Short: "Provision a workspace, or join the provisioning of the same one",
 		Long: "Provision a workspace. Without a spec it runs the built-in demo workload.\n" +
-			"Asking again for the same name with the same spec joins the operation under way; with another spec it is refused.",
+			"Asking again for the same name with the same spec joins the operation under way; with another spec it is refused.\n\n" +
+			"Values of --env, and of env in --spec, are secrets: they are stored encrypted, given to the agent that runs the workload, and shown to nobody\n" +
+			"again. Their names are shown. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and shown to\n" +
+			"everybody who may read the workspace, so keep secrets out of them.",
 		Example: "  gpuaas workspaces create demo2 --tenant acme --wait\n" +
 			"  gpuaas workspaces create web --tenant acme --command python3 --arg -m --arg http.server --arg 8080 --port 8080 --gpus 1 --storage 10Gi\n" +
 			"  gpuaas workspaces create train --tenant acme --spec workspace.yaml --placement static",

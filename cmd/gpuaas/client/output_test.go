@@ -46,9 +46,13 @@ func node() *readmodelv1.Node {
 }
 
 func workspace(state commonv1.WorkspaceState) *readmodelv1.Workspace {
+	spec := &lifecyclev1.WorkspaceSpec{
+		Gpus: 1, Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
+		Workloads: []*nodev1.Workload{{Name: "demo", Command: []string{"@demo"}, EnvNames: []string{"API_KEY", "HOST"}}},
+	}
 	return &readmodelv1.Workspace{
 		WorkspaceId: workspaceID, Name: "demo2", Tenant: "acme", TenantId: tenantID, State: state, UserState: commonv1.UserState_USER_STATE_NORMAL, Epoch: bigEpoch, RunId: runID,
-		NodeName: "box-demo2", Spec: &lifecyclev1.WorkspaceSpec{Gpus: 1, Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS}, StateAt: at(9), CreatedAt: at(1),
+		NodeName: "box-demo2", Spec: spec, StateAt: at(9), CreatedAt: at(1),
 		Endpoints: []*lifecyclev1.Endpoint{{Workload: "demo", Name: "http", Url: "http://127.0.0.1:4000"}}, CreatedBy: "op@example.test",
 		NodeId: nodeID, AgentConnected: true, AgentSince: at(8),
 	}

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -34,6 +35,17 @@ func agent(w *readmodelv1.Workspace) string {
 		return "not connected"
 	}
 	return ""
+}
+
+// environment lists the names of each workload's variables, a line for each workload that has any. No answer has their values.
+func environment(workloads []*nodev1.Workload) string {
+	var lines []string
+	for _, w := range workloads {
+		if len(w.GetEnvNames()) > 0 {
+			lines = append(lines, w.GetName()+": "+strings.Join(w.GetEnvNames(), ", ")+" (values are secret)")
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 var workspaceView = view[*readmodelv1.Workspace]{
@@ -66,6 +78,7 @@ var workspaceView = view[*readmodelv1.Workspace]{
 			}
 			return strings.Join(lines, "\n")
 		}},
+		{"ENVIRONMENT", false, func(_ *printer, w *readmodelv1.Workspace) string { return environment(w.GetSpec().GetWorkloads()) }},
 		{"FINDINGS", false, func(_ *printer, w *readmodelv1.Workspace) string { return findingLines(w.GetFindings()) }},
 		{"WAITING FOR", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetWhyWaiting() }},
 		{"RUN", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetRunId() }},

@@ -36,7 +36,8 @@ type plane struct {
 	world *world
 	seats []*seat
 	// secrets are the keys of every seat, unless a test gave its own.
-	secrets *secretenv.Keys
+	secrets *secretenv.Keys // nil: a fresh key
+	signing *secretenv.Keys // of the replica that hands out tasks; nil: secrets
 }
 
 // seat is one replica: its own connections, server and driver of sagas.
@@ -57,7 +58,8 @@ type planeConfig struct {
 	boxes   func(w *world) placement.Driver // nil: the world itself
 	workers int
 	release time.Duration // deadline of releases
-	secrets *secretenv.Keys
+	secrets *secretenv.Keys // nil: a fresh key
+	signing *secretenv.Keys // of the replica that hands out tasks; nil: secrets
 	grace   time.Duration // of each step of a forced one; zero: as long as a step waits before it looks again
 }
 
@@ -91,7 +93,10 @@ func newPlane(t *testing.T, cfg planeConfig) *plane {
 	if cfg.secrets == nil {
 		cfg.secrets = secretKeys(t, secretenv.NewKey())
 	}
-	p := &plane{t: t, db: testkit.DB(t), world: newWorld(), secrets: cfg.secrets}
+	if cfg.signing == nil {
+		cfg.signing = cfg.secrets
+	}
+	p := &plane{t: t, db: testkit.DB(t), world: newWorld()}
 	p.world.replica = ids.New()
 	p.beat(time.Hour)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: p.db.WorkloadURL(), MaxConns: 4})
@@ -182,7 +187,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 		p.world.tasks = task.NewServer(task.Deps{
 			Logger: log, DB: pool, Key: puppetKey, Hub: task.NewHub(log, pool, nil), Committed: committed,
 			Wake:    func(ctx context.Context, tx pgx.Tx, runs []string) error { return s.core.Wake(ctx, tx, runs...) },
-			Secrets: cfg.secrets,
+			Secrets: cfg.signing,
 		})
 		p.world.gates = gate.NewServer(gate.Deps{Logger: log, DB: pool, Join: anyJoin{}, Tasks: p.world.tasks, Box: Boxes{Core: s.core}, Committed: committed, Slots: 4})
 	}

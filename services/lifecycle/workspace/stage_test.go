@@ -33,6 +33,7 @@ type stage struct {
 	pool      *pgxpool.Pool
 	workloads *pgxpool.Pool
 	tasks     *task.Server
+	secrets   *secretenv.Keys
 	offset    time.Duration
 	lives     int
 
@@ -54,13 +55,13 @@ func newStage(t *testing.T, joins func(int) *lock.Lock) *stage {
 		t.Fatal(err)
 	}
 	t.Cleanup(workloads.Close)
-	p.secrets = secretKeys(t, secretenv.NewKey())
-	cfg := planeConfig{seats: 2, joins: joins, secrets: p.secrets}
+	keys := secretKeys(t, secretenv.NewKey())
+	cfg := planeConfig{seats: 2, joins: joins, secrets: keys, signing: keys}
 	committed := func() {}
 	for n := range cfg.seats {
 		p.seats = append(p.seats, p.sit(n, cfg, workloads, p.world, committed))
 	}
-	g := &stage{plane: p, pool: p.seats[0].pool, workloads: workloads, tasks: p.world.tasks, faults: map[string]string{}, hits: map[string]int{}}
+	g := &stage{plane: p, pool: p.seats[0].pool, workloads: workloads, tasks: p.world.tasks, secrets: keys, faults: map[string]string{}, hits: map[string]int{}}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan struct{})
 	go func() { defer close(done); p.world.play(ctx) }()
