@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -66,9 +67,15 @@ func config(t *testing.T) dev.Config {
 // start runs a mesh until the test stops it, and returns when it is ready.
 func start(t *testing.T, cfg dev.Config) started {
 	t.Helper()
+	return startLogging(t, cfg, testkit.Logger(t))
+}
+
+// startLogging is start with a logger of the test's own.
+func startLogging(t *testing.T, cfg dev.Config, logger *slog.Logger) started {
+	t.Helper()
 	ctx, cancel := context.WithCancel(testkit.Context(t))
 	s := started{out: &text{}, err: &text{}}
-	m, err := dev.New(ctx, dev.Deps{Logger: testkit.Logger(t), Out: s.out, Err: s.err, Version: "test"}, cfg)
+	m, err := dev.New(ctx, dev.Deps{Logger: logger, Out: s.out, Err: s.err, Version: "test"}, cfg)
 	if err != nil {
 		cancel()
 		t.Fatal(err)
