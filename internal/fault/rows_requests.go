@@ -113,6 +113,21 @@ var requestRows = map[commonv1.Reason]Row{
 	},
 }
 
+var peopleRows = map[commonv1.Reason]Row{
+	commonv1.Reason_REASON_ROLE_NOT_HELD: {
+		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
+		Public: "a role is given only by a person whose own roles include it",
+		Remedy: "ask a person who holds the role and the role security",
+		Impact: "only this request: no person was made; the attempt is audited",
+	},
+	commonv1.Reason_REASON_LAST_SECURITY_PERSON: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerSecurity,
+		Public: "this is the last person with the role security: without one nobody could make or end people",
+		Remedy: "make another person with the role security first",
+		Impact: "only this request: the person goes on; the attempt is audited",
+	},
+}
+
 var policyRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_POLICY_KEY_UNKNOWN: {
 		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,

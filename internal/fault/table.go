@@ -47,7 +47,7 @@ func lookup(reason commonv1.Reason) (Row, bool) {
 }
 
 // table is never written after the process starts.
-var table = join(requestRows, identityRows, sessionRows, taskRows, workspaceRows, policyRows)
+var table = join(requestRows, identityRows, sessionRows, taskRows, workspaceRows, peopleRows, policyRows)
 
 func join(parts ...map[commonv1.Reason]Row) map[commonv1.Reason]Row {
 	out := map[commonv1.Reason]Row{}

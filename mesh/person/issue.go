@@ -16,7 +16,8 @@ func Issue(ctx context.Context, databaseURL, tenantID string, s Session) (string
 		return "", fmt.Errorf("admit person: %w", err)
 	}
 	defer db.Close()
-	token, err := readmodel.IssuePersonSession(ctx, db, s.Subject, tenantID, s.Roles, s.Life)
+	s.TenantID = tenantID
+	token, err := readmodel.AdmitPerson(ctx, db, s.admission())
 	if err != nil {
 		return "", fmt.Errorf("admit person: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -27,9 +28,14 @@ const Service = "readmodel"
 
 // Session is a person's session.
 type Session struct {
-	Subject string
-	Roles   []string
-	Life    time.Duration
+	Subject  string
+	TenantID string // empty for people of the operator
+	Roles    []string
+	Life     time.Duration
+}
+
+func (s Session) admission() readmodel.Admission {
+	return readmodel.Admission{Name: s.Subject, TenantID: s.TenantID, Roles: s.Roles, Life: s.Life}
 }
 
 // Admit answers the bearer token of a file if it still is a session of that person with at least half of its life left, else makes a session and puts
@@ -44,8 +50,9 @@ func Admit(ctx context.Context, databaseURL, file string, s Session) (string, er
 		sum := sha256.Sum256([]byte(token.Reveal()))
 		var good bool
 		err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM readmodel.person_session
-			WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND revoked_at IS NULL AND expires_at > mesh.clock() + $4::interval)`,
-			sum[:], s.Subject, s.Roles, s.Life/2).Scan(&good)
+			WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND COALESCE(tenant_id::text, '') = $4 AND person_id IS NOT NULL
+				AND revoked_at IS NULL AND expires_at > mesh.clock() + $5::interval)`,
+			sum[:], s.Subject, slices.Sorted(slices.Values(s.Roles)), s.TenantID, s.Life/2).Scan(&good)
 		if err != nil {
 			return "", fmt.Errorf("admit person: %w", err)
 		}
@@ -53,7 +60,7 @@ func Admit(ctx context.Context, databaseURL, file string, s Session) (string, er
 			return token.Reveal(), nil
 		}
 	}
-	token, err := readmodel.IssuePersonSession(ctx, db, s.Subject, "", s.Roles, s.Life)
+	token, err := readmodel.AdmitPerson(ctx, db, s.admission())
 	if err != nil {
 		return "", fmt.Errorf("admit person: %w", err)
 	}
@@ -80,6 +87,7 @@ type Client struct {
 	Findings  readmodelv1connect.FindingServiceClient
 	Audit     readmodelv1connect.AuditServiceClient
 	Escalate  readmodelv1connect.EscalationServiceClient
+	People    readmodelv1connect.PeopleServiceClient
 	Release   readmodelv1connect.ReleaseServiceClient
 	Rollback  readmodelv1connect.RollbackServiceClient
 	Instances readmodelv1connect.InstanceServiceClient
@@ -108,6 +116,7 @@ func Dial(cfg Config) (*Client, error) {
 		Findings:  readmodelv1connect.NewFindingServiceClient(hc, base, options...),
 		Audit:     readmodelv1connect.NewAuditServiceClient(hc, base, options...),
 		Escalate:  readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
+		People:    readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
 		Release:   readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
 		Rollback:  readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
 		Instances: readmodelv1connect.NewInstanceServiceClient(hc, base, options...),

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -237,9 +238,14 @@ func (k *kit) owner(name string, keys *pki.KeySet, mount func(*rpc.Server)) stri
 
 func (k *kit) start(cfg readmodel.Config) *readmodel.Service {
 	k.t.Helper()
+	return k.startLogging(cfg, testkit.Logger(k.t))
+}
+
+func (k *kit) startLogging(cfg readmodel.Config, logger *slog.Logger) *readmodel.Service {
+	k.t.Helper()
 	registry, err := obs.NewRegistry()
 	k.check(err)
-	s, err := readmodel.New(k.t.Context(), readmodel.Deps{Logger: testkit.Logger(k.t), Registry: registry}, cfg)
+	s, err := readmodel.New(k.t.Context(), readmodel.Deps{Logger: logger, Registry: registry}, cfg)
 	k.check(err)
 	ctx, cancel := context.WithCancel(k.t.Context())
 	done := make(chan error, 1)

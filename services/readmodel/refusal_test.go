@@ -134,7 +134,7 @@ func TestEveryRefusalByRoleHasAnAction(t *testing.T) {
 	}
 	for _, want := range []string{
 		"tenant.create", "workspace.create", "node.bootstrap.issue", "policy.set", "brake.release", "allocation.force_release", "allocation.retry_release",
-		"node.probe", "audit.verify_audit", "instance.end",
+		"node.probe", "audit.verify_audit", "instance.end", "person.create", "person.end",
 	} {
 		if !actions[want] {
 			t.Errorf("no entry of %s among %v", want, actions)

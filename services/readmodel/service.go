@@ -204,6 +204,11 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}
+	people := gateway.NewPeople(deps, gateway.PeopleDeps{DB: b.DB, Audit: b.Audit, Wake: b.Wake})
+	path, handler = readmodelv1connect.NewPeopleServiceHandler(people, s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
 	if err := s.mountEscalation(deps); err != nil {
 		return err
 	}
@@ -242,4 +247,13 @@ func (s *Service) Sessions() *gateway.Sessions { return s.sessions }
 // for people of the operator. db logs in as readmodel.
 func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
 	return gateway.IssuePersonSession(ctx, db, subject, tenantID, roles, ttl) //nolint:wrapcheck // it says what
+}
+
+// Admission is a person as they are made.
+type Admission = gateway.Admission
+
+// AdmitPerson makes a person, or a further session of the one that is there, beside the API and returns the token, which is stored nowhere. db logs in
+// as readmodel.
+func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
+	return gateway.AdmitPerson(ctx, db, a) //nolint:wrapcheck // it says what
 }

@@ -23,7 +23,8 @@ import (
 // policies are those of every method of the people's port.
 func policies(t *testing.T, k *kit) []rpc.Policy {
 	t.Helper()
-	set, err := rpc.Policies(readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_recover_proto)
+	set, err := rpc.Policies(readmodelv1.File_gpuaas_readmodel_v1_readmodel_proto, readmodelv1.File_gpuaas_readmodel_v1_recover_proto,
+		readmodelv1.File_gpuaas_readmodel_v1_people_proto)
 	if err != nil {
 		t.Fatal(err)
 	}

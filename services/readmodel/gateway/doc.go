@@ -1,6 +1,6 @@
 // Package gateway is what people talk to: their sessions, their questions and their commands.
 //
-// It owns readmodel.person_session, QueryService and CommandService. It believes a bearer token whose hash is stored and alive by the database's clock,
+// It owns readmodel.person and readmodel.person_session, QueryService, CommandService and PeopleService. It believes a bearer token whose hash is stored and alive by the database's clock,
 // and decides nothing about nodes, workspaces or policy: questions are answered from package view, commands go to their owner with a signed assertion of
 // the person, and the owner authorises. It stores no token and logs none.
 //

@@ -337,8 +337,10 @@ func (q *Query) Watch(ctx context.Context, req *readmodelv1.WatchRequest, stream
 	if err != nil {
 		return err
 	}
+	recheck, release := q.deps.Sessions.Recheck(session.Person.Subject)
+	defer release()
 	return q.deps.Hub.Serve(ctx, watch.Request{ //nolint:wrapcheck // it is the answer
-		Filter: f, Person: session.Person, Resume: req.GetResumeToken(),
+		Filter: f, Person: session.Person, Resume: req.GetResumeToken(), Recheck: recheck,
 		Alive: func(ctx context.Context) error { return q.deps.Sessions.Check(ctx, session) },
 	}, bounded(ctx, stream.Send))
 }

@@ -67,10 +67,21 @@ func (r *Refusals) WrapStreamingClient(next connect.StreamingClientFunc) connect
 
 func (r *Refusals) after(ctx context.Context, procedure string, message any, err error) {
 	var owners *ownersError
-	if err == nil || errors.As(err, &owners) || !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+	if err == nil || errors.As(err, &owners) || !recorded(err) {
 		return
 	}
 	r.note(ctx, procedure, message, err)
+}
+
+// recorded reports whether readmodel itself has decided against a person.
+func recorded(err error) bool {
+	switch fault.ReasonOf(err) { //nolint:exhaustive // everything else is an owner's decision, or none
+	case commonv1.Reason_REASON_PERMISSION_DENIED, commonv1.Reason_REASON_ROLE_NOT_HELD, commonv1.Reason_REASON_LAST_SECURITY_PERSON,
+		commonv1.Reason_REASON_ALREADY_EXISTS:
+		return true
+	default:
+		return false
+	}
 }
 
 // note does not depend on the person's patience: to hang up is no way around the record.
@@ -149,6 +160,10 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("instance.end", "instance", m.GetRequest().GetInstance())
 	case *readmodelv1.ReleaseBrakeRequest:
 		return entry("brake.release", "brake", "")
+	case *readmodelv1.CreatePersonRequest:
+		return entry("person.create", "person", m.GetName())
+	case *readmodelv1.EndPersonRequest:
+		return entry("person.end", "person", m.GetPerson())
 	case *readmodelv1.AcceptRollbackRequest:
 		return entry("rollback.accept", "rollback", "mesh")
 	default:

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -38,14 +39,26 @@ type Session struct {
 }
 
 // Sessions are the people's sessions of the mesh.
-type Sessions struct{ db pg.Querier }
+type Sessions struct {
+	db pg.Querier
+
+	mu       sync.Mutex
+	rechecks map[string]map[chan struct{}]bool // of the watches of this replica, by subject
+}
 
 // NewSessions makes them over readmodel's database.
-func NewSessions(db pg.Querier) *Sessions { return &Sessions{db: db} }
+func NewSessions(db pg.Querier) *Sessions {
+	return &Sessions{db: db, rechecks: map[string]map[chan struct{}]bool{}}
+}
 
-// IssuePersonSession makes a session and answers its token, which is stored nowhere. tenantID is empty for people of the operator; ttl is at most thirty
-// days. db logs in as readmodel or the owner. Whoever calls has authenticated the person.
+// IssuePersonSession makes a session that belongs to no listed person and returns its token, which is stored nowhere. tenantID is empty for people of the
+// operator; ttl is at most thirty days. db logs in as readmodel or the owner. The caller has authenticated the person. AdmitPerson makes a listed one.
 func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
+	return issue(ctx, db, nil, subject, tenantID, roles, ttl)
+}
+
+// issue makes a session; personID is nil if it belongs to no listed person.
+func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
 	if subject == "" || len(roles) == 0 || ttl <= 0 || ttl > sessionMax {
 		return "", errors.New("issue session: a subject, a role and a life of at most thirty days are needed")
 	}
@@ -70,8 +83,8 @@ func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID st
 	}
 	token := tokenPrefix + strings.ReplaceAll(id, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(secret)
 	hash := sha256.Sum256([]byte(token))
-	_, err := db.Exec(ctx, `INSERT INTO readmodel.person_session (session_id, token_sha256, subject, tenant_id, roles, expires_at)
-		VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval)`, id, hash[:], subject, tenant, roles, ttl)
+	_, err := db.Exec(ctx, `INSERT INTO readmodel.person_session (session_id, token_sha256, subject, tenant_id, roles, expires_at, person_id)
+		VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval, $7::uuid)`, id, hash[:], subject, tenant, roles, ttl, personID)
 	if err != nil {
 		return "", fmt.Errorf("issue session: %w", err)
 	}
@@ -147,12 +160,51 @@ func (s *Sessions) RevokeSubject(ctx context.Context, subject, by string) (int64
 	return tag.RowsAffected(), nil
 }
 
-// Sweep forgets sessions that ended more than a week ago.
+// Sweep deletes sessions that ended more than a week ago, and people who did more than thirty days ago, some thousands at once.
 func (s *Sessions) Sweep(ctx context.Context) error {
-	if _, err := s.db.Exec(ctx, "DELETE FROM readmodel.person_session WHERE expires_at < mesh.clock() - interval '7 days'"); err != nil {
+	_, err := s.db.Exec(ctx, `DELETE FROM readmodel.person_session WHERE session_id IN (
+		SELECT session_id FROM readmodel.person_session WHERE LEAST(revoked_at, expires_at) < mesh.clock() - interval '7 days' LIMIT 5000)`)
+	if err != nil {
 		return fmt.Errorf("sweep sessions: %w", err)
 	}
+	_, err = s.db.Exec(ctx, `DELETE FROM readmodel.person WHERE person_id IN (
+		SELECT person_id FROM readmodel.person WHERE LEAST(ended_at, expires_at) < mesh.clock() - $1::interval LIMIT 5000)`, personKept)
+	if err != nil {
+		return fmt.Errorf("sweep people: %w", err)
+	}
 	return nil
+}
+
+// Recheck returns a channel that fires when sessions of a subject have ended by this replica, and what gives it back. Watches of other replicas look
+// every two seconds.
+func (s *Sessions) Recheck(subject string) (<-chan struct{}, func()) {
+	fired := make(chan struct{}, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rechecks[subject] == nil {
+		s.rechecks[subject] = map[chan struct{}]bool{}
+	}
+	s.rechecks[subject][fired] = true
+	return fired, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.rechecks[subject], fired)
+		if len(s.rechecks[subject]) == 0 {
+			delete(s.rechecks, subject)
+		}
+	}
+}
+
+// recheck fires the channels of a subject.
+func (s *Sessions) recheck(subject string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for fired := range s.rechecks[subject] {
+		select {
+		case fired <- struct{}{}:
+		default: // it has yet to look
+		}
+	}
 }
 
 // read answers a session that lives, and the hash of its token.

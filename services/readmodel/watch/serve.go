@@ -24,6 +24,8 @@ type Request struct {
 	Resume string     // token; empty: begin with a snapshot
 	// Alive answers an error once the person may not watch any more. It is asked every few seconds; nil: for ever.
 	Alive func(ctx context.Context) error
+	// Recheck has Alive asked at once; nil: it is asked at its intervals alone.
+	Recheck <-chan struct{}
 }
 
 // Send brings one frame to the watcher. It may block; what waits meanwhile is bounded.
@@ -58,7 +60,7 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 	beat, check := time.NewTicker(h.cfg.Heartbeat), time.NewTicker(h.cfg.Check)
 	defer beat.Stop()
 	defer check.Stop()
-	failed := 0
+	failed, err := 0, error(nil)
 	for {
 		select {
 		case <-ctx.Done():
@@ -72,16 +74,13 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 			}
 			continue
 		case <-check.C:
-			if req.Alive == nil {
-				continue
-			}
-			ended, err := aliveNow(ctx, req.Alive, h.cfg.Check)
-			if ended || (err != nil && failed > 0) { // one failure to look is forgiven
+			if failed, err = h.alive(ctx, req, failed); err != nil {
 				return err
 			}
-			failed = 0
-			if err != nil {
-				failed++
+			continue
+		case <-req.Recheck:
+			if failed, err = h.alive(ctx, req, failed); err != nil {
+				return err
 			}
 			continue
 		}
@@ -101,6 +100,22 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 				return err
 			}
 		}
+	}
+}
+
+// alive returns why a watch ends now, or how often in a row its session could not be read: one such failure is forgiven.
+func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
+	if req.Alive == nil {
+		return 0, nil
+	}
+	ended, err := aliveNow(ctx, req.Alive, h.cfg.Check)
+	switch {
+	case ended || (err != nil && failed > 0):
+		return 0, err
+	case err != nil:
+		return failed + 1, nil
+	default:
+		return 0, nil
 	}
 }
 

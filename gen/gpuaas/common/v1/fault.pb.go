@@ -117,6 +117,9 @@ const (
 	// Identity of nodes and their sessions, continued.
 	Reason_REASON_KEY_REUSE                Reason = 106 // the key of this certificate request certifies another node
 	Reason_REASON_INSTANCE_OF_LOST_HISTORY Reason = 103 // the driver has another instance at this (workspace, epoch): it was launched by a history that this database lost
+	// People.
+	Reason_REASON_ROLE_NOT_HELD        Reason = 112 // nobody gives a role that their own roles do not include
+	Reason_REASON_LAST_SECURITY_PERSON Reason = 113 // without this person nobody could make or end people
 	// Policy and configuration.
 	Reason_REASON_POLICY_KEY_UNKNOWN              Reason = 120
 	Reason_REASON_POLICY_VALUE_REFUSED            Reason = 121
@@ -213,6 +216,8 @@ var (
 		108: "REASON_WORKLOAD_SECRET_INVALID",
 		106: "REASON_KEY_REUSE",
 		103: "REASON_INSTANCE_OF_LOST_HISTORY",
+		112: "REASON_ROLE_NOT_HELD",
+		113: "REASON_LAST_SECURITY_PERSON",
 		120: "REASON_POLICY_KEY_UNKNOWN",
 		121: "REASON_POLICY_VALUE_REFUSED",
 		122: "REASON_POLICY_WEAKENING_UNACKNOWLEDGED",
@@ -305,6 +310,8 @@ var (
 		"REASON_WORKLOAD_SECRET_INVALID":           108,
 		"REASON_KEY_REUSE":                         106,
 		"REASON_INSTANCE_OF_LOST_HISTORY":          103,
+		"REASON_ROLE_NOT_HELD":                     112,
+		"REASON_LAST_SECURITY_PERSON":              113,
 		"REASON_POLICY_KEY_UNKNOWN":                120,
 		"REASON_POLICY_VALUE_REFUSED":              121,
 		"REASON_POLICY_WEAKENING_UNACKNOWLEDGED":   122,
@@ -514,7 +521,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xd4\x14\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x8f\x15\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -601,7 +608,9 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\"REASON_WORKLOAD_SECRET_KEY_UNKNOWN\x10k\x12\"\n" +
 	"\x1eREASON_WORKLOAD_SECRET_INVALID\x10l\x12\x14\n" +
 	"\x10REASON_KEY_REUSE\x10j\x12#\n" +
-	"\x1fREASON_INSTANCE_OF_LOST_HISTORY\x10g\x12\x1d\n" +
+	"\x1fREASON_INSTANCE_OF_LOST_HISTORY\x10g\x12\x18\n" +
+	"\x14REASON_ROLE_NOT_HELD\x10p\x12\x1f\n" +
+	"\x1bREASON_LAST_SECURITY_PERSON\x10q\x12\x1d\n" +
 	"\x19REASON_POLICY_KEY_UNKNOWN\x10x\x12\x1f\n" +
 	"\x1bREASON_POLICY_VALUE_REFUSED\x10y\x12*\n" +
 	"&REASON_POLICY_WEAKENING_UNACKNOWLEDGED\x10z\x12\x1f\n" +

@@ -1,0 +1,156 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+const (
+	minLife     = 5 * time.Minute
+	defaultLife = 7 * 24 * time.Hour
+	// personKept is how long a person stays listed after the end.
+	personKept = 30 * 24 * time.Hour
+)
+
+// Admission is a person as they are made.
+type Admission struct {
+	Name     string
+	TenantID string // empty for people of the operator
+	Roles    []string
+	Life     time.Duration
+}
+
+// namePattern is that of the proto too: a name stands in audit entries, in logs and in names of contexts.
+var namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9._@-]{0,61}[a-z0-9])?$`)
+
+func (a Admission) validate() error {
+	if !namePattern.MatchString(a.Name) || isID(a.Name) {
+		return errors.New("the name of a person is 1 to 63 lower case letters, digits and . _ @ -, and no id")
+	}
+	if a.Life <= 0 || a.Life > sessionMax {
+		return errors.New("a person lives for at most thirty days")
+	}
+	return nil
+}
+
+func isID(text string) bool {
+	_, err := uuid.Parse(text)
+	return err == nil
+}
+
+// AdmitPerson makes a person beside the API, for those who hold readmodel's database: `gpuaas dev`, a cluster, `gpuaas compose admit`. A live person of
+// that name with the same rights stays, lives on, and gets a further session; one with other rights is replaced. It returns the token of the new session,
+// which is stored nowhere.
+func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
+	if err := a.validate(); err != nil {
+		return "", fmt.Errorf("admit %q: %w", a.Name, err)
+	}
+	a.Roles = sorted(a.Roles)
+	var token string
+	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
+		id, err := standing(ctx, tx, a)
+		if err != nil {
+			return err
+		}
+		action := "person.admit"
+		if id == "" {
+			p, err := insertPerson(ctx, tx, a, "")
+			if err != nil {
+				return err
+			}
+			id, action = p.GetPersonId(), "person.create"
+		}
+		if token, err = issue(ctx, tx, id, a.Name, a.TenantID, a.Roles, a.Life); err != nil {
+			return err
+		}
+		_, err = audit.Record(ctx, tx, entryOf(action, a, id))
+		return err //nolint:wrapcheck // it says what
+	})
+	if err != nil {
+		return "", fmt.Errorf("admit %q: %w", a.Name, err)
+	}
+	return token, nil
+}
+
+// standing returns the id of the live person of a name if it has these rights, and prolongs it. One with other rights is ended.
+func standing(ctx context.Context, tx pgx.Tx, a Admission) (string, error) {
+	var id string
+	var same bool
+	err := tx.QueryRow(ctx, `SELECT person_id, roles = $2 AND COALESCE(tenant_id::text, '') = $3 FROM readmodel.person
+		WHERE name = $1 AND ended_at IS NULL AND expires_at > mesh.clock() FOR UPDATE`, a.Name, a.Roles, a.TenantID).Scan(&id, &same)
+	switch {
+	case pg.IsNoRows(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("read person: %w", err)
+	case !same:
+		_, err := endPerson(ctx, tx, id, a.Name, "")
+		return "", err
+	}
+	_, err = tx.Exec(ctx, "UPDATE readmodel.person SET expires_at = GREATEST(expires_at, mesh.clock() + $2::interval) WHERE person_id = $1", id, a.Life)
+	if err != nil {
+		return "", fmt.Errorf("prolong person: %w", err)
+	}
+	return id, nil
+}
+
+// entryOf is the audit entry of what became of a person.
+func entryOf(action string, a Admission, id string) audit.Entry {
+	return audit.Entry{
+		Action: action, SubjectType: "person", SubjectID: a.Name, TenantID: a.TenantID,
+		Details: map[string]any{"person_id": id, "roles": a.Roles, "life": a.Life.String()},
+	}
+}
+
+func sorted(roles []string) []string { return slices.Compact(slices.Sorted(slices.Values(roles))) }
+
+// insertPerson makes the row of a person whose name no live person has.
+func insertPerson(ctx context.Context, tx pgx.Tx, a Admission, by string) (*readmodelv1.Person, error) {
+	// The name of one that has expired is free.
+	_, err := tx.Exec(ctx, `UPDATE readmodel.person SET ended_at = expires_at WHERE name = $1 AND ended_at IS NULL AND expires_at <= mesh.clock()`, a.Name)
+	if err != nil {
+		return nil, fmt.Errorf("free the name of an expired person: %w", err)
+	}
+	id := ids.New()
+	tag, err := tx.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, created_by, expires_at)
+		VALUES ($1::uuid, $2, NULLIF($3, '')::uuid, $4, $5, mesh.clock() + $6::interval)
+		ON CONFLICT (name) WHERE ended_at IS NULL DO NOTHING`, id, a.Name, a.TenantID, a.Roles, by, a.Life)
+	if err != nil {
+		return nil, fmt.Errorf("insert person: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return nil, fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, fmt.Sprintf("there is a person named %q", a.Name),
+			fault.Remedy("choose another name, or end that person first with `gpuaas people end "+a.Name+"`"))
+	}
+	return readPerson(ctx, tx, id)
+}
+
+// endPerson ends a person who lives, with all sessions, and reports whether it did.
+func endPerson(ctx context.Context, tx pgx.Tx, id, name, by string) (bool, error) {
+	tag, err := tx.Exec(ctx, `UPDATE readmodel.person SET ended_at = mesh.clock(), ended_by = $2
+		WHERE person_id = $1::uuid AND ended_at IS NULL AND expires_at > mesh.clock()`, id, by)
+	if err != nil {
+		return false, fmt.Errorf("end person: %w", err)
+	}
+	// Sessions of that name that belong to no listed person are the person's too.
+	_, err = tx.Exec(ctx, `UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $3
+		WHERE (person_id = $1::uuid OR (person_id IS NULL AND subject = $2 AND $4)) AND revoked_at IS NULL`, id, name, by, tag.RowsAffected() > 0)
+	if err != nil {
+		return false, fmt.Errorf("end sessions of person: %w", err)
+	}
+	return tag.RowsAffected() > 0, nil
+}

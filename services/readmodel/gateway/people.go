@@ -1,0 +1,314 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+const roleSecurity = "security"
+
+// Includes returns the roles whose rights a role has: every method that admits one of them admits the role itself.
+func Includes(role string) []string {
+	switch role {
+	case "operator":
+		return []string{"operator", "tenant", "viewer"}
+	case roleSecurity:
+		return []string{roleSecurity, "viewer"}
+	default:
+		return []string{role}
+	}
+}
+
+// PeopleDeps of a People beside the Deps that it has in common with the others.
+type PeopleDeps struct {
+	DB    *pgxpool.Pool
+	Audit *audit.Log
+	Wake  *events.Signal // notified after commits that appended events
+}
+
+// People serves PeopleService.
+type People struct {
+	deps  Deps
+	own   PeopleDeps
+	names *Command // resolves names of tenants
+}
+
+// NewPeople makes the server.
+func NewPeople(deps Deps, own PeopleDeps) *People {
+	return &People{deps: deps, own: own, names: NewCommand(deps)}
+}
+
+// CreatePerson makes a person and answers the token.
+func (p *People) CreatePerson(
+	ctx context.Context, req *readmodelv1.CreatePersonRequest,
+) (*readmodelv1.CreatePersonResponse, error) {
+	giver, err := giverOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a := Admission{Name: req.GetName(), Roles: sorted(req.GetRoles()), Life: defaultLife}
+	if req.GetExpiresIn() != nil {
+		a.Life = req.GetExpiresIn().AsDuration()
+	}
+	if err := checkAdmission(a, req); err != nil {
+		return nil, err
+	}
+	if err := mayGive(giver, a.Roles); err != nil {
+		return nil, err
+	}
+	if req.GetTenant() != "" {
+		if a.TenantID, err = p.tenant(ctx, req.GetTenant()); err != nil {
+			return nil, err
+		}
+	}
+	out := &readmodelv1.CreatePersonResponse{}
+	err = pg.InTx(ctx, p.own.DB, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if out.Person, err = insertPerson(ctx, tx, a, giver.Subject); err != nil {
+			return err
+		}
+		if out.Token, err = issue(ctx, tx, out.GetPerson().GetPersonId(), a.Name, a.TenantID, a.Roles, a.Life); err != nil {
+			return err
+		}
+		_, err = p.own.Audit.Record(ctx, tx, entryOf("person.create", a, out.GetPerson().GetPersonId()))
+		return err //nolint:wrapcheck // it says what
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what
+	}
+	p.own.Wake.Notify()
+	return out, nil
+}
+
+// giverOf returns the person behind a call, who is bound to no tenant.
+func giverOf(ctx context.Context) (rpc.Person, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return rpc.Person{}, err
+	}
+	giver, _ := rpc.PersonFrom(ctx)
+	return giver, nil
+}
+
+// checkAdmission refuses what the fields' own rules cannot express.
+func checkAdmission(a Admission, req *readmodelv1.CreatePersonRequest) error {
+	var unmet []string
+	if isID(a.Name) {
+		unmet = append(unmet, "name: no id")
+	}
+	if slices.Contains(a.Roles, "tenant") && req.GetTenant() == "" {
+		unmet = append(unmet, "tenant: the role tenant needs the tenant whose person it is")
+	}
+	if a.Life < minLife || a.Life > sessionMax {
+		unmet = append(unmet, fmt.Sprintf("expires_in: from %s to %d days", minLife, int(sessionMax/(24*time.Hour))))
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet(unmet...))
+	}
+	return nil
+}
+
+// mayGive refuses roles that no role of the giver includes.
+func mayGive(giver rpc.Person, roles []string) error {
+	var held, unmet []string
+	for _, role := range giver.Roles {
+		held = append(held, Includes(role)...)
+	}
+	for _, role := range roles {
+		if !slices.Contains(held, role) {
+			unmet = append(unmet, "a role that includes "+role+"; you have "+strings.Join(giver.Roles, ", "))
+		}
+	}
+	if len(unmet) > 0 {
+		return fault.New(commonv1.Reason_REASON_ROLE_NOT_HELD, "", fault.Unmet(unmet...))
+	}
+	return nil
+}
+
+// tenant returns the id of a tenant that exists.
+func (p *People) tenant(ctx context.Context, nameOrID string) (string, error) {
+	var id string
+	err := p.names.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		t, err := s.Tenant(ctx, nameOrID)
+		id = t.GetTenantId()
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+		return "", fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", nameOrID), fault.Cause(err))
+	}
+	return id, err
+}
+
+const personColumns = `p.person_id::text, p.name, p.roles, COALESCE(p.tenant_id::text, ''), COALESCE(t.name, ''), p.created_at, p.created_by, p.expires_at,
+	p.ended_at, p.ended_by, p.expires_at <= mesh.clock()
+	FROM readmodel.person p LEFT JOIN readmodel.tenant t ON t.tenant_id = p.tenant_id`
+
+func scanPerson(row pgx.Row) (*readmodelv1.Person, error) {
+	p := &readmodelv1.Person{State: readmodelv1.PersonState_PERSON_STATE_LIVE}
+	var created, expires time.Time
+	var ended *time.Time
+	var expired bool
+	err := row.Scan(&p.PersonId, &p.Name, &p.Roles, &p.TenantId, &p.Tenant, &created, &p.CreatedBy, &expires, &ended, &p.EndedBy, &expired)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // its caller knows what was read
+	}
+	p.CreatedAt, p.ExpiresAt = timestamppb.New(created), timestamppb.New(expires)
+	switch {
+	case ended != nil && ended.Before(expires):
+		p.State, p.EndedAt = readmodelv1.PersonState_PERSON_STATE_ENDED, timestamppb.New(*ended)
+	case expired:
+		p.State = readmodelv1.PersonState_PERSON_STATE_EXPIRED
+	}
+	return p, nil
+}
+
+func readPerson(ctx context.Context, db pg.Querier, id string) (*readmodelv1.Person, error) {
+	p, err := scanPerson(db.QueryRow(ctx, "SELECT "+personColumns+" WHERE p.person_id = $1::uuid", id))
+	if err != nil {
+		return nil, fmt.Errorf("read person: %w", err)
+	}
+	return p, nil
+}
+
+const (
+	defaultPeople = 100
+	maxPeople     = 1000
+)
+
+// ListPeople lists people, newest first.
+func (p *People) ListPeople(ctx context.Context, req *readmodelv1.ListPeopleRequest) (*readmodelv1.ListPeopleResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	if req.GetPageToken() != "" && !isID(req.GetPageToken()) {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet("page_token: not from this list"))
+	}
+	size := int(req.GetPageSize())
+	if size == 0 {
+		size = defaultPeople
+	}
+	size = min(size, maxPeople)
+	rows, err := p.own.DB.Query(ctx, "SELECT "+personColumns+` WHERE ($1 = '' OR p.person_id < NULLIF($1, '')::uuid)
+		AND (NOT $2 OR (p.ended_at IS NULL AND p.expires_at > mesh.clock())) ORDER BY p.person_id DESC LIMIT $3`,
+		req.GetPageToken(), req.GetLiveOnly(), size+1)
+	if err != nil {
+		return nil, fmt.Errorf("list people: %w", err)
+	}
+	items, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) })
+	if err != nil {
+		return nil, fmt.Errorf("list people: %w", err)
+	}
+	out := &readmodelv1.ListPeopleResponse{Items: items}
+	if len(items) > size {
+		out.Items = items[:size]
+		out.NextPageToken = out.GetItems()[size-1].GetPersonId()
+	}
+	return out, nil
+}
+
+// EndPerson ends a person. One who has ended already is answered as they are.
+func (p *People) EndPerson(ctx context.Context, req *readmodelv1.EndPersonRequest) (*readmodelv1.EndPersonResponse, error) {
+	by, err := giverOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &readmodelv1.EndPersonResponse{}
+	ended := false
+	err = pg.InTx(ctx, p.own.DB, func(ctx context.Context, tx pgx.Tx) error {
+		found, err := findPerson(ctx, tx, req.GetPerson())
+		if err != nil {
+			return err
+		}
+		if err := keepOneSecurity(ctx, tx, found); err != nil {
+			return err
+		}
+		if ended, err = endPerson(ctx, tx, found.GetPersonId(), found.GetName(), by.Subject); err != nil {
+			return err
+		}
+		if out.Person, err = readPerson(ctx, tx, found.GetPersonId()); err != nil || !ended {
+			return err
+		}
+		_, err = p.own.Audit.Record(ctx, tx, audit.Entry{
+			Action: "person.end", SubjectType: "person", SubjectID: found.GetName(), TenantID: found.GetTenantId(), Reason: req.GetReason(),
+			Details: map[string]any{"person_id": found.GetPersonId(), "roles": found.GetRoles()},
+		})
+		return err //nolint:wrapcheck // it says what
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what
+	}
+	if ended {
+		p.deps.Sessions.recheck(out.GetPerson().GetName())
+		p.own.Wake.Notify()
+	}
+	return out, nil
+}
+
+// partOfID is what may stand for an id: enough of its beginning or end.
+var partOfID = regexp.MustCompile(`^[0-9a-f-]{6,36}$`)
+
+// findPerson returns a person by id, by the name of one that has not been ended, or by the beginning or end of one id.
+func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person, error) {
+	where, lower := " WHERE p.name = $1 AND p.ended_at IS NULL", strings.ToLower(ref)
+	if isID(ref) {
+		where = " WHERE p.person_id = $1::uuid"
+	}
+	found, err := scanPerson(tx.QueryRow(ctx, "SELECT "+personColumns+where, lower))
+	if err == nil || !pg.IsNoRows(err) {
+		return found, err
+	}
+	var items []*readmodelv1.Person
+	if partOfID.MatchString(lower) {
+		rows, err := tx.Query(ctx, "SELECT "+personColumns+" WHERE p.person_id::text LIKE $1 || '%' OR p.person_id::text LIKE '%' || $1 LIMIT 2", lower)
+		if err != nil {
+			return nil, fmt.Errorf("find person: %w", err)
+		}
+		items, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) })
+		if err != nil {
+			return nil, fmt.Errorf("find person: %w", err)
+		}
+	}
+	switch len(items) {
+	case 1:
+		return items[0], nil
+	case 0:
+		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no person %q", ref), fault.Remedy("list them with `gpuaas people list`"))
+	default:
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("more than one id begins or ends with %q", ref),
+			fault.Unmet("person: "+items[0].GetPersonId()+" and "+items[1].GetPersonId()+" fit"))
+	}
+}
+
+// keepOneSecurity refuses the end of the last live person of the operator's with the role security. It locks them all, so that of two that end each
+// other at once the second sees the first.
+func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) error {
+	rows, err := tx.Query(ctx, `SELECT person_id::text FROM readmodel.person WHERE ended_at IS NULL AND expires_at > mesh.clock() AND tenant_id IS NULL
+		AND $1 = ANY (roles) ORDER BY person_id FOR UPDATE`, roleSecurity)
+	if err != nil {
+		return fmt.Errorf("lock people with the role security: %w", err)
+	}
+	live, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("lock people with the role security: %w", err)
+	}
+	if len(live) == 1 && live[0] == found.GetPersonId() {
+		return fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, "")
+	}
+	return nil
+}

@@ -1,0 +1,405 @@
+package readmodel_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel"
+	"github.com/gpuaas/mesh/services/readmodel/gateway"
+)
+
+func (k *kit) peopleOf(token string) readmodelv1connect.PeopleServiceClient {
+	k.t.Helper()
+	return readmodelv1connect.NewPeopleServiceClient(k.http(token, true), k.url())
+}
+
+// admitted makes a person of the list beside the API.
+func (k *kit) admitted(name, tenantID string, roles ...string) string {
+	k.t.Helper()
+	token, err := readmodel.AdmitPerson(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), readmodel.Admission{
+		Name: name, TenantID: tenantID, Roles: roles, Life: time.Hour,
+	})
+	k.check(err)
+	return token
+}
+
+func person(name, tenant string, roles ...string) *readmodelv1.CreatePersonRequest {
+	return &readmodelv1.CreatePersonRequest{Name: name, Tenant: tenant, Roles: roles}
+}
+
+// A role is given by whoever holds the role security and a role that includes it, to nobody else.
+func TestRolesAreGivenByThoseWhoHoldThem(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	const (
+		given   = commonv1.Reason_REASON_UNSPECIFIED
+		notHeld = commonv1.Reason_REASON_ROLE_NOT_HELD
+		denied  = commonv1.Reason_REASON_PERMISSION_DENIED
+		invalid = commonv1.Reason_REASON_INVALID_ARGUMENT
+		unknown = commonv1.Reason_REASON_TENANT_UNKNOWN
+	)
+	givers := map[string]string{
+		"both": k.admitted("both", "", "operator", "security"), "security": k.admitted("security", "", "security"),
+		"operator": k.admitted("operator", "", "operator"), "viewer": k.admitted("viewer", "", "viewer"),
+		"tenant": k.admitted("tenant", k.A.ID, "tenant"), "bound": k.admitted("bound", k.A.ID, "security", "operator"),
+	}
+	tests := []struct {
+		giver, tenant string
+		roles         []string
+		want          commonv1.Reason
+	}{
+		{"both", "", []string{"viewer"}, given},
+		{"both", "", []string{"operator"}, given},
+		{"both", "", []string{"security", "operator"}, given},
+		{"both", "alpha", []string{"tenant"}, given},
+		{"both", k.B.ID, []string{"tenant"}, given},
+		{"both", "alpha", []string{"viewer"}, given},
+		{"both", "", []string{"tenant"}, invalid},
+		{"both", "nowhere", []string{"tenant"}, unknown},
+		{"both", "", []string{"root"}, invalid},
+		{"both", "", nil, invalid},
+		{"both", "", []string{"viewer", "viewer"}, invalid},
+		{"security", "", []string{"viewer"}, given},
+		{"security", "", []string{"security"}, given},
+		{"security", "", []string{"operator"}, notHeld},
+		{"security", "", []string{"viewer", "operator"}, notHeld},
+		{"security", "alpha", []string{"tenant"}, notHeld},
+		{"operator", "", []string{"viewer"}, denied},
+		{"viewer", "", []string{"viewer"}, denied},
+		{"tenant", "alpha", []string{"tenant"}, denied},
+		{"bound", "alpha", []string{"tenant"}, denied},
+		{"bound", "", []string{"viewer"}, denied},
+	}
+	audited := 0
+	for i, tt := range tests {
+		answer, err := k.peopleOf(givers[tt.giver]).CreatePerson(ctx, person(fmt.Sprintf("p%d", i), tt.tenant, tt.roles...))
+		if got := rpctest.ReasonOfWire(err); got != tt.want {
+			t.Errorf("%s gives %v of %q: %v, want %s", tt.giver, tt.roles, tt.tenant, err, tt.want)
+			continue
+		}
+		switch tt.want { //nolint:exhaustive // the others are slips
+		case notHeld, denied:
+			audited++
+		case given:
+			audited++
+			me, err := k.query(answer.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{})
+			want := slices.Sorted(slices.Values(tt.roles))
+			if err != nil || me.GetSubject() != answer.GetPerson().GetName() || !slices.Equal(me.GetRoles(), want) ||
+				me.GetTenantId() != answer.GetPerson().GetTenantId() || answer.GetPerson().GetCreatedBy() != tt.giver {
+				t.Errorf("%s made %v, who is %v, %v", tt.giver, answer.GetPerson(), me, err)
+			}
+		}
+	}
+	made := auditOf(t, k, audited+len(givers), &readmodelv1.ListAuditRequest{Action: "person.create", PageSize: 200})
+	outcomes := map[string]int{}
+	for _, e := range made {
+		outcomes[e.GetOutcome()]++
+		if e.GetSubjectType() != "person" || e.GetSubjectId() == "" {
+			t.Errorf("entry: %v", e)
+		}
+	}
+	if outcomes[audit.Refused] != 8 || outcomes[audit.Done] != 8+len(givers) {
+		t.Errorf("entries: %v", outcomes)
+	}
+}
+
+// What a role includes is what the methods' own lists of roles admit.
+func TestIncludedRolesAreAdmittedWhereverTheirsAre(t *testing.T) {
+	k := newKit(t)
+	walked := 0
+	for _, p := range policies(t, k) {
+		for _, role := range rpc.Roles() {
+			for _, included := range gateway.Includes(role) {
+				walked++
+				if slices.Contains(p.Roles, included) && !slices.Contains(p.Roles, role) {
+					t.Errorf("%s admits %s and not %s, which includes it", p.Procedure, included, role)
+				}
+			}
+		}
+	}
+	if walked < 200 {
+		t.Errorf("%d combinations", walked)
+	}
+}
+
+func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	people := k.peopleOf(k.admitted("root", "", "operator", "security"))
+	create := func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, commonv1.Reason) {
+		answer, err := people.CreatePerson(ctx, req)
+		return answer, rpctest.ReasonOfWire(err)
+	}
+	for name, life := range map[string]time.Duration{"too-short": time.Minute, "too-long": 31 * 24 * time.Hour, "past": -time.Hour} {
+		req := person(name, "", "viewer")
+		req.ExpiresIn = durationpb.New(life)
+		if _, got := create(req); got != commonv1.Reason_REASON_INVALID_ARGUMENT {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	for _, name := range []string{"", "Ana", "ana maria", "-ana", "ana/x", strings.Repeat("a", 64), ids.New()} {
+		if _, got := create(person(name, "", "viewer")); got != commonv1.Reason_REASON_INVALID_ARGUMENT {
+			t.Errorf("the name %q: %s", name, got)
+		}
+	}
+	req := person("ana@example.org", "", "viewer")
+	req.ExpiresIn = durationpb.New(2 * time.Hour)
+	ana, got := create(req)
+	if got != commonv1.Reason_REASON_UNSPECIFIED {
+		t.Fatal(got)
+	}
+	if lives := ana.GetPerson().GetExpiresAt().AsTime().Sub(ana.GetPerson().GetCreatedAt().AsTime()); lives < 2*time.Hour || lives > 2*time.Hour+time.Minute {
+		t.Errorf("lives %s", lives)
+	}
+	if _, got := create(req); got != commonv1.Reason_REASON_ALREADY_EXISTS {
+		t.Errorf("the same name: %s", got)
+	}
+	const days = 7 * 24 * time.Hour
+	week, _ := create(person("week", "", "viewer"))
+	if lives := week.GetPerson().GetExpiresAt().AsTime().Sub(week.GetPerson().GetCreatedAt().AsTime()); lives < days || lives > days+time.Minute {
+		t.Errorf("lives %s by default", lives)
+	}
+	// The session of the one who asks lives on: what expires, does by the database's clock.
+	people = k.peopleOf(k.token("", "operator", "security"))
+	testkit.SetClockOffset(k.DB, 59*time.Minute)
+	if _, err := k.query(ana.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
+		t.Error(err)
+	}
+	testkit.SetClockOffset(k.DB, 2*time.Hour+time.Minute)
+	people = k.peopleOf(k.tokenOf("second", "", "operator", "security"))
+	if _, err := k.query(ana.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+		t.Errorf("expired: %v", err)
+	}
+	list, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
+	if err != nil || stateOf(list.GetItems(), ana.GetPerson()) != readmodelv1.PersonState_PERSON_STATE_EXPIRED {
+		t.Errorf("%v, %v", list, err)
+	}
+	again, got := create(person("ana@example.org", "", "viewer"))
+	if got != commonv1.Reason_REASON_UNSPECIFIED || again.GetPerson().GetPersonId() == ana.GetPerson().GetPersonId() {
+		t.Errorf("the name of one that expired: %s", got)
+	}
+	list, err = people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{LiveOnly: true})
+	if err != nil || len(list.GetItems()) != 2 {
+		t.Errorf("live: %v, %v", list, err)
+	}
+	var seen []string
+	for token := ""; ; {
+		page, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{PageSize: 1, PageToken: token})
+		k.check(err)
+		for _, p := range page.GetItems() {
+			seen = append(seen, p.GetName())
+		}
+		if token = page.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	if !slices.Equal(seen, []string{"ana@example.org", "week", "ana@example.org", "root"}) {
+		t.Errorf("pages: %v", seen)
+	}
+	if _, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{PageToken: "x"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_INVALID_ARGUMENT {
+		t.Errorf("a forged token: %v", err)
+	}
+	// Thirty days after the end nothing is left.
+	testkit.SetClockOffset(k.DB, 33*24*time.Hour)
+	k.check(k.service.Sessions().Sweep(ctx))
+	list, err = k.peopleOf(k.tokenOf("third", "", "security")).ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
+	if err != nil || len(list.GetItems()) != 2 {
+		t.Errorf("after the sweep: %v, %v", list, err)
+	}
+}
+
+func stateOf(items []*readmodelv1.Person, p *readmodelv1.Person) readmodelv1.PersonState {
+	for _, i := range items {
+		if i.GetPersonId() == p.GetPersonId() {
+			return i.GetState()
+		}
+	}
+	return readmodelv1.PersonState_PERSON_STATE_UNSPECIFIED
+}
+
+// The end of a person ends calls and watches at once, on this replica without waiting for the next look.
+func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
+	k := newKit(t)
+	ctx, cancel := context.WithTimeout(testkit.Context(t), 2*time.Minute)
+	defer cancel()
+	people := k.peopleOf(k.admitted("root", "", "operator", "security"))
+	bob, err := people.CreatePerson(ctx, person("bob", "alpha", "tenant"))
+	k.check(err)
+	bystander, err := k.openWatch(k.admitted("bystander", "", "viewer"))
+	k.check(err)
+	defer bystander()
+	stream, err := k.query(bob.GetToken()).Watch(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}})
+	k.check(err)
+	defer stream.Close()
+	for stream.Receive() {
+		if w := stream.Msg().GetItem().GetWorkspace(); w != nil && w.GetTenantId() != k.A.ID {
+			t.Errorf("another tenant's workspace: %v", w)
+		}
+		if stream.Msg().GetBootstrapped() != nil {
+			ended, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "bob", Reason: "left"})
+			k.check(err)
+			if p := ended.GetPerson(); p.GetState() != readmodelv1.PersonState_PERSON_STATE_ENDED || p.GetEndedBy() != "root" || p.GetEndedAt() == nil {
+				t.Errorf("ended: %v", p)
+			}
+		}
+	}
+	if rpctest.ReasonOfWire(stream.Err()) != commonv1.Reason_REASON_UNAUTHENTICATED {
+		t.Errorf("the watch ended with %v", stream.Err())
+	}
+	if _, err := k.query(bob.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+		t.Errorf("after the end: %v", err)
+	}
+	// By id it can be ended again and stays as it is; the name is free.
+	again, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: bob.GetPerson().GetPersonId()})
+	if err != nil || again.GetPerson().GetEndedBy() != "root" {
+		t.Errorf("ended again: %v, %v", again, err)
+	}
+	if _, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "bob"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+		t.Errorf("by the name: %v", err)
+	}
+	second, err := people.CreatePerson(ctx, person("bob", "beta", "tenant"))
+	k.check(err)
+	id := second.GetPerson().GetPersonId()
+	if _, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: id[len(id)-8:]}); err != nil {
+		t.Errorf("by the end of the id: %v", err)
+	}
+	entries := auditOf(t, k, 2, &readmodelv1.ListAuditRequest{Action: "person.end"})
+	if len(entries) != 2 || entries[1].GetActor() != "root" || entries[1].GetReason() != "left" || entries[1].GetSubjectId() != "bob" {
+		t.Errorf("entries: %v", entries)
+	}
+}
+
+// The last person with the role security stays, even if two end each other at the same time.
+func TestTheLastSecurityPersonStays(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	const last = commonv1.Reason_REASON_LAST_SECURITY_PERSON
+	root := k.peopleOf(k.admitted("root", "", "operator", "security"))
+	k.admitted("bound", k.A.ID, "security") // of a tenant: calls nothing of this
+	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"}); rpctest.ReasonOfWire(err) != last {
+		t.Fatalf("the last one: %v", err)
+	}
+	if entries := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "person.end"}); entries[0].GetOutcome() != audit.Refused || entries[0].GetSubjectId() != "root" {
+		t.Errorf("entry: %v", entries)
+	}
+	second, err := root.CreatePerson(ctx, person("second", "", "security"))
+	k.check(err)
+	pair := map[string]readmodelv1connect.PeopleServiceClient{"second": root, "root": k.peopleOf(second.GetToken())}
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	refused, ended := 0, 0
+	for name, people := range pair {
+		wg.Go(func() {
+			_, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: name})
+			mu.Lock()
+			defer mu.Unlock()
+			switch got := rpctest.ReasonOfWire(err); got { //nolint:exhaustive // the others are wrong
+			case commonv1.Reason_REASON_UNSPECIFIED:
+				ended++
+			case last, commonv1.Reason_REASON_UNAUTHENTICATED: // whoever came second had been ended
+				refused++
+			default:
+				t.Errorf("ending %s: %v", name, err)
+			}
+		})
+	}
+	wg.Wait()
+	if ended != 1 || refused != 1 {
+		t.Errorf("%d ended, %d refused", ended, refused)
+	}
+	var live int
+	k.check(k.DB.Pool(pg.RoleReadmodel).QueryRow(ctx, `SELECT count(*) FROM readmodel.person WHERE ended_at IS NULL AND tenant_id IS NULL
+		AND 'security' = ANY (roles)`).Scan(&live))
+	if live != 1 {
+		t.Errorf("%d live people with the role security", live)
+	}
+}
+
+// locked is a buffer for several writers.
+type locked struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p) //nolint:wrapcheck // of a buffer
+}
+
+func (l *locked) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// The token is in the answer and nowhere else.
+func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	log := &locked{}
+	k.service = k.startLogging(k.config, slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	people := k.peopleOf(k.admitted("root", "", "operator", "security"))
+	made, err := people.CreatePerson(ctx, person("carol", "", "viewer"))
+	k.check(err)
+	if _, err := k.query(made.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := people.CreatePerson(ctx, person("carol", "", "viewer")); !fault.Has(fault.FromConnect(err), commonv1.Reason_REASON_ALREADY_EXISTS) {
+		t.Fatal(err)
+	}
+	auditOf(t, k, 2, &readmodelv1.ListAuditRequest{Action: "person.create"})
+	secret := strings.SplitN(made.GetToken(), "_", 3)[2]
+	if text := log.String(); strings.Contains(text, secret) || !strings.Contains(text, "CreatePerson") {
+		t.Errorf("the log: %s", text)
+	}
+	for _, table := range []string{"readmodel.person", "readmodel.person_session", "readmodel.audit", "events.event"} {
+		var rows, kept int
+		err := k.DB.Pool(pg.RoleReadmodel).QueryRow(ctx, "SELECT count(*), count(*) FILTER (WHERE x::text LIKE '%' || $1 || '%') FROM "+table+" x", secret).Scan(&rows, &kept)
+		if err != nil || rows == 0 || kept != 0 {
+			t.Errorf("%s: %d of %d rows hold the token, %v", table, kept, rows, err)
+		}
+	}
+}
+
+// What is admitted beside the API is a person like any other, and stays one.
+func TestAdmittedPeopleAreListed(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	first := k.admitted("dev", "", "security", "operator")
+	second := k.admitted("dev", "", "operator", "security")
+	people := k.peopleOf(second)
+	list, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
+	if err != nil || len(list.GetItems()) != 1 || !slices.Equal(list.GetItems()[0].GetRoles(), []string{"operator", "security"}) {
+		t.Fatalf("%v, %v", list, err)
+	}
+	if _, err := k.query(first).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
+		t.Errorf("the earlier session: %v", err)
+	}
+	third := k.admitted("dev", "", "viewer")
+	if _, err := k.query(first).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+		t.Errorf("a session with rights that were taken: %v", err)
+	}
+	if me, err := k.query(third).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil || !slices.Equal(me.GetRoles(), []string{"viewer"}) {
+		t.Errorf("%v, %v", me, err)
+	}
+}
