@@ -40,6 +40,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedInstanceServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
 	readmodelv1connect.UnimplementedRollbackServiceHandler
+	readmodelv1connect.UnimplementedPeopleServiceHandler
 
 	path string // of the contexts file
 
@@ -144,7 +145,7 @@ func mesh(t *testing.T) *fake {
 			if header.Get("Authorization") != "Bearer "+token {
 				return rpc.Person{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 			}
-			return rpc.Person{Subject: "op@example.test", Roles: []string{"operator"}}, nil
+			return rpc.Person{Subject: "op@example.test", Roles: []string{"operator", "security"}}, nil
 		},
 	}, rpc.ServerConfig{Name: "console", Addr: "127.0.0.1:0", TLS: tls})
 	if err != nil {
@@ -162,6 +163,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRollbackServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewPeopleServiceHandler(f, options...) },
 	} {
 		path, handler := mount()
 		if err := server.Mount(path, handler); err != nil {

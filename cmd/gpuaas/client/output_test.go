@@ -177,6 +177,16 @@ func stock(f *fake) {
 	settled.ResolvedAt, settled.AcknowledgedBy, settled.AcknowledgeReason = at(10), "ana@example.org", "it was the runbook"
 	always(f, "AcknowledgeFinding", &readmodelv1.AcknowledgeFindingResponse{Response: &lifecyclev1.AcknowledgeFindingResponse{Finding: settled, Pos: "1:9"}})
 	always(f, "ListFindings", &readmodelv1.ListFindingsResponse{Items: []*lifecyclev1.Finding{finding()}})
+	ana := &readmodelv1.Person{
+		PersonId: claimID, Name: "ana", Roles: []string{"tenant", "viewer"}, TenantId: tenantID, Tenant: "acme", CreatedAt: at(1), CreatedBy: "dev",
+		State: readmodelv1.PersonState_PERSON_STATE_LIVE, ExpiresAt: at(9),
+	}
+	bob := &readmodelv1.Person{
+		PersonId: allocID, Name: "bob", Roles: []string{"security"}, CreatedAt: at(1), State: readmodelv1.PersonState_PERSON_STATE_ENDED, ExpiresAt: at(9),
+		EndedAt: at(4), EndedBy: "ana",
+	}
+	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{ana, bob}})
+	always(f, "EndPerson", &readmodelv1.EndPersonResponse{Person: bob})
 	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{TenantId: tenantID, Name: "acme"}, Existed: true, Pos: "1:1"})
 	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: operation()})
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: operation()})
@@ -206,6 +216,8 @@ func TestGolden(t *testing.T) {
 		"tenants":     {"tenants", "list"},
 		"tenant":      {"tenants", "get", "acme"},
 		"tenant_new":  {"tenants", "create", "acme"},
+		"people":      {"people", "list"},
+		"person_end":  {"people", "end", "bob"},
 		"policies":    {"policy", "get"},
 		"policy":      {"policy", "get", "heartbeat.interval"},
 		"policy_set":  {"policy", "set", "heartbeat.interval", "9s"},

@@ -92,7 +92,7 @@ func (p *Program) Flags(root *cobra.Command) {
 // Commands answers all commands of the client.
 func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
-		p.statusCommand(), p.tenantsCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
+		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
 		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.policyCommand(),
 		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.configCommand(),
 	}

@@ -22,6 +22,7 @@ type session struct {
 	query   readmodelv1connect.QueryServiceClient
 	command readmodelv1connect.CommandServiceClient
 	server  string
+	target  target
 	client  *person.Client
 }
 
@@ -33,6 +34,7 @@ type target struct {
 	trustDomain string
 	ca          []byte
 	token       string
+	context     string // its name, empty without one
 }
 
 // connect finds the server and prepares to talk to it; nothing is sent yet.
@@ -57,7 +59,7 @@ func (p *Program) connect(pr *printer) (*session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare connection: %w", err)
 	}
-	return &session{printer: pr, query: client.Query, command: client.Command, server: t.server, client: client}, nil
+	return &session{printer: pr, query: client.Query, command: client.Command, server: t.server, target: t, client: client}, nil
 }
 
 // target merges flags, environment and context: flags over environment over the file.
@@ -75,7 +77,7 @@ func (p *Program) target() (target, error) {
 	if caFile != "" && tokenFile == "" && (c.CAPEM != "" || c.CAFile != "") {
 		return target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; name --token-file too", c.Name)
 	}
-	t := target{server: or(server, c.Server), trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token}
+	t := target{server: or(server, c.Server), trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token, context: c.Name}
 	switch {
 	case caFile != "":
 		t.ca, err = pki.ReadFile(caFile)

@@ -1,0 +1,280 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+var personView = view[*readmodelv1.Person]{
+	name: (*readmodelv1.Person).GetName,
+	columns: []column[*readmodelv1.Person]{
+		{"NAME", false, func(_ *printer, p *readmodelv1.Person) string { return p.GetName() }},
+		{"STATE", false, func(_ *printer, p *readmodelv1.Person) string { return names.Of(p.GetState()) }},
+		{"ROLES", false, func(_ *printer, p *readmodelv1.Person) string { return strings.Join(p.GetRoles(), ",") }},
+		{"TENANT", false, func(_ *printer, p *readmodelv1.Person) string { return or(p.GetTenant(), p.GetTenantId()) }},
+		{"CREATED", false, func(pr *printer, p *readmodelv1.Person) string { return pr.when(p.GetCreatedAt()) }},
+		{"EXPIRES", false, func(pr *printer, p *readmodelv1.Person) string { return pr.when(p.GetExpiresAt()) }},
+		{"ENDED", false, func(pr *printer, p *readmodelv1.Person) string { return pr.when(p.GetEndedAt()) }},
+		{"ID", true, func(_ *printer, p *readmodelv1.Person) string { return p.GetPersonId() }},
+		{"CREATED BY", true, func(_ *printer, p *readmodelv1.Person) string { return p.GetCreatedBy() }},
+		{"ENDED BY", true, func(_ *printer, p *readmodelv1.Person) string { return p.GetEndedBy() }},
+	},
+}
+
+func (p *Program) peopleCommand() *cobra.Command {
+	return group("people", "People who may call the mesh, their roles and their tokens", []string{"person"},
+		p.peopleCreate(), p.peopleList(), p.peopleEnd())
+}
+
+func (p *Program) peopleCreate() *cobra.Command {
+	req := &readmodelv1.CreatePersonRequest{}
+	var expires, contextName, out string
+	cmd := &cobra.Command{
+		Use: "create NAME --role R", Short: "Make a person; the token goes into a context or a directory, and is printed nowhere",
+		Long: "Make a person. The token is written, readable by you alone, into a context of your contexts file, or with --out into a\n" +
+			"directory to hand over: contexts.yaml, ca.pem, token, and authorization, a header for curl and buf.\n" +
+			"It is printed nowhere and the mesh keeps only its hash.\n" +
+			"Roles: viewer reads; tenant reads and operates what is its tenant's; operator includes viewer and tenant, and operates\n" +
+			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles include.",
+		Example: "  gpuaas people create ana --role tenant --tenant acme --expires 7d\n" +
+			"  gpuaas people create ci --role viewer --expires 30d --out ./ci",
+		Args: args("NAME"),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if len(req.GetRoles()) == 0 {
+				return Usage(errors.New("create wants --role, one of " + strings.Join(rpc.Roles(), ", ")))
+			}
+			req.Name = args[0]
+			if expires != "" {
+				life, err := parseLife(expires)
+				if err != nil {
+					return Usage(fmt.Errorf("--expires: %w", err))
+				}
+				req.ExpiresIn = durationpb.New(life)
+			}
+			place, err := p.placeFor(s, req.GetName(), contextName, out)
+			if err != nil {
+				return err
+			}
+			answer, err := s.client.People.CreatePerson(ctx, req)
+			if err != nil {
+				return err
+			}
+			if err := place.write(s.target, answer.GetToken()); err != nil {
+				return s.withdraw(ctx, answer.GetPerson(), err)
+			}
+			var beside []member
+			if place.context != "" {
+				beside = append(beside, member{"context", place.context})
+			}
+			if place.dir != "" {
+				beside = append(beside, member{"out", place.dir})
+			}
+			if err := one(s.printer, personView, answer.GetPerson(), beside...); err != nil {
+				return err
+			}
+			note(s.err, "%s", place.next(answer.GetPerson()))
+			return nil
+		}),
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&req.Roles, "role", nil, "what the person may do: "+strings.Join(rpc.Roles(), ", ")+"; more than once for more (required)")
+	flags.StringVar(&req.Tenant, "tenant", "", "tenant whose person it is: needed for the role tenant; binds the other roles to it")
+	flags.StringVar(&expires, "expires", "", "how long the token is good, from 5m to 30d (default 7d)")
+	flags.StringVar(&contextName, "context-name", "", "name of the context (default: the current one's, a dash, and NAME)")
+	flags.StringVar(&out, "out", "", "directory to write to instead of a context; it must not hold a token already")
+	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(rpc.Roles(), cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)
+	return cmd
+}
+
+// withdraw ends a person whose token could not be kept.
+func (s *session) withdraw(ctx context.Context, made *readmodelv1.Person, cause error) error {
+	_, err := s.client.People.EndPerson(context.WithoutCancel(ctx), &readmodelv1.EndPersonRequest{
+		Person: made.GetPersonId(), Reason: "the token could not be written",
+	})
+	if err != nil {
+		return fmt.Errorf("the token of %s could not be written and is lost; end the person with `gpuaas people end %s`: %w",
+			made.GetName(), made.GetPersonId(), errors.Join(cause, err))
+	}
+	return fmt.Errorf("the token of %s could not be written, so the person was ended again: %w", made.GetName(), cause)
+}
+
+// parseLife reads a duration that may be in days.
+func parseLife(text string) (time.Duration, error) {
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		n, err := strconv.ParseUint(days, 10, 16)
+		if err != nil {
+			return 0, fmt.Errorf("%q is not a number of days such as 7d", text)
+		}
+		return time.Duration(n) * 24 * time.Hour, nil //nolint:gosec // at most 65535 days
+	}
+	life, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a duration such as 7d, 12h or 30m", text)
+	}
+	return life, nil
+}
+
+// Files of a directory that is handed over. All of them hold the token but the authority.
+const (
+	handContexts = "contexts.yaml"
+	handCA       = "ca.pem"
+	handToken    = "token"
+	handHeader   = "authorization"
+)
+
+// tokenPlace is where the token of a new person goes: a context, a directory, or both.
+type tokenPlace struct {
+	path    string // of the contexts file
+	context string
+	dir     string
+	name    string // of the context in the directory
+}
+
+// placeFor chooses the place before the token exists, and refuses one that is taken.
+func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPlace, error) {
+	path, err := contexts.DefaultPath()
+	if err != nil {
+		return tokenPlace{}, Usage(err)
+	}
+	file, err := contexts.Load(path)
+	if err != nil {
+		return tokenPlace{}, Usage(err)
+	}
+	place := tokenPlace{path: path, context: contextName, dir: out, name: or(contextName, person)}
+	if out == "" && contextName == "" {
+		place.context = PersonContext(s.target.context, person)
+	}
+	if place.context != "" {
+		if _, err := file.Get(place.context); err == nil {
+			return tokenPlace{}, Usage(fmt.Errorf("there is a context %q already: name another with --context-name", place.context))
+		}
+	}
+	if out == "" {
+		return place, nil
+	}
+	if err := os.MkdirAll(out, 0o700); err != nil {
+		return tokenPlace{}, fmt.Errorf("make directory for the token: %w", err)
+	}
+	for _, name := range []string{handContexts, handToken, handHeader} {
+		switch _, err := os.Lstat(filepath.Join(out, name)); {
+		case err == nil:
+			return tokenPlace{}, Usage(fmt.Errorf("%s is there already: a token is never overwritten", filepath.Join(out, name)))
+		case !errors.Is(err, fs.ErrNotExist):
+			return tokenPlace{}, fmt.Errorf("look at directory for the token: %w", err)
+		}
+	}
+	return place, nil
+}
+
+// PersonContext is the name of the context of a further person of the mesh that a context stands for.
+func PersonContext(mesh, person string) string {
+	if mesh == "" {
+		return person
+	}
+	return mesh + "-" + person
+}
+
+func (l tokenPlace) write(t target, token string) error {
+	c := contexts.Context{Name: l.context, Server: t.server, TrustDomain: t.trustDomain, CAPEM: string(t.ca), Token: token}
+	if l.context != "" {
+		if err := contexts.Put(l.path, c, false); err != nil {
+			return err
+		}
+	}
+	if l.dir == "" {
+		return nil
+	}
+	c.Name = l.name
+	for _, file := range []struct{ name, text string }{
+		{handCA, string(t.ca)}, {handToken, token + "\n"}, {handHeader, "Authorization: Bearer " + token + "\n"},
+	} {
+		if err := pki.WriteFile(filepath.Join(l.dir, file.name), []byte(file.text)); err != nil {
+			return err
+		}
+	}
+	return contexts.Put(filepath.Join(l.dir, handContexts), c, true)
+}
+
+// next is what a person does with the token.
+func (l tokenPlace) next(p *readmodelv1.Person) string {
+	verb := "workspaces list"
+	if p.GetTenantId() == "" {
+		verb = "status"
+	}
+	if l.context != "" {
+		return fmt.Sprintf("use it: gpuaas --context %s %s", l.context, verb)
+	}
+	return fmt.Sprintf("use it: GPUAAS_CONTEXTS=%s gpuaas %s", filepath.Join(l.dir, handContexts), verb)
+}
+
+func (p *Program) peopleList() *cobra.Command {
+	var page paging
+	var live bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List people with their roles; those that have ended stay for thirty days",
+		Example: "  gpuaas people list --live\n  gpuaas people list -o wide", Args: args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			items, next, err := s.people(ctx, page, live)
+			if err != nil {
+				return err
+			}
+			return list(s.printer, personView, items, next)
+		}),
+	}
+	page.flags(cmd)
+	cmd.Flags().BoolVar(&live, "live", false, "only those who have neither expired nor been ended")
+	return cmd
+}
+
+func (s *session) people(ctx context.Context, page paging, live bool) ([]*readmodelv1.Person, string, error) {
+	return pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Person, string, error) {
+		answer, err := s.client.People.ListPeople(ctx, &readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
+		return answer.GetItems(), answer.GetNextPageToken(), err
+	})
+}
+
+func (p *Program) peopleEnd() *cobra.Command {
+	req := &readmodelv1.EndPersonRequest{}
+	cmd := &cobra.Command{
+		Use: "end PERSON", Short: "End a person: the token is good no more, and their watches end",
+		Long: "End a person. PERSON is the name, the id, or six or more characters that one id begins or ends with.\n" +
+			"Requests are refused from then on; watches end at once, or within two seconds where another replica serves them.\n" +
+			"The person stays listed for thirty days. The last person with the role security is not ended.",
+		Example: "  gpuaas people end ana --reason 'left the team'", Args: args("PERSON"),
+		ValidArgsFunction: onlyFirst(p.completePeople),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			req.Person = args[0]
+			answer, err := s.client.People.EndPerson(ctx, req)
+			if err != nil {
+				return err
+			}
+			return one(s.printer, personView, answer.GetPerson())
+		}),
+	}
+	reasonFlag(cmd, &req.Reason, false)
+	return cmd
+}
+
+func (p *Program) completePeople(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
+		items, _, err := s.people(ctx, paging{limit: 200}, true)
+		return namesOf(items, personView.name), err
+	})
+}

@@ -1,0 +1,149 @@
+package client_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+const secret = "gps_THE_SECRET"
+
+func peopleMesh(t *testing.T) *fake {
+	t.Helper()
+	f := mesh(t)
+	answer(f, "CreatePerson", func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, error) {
+		return &readmodelv1.CreatePersonResponse{Token: secret, Person: &readmodelv1.Person{
+			PersonId: claimID, Name: req.GetName(), Roles: req.GetRoles(), Tenant: req.GetTenant(), CreatedAt: at(1), ExpiresAt: at(9),
+			State: readmodelv1.PersonState_PERSON_STATE_LIVE,
+		}}, nil
+	})
+	return f
+}
+
+func private(t *testing.T, path string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%s: %v, %v", path, info, err)
+	}
+}
+
+// The token of a new person is in a context, which is not made current, and in no output.
+func TestPeopleCreateWritesAContext(t *testing.T) {
+	for _, form := range []string{"table", "wide", "json", "jsonl", "yaml", "name"} {
+		f := peopleMesh(t)
+		got := call(t, "people", "create", "ana", "--role", "tenant,viewer", "--tenant", "acme", "--expires", "2d", "-o", form).wants(t, 0)
+		if strings.Contains(got.out+got.err, secret) {
+			t.Errorf("-o %s shows the token: %s%s", form, got.out, got.err)
+		}
+		if !strings.Contains(got.err, "gpuaas --context test-ana ") {
+			t.Errorf("stderr: %s", got.err)
+		}
+		file, err := contexts.Load(f.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, _ := file.Get("test")
+		made, err := file.Get("test-ana")
+		if err != nil || made.Token != secret || made.Server != own.Server || made.CAPEM != own.CAPEM || made.TrustDomain != own.TrustDomain ||
+			file.Current != "test" {
+			t.Errorf("context %v of %v, %v", made.Name, file.Current, err)
+		}
+		private(t, f.path)
+		if req := sent[*readmodelv1.CreatePersonRequest](f); len(req) != 1 || req[0].GetExpiresIn().AsDuration() != 48*time.Hour ||
+			len(req[0].GetRoles()) != 2 || req[0].GetTenant() != "acme" {
+			t.Errorf("request: %v", req)
+		}
+		// The same name again would take the context from whoever uses it: refused before a person is made.
+		call(t, "people", "create", "ana", "--role", "viewer").wants(t, 2)
+		if req := sent[*readmodelv1.CreatePersonRequest](f); len(req) != 1 {
+			t.Errorf("%d requests", len(req))
+		}
+		call(t, "people", "create", "ana", "--role", "viewer", "--context-name", "other").wants(t, 0)
+		call(t, "config", "view", "--context", "other").wants(t, 0)
+	}
+}
+
+// A directory that is handed over holds what the CLI, curl and buf want, and nothing goes into the own contexts.
+func TestPeopleCreateWritesADirectory(t *testing.T) {
+	f := peopleMesh(t)
+	dir := filepath.Join(t.TempDir(), "ci")
+	got := call(t, "people", "create", "ci", "--role", "viewer", "--out", dir).wants(t, 0)
+	if strings.Contains(got.out+got.err, secret) {
+		t.Errorf("the token is shown: %s%s", got.out, got.err)
+	}
+	own, err := contexts.Load(f.path)
+	if err != nil || len(own.Contexts) != 1 {
+		t.Errorf("%d own contexts, %v", len(own.Contexts), err)
+	}
+	handed, err := contexts.Load(filepath.Join(dir, "contexts.yaml"))
+	if c, gerr := handed.Get(""); err != nil || gerr != nil || c.Token != secret || c.Name != "ci" {
+		t.Errorf("handed over: %v %v %v", c.Name, err, gerr)
+	}
+	for name, want := range map[string]string{"token": secret + "\n", "authorization": "Authorization: Bearer " + secret + "\n"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+		private(t, filepath.Join(dir, name))
+	}
+	private(t, filepath.Join(dir, "contexts.yaml"))
+	if pem, err := os.ReadFile(filepath.Join(dir, "ca.pem")); err != nil || !strings.Contains(string(pem), "BEGIN CERTIFICATE") {
+		t.Errorf("ca.pem: %s, %v", pem, err)
+	}
+	call(t, "people", "create", "second", "--role", "viewer", "--out", dir).wants(t, 2)
+	if req := sent[*readmodelv1.CreatePersonRequest](f); len(req) != 1 {
+		t.Errorf("%d requests", len(req))
+	}
+}
+
+// A person whose token cannot be kept is ended again.
+func TestPeopleCreateWithdrawsWhatItCannotKeep(t *testing.T) {
+	f := peopleMesh(t)
+	dir := filepath.Join(t.TempDir(), "gone")
+	answer(f, "CreatePerson", func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, error) {
+		// Between the look at the directory and the answer a file takes its place.
+		if err := errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+			return nil, err
+		}
+		return &readmodelv1.CreatePersonResponse{Token: secret, Person: &readmodelv1.Person{PersonId: claimID, Name: req.GetName()}}, nil
+	})
+	always(f, "EndPerson", &readmodelv1.EndPersonResponse{})
+	got := call(t, "people", "create", "ci", "--role", "viewer", "--out", dir).wants(t, 1)
+	if !strings.Contains(got.err, "ended again") || strings.Contains(got.err, secret) {
+		t.Errorf("stderr: %s", got.err)
+	}
+	if req := sent[*readmodelv1.EndPersonRequest](f); len(req) != 1 || req[0].GetPerson() != claimID {
+		t.Errorf("ended: %v", req)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "token")); err == nil || errors.Is(err, fs.ErrPermission) {
+		t.Errorf("a token was left: %v", err)
+	}
+}
+
+func TestPeopleRefusals(t *testing.T) {
+	f := peopleMesh(t)
+	call(t, "people", "create", "ana").wants(t, 2)
+	call(t, "people", "create", "ana", "--role", "viewer", "--expires", "soon").wants(t, 2)
+	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_ROLE_NOT_HELD, "", fault.Unmet("a role that includes operator; you have security")))
+	got := call(t, "people", "create", "ana", "--role", "operator").wants(t, 4)
+	if !strings.Contains(got.err, "role_not_held") || !strings.Contains(got.err, "a role that includes operator") {
+		t.Errorf("stderr: %s", got.err)
+	}
+	if file, err := contexts.Load(f.path); err != nil || len(file.Contexts) != 1 {
+		t.Errorf("a refusal left a context: %v, %v", len(file.Contexts), err)
+	}
+	refuse(f, "EndPerson", fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, ""))
+	call(t, "people", "end", "root").wants(t, 5)
+	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, ""))
+	call(t, "people", "create", "ana", "--role", "viewer").wants(t, 5)
+}
