@@ -149,6 +149,7 @@ func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
 	ctx, release := app.WithSignals(cmd.Context(), o.logger, halt.Force())
 	defer release()
 	halt.Sweep(ctx, o.logger)
+	forgetDead(o.logger)
 	passed := true
 	for _, b := range which {
 		r, err := oneBench(ctx, o, b)

@@ -51,7 +51,7 @@ func newClusterUpCommand() *cobra.Command {
 	f.StringVar(&cfg.Enroll, "enroll-addr", "", "where machines enrol (default: a free port)")
 	f.StringVar(&cfg.LogLevel, "service-log-level", "info", "least level of the services' logs, which are files below the data directory")
 	f.StringVar(&level, "log-level", "warn", "least level of the log on stderr")
-	f.StringVar(&contextName, "context-name", "cluster", "name of the context that is written and made current; empty: none")
+	f.StringVar(&contextName, "context-name", "cluster", "name of the context that is written and made current, with -2, -3 … if another mesh that runs has it; empty: none")
 	return cmd
 }
 
@@ -63,11 +63,10 @@ func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName strin
 	if err := placeCluster(&cfg); err != nil {
 		return err
 	}
-	logger, closeLog, err := devLogger(cmd.ErrOrStderr(), level, "")
+	logger, err := terminalLogger(cmd.ErrOrStderr(), level)
 	if err != nil {
 		return client.Usage(err)
 	}
-	defer closeLog()
 	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(cfg.Dir))
 	defer release()
 	c, err := cluster.New(ctx, logger, cfg)
@@ -78,7 +77,7 @@ func runCluster(cmd *cobra.Command, cfg cluster.Config, level, contextName strin
 		if err := c.Start(ctx); err != nil {
 			return err
 		}
-		if err := tellCluster(cmd, c, cfg, contextName, time.Since(began)); err != nil {
+		if err := tellCluster(ctx, cmd, c, cfg, contextName, time.Since(began)); err != nil {
 			return err
 		}
 		<-ctx.Done()
@@ -112,21 +111,22 @@ func placeCluster(cfg *cluster.Config) error {
 	return nil
 }
 
-func tellCluster(cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, contextName string, took time.Duration) error {
+func tellCluster(ctx context.Context, cmd *cobra.Command, c *cluster.Cluster, cfg cluster.Config, contextName string, took time.Duration) error {
 	roots, err := pki.ReadFile(c.Material.ServiceRoots())
 	if err != nil {
 		return err
 	}
-	if write := announce(contextName); write != nil {
-		if err := write(dev.Announcement{
-			Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots), Token: c.Token(),
+	written := "none"
+	if write := announce(cmd.ErrOrStderr(), contextName); write != nil {
+		if written, err = write(ctx, dev.Announcement{
+			Server: c.Plan.Addresses.Console, TrustDomain: cluster.TrustDomain, CAPEM: string(roots), Token: c.Token(), Dir: cfg.Dir,
 		}); err != nil {
 			return err
 		}
 	}
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "gpuaas cluster   (data and logs: %s)\n", cfg.Dir)
-	fmt.Fprintf(out, "API:       https://%s   context: %s\n", c.Plan.Addresses.Console, contextName)
+	fmt.Fprintf(out, "API:       https://%s   context: %s\n", c.Plan.Addresses.Console, written)
 	fmt.Fprintf(out, "Node API:  %s mTLS, %d replicas   Enrolment: https://%s\n", c.Plan.Addresses.Agents, len(c.NodeAPI), c.Plan.Addresses.Enroll)
 	for _, p := range c.Processes() {
 		fmt.Fprintf(out, "Process:   %-12s pid %-7d http://%s/readyz\n", p.Name, p.PID(), p.Ops)

@@ -1,16 +1,20 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
@@ -26,9 +30,11 @@ func newDevCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "dev", Short: "Run a whole mesh on this machine, real agents and a demo workspace included", Args: noArgs, GroupID: groupMesh,
 		Long: "dev runs the four services in one process, over the same mutual TLS as anywhere, with Postgres, Redis and real node agents beside it.\n" +
-			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. Data is kept between runs.\n" +
+			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. While another mesh runs under\n" +
+			"that name the context is `dev-2`. Data is kept between runs.\n" +
 			"Ctrl-C ends everything that it started, workloads included. Another one more than five seconds later kills it all.\n" +
-			"With --ephemeral the directory is removed either way, and by the next start if the mesh was killed itself.",
+			"With --ephemeral the directory and the context are removed either way, and by the next start if the mesh was killed itself;\n" +
+			"the context that was current before is current again.",
 		Example: "  gpuaas dev\n  gpuaas dev --ephemeral --nodes 1\n  gpuaas dev --policy policy.yaml --no-demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDev(cmd, cfg, level, contextName)
@@ -48,7 +54,7 @@ func newDevCommand() *cobra.Command {
 	f.BoolVar(&cfg.NoDemo, "no-demo", false, "make no demo tenant and workspace")
 	f.StringVar(&cfg.AgentBinary, "agent-binary", "", "the node agent's program (default: beside this one, else on PATH)")
 	f.StringVar(&level, "log-level", "warn", "least level of the log on stderr; everything from info on goes to dev.log in the data directory")
-	f.StringVar(&contextName, "context-name", "dev", "name of the context that is written; empty: none")
+	f.StringVar(&contextName, "context-name", "dev", "name of the context that is written and made current, with -2, -3 … if another mesh that runs has it; empty: none")
 	return cmd
 }
 
@@ -61,20 +67,26 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 			return err
 		}
 	}
-	logger, closeLog, err := devLogger(cmd.ErrOrStderr(), level, dir)
+	log := &devLog{}
+	defer log.close()
+	logger, err := log.logger(cmd.ErrOrStderr(), level)
 	if err != nil {
-		return err
+		return client.Usage(err)
 	}
-	defer closeLog()
 	held, err := absolute(dir)
 	if err != nil {
 		return err
 	}
-	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(held))
+	ctx, release := app.WithSignals(cmd.Context(), logger, halt.Force(held), func(context.Context) error { return forget() })
 	defer release()
 	version, _ := obs.Build()
 	m, err := dev.New(ctx, dev.Deps{
-		Logger: logger, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Announce: announce(contextName), Began: began, Version: version,
+		Logger: logger, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Announce: announce(cmd.ErrOrStderr(), contextName),
+		Opened: func(dir string) error {
+			forgetDead(logger)
+			return log.open(dir)
+		},
+		Began: began, Version: version,
 	}, cfg)
 	if err != nil {
 		return refusal(err)
@@ -83,6 +95,7 @@ func runDev(cmd *cobra.Command, cfg dev.Config, level, contextName string) error
 	stopped := "data stays in " + m.Dir()
 	if cfg.Ephemeral {
 		stopped = "nothing stays"
+		err = errors.Join(err, forget(m.Dir()))
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "stopped; %s\n", stopped)
 	return err
@@ -128,48 +141,115 @@ func listed(reason commonv1.Reason, public string, problems []error, remedy stri
 	return fault.New(reason, public, fault.Unmet(lines...), fault.Remedy(remedy), fault.Cause(errors.Join(problems...)))
 }
 
-// announce writes the client's context.
-func announce(name string) func(dev.Announcement) error {
-	if name == "" {
+// announce returns what writes the client's context of a mesh and makes it current, or nil if no context is asked for.
+func announce(notes io.Writer, base string) func(context.Context, dev.Announcement) (string, error) {
+	if base == "" {
 		return nil
 	}
-	return func(a dev.Announcement) error {
+	return func(ctx context.Context, a dev.Announcement) (string, error) {
 		path, err := contexts.DefaultPath()
 		if err != nil {
-			return err
+			return "", err
 		}
-		return contexts.Put(path, contexts.Context{Name: name, Server: a.Server, TrustDomain: a.TrustDomain, CAPEM: a.CAPEM, Token: a.Token}, true)
+		name, err := contexts.Announce(ctx, path, base, contexts.Context{
+			Server: a.Server, TrustDomain: a.TrustDomain, CAPEM: a.CAPEM, Token: a.Token, Mesh: a.Dir, Ephemeral: a.Ephemeral,
+		})
+		if err == nil && name != base {
+			fmt.Fprintf(notes, "context %s is in use by another mesh; the context of this one is %s\n", base, name)
+		}
+		return name, err
 	}
 }
 
-// devLogger writes warnings to the terminal, and everything to a file of the data directory.
-func devLogger(terminal io.Writer, level, dir string) (*slog.Logger, func(), error) {
-	file, isFile := terminal.(*os.File)
-	shown, err := obs.NewLogger(terminal, obs.LogConfig{Level: level, Format: "text", Color: isFile && isTerminal(file)})
+// forget removes the contexts of the meshes in these directories, and of ephemeral meshes whose directories are gone,
+// those of their further persons included.
+func forget(dirs ...string) error {
+	path, err := contexts.DefaultPath()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	if dir == "" {
-		return shown, func() {}, nil
+	errs := []error{contexts.RemoveDead(path)}
+	for _, dir := range dirs {
+		errs = append(errs, contexts.RemoveMesh(path, dir))
 	}
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, nil, fmt.Errorf("make data directory: %w", err)
+	return errors.Join(errs...)
+}
+
+// forgetDead is forget where something else is to be done: a failure is logged.
+func forgetDead(logger *slog.Logger) {
+	if err := forget(); err != nil {
+		logger.Warn("the contexts of meshes that have ended were not removed", obs.Err(err)) //nolint:noctx // it belongs to no request
 	}
-	path := filepath.Join(dir, "dev.log")
+}
+
+// devLog is the log of a mesh: warnings on the terminal, and everything from info on in a file of the data directory,
+// which is known later than the first record.
+type devLog struct {
+	mu      sync.Mutex
+	file    *os.File
+	waiting bytes.Buffer // of the records before the file is open
+	closed  bool
+}
+
+// logger returns what writes to both.
+func (l *devLog) logger(terminal io.Writer, level string) (*slog.Logger, error) {
+	shown, err := terminalLogger(terminal, level)
+	if err != nil {
+		return nil, err
+	}
+	kept, err := obs.NewLogger(l, obs.LogConfig{})
+	if err != nil {
+		return nil, err
+	}
+	return slog.New(slog.NewMultiHandler(shown.Handler(), kept.Handler())), nil
+}
+
+// terminalLogger writes to the terminal alone.
+func terminalLogger(terminal io.Writer, level string) (*slog.Logger, error) {
+	file, isFile := terminal.(*os.File)
+	return obs.NewLogger(terminal, obs.LogConfig{Level: level, Format: "text", Color: isFile && client.Colors(file)})
+}
+
+// Write implements io.Writer.
+func (l *devLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return len(p), nil
+	case l.file == nil:
+		return l.waiting.Write(p)
+	}
+	return l.file.Write(p)
+}
+
+// open begins the file in a directory that is there, with what was logged before.
+func (l *devLog) open(dir string) error {
+	path := filepath.Join(dir, dev.LogFile)
 	const enough = 64 << 20
 	if info, err := os.Stat(path); err == nil && info.Size() > enough {
 		if err := os.Rename(path, path+".old"); err != nil {
-			return nil, nil, fmt.Errorf("rotate log: %w", err)
+			return fmt.Errorf("rotate log: %w", err)
 		}
 	}
-	out, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open log: %w", err)
+		return fmt.Errorf("open log: %w", err)
 	}
-	kept, err := obs.NewLogger(out, obs.LogConfig{})
-	if err != nil {
-		return nil, nil, err
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.file = file
+	if _, err := l.waiting.WriteTo(file); err != nil {
+		return fmt.Errorf("write log: %w", err)
 	}
-	logger := slog.New(slog.NewMultiHandler(shown.Handler(), kept.Handler()))
-	return logger, func() { _ = out.Close() }, nil
+	return nil
+}
+
+func (l *devLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if l.file != nil {
+		_ = l.file.Close()
+	}
 }

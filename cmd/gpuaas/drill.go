@@ -175,6 +175,7 @@ func runDrills(cmd *cobra.Command, program *client.Program, o drillOptions, name
 	if err != nil {
 		return err
 	}
+	forgetDead(logger) // starting a mesh removed the directories of dead ones
 	tell := func(r drill.Result) {
 		if !program.JSON() {
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s %s after %.1f s %s\n", map[bool]string{true: "passed", false: "FAILED"}[r.Passed], r.Name, r.ElapsedSeconds, r.Why)

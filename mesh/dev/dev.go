@@ -34,6 +34,8 @@ const (
 	Subject = "dev"
 	// sessionLife is long, since the token never leaves the machine and each start prolongs it.
 	sessionLife = 30 * 24 * time.Hour
+	// LogFile is the name of the log in the data directory. The command that runs the mesh writes it.
+	LogFile = "dev.log"
 	// agentsGrace is how long agents and boxes may take to end by themselves.
 	agentsGrace = 2 * time.Second
 )
@@ -44,6 +46,8 @@ type Announcement struct {
 	TrustDomain string
 	CAPEM       string
 	Token       string
+	Dir         string // of the mesh's data; no other mesh has it
+	Ephemeral   bool   // the directory is removed at the mesh's end
 }
 
 // Deps of a mesh.
@@ -51,8 +55,12 @@ type Deps struct {
 	Logger *slog.Logger
 	Out    io.Writer // where a person reads what has been started
 	Err    io.Writer // where the ready line goes
-	// Announce is told how to reach the mesh before anything is printed about it.
-	Announce func(Announcement) error
+	// Announce receives how to reach the mesh before anything is printed about it, and returns the name under which
+	// clients find it.
+	Announce func(context.Context, Announcement) (string, error)
+	// Opened receives the data directory before anything is written there; nil does nothing. The log of an ephemeral
+	// mesh begins then.
+	Opened func(dir string) error
 	// Began is when the program did; zero means now.
 	Began   time.Time
 	Version string
@@ -75,6 +83,7 @@ type Mesh struct {
 	agents   []*agents.Agent
 	person   *person.Client
 	token    string
+	context  string // of the client's file; empty if none was written
 	ready    chan struct{}
 	took     time.Duration
 }
@@ -145,8 +154,10 @@ func (m *Mesh) takeDirectory(ctx context.Context) error {
 			return fmt.Errorf("open data directory to traversal: %w", err)
 		}
 	}
-	m.lock, err = lockDir(m.dir)
-	return err
+	if m.lock, err = lockDir(m.dir); err != nil || m.deps.Opened == nil {
+		return err
+	}
+	return m.deps.Opened(m.dir)
 }
 
 func (m *Mesh) agentsDir() string { return filepath.Join(m.dir, "agents") }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -35,7 +36,7 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 		// The mesh works; what is wrong with an agent is in its log.
 		m.deps.Logger.WarnContext(ctx, "not all agents are connected", slog.Int("connected", connected), slog.Int("agents", len(m.agents)))
 	}
-	if err := m.announce(); err != nil {
+	if err := m.announce(ctx); err != nil {
 		return err
 	}
 	m.took = time.Since(m.deps.Began)
@@ -55,7 +56,7 @@ func (m *Mesh) mark(ctx context.Context, what string) {
 	m.deps.Logger.InfoContext(ctx, "start reached a point", slog.String("point", what), slog.Duration("since_begin", time.Since(m.deps.Began)))
 }
 
-func (m *Mesh) announce() error {
+func (m *Mesh) announce(ctx context.Context) error {
 	if m.deps.Announce == nil {
 		return nil
 	}
@@ -63,7 +64,9 @@ func (m *Mesh) announce() error {
 	if err != nil {
 		return err
 	}
-	err = m.deps.Announce(Announcement{Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, CAPEM: string(roots), Token: m.token})
+	m.context, err = m.deps.Announce(ctx, Announcement{
+		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, CAPEM: string(roots), Token: m.token, Dir: m.dir, Ephemeral: m.cfg.Ephemeral,
+	})
 	if err != nil {
 		return fmt.Errorf("tell the client where this mesh is: %w", err)
 	}
@@ -78,9 +81,14 @@ func (m *Mesh) tell(connected int) {
 		fate = "removed at the end"
 	}
 	fmt.Fprintf(out, "gpuaas dev %s   (data: %s, %s)\n", m.deps.Version, m.dir, fate)
-	fmt.Fprintf(out, "API:       https://%s   user: %s   context: dev   (console: not built)\n", m.cfg.ConsoleAddr, Subject)
+	name := m.context
+	if name == "" {
+		name = "none"
+	}
+	fmt.Fprintf(out, "API:       https://%s   user: %s   context: %s   (console: not built)\n", m.cfg.ConsoleAddr, Subject, name)
 	fmt.Fprintf(out, "Node API:  %s mTLS   Enrolment: https://%s   Metrics: http://%s/metrics\n", m.cfg.NodeAddr, m.cfg.EnrollAddr, m.cfg.MetricsAddr)
 	fmt.Fprintf(out, "Stores:    Postgres %s, fsync=%s   Redis: %s\n", m.stores.Facts.PostgresVersion, m.stores.Facts.Fsync, m.stores.RedisKind())
+	fmt.Fprintf(out, "Log:       %s\n", filepath.Join(m.dir, LogFile))
 	fmt.Fprintf(out, "Nodes:     %d of %d agents connected\n", connected, len(m.agents))
 	fmt.Fprintf(out, "Try:       gpuaas status · gpuaas nodes list · gpuaas workspaces create demo2 --tenant %s --wait · gpuaas nodes probe n1\n", demoTenant)
 	fmt.Fprintf(m.deps.Err, "ready in %.1f s\n", m.took.Seconds())

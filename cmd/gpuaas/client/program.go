@@ -153,7 +153,7 @@ func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	}
 	if file, ok := out.(*os.File); ok && term.IsTerminal(int(file.Fd())) { //nolint:gosec // a descriptor fits an int
 		pr.tty = true
-		pr.color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+		pr.color = Colors(file)
 		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { //nolint:gosec // as above
 			pr.width = width
 		}

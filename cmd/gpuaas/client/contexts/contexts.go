@@ -34,6 +34,12 @@ type Context struct {
 	CAFile      string `json:"ca_file,omitempty"`      // the file it stands in
 	Token       string `json:"token,omitempty"`        // bearer token; or
 	TokenFile   string `json:"token_file,omitempty"`   // the file it stands in
+	// Mesh is the directory of the mesh on this machine that wrote the context. A person's own contexts have none.
+	Mesh string `json:"mesh,omitempty"`
+	// Ephemeral marks the context of a mesh whose directory, and all that stands in it, is removed at its end.
+	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Previous is the context that was current before this one was made so.
+	Previous string `json:"previous,omitempty"`
 }
 
 // File is the content of the contexts file.
@@ -107,7 +113,7 @@ func (f File) validate() error {
 	return errors.Join(problems...)
 }
 
-// Get answers a context by name; the empty name is the current one. ErrUnknown is wrapped if there is none.
+// Get returns a context by name; the empty name is the current one. ErrUnknown is wrapped if there is none.
 func (f File) Get(name string) (Context, error) {
 	if name == "" {
 		name = f.Current
@@ -125,16 +131,41 @@ func (f File) Get(name string) (Context, error) {
 // Put writes a context into the file, in place of the one of its name if there is one, and makes it current if asked.
 func Put(path string, c Context, current bool) error {
 	return change(path, func(f *File) error {
-		if i := slices.IndexFunc(f.Contexts, func(have Context) bool { return have.Name == c.Name }); i >= 0 {
-			f.Contexts[i] = c
-		} else {
-			f.Contexts = append(f.Contexts, c)
-		}
-		if current {
-			f.Current = c.Name
-		}
+		f.put(c, current)
 		return nil
 	})
+}
+
+// put is Put in memory.
+func (f *File) put(c Context, current bool) {
+	if current && f.Current != c.Name {
+		if !f.leadsTo(f.Current, c.Name) {
+			c.Previous = f.Current
+		}
+		f.Current = c.Name
+	}
+	i := slices.IndexFunc(f.Contexts, func(have Context) bool { return have.Name == c.Name })
+	if i < 0 {
+		f.Contexts = append(f.Contexts, c)
+		return
+	}
+	c.Previous = or(c.Previous, f.Contexts[i].Previous)
+	f.Contexts[i] = c
+}
+
+// leadsTo reports whether the contexts previous to one include another.
+func (f *File) leadsTo(name, other string) bool {
+	for range f.Contexts {
+		c, err := f.Get(name)
+		if name == "" || err != nil {
+			return false
+		}
+		if c.Previous == other {
+			return true
+		}
+		name = c.Previous
+	}
+	return false
 }
 
 // Use makes a context the current one. ErrUnknown is wrapped if it is not there.
@@ -148,15 +179,52 @@ func Use(path, name string) error {
 	})
 }
 
-// Remove takes a context out of the file. One that is not there is no error; if it was the current one there is none afterwards.
+// Remove takes a context out of the file. One that is not there is no error. If it was the current one, the one that
+// was current before it is current again, if there still is one.
 func Remove(path, name string) error {
 	return change(path, func(f *File) error {
-		f.Contexts = slices.DeleteFunc(f.Contexts, func(c Context) bool { return c.Name == name })
-		if f.Current == name {
-			f.Current = ""
-		}
+		f.remove(func(c Context) bool { return c.Name == name })
 		return nil
 	})
+}
+
+// remove takes out contexts. Where one was the previous of another, its own previous takes its place.
+func (f *File) remove(gone func(Context) bool) {
+	for {
+		at := slices.IndexFunc(f.Contexts, gone)
+		if at < 0 {
+			return
+		}
+		c := f.Contexts[at]
+		f.Contexts = slices.Delete(f.Contexts, at, at+1)
+		previous := c.Previous
+		if _, err := f.Get(previous); err != nil || previous == c.Name {
+			previous = ""
+		}
+		for i := range f.Contexts {
+			if f.Contexts[i].Previous == c.Name {
+				f.Contexts[i].Previous = onlyUnless(previous, f.Contexts[i].Name)
+			}
+		}
+		if f.Current == c.Name {
+			f.Current = previous
+		}
+	}
+}
+
+// onlyUnless returns name unless it is other: no context is the previous of itself.
+func onlyUnless(name, other string) string {
+	if name == other {
+		return ""
+	}
+	return name
+}
+
+func or(value, other string) string {
+	if value != "" {
+		return value
+	}
+	return other
 }
 
 func change(path string, apply func(*File) error) error {

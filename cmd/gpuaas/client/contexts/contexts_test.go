@@ -35,6 +35,7 @@ func TestPutUseRemove(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	dev.Previous = "prod"
 	if diff := cmp.Diff(contexts.File{Current: "dev", Contexts: []contexts.Context{prod, dev}}, got); diff != "" {
 		t.Fatalf("file differs (-want +got):\n%s", diff)
 	}
@@ -50,6 +51,7 @@ func TestPutUseRemove(t *testing.T) {
 	if err := contexts.Remove(path, "prod"); err != nil {
 		t.Fatal(err)
 	}
+	dev.Previous = ""
 	got, err = contexts.Load(path)
 	if err != nil {
 		t.Fatal(err)

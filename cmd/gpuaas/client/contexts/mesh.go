@@ -1,0 +1,126 @@
+package contexts
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Announce writes the context of a mesh on this machine, makes it current and returns its name. That is base, or
+// base-2, base-3 and so on where base is the name of another mesh that runs, or of a context that a person wrote. A mesh
+// keeps the name that it has. c.Mesh is required; c.Name is ignored.
+func Announce(ctx context.Context, path, base string, c Context) (string, error) {
+	if c.Mesh == "" {
+		return "", errors.New("announce mesh: it has no directory")
+	}
+	err := change(path, func(f *File) error {
+		c.Name = f.nameFor(ctx, base, c)
+		f.put(c, true)
+		return nil
+	})
+	return c.Name, err
+}
+
+// nameFor chooses the name of a mesh's context.
+func (f *File) nameFor(ctx context.Context, base string, c Context) string {
+	free := ""
+	for n := 1; n <= len(f.Contexts)+1; n++ {
+		name := base
+		if n > 1 {
+			name += "-" + strconv.Itoa(n)
+		}
+		have, err := f.Get(name)
+		if err == nil && have.Mesh == c.Mesh {
+			return name
+		}
+		if free == "" && (err != nil || have.Server == c.Server || abandoned(ctx, have)) {
+			free = name
+		}
+	}
+	return free
+}
+
+// abandoned reports whether a context belongs to a mesh on this machine that does not run now. A context without a
+// directory may be a person's own, so it counts only if it points at this machine.
+func abandoned(ctx context.Context, c Context) bool {
+	host, port := address(c.Server)
+	if c.Mesh == "" && !local(host) {
+		return false
+	}
+	const within = time.Second
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return true
+	}
+	_ = conn.Close()
+	return false
+}
+
+func address(server string) (host, port string) {
+	if u, err := url.Parse(server); err == nil && u.Host != "" {
+		server = u.Host
+	}
+	host, port, err := net.SplitHostPort(server)
+	if err != nil {
+		return server, "443"
+	}
+	return host, port
+}
+
+func local(host string) bool {
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || (ip != nil && ip.IsLoopback())
+}
+
+// PersonName returns the name of the context of a further person of a mesh, given the name of the mesh's own.
+func PersonName(mesh, person string) string { return mesh + "-" + person }
+
+// OfMesh returns the contexts of the mesh in a directory.
+func (f *File) OfMesh(dir string) []Context {
+	var out []Context
+	for _, c := range f.Contexts {
+		if dir != "" && c.Mesh == dir {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// RemoveMesh takes all contexts of the mesh in a directory out of the file, those of its further persons included. If
+// one of them was current, what was current before the mesh is current again. It does nothing to a context that now
+// points at another mesh.
+func RemoveMesh(path, dir string) error {
+	return removeIf(path, func(c Context) bool { return dir != "" && c.Mesh == dir })
+}
+
+// RemoveDead takes the contexts of ephemeral meshes whose directory is gone out of the file, as RemoveMesh does.
+func RemoveDead(path string) error {
+	return removeIf(path, func(c Context) bool {
+		if !c.Ephemeral || c.Mesh == "" {
+			return false
+		}
+		_, err := os.Lstat(c.Mesh)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+}
+
+// removeIf leaves the file alone if there is nothing to remove.
+func removeIf(path string, gone func(Context) bool) error {
+	f, err := Load(path)
+	if err != nil || !slices.ContainsFunc(f.Contexts, gone) {
+		return err
+	}
+	return change(path, func(f *File) error {
+		f.remove(gone)
+		return nil
+	})
+}

@@ -1,0 +1,143 @@
+package contexts_test
+
+import (
+	"net"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// listener is the API's address of a mesh that runs.
+func listener(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(testkit.Context(t), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
+}
+
+// silent is an address on which nothing listens.
+func silent(t *testing.T) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(testkit.Context(t), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+func announce(t *testing.T, path, want string, c contexts.Context) {
+	t.Helper()
+	name, err := contexts.Announce(testkit.Context(t), path, "dev", c)
+	if err != nil || name != want {
+		t.Fatalf("context %q, %v; want %q", name, err, want)
+	}
+	f, err := contexts.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.Get(""); err != nil || got.Name != want || got.Server != c.Server || got.Mesh != c.Mesh {
+		t.Fatalf("current context %+v, %v", got, err)
+	}
+}
+
+func current(t *testing.T, path string) string {
+	t.Helper()
+	f, err := contexts.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.Current
+}
+
+// TestASecondMeshTakesANameOfItsOwn: the context of a mesh that runs stays, and is current again when the second ends.
+func TestASecondMeshTakesANameOfItsOwn(t *testing.T) {
+	testkit.IO(t)
+	path := filepath.Join(t.TempDir(), "contexts.yaml")
+	first := contexts.Context{Server: listener(t), Mesh: "/meshes/a"}
+	second := contexts.Context{Server: listener(t), Mesh: "/meshes/b", Ephemeral: true}
+	third := contexts.Context{Server: listener(t), Mesh: "/meshes/c"}
+	announce(t, path, "dev", first)
+	announce(t, path, "dev", first) // started again, it keeps its name
+	announce(t, path, "dev-2", second)
+	announce(t, path, "dev-3", third)
+	if err := contexts.RemoveMesh(path, second.Mesh); err != nil {
+		t.Fatal(err)
+	}
+	if got := current(t, path); got != "dev-3" {
+		t.Fatalf("current %q after the end of another mesh", got)
+	}
+	if err := contexts.RemoveMesh(path, third.Mesh); err != nil {
+		t.Fatal(err)
+	}
+	if got := current(t, path); got != "dev" {
+		t.Fatalf("current %q after the end of the last two", got)
+	}
+	if err := contexts.RemoveMesh(path, first.Mesh); err != nil {
+		t.Fatal(err)
+	}
+	if got := current(t, path); got != "" {
+		t.Fatalf("current %q after the end of all", got)
+	}
+}
+
+// TestAMeshTakesTheNameOfOneThatEnded: its context points at nothing. That of a person's own mesh elsewhere stays.
+func TestAMeshTakesTheNameOfOneThatEnded(t *testing.T) {
+	testkit.IO(t)
+	path := filepath.Join(t.TempDir(), "contexts.yaml")
+	announce(t, path, "dev", contexts.Context{Server: silent(t), Mesh: "/meshes/a"})
+	announce(t, path, "dev", contexts.Context{Server: silent(t), Mesh: "/meshes/b"})
+	if err := contexts.Put(path, contexts.Context{Name: "dev", Server: silent(t)}, true); err != nil {
+		t.Fatal(err)
+	}
+	announce(t, path, "dev", contexts.Context{Server: silent(t), Mesh: "/meshes/c"})
+	if err := contexts.Put(path, contexts.Context{Name: "dev", Server: "mesh.example.invalid:443"}, true); err != nil {
+		t.Fatal(err)
+	}
+	announce(t, path, "dev-2", contexts.Context{Server: silent(t), Mesh: "/meshes/d"})
+}
+
+// TestTheContextsOfAMeshGoTogether: those of its further persons with its own, and nothing that points elsewhere by now.
+func TestTheContextsOfAMeshGoTogether(t *testing.T) {
+	testkit.IO(t)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "contexts.yaml")
+	if err := contexts.Put(path, contexts.Context{Name: "prod", Server: "mesh.example:443"}, true); err != nil {
+		t.Fatal(err)
+	}
+	gone := filepath.Join(dir, "gone")
+	announce(t, path, "dev", contexts.Context{Server: silent(t), Mesh: gone, Ephemeral: true})
+	viewer := contexts.Context{Name: contexts.PersonName("dev", "viewer"), Server: "127.0.0.1:1", Mesh: gone, Ephemeral: true}
+	if err := contexts.Put(path, viewer, true); err != nil {
+		t.Fatal(err)
+	}
+	kept := contexts.Context{Name: "kept", Server: "127.0.0.1:2", Mesh: gone} // its directory may be on a disk that is away
+	if err := contexts.Put(path, kept, false); err != nil {
+		t.Fatal(err)
+	}
+	alive := contexts.Context{Name: "alive", Server: "127.0.0.1:3", Mesh: dir, Ephemeral: true}
+	if err := contexts.Put(path, alive, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := contexts.RemoveDead(path); err != nil {
+		t.Fatal(err)
+	}
+	f, err := contexts.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := contexts.File{Current: "prod", Contexts: []contexts.Context{{Name: "prod", Server: "mesh.example:443"}, kept, alive}}
+	if diff := cmp.Diff(want, f); diff != "" {
+		t.Fatalf("file differs (-want +got):\n%s", diff)
+	}
+}
