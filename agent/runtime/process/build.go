@@ -18,12 +18,11 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ports"
+	"github.com/gpuaas/mesh/internal/workrules"
 )
 
 const (
 	maxNameLength = 63
-	maxEnv        = 512
-	maxArgv       = 512
 	defaultPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
@@ -54,23 +53,19 @@ func validate(req Request) error {
 		return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			"this node runs workloads as processes: container runtimes are not available on it, so an image cannot be run",
 			fault.Remedy("give a command, or place the workspace on nodes with a container runtime"))
-	case len(w.GetCommand()) == 0:
-		return invalid("the workload has no command")
-	case len(w.GetCommand())+len(w.GetArgs()) > maxArgv || len(w.GetEnv())+len(req.Deploy.GetSecretEnv()) > maxEnv:
-		return invalid("the workload has too many arguments or variables")
-	case w.GetCommand()[0] == "":
-		return invalid("the workload's command is empty")
 	}
-	for _, s := range slices.Concat(w.GetCommand(), w.GetArgs()) {
-		if strings.ContainsRune(s, 0) {
-			return invalid("an argument of the workload holds a NUL")
+	for _, p := range workrules.Check(w) {
+		// What the platform sets wins over the tenant's, in specs from before these names were refused at the request.
+		if p.Kind != workrules.Reserved {
+			return invalid("the workload's %s", p)
 		}
 	}
-	for _, env := range []map[string]string{w.GetEnv(), req.Deploy.GetSecretEnv()} {
-		for k, v := range env {
-			if !validVariable(k) || strings.ContainsRune(v, 0) {
-				return invalid("variable %q of the workload is malformed", k)
-			}
+	if len(w.GetEnv())+len(req.Deploy.GetSecretEnv()) > workrules.MaxVariables {
+		return invalid("the workload has too many variables")
+	}
+	for k, v := range req.Deploy.GetSecretEnv() {
+		if p, bad := workrules.CheckVariable(k, v); bad {
+			return invalid("the workload's secret %s", p)
 		}
 	}
 	seen := map[string]bool{}
@@ -99,16 +94,6 @@ func validate(req Request) error {
 }
 
 func deviceID() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`) }
-
-// validVariable refuses what would change how the program is loaded, or what the agent itself sets.
-func validVariable(k string) bool {
-	if k == "" || len(k) > 256 || strings.HasPrefix(k, "LD_") || k == runVariable || k == "CUDA_VISIBLE_DEVICES" {
-		return false
-	}
-	return !strings.ContainsFunc(k, func(c rune) bool {
-		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_'
-	}) && (k[0] < '0' || k[0] > '9')
-}
 
 // build makes the spec of a deploy: uid, working directory, ports, environment, control groups. What it makes on the host is found there again by
 // the next deploy of the same name.
@@ -164,7 +149,7 @@ func environment(wl *nodev1.Workload, req Request, s spec) map[string]string {
 			env["PORT"] = number
 		}
 		if p.Name != "" {
-			env["PORT_"+strings.ToUpper(strings.ReplaceAll(p.Name, "-", "_"))] = number
+			env[workrules.PortVariable(p.Name)] = number
 		}
 	}
 	// Always, also when it is empty: without the variable a program sees every device.

@@ -10,10 +10,12 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/workrules"
 )
 
 // runVariable marks, in the environment, every process of one start of a workload.
-const runVariable = "GPUAAS_WORKLOAD_RUN"
+const runVariable = workrules.RunVariable
 
 // tree finds all processes of a workload: by its control groups where there are any, and else by everything that tells them from others.
 type tree struct {

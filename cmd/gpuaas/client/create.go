@@ -41,7 +41,8 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.command, "command", nil, "one word of the workload's command; repeat it for more")
 	flags.StringArrayVar(&f.args, "arg", nil, "one argument of the workload; repeat it for more")
 	flags.StringArrayVar(&f.ports, "port", nil, "[NAME=]PORT that the workload listens on; 0 picks one and gives it as PORT; repeat it for more")
-	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more")
+	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more. "+
+		"LD_* and CUDA_VISIBLE_DEVICES are forbidden; GPUAAS_*, DATABASE_URL, PGSCHEMA and the variables of its ports are the platform's")
 	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")

@@ -58,6 +58,9 @@ func (s *Server) create(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	if err != nil {
 		return nil, err
 	}
+	if err := checkShape(spec.GetWorkloads()); err != nil {
+		return nil, err
+	}
 	w := wish{name: c.GetName(), spec: spec, runID: ids.New()}
 	if w.sum, err = secretenv.SumOf(spec); err != nil {
 		return nil, err //nolint:wrapcheck // it says what it did

@@ -19,6 +19,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/workrules"
 )
 
 // Plan bounds what one workspace of it may ask for.
@@ -134,6 +135,26 @@ func workloadsValid(list []*nodev1.Workload, placement commonv1.PlacementDriver)
 		}
 	}
 	return nil
+}
+
+// checkShape refuses commands and environments that every agent would refuse. It is asked at the request alone: what was admitted before stays as it is.
+func checkShape(list []*nodev1.Workload) error {
+	var wrong []string
+	for _, w := range list {
+		for _, p := range workrules.Check(w) {
+			wrong = append(wrong, fmt.Sprintf("workloads[%s].%s", w.GetName(), p))
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	const most = 16
+	rest := len(wrong) - 1
+	text := wrong[0]
+	if rest > 0 {
+		text += fmt.Sprintf(" (and %d more)", rest)
+	}
+	return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, text, fault.Remedy("correct the spec and send it again"), fault.Unmet(wrong[:min(len(wrong), most)]...))
 }
 
 func (c Catalogue) plans() []string {
