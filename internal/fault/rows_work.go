@@ -51,6 +51,18 @@ var taskRows = map[commonv1.Reason]Row{
 		Remedy: "start a new one, if it is still wanted",
 		Impact: "none: the task's state is unchanged",
 	},
+	commonv1.Reason_REASON_NODE_NOT_CONNECTED: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerOperator,
+		Public: "the agent of the node has no session now",
+		Remedy: "ask again when the node is connected: `gpuaas nodes get` shows it",
+		Impact: "this request only: what runs on the node goes on",
+	},
+	commonv1.Reason_REASON_AGENT_OUTDATED: {
+		Code: connect.CodeUnimplemented, Action: stop, Owner: ownerOperator,
+		Public: "the agent of the node is of a version that does not know this request",
+		Remedy: "update the agent of the node, then ask again",
+		Impact: "this request only: the rest of the agent's work goes on",
+	},
 	commonv1.Reason_REASON_AGENT_BUSY: {
 		Code: connect.CodeResourceExhausted, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerAgent,
 		Public: "the agent runs as many tasks of this kind as it may",
@@ -161,6 +173,12 @@ var workspaceRows = map[commonv1.Reason]Row{
 		Public: "the workload ended or did not become ready",
 		Remedy: "look at its output and its readiness check",
 		Impact: "this workspace's app; its node is fine",
+	},
+	commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerCaller,
+		Public: "the workload exits again and again before it is ready",
+		Remedy: "read its last output in `gpuaas workspaces timeline`, correct its command, image or environment, and create the workspace anew",
+		Impact: "this workspace's app; its node and the platform are fine",
 	},
 	commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED: {
 		Code: connect.CodeDeadlineExceeded, Action: stop, Owner: ownerLifecycle,

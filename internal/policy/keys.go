@@ -53,6 +53,7 @@ const (
 	SagaCancelGraceSeconds        = "saga.cancel_grace_seconds"
 	ChurnRecreatesPerHour         = "churn.recreates_per_hour"
 	BrakeFleetFraction            = "brake.fleet_fraction"
+	WorkloadCrashLoopRestarts     = "workload.crash_loop_restarts"
 )
 
 // Kind is the type of a key's value.
@@ -168,6 +169,11 @@ var keys = prepare([]Key{
 	{
 		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "recovery",
 		Meaning: "how often the watchdog may recreate a workspace within an hour; the boxes of a placement share a budget of their own",
+	},
+	{
+		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "after how many restarts a workload that is not ready yet counts as a crash loop, which fails its operation; one that is not restarted " +
+			"fails it with its first exit",
 	},
 	{
 		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",

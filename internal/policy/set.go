@@ -152,3 +152,6 @@ func (s Set) ChurnRecreatesPerHour() int { return int(s.number(ChurnRecreatesPer
 
 // BrakeFleetFraction is the share of the fleet whose drift sets the brake.
 func (s Set) BrakeFleetFraction() float64 { return s.number(BrakeFleetFraction) }
+
+// WorkloadCrashLoopRestarts is how many restarts of a workload that is not ready yet make a crash loop.
+func (s Set) WorkloadCrashLoopRestarts() int { return int(s.number(WorkloadCrashLoopRestarts)) }

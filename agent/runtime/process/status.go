@@ -59,7 +59,7 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	if len(w.spec.Cgroups) > 0 {
 		out.Cgroup = w.spec.Cgroups[0]
 	}
-	if s.HasExited {
+	if s.HasExited || s.Restarts > 0 {
 		out.ExitCode = s.ExitCode
 	}
 	for _, p := range w.spec.Ports {

@@ -19,9 +19,9 @@ var errCancelPending = errors.New("a cancel is pending")
 
 // moveColumns are what every write of a driver is told, one array a column, one element a run.
 const moveColumns = `$1::uuid[], $2::bigint[], $3::int[], $4::text[], $5::bool[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[],
-	$11::text[], $12::text[], $13::bool[], $14::text[], $15::text[], $16::text[]`
+	$11::text[], $12::text[], $13::bool[], $14::text[], $15::text[], $16::text[], $17::text[]`
 
-const moveNames = `id, fence, step, phase, pass, attempt, cl_state, cl_why, code, err, layer, output, keep, state, why, cause`
+const moveNames = `id, fence, step, phase, pass, attempt, cl_state, cl_why, code, err, layer, output, keep, state, why, cause, last_output`
 
 // casRun is the compare-and-set that every write of a driver goes through. The elements come in the order of the runs' ids, and so do the locks. A
 // condition on the state would make the planner scan all live runs by their partial index; who has an owner is running or compensating.
@@ -41,13 +41,13 @@ const (
 		THEN r.stuck_reason ELSE '' END`
 	closeAttempt = `closed AS (UPDATE lifecycle.saga_step s SET state = m.cl_state,
 		finished_at = CASE WHEN m.cl_state = 'waiting' THEN NULL ELSE mesh.clock() END, why_waiting = m.cl_why, error_code = m.code, error = m.err,
-		error_layer = m.layer, cause = m.cause, output = COALESCE(m.output::jsonb, s.output), version = s.version + 1, outcome = m.cl_state
+		error_layer = m.layer, cause = m.cause, last_output = m.last_output, output = COALESCE(m.output::jsonb, s.output), version = s.version + 1, outcome = m.cl_state
 	FROM u JOIN m ON m.id = u.id
 	WHERE s.run_id = u.id AND s.step = m.step AND s.dir = m.phase AND s.attempt = m.attempt AND s.state = 'running'
 	RETURNING s.*)`
 )
 
-var advanceSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $17::int[], $18::text[], $19::bool[], $20::text[], $21::float8[], $22::float8[])
+var advanceSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $18::int[], $19::text[], $20::bool[], $21::text[], $22::float8[], $23::float8[])
 	AS m (` + moveNames + `, n_step, n_phase, bump, name, budget, stall)),
 u AS (UPDATE lifecycle.saga_run r SET seal = NULL, step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
 	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = ` + stuckKept + `,
@@ -65,7 +65,7 @@ SELECT ` + runColumns + `, ` + stepColumns + `, ` + strings.ReplaceAll(stepColum
 	COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8, mesh.rolled_back()
 FROM u r JOIN closed s ON s.run_id = r.id JOIN opened o ON o.run_id = r.id`
 
-var releaseSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $17::bool[], $18::int[], $19::bigint[], $20::float8[], $21::text[])
+var releaseSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $18::bool[], $19::int[], $20::bigint[], $21::float8[], $22::text[])
 	AS m (` + moveNames + `, wakeable, attempts, signal, after, stuck)),
 u AS (UPDATE lifecycle.saga_run r SET seal = NULL, state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.attempts, losses = 0,
 	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
@@ -76,11 +76,11 @@ SELECT ` + runColumns + `, ` + stepColumns + ` FROM u r JOIN closed s ON s.run_i
 
 // columns are the arrays of moveColumns.
 type columns struct {
-	ids, phases, states, clStates, clWhys, codes, errs, layers, whys, causes []string
-	outputs                                                                  []*string
-	fences                                                                   []int64
-	steps, attempts                                                          []int32
-	pass, keep                                                               []bool
+	ids, phases, states, clStates, clWhys, codes, errs, layers, whys, causes, lastOutputs []string
+	outputs                                                                               []*string
+	fences                                                                                []int64
+	steps, attempts                                                                       []int32
+	pass, keep                                                                            []bool
 }
 
 func (c *columns) add(mv *move, state, why string, keep bool) {
@@ -92,13 +92,13 @@ func (c *columns) add(mv *move, state, why string, keep bool) {
 	c.codes, c.errs, c.layers = append(c.codes, code), append(c.errs, text), append(c.layers, layer)
 	c.outputs = append(c.outputs, nullJSON(mv.cl.output))
 	c.keep, c.states, c.whys = append(c.keep, keep), append(c.states, state), append(c.whys, why)
-	c.causes = append(c.causes, mv.cl.err.Cause())
+	c.causes, c.lastOutputs = append(c.causes, mv.cl.err.Cause()), append(c.lastOutputs, mv.cl.err.lastOutput())
 }
 
 func (c *columns) args(more ...any) []any {
 	return append([]any{
 		c.ids, c.fences, c.steps, c.phases, c.pass, c.attempts, c.clStates, c.clWhys, c.codes, c.errs, c.layers, c.outputs, c.keep, c.states, c.whys,
-		c.causes,
+		c.causes, c.lastOutputs,
 	}, more...)
 }
 

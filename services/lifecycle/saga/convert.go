@@ -58,6 +58,7 @@ func (a *Attempt) Proto() *lifecyclev1.StepAttempt {
 		StartedAt: timestamp(&a.StartedAt), HeartbeatAt: timestamp(a.HeartbeatAt), ProgressAt: timestamp(a.ProgressAt), Progress: a.Progress,
 		FinishedAt: timestamp(a.FinishedAt), ErrorCode: a.ErrorCode, Error: a.Error, ErrorLayer: spelled[commonv1.OwnerLayer](a.ErrorLayer),
 		Stalled: a.Stalled, WhyWaiting: a.WhyWaiting, Output: outputStruct(a.Output), Version: a.Version, Cause: a.Cause,
+		LastOutput: a.LastOutput,
 	}
 }
 

@@ -77,7 +77,9 @@ type StepError struct {
 	Retryable bool
 	Final     bool          // ends even an undo, which is tried again otherwise
 	After     time.Duration // not before; zero: the step's policy
-	cause     error
+	// LastOutput is the end of what a tenant's workload wrote, where its failure is this one. It is for people of the tenant and operators alone.
+	LastOutput string
+	cause      error
 }
 
 // Error is the text for logs, with the cause.
@@ -102,6 +104,14 @@ func (e *StepError) Cause() string {
 		text = append(text[:causeLimit-1], '…')
 	}
 	return string(text)
+}
+
+// lastOutput returns what is kept of the workload's output; empty without a failure.
+func (e *StepError) lastOutput() string {
+	if e == nil {
+		return ""
+	}
+	return e.LastOutput
 }
 
 // Unwrap answers the cause.

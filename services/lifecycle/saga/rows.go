@@ -128,19 +128,20 @@ type Attempt struct {
 	Error       string
 	ErrorLayer  string
 	Cause       string // of the error, redacted and bounded; for operators
+	LastOutput  string // the end of what the workload wrote whose failure this is; for people of the tenant and operators
 	Output      json.RawMessage
 	Version     int64
 }
 
 const stepColumns = `s.run_id, s.step, s.name, s.dir, s.attempt, s.workspace_id, s.tenant_id, s.fence, s.op_seq, s.state, s.idem_key, s.started_at,
 	s.heartbeat_at, s.progress_at, COALESCE(s.progress->>'note', ''), s.deadline_at, s.stalled, s.finished_at, s.why_waiting, s.error_code,
-	s.error, s.error_layer, s.cause, s.output, s.version`
+	s.error, s.error_layer, s.cause, s.last_output, s.output, s.version`
 
 func (a *Attempt) targets() []any {
 	return []any{
 		&a.RunID, &a.Step, &a.Name, &a.Dir, &a.Attempt, &a.WorkspaceID, &a.TenantID, &a.Fence, &a.OpSeq, &a.State, &a.IdemKey, &a.StartedAt,
 		&a.HeartbeatAt, &a.ProgressAt, &a.Progress, &a.DeadlineAt, &a.Stalled, &a.FinishedAt, &a.WhyWaiting, &a.ErrorCode,
-		&a.Error, &a.ErrorLayer, &a.Cause, &a.Output, &a.Version,
+		&a.Error, &a.ErrorLayer, &a.Cause, &a.LastOutput, &a.Output, &a.Version,
 	}
 }
 

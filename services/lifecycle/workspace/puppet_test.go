@@ -36,15 +36,18 @@ type world struct {
 	boxes      map[string]*worldBox // by workspace:epoch
 	identities map[string]string    // instance → node
 	launches   map[string]int
-	overlaps   []string // launches while an earlier epoch stood and was not fenced: what no real driver does
-	refuse     string   // the type of task that fails at every agent
-	mute       bool     // no agent takes work
-	unready    bool     // what runs is never ready
-	deadTo     int64    // the agents of boxes up to this epoch never connect
-	played     int64    // turns of all agents
-	endless    bool     // no box can be confirmed ended
-	refusals   int      // of launches, where the world is strict
-	replica    string   // at which agents have their sessions; empty: each at another that never lived
+	overlaps   []string               // launches while an earlier epoch stood and was not fenced: what no real driver does
+	refuse     string                 // the type of task that fails at every agent
+	mute       bool                   // no agent takes work
+	unready    bool                   // what runs is never ready
+	workload   *nodev1.WorkloadStatus // how every workload is reported, if set; its restarts grow by one with each report up to crashes
+	crashes    int32
+	restarted  int32
+	deadTo     int64  // the agents of boxes up to this epoch never connect
+	played     int64  // turns of all agents
+	endless    bool   // no box can be confirmed ended
+	refusals   int    // of launches, where the world is strict
+	replica    string // at which agents have their sessions; empty: each at another that never lived
 	gates      *gate.Server
 	tasks      *task.Server
 	deployed   func(*nodev1.WorkloadDeploy) // told of each deploy, as its agent got it, before it is done. May be nil
@@ -353,6 +356,10 @@ func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) 
 		out := &nodev1.WorkloadStatusOutput{}
 		for _, thing := range b.things {
 			if name, ok := strings.CutPrefix(thing, "workload "); ok {
+				if w.workload != nil {
+					out.Workloads = append(out.Workloads, w.crashing(name))
+					continue
+				}
 				out.Workloads = append(out.Workloads, &nodev1.WorkloadStatus{
 					Name: name, Ready: !w.unready, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, Ports: []*nodev1.Port{{Name: "http", Port: 8080}},
 				})
@@ -362,4 +369,17 @@ func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) 
 	default:
 		return nil, fmt.Errorf("the puppet does not do %s", t.Type)
 	}
+}
+
+// crashing reports a workload that exits again and again, and is ready once it has been restarted as often as it is to crash.
+func (w *world) crashing(name string) *nodev1.WorkloadStatus {
+	st := proto.CloneOf(w.workload)
+	st.Name = name
+	if w.restarted < w.crashes {
+		w.restarted++
+	} else if w.crashes > 0 {
+		st.Ready, st.Phase, st.Detail, st.LastOutput = true, nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, "", ""
+	}
+	st.Restarts = w.restarted
+	return st
 }

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -25,6 +24,12 @@ const probeEvery = time.Second
 // readyOutput is what the last step reads of the wait.
 type readyOutput struct {
 	Endpoints []endpoint `json:"endpoints"`
+}
+
+// deployOutput is what the wait reads of the deploy.
+type deployOutput struct {
+	// Restarts are those that each workload had when it was deployed: one that was adopted has its former ones.
+	Restarts map[string]int32 `json:"restarts"`
 }
 
 type endpoint struct {
@@ -53,6 +58,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 	}
 	secrets := s.databaseEnv(schema, env.Epoch)
 	var claims []saga.Claim
+	before := deployOutput{Restarts: map[string]int32{}}
 	waiting := 0
 	for _, w := range spec.GetWorkloads() {
 		claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindWorkload, Name: w.GetName(), Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL, NodeID: where.NodeID})
@@ -64,7 +70,7 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		if err := s.deps.Secrets.SealDeploy(deploy, owner); err != nil {
 			return saga.Outcome{}, err //nolint:wrapcheck // it says what it did
 		}
-		_, done, err := s.do(ctx, env, taskSpec{
+		out, done, err := s.do(ctx, env, taskSpec{
 			suffix: "deploy-" + w.GetName(), kind: commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY, nodeID: where.NodeID, payload: deploy,
 		})
 		if err != nil {
@@ -72,12 +78,20 @@ func (s *Steps) deploy(ctx context.Context, env *saga.Env) (saga.Outcome, error)
 		}
 		if !done {
 			waiting++
+			continue
+		}
+		status := &nodev1.WorkloadStatusOutput{}
+		if err := proto.Unmarshal(out, status); err != nil {
+			return saga.Outcome{}, fmt.Errorf("read result of workload.deploy: %w", err)
+		}
+		for _, st := range status.GetWorkloads() {
+			before.Restarts[w.GetName()] = st.GetRestarts()
 		}
 	}
 	if waiting > 0 {
 		return waitTask(fmt.Sprintf("waiting for the agent to deploy %d of %d workloads", waiting, len(claims))), nil
 	}
-	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+	return saga.Done(before, func(ctx context.Context, tx pgx.Tx) error {
 		for _, c := range claims {
 			if err := env.ConfirmTx(ctx, tx, c, where.NodeID+"/"+c.Name); err != nil {
 				return fmt.Errorf("confirm workload: %w", err)
@@ -168,9 +182,13 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	if err := proto.Unmarshal(row.Output, status); err != nil {
 		return saga.Outcome{}, fmt.Errorf("read result of workload.status: %w", err)
 	}
-	ready, why, failed := judge(spec, status)
-	if failed != "" {
-		return saga.Outcome{}, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED, failed, nil)
+	var before deployOutput // of a run that was deployed by an earlier version: none
+	if _, err := env.Output(StepDeploy, &before); err != nil {
+		return saga.Outcome{}, fmt.Errorf("read output of %q: %w", StepDeploy, err)
+	}
+	ready, why, failed := judge(spec, status, before.Restarts, s.crashLoop())
+	if failed != nil {
+		return saga.Outcome{}, failed
 	}
 	if ready < len(spec.GetWorkloads()) {
 		if fresh {
@@ -219,7 +237,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		}
 		next, err := task.Enqueue(ctx, tx, task.Spec{
 			Type: commonv1.TaskType_TASK_TYPE_WORKLOAD_STATUS, NodeID: nodeID, WorkspaceID: env.WorkspaceID, TenantID: env.TenantID, RunID: env.RunID,
-			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*"},
+			Epoch: env.Epoch, OpSeq: env.OpSeq, IdempotencyKey: prefix + strconv.Itoa(n+1), Payload: &nodev1.WorkloadRef{Name: "*", LastOutput: true},
 			StartWithin: 30 * time.Second, CorrelationID: env.CorrelationID, CreatedBy: "saga",
 		})
 		if err != nil {
@@ -236,31 +254,6 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		s.deps.Tasks.Notify(nodeID)
 	}
 	return out, fresh, nil
-}
-
-// judge counts the ready workloads, says what is waited for, and what has failed for good.
-func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput) (ready int, why, failed string) { //nolint:nonamedreturns // three texts
-	byName := map[string]*nodev1.WorkloadStatus{}
-	for _, w := range status.GetWorkloads() {
-		byName[w.GetName()] = w
-	}
-	for _, w := range spec.GetWorkloads() {
-		got := byName[w.GetName()]
-		switch {
-		case got.GetReady():
-			ready++
-		case got == nil || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
-			failed = fmt.Sprintf("workload %s is not on its node", w.GetName())
-		case got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
-			failed = fmt.Sprintf("workload %s exited with code %d: %s", w.GetName(), got.GetExitCode(), got.GetDetail())
-		default:
-			why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), got.GetDetail())
-		}
-	}
-	if why == "" {
-		why = "waiting for the workloads to be ready"
-	}
-	return ready, why, failed
 }
 
 func endpoints(host string, status *nodev1.WorkloadStatusOutput) []endpoint {

@@ -302,6 +302,9 @@ func (g *gathering) summary(context.Context) (any, error) {
 			if i.GetCause() != "" {
 				line["cause"] = obs.Redact(i.GetCause())
 			}
+			if i.GetLastOutput() != "" { // only where the person who collects may see it
+				line["last_output"] = obs.Redact(i.GetLastOutput())
+			}
 			errs = append(errs, line)
 		case i.GetState() == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED && i.GetDirection() == commonv1.Direction_DIRECTION_DO && i.GetRunId() == g.lastRun():
 			line["finished_at"] = i.GetFinishedAt().AsTime()

@@ -216,9 +216,7 @@ func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.S
 		a, err := scanBody[lifecyclev1.StepAttempt](row)
 		if err == nil {
 			a.Output = nil
-			if !s.scope.Everything() {
-				a.Cause = "" // it may name what stands behind the mesh
-			}
+			a = s.scope.Step(a)
 		}
 		return a, err
 	})

@@ -90,7 +90,7 @@ func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*rea
 	var body []byte
 	_, err = pgx.ForEachRow(rows, []any{&id, &body}, func() error {
 		a := &lifecyclev1.StepAttempt{}
-		last[id] = a
+		last[id] = a // of which only the state and the name are shown
 		return project.Decode(body, a)
 	})
 	if err != nil {
@@ -168,13 +168,13 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 		Step: number(int(a.GetStep())), Name: a.GetName(), Direction: a.GetDirection(), Attempt: a.GetAttempt(), State: a.GetState(),
 		StartedAt: a.GetStartedAt(), DurationSeconds: between(a.GetStartedAt(), a.GetFinishedAt(), now), Stalled: a.GetStalled(), Error: a.GetError(),
 		ErrorCode: a.GetErrorCode(), ErrorLayer: a.GetErrorLayer(), FinishedAt: a.GetFinishedAt(), Progress: a.GetProgress(),
-		WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(), Round: r.GetRound(), Cause: a.GetCause(),
+		WhyWaiting: a.GetWhyWaiting(), RunId: a.GetRunId(), Round: r.GetRound(), Cause: a.GetCause(), LastOutput: a.GetLastOutput(),
 	}
 	if a.GetFinishedAt() == nil && a.GetHeartbeatAt() != nil {
 		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)
 	}
 	if a.GetStalled() || failed(a.GetState()) {
-		row, _ := runbook.Of(a.GetName())
+		row, _ := runbook.OfFailure(a.GetName(), a.GetErrorCode())
 		i.LikelyCause, i.Advice = row.Cause, row.Advice
 	}
 	if project.OpenAttempt(a.GetState()) && i.GetWhyWaiting() == "" {

@@ -21,6 +21,16 @@ func (f Filter) wants(i item) bool {
 		(f.WorkspaceID == "" || f.WorkspaceID == i.workspaceID) && (f.NodeID == "" || f.NodeID == i.nodeID)
 }
 
+// shown is an item as this watcher may see it. What is shared by all watchers is copied before anything is taken out of it.
+func (f Filter) shown(i item) item {
+	if a := i.message.GetStep(); a != nil {
+		if hidden := f.Scope.Step(a); hidden != a {
+			i.message = &readmodelv1.WatchItem{Object: &readmodelv1.WatchItem_Step{Step: hidden}}
+		}
+	}
+	return i
+}
+
 // subscription is what one watcher has yet to be sent: the newest state of each changed object.
 type subscription struct {
 	filter Filter
@@ -45,6 +55,7 @@ func (s *subscription) offer(items []item, pos int64) {
 		if s.over || !s.filter.wants(i) {
 			continue
 		}
+		i = s.filter.shown(i)
 		old, waiting := s.pending[i.key]
 		if !waiting {
 			if len(s.pending) >= s.most {

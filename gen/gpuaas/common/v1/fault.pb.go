@@ -114,6 +114,9 @@ const (
 	Reason_REASON_NODE_DISK_FULL              Reason = 102 // the agent's own directories on the node have no room
 	Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN Reason = 107 // an environment value was sealed under a key that lifecycle does not have
 	Reason_REASON_WORKLOAD_SECRET_INVALID     Reason = 108 // a sealed environment value was altered, or is of another workspace or name
+	Reason_REASON_WORKLOAD_CRASH_LOOP         Reason = 109 // a tenant's workload exits again and again before it is ready
+	Reason_REASON_NODE_NOT_CONNECTED          Reason = 110 // the agent of the node has no session now
+	Reason_REASON_AGENT_OUTDATED              Reason = 111 // the agent is of a version that does not know the request
 	// Identity of nodes and their sessions, continued.
 	Reason_REASON_KEY_REUSE                Reason = 106 // the key of this certificate request certifies another node
 	Reason_REASON_INSTANCE_OF_LOST_HISTORY Reason = 103 // the driver has another instance at this (workspace, epoch): it was launched by a history that this database lost
@@ -214,6 +217,9 @@ var (
 		102: "REASON_NODE_DISK_FULL",
 		107: "REASON_WORKLOAD_SECRET_KEY_UNKNOWN",
 		108: "REASON_WORKLOAD_SECRET_INVALID",
+		109: "REASON_WORKLOAD_CRASH_LOOP",
+		110: "REASON_NODE_NOT_CONNECTED",
+		111: "REASON_AGENT_OUTDATED",
 		106: "REASON_KEY_REUSE",
 		103: "REASON_INSTANCE_OF_LOST_HISTORY",
 		112: "REASON_ROLE_NOT_HELD",
@@ -308,6 +314,9 @@ var (
 		"REASON_NODE_DISK_FULL":                    102,
 		"REASON_WORKLOAD_SECRET_KEY_UNKNOWN":       107,
 		"REASON_WORKLOAD_SECRET_INVALID":           108,
+		"REASON_WORKLOAD_CRASH_LOOP":               109,
+		"REASON_NODE_NOT_CONNECTED":                110,
+		"REASON_AGENT_OUTDATED":                    111,
 		"REASON_KEY_REUSE":                         106,
 		"REASON_INSTANCE_OF_LOST_HISTORY":          103,
 		"REASON_ROLE_NOT_HELD":                     112,
@@ -521,7 +530,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x8f\x15\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xe9\x15\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -606,7 +615,10 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x14REASON_SCHEMA_FAILED\x10e\x12\x19\n" +
 	"\x15REASON_NODE_DISK_FULL\x10f\x12&\n" +
 	"\"REASON_WORKLOAD_SECRET_KEY_UNKNOWN\x10k\x12\"\n" +
-	"\x1eREASON_WORKLOAD_SECRET_INVALID\x10l\x12\x14\n" +
+	"\x1eREASON_WORKLOAD_SECRET_INVALID\x10l\x12\x1e\n" +
+	"\x1aREASON_WORKLOAD_CRASH_LOOP\x10m\x12\x1d\n" +
+	"\x19REASON_NODE_NOT_CONNECTED\x10n\x12\x19\n" +
+	"\x15REASON_AGENT_OUTDATED\x10o\x12\x14\n" +
 	"\x10REASON_KEY_REUSE\x10j\x12#\n" +
 	"\x1fREASON_INSTANCE_OF_LOST_HISTORY\x10g\x12\x18\n" +
 	"\x14REASON_ROLE_NOT_HELD\x10p\x12\x1f\n" +

@@ -1290,6 +1290,7 @@ const (
 	OwnerLayer_OWNER_LAYER_WORKFLOW    OwnerLayer = 5
 	OwnerLayer_OWNER_LAYER_DATABASE    OwnerLayer = 6
 	OwnerLayer_OWNER_LAYER_RUNTIME     OwnerLayer = 7
+	OwnerLayer_OWNER_LAYER_WORKLOAD    OwnerLayer = 8 // what the tenant runs
 )
 
 // Enum value maps for OwnerLayer.
@@ -1303,6 +1304,7 @@ var (
 		5: "OWNER_LAYER_WORKFLOW",
 		6: "OWNER_LAYER_DATABASE",
 		7: "OWNER_LAYER_RUNTIME",
+		8: "OWNER_LAYER_WORKLOAD",
 	}
 	OwnerLayer_value = map[string]int32{
 		"OWNER_LAYER_UNSPECIFIED": 0,
@@ -1313,6 +1315,7 @@ var (
 		"OWNER_LAYER_WORKFLOW":    5,
 		"OWNER_LAYER_DATABASE":    6,
 		"OWNER_LAYER_RUNTIME":     7,
+		"OWNER_LAYER_WORKLOAD":    8,
 	}
 )
 
@@ -1682,7 +1685,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x14USER_STATE_TEMPORARY\x10\x02\x12\x19\n" +
 	"\x15USER_STATE_RECOVERING\x10\x03\x12'\n" +
 	"#USER_STATE_OPERATOR_ACTION_REQUIRED\x10\x04\x12'\n" +
-	"#USER_STATE_SECURITY_ACTION_REQUIRED\x10\x05*\xd3\x01\n" +
+	"#USER_STATE_SECURITY_ACTION_REQUIRED\x10\x05*\xed\x01\n" +
 	"\n" +
 	"OwnerLayer\x12\x1b\n" +
 	"\x17OWNER_LAYER_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -1692,7 +1695,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x10OWNER_LAYER_AUTH\x10\x04\x12\x18\n" +
 	"\x14OWNER_LAYER_WORKFLOW\x10\x05\x12\x18\n" +
 	"\x14OWNER_LAYER_DATABASE\x10\x06\x12\x17\n" +
-	"\x13OWNER_LAYER_RUNTIME\x10\a*\xda\x03\n" +
+	"\x13OWNER_LAYER_RUNTIME\x10\a\x12\x18\n" +
+	"\x14OWNER_LAYER_WORKLOAD\x10\b*\xda\x03\n" +
 	"\bTaskType\x12\x19\n" +
 	"\x15TASK_TYPE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14TASK_TYPE_PROBE_NOOP\x10\x01\x12\x1d\n" +

@@ -829,29 +829,31 @@ func (x *Run) GetChangedSteps() []*StepAttempt {
 
 // StepAttempt is one attempt at one step in one direction. Event kind `step.changed`.
 type StepAttempt struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RunId         string                 `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
-	WorkspaceId   string                 `protobuf:"bytes,2,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
-	Step          int32                  `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
-	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	Direction     v11.Direction          `protobuf:"varint,5,opt,name=direction,proto3,enum=gpuaas.common.v1.Direction" json:"direction,omitempty"`
-	Attempt       int32                  `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	State         v11.AttemptState       `protobuf:"varint,7,opt,name=state,proto3,enum=gpuaas.common.v1.AttemptState" json:"state,omitempty"`
-	Fence         int64                  `protobuf:"varint,8,opt,name=fence,proto3" json:"fence,omitempty"`
-	OpSeq         int64                  `protobuf:"varint,9,opt,name=op_seq,json=opSeq,proto3" json:"op_seq,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	HeartbeatAt   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=heartbeat_at,json=heartbeatAt,proto3" json:"heartbeat_at,omitempty"`
-	ProgressAt    *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=progress_at,json=progressAt,proto3" json:"progress_at,omitempty"`
-	Progress      string                 `protobuf:"bytes,13,opt,name=progress,proto3" json:"progress,omitempty"`
-	FinishedAt    *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"`
-	ErrorCode     string                 `protobuf:"bytes,15,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
-	Error         string                 `protobuf:"bytes,16,opt,name=error,proto3" json:"error,omitempty"`
-	ErrorLayer    v11.OwnerLayer         `protobuf:"varint,17,opt,name=error_layer,json=errorLayer,proto3,enum=gpuaas.common.v1.OwnerLayer" json:"error_layer,omitempty"`
-	Stalled       bool                   `protobuf:"varint,18,opt,name=stalled,proto3" json:"stalled,omitempty"`
-	WhyWaiting    string                 `protobuf:"bytes,19,opt,name=why_waiting,json=whyWaiting,proto3" json:"why_waiting,omitempty"`
-	Output        *structpb.Struct       `protobuf:"bytes,20,opt,name=output,proto3" json:"output,omitempty"`
-	Version       int64                  `protobuf:"varint,21,opt,name=version,proto3" json:"version,omitempty"`
-	Cause         string                 `protobuf:"bytes,22,opt,name=cause,proto3" json:"cause,omitempty"` // what lies under `error`, for operators: without secrets, one line, at most 600 characters
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	RunId       string                 `protobuf:"bytes,1,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
+	WorkspaceId string                 `protobuf:"bytes,2,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	Step        int32                  `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
+	Name        string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Direction   v11.Direction          `protobuf:"varint,5,opt,name=direction,proto3,enum=gpuaas.common.v1.Direction" json:"direction,omitempty"`
+	Attempt     int32                  `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	State       v11.AttemptState       `protobuf:"varint,7,opt,name=state,proto3,enum=gpuaas.common.v1.AttemptState" json:"state,omitempty"`
+	Fence       int64                  `protobuf:"varint,8,opt,name=fence,proto3" json:"fence,omitempty"`
+	OpSeq       int64                  `protobuf:"varint,9,opt,name=op_seq,json=opSeq,proto3" json:"op_seq,omitempty"`
+	StartedAt   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	HeartbeatAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=heartbeat_at,json=heartbeatAt,proto3" json:"heartbeat_at,omitempty"`
+	ProgressAt  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=progress_at,json=progressAt,proto3" json:"progress_at,omitempty"`
+	Progress    string                 `protobuf:"bytes,13,opt,name=progress,proto3" json:"progress,omitempty"`
+	FinishedAt  *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"`
+	ErrorCode   string                 `protobuf:"bytes,15,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"`
+	Error       string                 `protobuf:"bytes,16,opt,name=error,proto3" json:"error,omitempty"`
+	ErrorLayer  v11.OwnerLayer         `protobuf:"varint,17,opt,name=error_layer,json=errorLayer,proto3,enum=gpuaas.common.v1.OwnerLayer" json:"error_layer,omitempty"`
+	Stalled     bool                   `protobuf:"varint,18,opt,name=stalled,proto3" json:"stalled,omitempty"`
+	WhyWaiting  string                 `protobuf:"bytes,19,opt,name=why_waiting,json=whyWaiting,proto3" json:"why_waiting,omitempty"`
+	Output      *structpb.Struct       `protobuf:"bytes,20,opt,name=output,proto3" json:"output,omitempty"`
+	Version     int64                  `protobuf:"varint,21,opt,name=version,proto3" json:"version,omitempty"`
+	// The end of what a workload wrote whose failure ended the attempt: at most 2 KiB, for people of the tenant and operators alone.
+	LastOutput    string `protobuf:"bytes,23,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"`
+	Cause         string `protobuf:"bytes,22,opt,name=cause,proto3" json:"cause,omitempty"` // what lies under `error`, for operators: without secrets, one line, at most 600 characters
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1031,6 +1033,13 @@ func (x *StepAttempt) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *StepAttempt) GetLastOutput() string {
+	if x != nil {
+		return x.LastOutput
+	}
+	return ""
 }
 
 func (x *StepAttempt) GetCause() string {
@@ -2611,7 +2620,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\n" +
 	"step_names\x18\x1f \x03(\tR\tstepNames\x12\x1c\n" +
 	"\trequester\x18  \x01(\tR\trequester\x12E\n" +
-	"\rchanged_steps\x18! \x03(\v2 .gpuaas.lifecycle.v1.StepAttemptR\fchangedSteps\"\xc7\x06\n" +
+	"\rchanged_steps\x18! \x03(\v2 .gpuaas.lifecycle.v1.StepAttemptR\fchangedSteps\"\xe8\x06\n" +
 	"\vStepAttempt\x12\x15\n" +
 	"\x06run_id\x18\x01 \x01(\tR\x05runId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x12\n" +
@@ -2640,7 +2649,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\vwhy_waiting\x18\x13 \x01(\tR\n" +
 	"whyWaiting\x12/\n" +
 	"\x06output\x18\x14 \x01(\v2\x17.google.protobuf.StructR\x06output\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x14\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x1f\n" +
+	"\vlast_output\x18\x17 \x01(\tR\n" +
+	"lastOutput\x12\x14\n" +
 	"\x05cause\x18\x16 \x01(\tR\x05cause\"\xa6\x05\n" +
 	"\n" +
 	"Allocation\x12#\n" +

@@ -238,6 +238,7 @@ type ReplicaBeat struct {
 	Late          int32                  `protobuf:"varint,5,opt,name=late,proto3" json:"late,omitempty"`
 	Leaving       bool                   `protobuf:"varint,6,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	Version       int64                  `protobuf:"varint,7,opt,name=version,proto3" json:"version,omitempty"`
+	Address       string                 `protobuf:"bytes,8,opt,name=address,proto3" json:"address,omitempty"` // host:port at which other services reach this replica; empty: of an earlier version
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -321,6 +322,13 @@ func (x *ReplicaBeat) GetVersion() int64 {
 	return 0
 }
 
+func (x *ReplicaBeat) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 var File_gpuaas_node_v1_events_proto protoreflect.FileDescriptor
 
 const file_gpuaas_node_v1_events_proto_rawDesc = "" +
@@ -353,7 +361,7 @@ const file_gpuaas_node_v1_events_proto_rawDesc = "" +
 	"\x04host\x18\x12 \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x128\n" +
 	"\aprofile\x18\x13 \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\x12>\n" +
 	"\vdiagnostics\x18\x14 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticR\vdiagnostics\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\"\x80\x02\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\"\x9a\x02\n" +
 	"\vReplicaBeat\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x129\n" +
@@ -363,7 +371,8 @@ const file_gpuaas_node_v1_events_proto_rawDesc = "" +
 	"\bsessions\x18\x04 \x01(\x05R\bsessions\x12\x12\n" +
 	"\x04late\x18\x05 \x01(\x05R\x04late\x12\x18\n" +
 	"\aleaving\x18\x06 \x01(\bR\aleaving\x12\x18\n" +
-	"\aversion\x18\a \x01(\x03R\aversionB\xad\x01\n" +
+	"\aversion\x18\a \x01(\x03R\aversion\x12\x18\n" +
+	"\aaddress\x18\b \x01(\tR\aaddressB\xad\x01\n" +
 	"\x12com.gpuaas.node.v1B\vEventsProtoP\x01Z0github.com/gpuaas/mesh/gen/gpuaas/node/v1;nodev1\xa2\x02\x03GNX\xaa\x02\x0eGpuaas.Node.V1\xca\x02\x0eGpuaas\\Node\\V1\xe2\x02\x1aGpuaas\\Node\\V1\\GPBMetadata\xea\x02\x10Gpuaas::Node::V1b\x06proto3"
 
 var (

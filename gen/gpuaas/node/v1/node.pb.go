@@ -43,6 +43,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_RenewRequest
 	//	*ConnectRequest_Goodbye
 	//	*ConnectRequest_CertificateStored
+	//	*ConnectRequest_OutputChunk
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -202,6 +203,15 @@ func (x *ConnectRequest) GetCertificateStored() *CertificateStored {
 	return nil
 }
 
+func (x *ConnectRequest) GetOutputChunk() *OutputChunk {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_OutputChunk); ok {
+			return x.OutputChunk
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -258,6 +268,10 @@ type ConnectRequest_CertificateStored struct {
 	CertificateStored *CertificateStored `protobuf:"bytes,13,opt,name=certificate_stored,json=certificateStored,proto3,oneof"`
 }
 
+type ConnectRequest_OutputChunk struct {
+	OutputChunk *OutputChunk `protobuf:"bytes,14,opt,name=output_chunk,json=outputChunk,proto3,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Ready) isConnectRequest_Frame() {}
@@ -284,6 +298,8 @@ func (*ConnectRequest_Goodbye) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_CertificateStored) isConnectRequest_Frame() {}
 
+func (*ConnectRequest_OutputChunk) isConnectRequest_Frame() {}
+
 // ConnectResponse is one frame of the control plane.
 type ConnectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -302,6 +318,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Denied
 	//	*ConnectResponse_RunList
 	//	*ConnectResponse_TaskReportRefused
+	//	*ConnectResponse_OutputRequest
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -461,6 +478,15 @@ func (x *ConnectResponse) GetTaskReportRefused() *TaskReportRefused {
 	return nil
 }
 
+func (x *ConnectResponse) GetOutputRequest() *OutputRequest {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_OutputRequest); ok {
+			return x.OutputRequest
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -517,6 +543,10 @@ type ConnectResponse_TaskReportRefused struct {
 	TaskReportRefused *TaskReportRefused `protobuf:"bytes,13,opt,name=task_report_refused,json=taskReportRefused,proto3,oneof"`
 }
 
+type ConnectResponse_OutputRequest struct {
+	OutputRequest *OutputRequest `protobuf:"bytes,14,opt,name=output_request,json=outputRequest,proto3,oneof"` // to agents of protocol version 2 and above
+}
+
 func (*ConnectResponse_Welcome) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Admitted) isConnectResponse_Frame() {}
@@ -542,6 +572,8 @@ func (*ConnectResponse_Denied) isConnectResponse_Frame() {}
 func (*ConnectResponse_RunList) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_TaskReportRefused) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_OutputRequest) isConnectResponse_Frame() {}
 
 // Hello opens a session.
 type Hello struct {
@@ -2250,6 +2282,160 @@ func (x *Reconnect) GetSpread() *durationpb.Duration {
 	return nil
 }
 
+// OutputRequest asks for a piece of a workload's output. It is answered by one OutputChunk, and by none if the agent has too many to answer.
+type OutputRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	WorkspaceId   string                 `protobuf:"bytes,2,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Workload      string                 `protobuf:"bytes,4,opt,name=workload,proto3" json:"workload,omitempty"`
+	Previous      bool                   `protobuf:"varint,5,opt,name=previous,proto3" json:"previous,omitempty"` // of the run before the present one
+	From          *OutputCursor          `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`          // unset: the newest
+	MaxBytes      int32                  `protobuf:"varint,7,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputRequest) Reset() {
+	*x = OutputRequest{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputRequest) ProtoMessage() {}
+
+func (x *OutputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputRequest.ProtoReflect.Descriptor instead.
+func (*OutputRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *OutputRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *OutputRequest) GetWorkspaceId() string {
+	if x != nil {
+		return x.WorkspaceId
+	}
+	return ""
+}
+
+func (x *OutputRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *OutputRequest) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *OutputRequest) GetPrevious() bool {
+	if x != nil {
+		return x.Previous
+	}
+	return false
+}
+
+func (x *OutputRequest) GetFrom() *OutputCursor {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *OutputRequest) GetMaxBytes() int32 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+// OutputChunk answers an OutputRequest.
+type OutputChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Denied        *v1.Denial             `protobuf:"bytes,2,opt,name=denied,proto3" json:"denied,omitempty"` // set instead of output
+	Output        *WorkloadOutput        `protobuf:"bytes,3,opt,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputChunk) Reset() {
+	*x = OutputChunk{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputChunk) ProtoMessage() {}
+
+func (x *OutputChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
+func (*OutputChunk) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *OutputChunk) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *OutputChunk) GetDenied() *v1.Denial {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
+func (x *OutputChunk) GetOutput() *WorkloadOutput {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
 // Goodbye announces an orderly end of the agent.
 type Goodbye struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2260,7 +2446,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2458,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2471,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2299,7 +2485,7 @@ var File_gpuaas_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19gpuaas/node/v1/node.proto\x12\x0egpuaas.node.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\xe8\x06\n" +
+	"\x19gpuaas/node/v1/node.proto\x12\x0egpuaas.node.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\xaa\a\n" +
 	"\x0eConnectRequest\x12-\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.gpuaas.node.v1.HelloH\x00R\x05hello\x12-\n" +
 	"\x05ready\x18\x02 \x01(\v2\x15.gpuaas.node.v1.ReadyH\x00R\x05ready\x12L\n" +
@@ -2317,8 +2503,9 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"diagnostic\x12C\n" +
 	"\rrenew_request\x18\v \x01(\v2\x1c.gpuaas.node.v1.RenewRequestH\x00R\frenewRequest\x123\n" +
 	"\agoodbye\x18\f \x01(\v2\x17.gpuaas.node.v1.GoodbyeH\x00R\agoodbye\x12R\n" +
-	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStoredB\x0e\n" +
-	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xde\x06\n" +
+	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStored\x12@\n" +
+	"\foutput_chunk\x18\x0e \x01(\v2\x1b.gpuaas.node.v1.OutputChunkH\x00R\voutputChunkB\x0e\n" +
+	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xa6\a\n" +
 	"\x0fConnectResponse\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.gpuaas.node.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\badmitted\x18\x02 \x01(\v2\x18.gpuaas.node.v1.AdmittedH\x00R\badmitted\x129\n" +
@@ -2335,7 +2522,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	" \x01(\v2\x19.gpuaas.node.v1.ReconnectH\x00R\treconnect\x122\n" +
 	"\x06denied\x18\v \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06denied\x124\n" +
 	"\brun_list\x18\f \x01(\v2\x17.gpuaas.node.v1.RunListH\x00R\arunList\x12S\n" +
-	"\x13task_report_refused\x18\r \x01(\v2!.gpuaas.node.v1.TaskReportRefusedH\x00R\x11taskReportRefusedB\a\n" +
+	"\x13task_report_refused\x18\r \x01(\v2!.gpuaas.node.v1.TaskReportRefusedH\x00R\x11taskReportRefused\x12F\n" +
+	"\x0eoutput_request\x18\x0e \x01(\v2\x1d.gpuaas.node.v1.OutputRequestH\x00R\routputRequestB\a\n" +
 	"\x05frame\"\xa7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2480,7 +2668,21 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x06policy\x18\x01 \x01(\v2\x1c.gpuaas.common.v1.NodePolicyR\x06policy\"p\n" +
 	"\tReconnect\x120\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\x121\n" +
-	"\x06spread\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06spread\"+\n" +
+	"\x06spread\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06spread\"\xee\x01\n" +
+	"\rOutputRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12!\n" +
+	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12\x1a\n" +
+	"\bworkload\x18\x04 \x01(\tR\bworkload\x12\x1a\n" +
+	"\bprevious\x18\x05 \x01(\bR\bprevious\x120\n" +
+	"\x04from\x18\x06 \x01(\v2\x1c.gpuaas.node.v1.OutputCursorR\x04from\x12\x1b\n" +
+	"\tmax_bytes\x18\a \x01(\x05R\bmaxBytes\"\xa0\x01\n" +
+	"\vOutputChunk\x12'\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\trequestId\x120\n" +
+	"\x06denied\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denied\x126\n" +
+	"\x06output\x18\x03 \x01(\v2\x1e.gpuaas.node.v1.WorkloadOutputR\x06output\"+\n" +
 	"\aGoodbye\x12 \n" +
 	"\x06reason\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06reason2k\n" +
 	"\vNodeService\x12\\\n" +
@@ -2500,7 +2702,7 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
@@ -2531,19 +2733,23 @@ var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*CertificateStored)(nil),     // 26: gpuaas.node.v1.CertificateStored
 	(*PolicyUpdate)(nil),          // 27: gpuaas.node.v1.PolicyUpdate
 	(*Reconnect)(nil),             // 28: gpuaas.node.v1.Reconnect
-	(*Goodbye)(nil),               // 29: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 30: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 31: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 32: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 33: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 34: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 35: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 36: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
-	(v1.TaskState)(0),             // 39: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 40: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 41: gpuaas.node.v1.WorkloadStatus
+	(*OutputRequest)(nil),         // 29: gpuaas.node.v1.OutputRequest
+	(*OutputChunk)(nil),           // 30: gpuaas.node.v1.OutputChunk
+	(*Goodbye)(nil),               // 31: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 32: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 33: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 34: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 35: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 36: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 37: gpuaas.common.v1.Diagnostic
+	(*v1.NodePolicy)(nil),         // 38: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(v1.TaskState)(0),             // 41: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 42: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 43: gpuaas.node.v1.WorkloadStatus
+	(*OutputCursor)(nil),          // 44: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 45: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
@@ -2557,64 +2763,69 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	22, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
 	23, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
 	24, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	29, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	31, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
 	26, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
-	3,  // 13: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
-	5,  // 14: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
-	8,  // 15: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
-	11, // 16: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
-	12, // 17: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
-	19, // 18: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
-	21, // 19: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	25, // 20: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	27, // 21: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	28, // 22: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	30, // 23: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
-	6,  // 24: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
-	20, // 25: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
-	31, // 26: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	32, // 27: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	33, // 28: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	34, // 29: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	35, // 30: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	36, // 31: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	37, // 32: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	37, // 33: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	7,  // 34: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	38, // 35: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	38, // 36: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	37, // 37: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	33, // 38: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	37, // 39: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	14, // 40: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	13, // 41: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
-	14, // 42: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	37, // 43: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	14, // 44: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	14, // 45: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	39, // 46: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	40, // 47: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	37, // 48: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	37, // 49: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	13, // 50: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
-	14, // 51: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	14, // 52: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
-	30, // 53: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
-	14, // 54: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	41, // 55: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	37, // 56: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	35, // 57: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	30, // 58: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	36, // 59: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	40, // 60: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	38, // 61: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	0,  // 62: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 63: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	63, // [63:64] is the sub-list for method output_type
-	62, // [62:63] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	30, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
+	3,  // 14: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
+	5,  // 15: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
+	8,  // 16: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
+	11, // 17: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
+	12, // 18: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
+	19, // 19: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
+	21, // 20: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
+	25, // 21: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	27, // 22: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	28, // 23: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	32, // 24: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	6,  // 25: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
+	20, // 26: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
+	29, // 27: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
+	33, // 28: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	34, // 29: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	35, // 30: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	36, // 31: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	37, // 32: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	38, // 33: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	39, // 34: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	39, // 35: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	7,  // 36: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	40, // 37: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	40, // 38: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	39, // 39: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	35, // 40: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	39, // 41: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	14, // 42: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	13, // 43: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
+	14, // 44: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	39, // 45: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	14, // 46: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	14, // 47: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	41, // 48: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	42, // 49: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	39, // 50: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	39, // 51: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	13, // 52: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
+	14, // 53: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	14, // 54: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
+	32, // 55: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	14, // 56: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	43, // 57: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	39, // 58: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	37, // 59: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	32, // 60: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	38, // 61: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	42, // 62: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	40, // 63: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	44, // 64: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	32, // 65: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	45, // 66: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 67: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 68: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	68, // [68:69] is the sub-list for method output_type
+	67, // [67:68] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -2637,6 +2848,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectRequest_RenewRequest)(nil),
 		(*ConnectRequest_Goodbye)(nil),
 		(*ConnectRequest_CertificateStored)(nil),
+		(*ConnectRequest_OutputChunk)(nil),
 	}
 	file_gpuaas_node_v1_node_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Welcome)(nil),
@@ -2652,6 +2864,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectResponse_Denied)(nil),
 		(*ConnectResponse_RunList)(nil),
 		(*ConnectResponse_TaskReportRefused)(nil),
+		(*ConnectResponse_OutputRequest)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2659,7 +2872,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -792,7 +792,8 @@ func (x *WorkloadDeploy) GetSealedSecretEnv() map[string][]byte {
 type WorkloadRef struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Grace         *durationpb.Duration   `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"` // between TERM and KILL; default 10 s
+	Grace         *durationpb.Duration   `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`                              // between TERM and KILL; default 10 s
+	LastOutput    bool                   `protobuf:"varint,3,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"` // of `workload.status`: with the last output of workloads that exited and are not ready
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -841,23 +842,33 @@ func (x *WorkloadRef) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+func (x *WorkloadRef) GetLastOutput() bool {
+	if x != nil {
+		return x.LastOutput
+	}
+	return false
+}
+
 // WorkloadStatus is what the host says of a workload.
 type WorkloadStatus struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Phase         WorkloadPhase          `protobuf:"varint,2,opt,name=phase,proto3,enum=gpuaas.node.v1.WorkloadPhase" json:"phase,omitempty"`
-	Ready         bool                   `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
-	Pid           int32                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	Restarts      int32                  `protobuf:"varint,6,opt,name=restarts,proto3" json:"restarts,omitempty"`
-	ExitCode      int32                  `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // of the last exit; 128+n for signal n
-	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`                      // why it is not ready
-	Ports         []*Port                `protobuf:"bytes,9,rep,name=ports,proto3" json:"ports,omitempty"`                        // as bound
-	Uid           int32                  `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"`
-	Cgroup        string                 `protobuf:"bytes,11,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
-	Adopted       bool                   `protobuf:"varint,12,opt,name=adopted,proto3" json:"adopted,omitempty"`
-	GpuDeviceIds  []string               `protobuf:"bytes,13,rep,name=gpu_device_ids,json=gpuDeviceIds,proto3" json:"gpu_device_ids,omitempty"`
-	Epoch         int64                  `protobuf:"varint,14,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Name         string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Phase        WorkloadPhase          `protobuf:"varint,2,opt,name=phase,proto3,enum=gpuaas.node.v1.WorkloadPhase" json:"phase,omitempty"`
+	Ready        bool                   `protobuf:"varint,3,opt,name=ready,proto3" json:"ready,omitempty"`
+	Pid          int32                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	StartedAt    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Restarts     int32                  `protobuf:"varint,6,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	ExitCode     int32                  `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // of the last exit; 128+n for signal n
+	Detail       string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`                      // why it is not ready
+	Ports        []*Port                `protobuf:"bytes,9,rep,name=ports,proto3" json:"ports,omitempty"`                        // as bound
+	Uid          int32                  `protobuf:"varint,10,opt,name=uid,proto3" json:"uid,omitempty"`
+	Cgroup       string                 `protobuf:"bytes,11,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
+	Adopted      bool                   `protobuf:"varint,12,opt,name=adopted,proto3" json:"adopted,omitempty"`
+	GpuDeviceIds []string               `protobuf:"bytes,13,rep,name=gpu_device_ids,json=gpuDeviceIds,proto3" json:"gpu_device_ids,omitempty"`
+	Epoch        int64                  `protobuf:"varint,14,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The end of what the last run that exited wrote: at most 2 KiB, without control characters, with the values of its environment masked. Only in the
+	// output of a `workload.status` that asked for it.
+	LastOutput    string `protobuf:"bytes,15,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -990,6 +1001,199 @@ func (x *WorkloadStatus) GetEpoch() int64 {
 	return 0
 }
 
+func (x *WorkloadStatus) GetLastOutput() string {
+	if x != nil {
+		return x.LastOutput
+	}
+	return ""
+}
+
+// OutputCursor is a place in the output of a workload.
+type OutputCursor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`        // one start of the workload
+	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in bytes, from the start of the run
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutputCursor) Reset() {
+	*x = OutputCursor{}
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutputCursor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutputCursor) ProtoMessage() {}
+
+func (x *OutputCursor) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutputCursor.ProtoReflect.Descriptor instead.
+func (*OutputCursor) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_tasks_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *OutputCursor) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *OutputCursor) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+// WorkloadOutput is a piece of a workload's output, with the values of its environment masked as `****`.
+type WorkloadOutput struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // of the first byte of data in the run's output, before masking
+	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	Next          *OutputCursor          `protobuf:"bytes,4,opt,name=next,proto3" json:"next,omitempty"`                                       // to ask for what comes after
+	More          bool                   `protobuf:"varint,5,opt,name=more,proto3" json:"more,omitempty"`                                      // there is more than data already
+	DroppedBytes  int64                  `protobuf:"varint,6,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`  // before offset, which the cursor had not passed and which are not in data
+	Restarted     bool                   `protobuf:"varint,7,opt,name=restarted,proto3" json:"restarted,omitempty"`                            // the cursor was of an earlier run whose output is gone
+	Ended         bool                   `protobuf:"varint,8,opt,name=ended,proto3" json:"ended,omitempty"`                                    // the run has ended, and this is its end
+	ExitCode      int32                  `protobuf:"varint,9,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`              // of a run that has ended; 128+n for signal n
+	Phase         WorkloadPhase          `protobuf:"varint,10,opt,name=phase,proto3,enum=gpuaas.node.v1.WorkloadPhase" json:"phase,omitempty"` // of the workload now
+	Restarts      int32                  `protobuf:"varint,11,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"` // of the run; unset: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkloadOutput) Reset() {
+	*x = WorkloadOutput{}
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkloadOutput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkloadOutput) ProtoMessage() {}
+
+func (x *WorkloadOutput) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkloadOutput.ProtoReflect.Descriptor instead.
+func (*WorkloadOutput) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_tasks_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *WorkloadOutput) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *WorkloadOutput) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *WorkloadOutput) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *WorkloadOutput) GetNext() *OutputCursor {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *WorkloadOutput) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *WorkloadOutput) GetDroppedBytes() int64 {
+	if x != nil {
+		return x.DroppedBytes
+	}
+	return 0
+}
+
+func (x *WorkloadOutput) GetRestarted() bool {
+	if x != nil {
+		return x.Restarted
+	}
+	return false
+}
+
+func (x *WorkloadOutput) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *WorkloadOutput) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *WorkloadOutput) GetPhase() WorkloadPhase {
+	if x != nil {
+		return x.Phase
+	}
+	return WorkloadPhase_WORKLOAD_PHASE_UNSPECIFIED
+}
+
+func (x *WorkloadOutput) GetRestarts() int32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *WorkloadOutput) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
 // WorkloadStatusOutput is the output of every `workload.*` task.
 type WorkloadStatusOutput struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1000,7 +1204,7 @@ type WorkloadStatusOutput struct {
 
 func (x *WorkloadStatusOutput) Reset() {
 	*x = WorkloadStatusOutput{}
-	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1216,7 @@ func (x *WorkloadStatusOutput) String() string {
 func (*WorkloadStatusOutput) ProtoMessage() {}
 
 func (x *WorkloadStatusOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1229,7 @@ func (x *WorkloadStatusOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatusOutput.ProtoReflect.Descriptor instead.
 func (*WorkloadStatusOutput) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_tasks_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_node_v1_tasks_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WorkloadStatusOutput) GetWorkloads() []*WorkloadStatus {
@@ -1045,7 +1249,7 @@ type DiagnosticsCollect struct {
 
 func (x *DiagnosticsCollect) Reset() {
 	*x = DiagnosticsCollect{}
-	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1261,7 @@ func (x *DiagnosticsCollect) String() string {
 func (*DiagnosticsCollect) ProtoMessage() {}
 
 func (x *DiagnosticsCollect) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_tasks_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1274,7 @@ func (x *DiagnosticsCollect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnosticsCollect.ProtoReflect.Descriptor instead.
 func (*DiagnosticsCollect) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_tasks_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_node_v1_tasks_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DiagnosticsCollect) GetMaxRecords() int32 {
@@ -1146,10 +1350,12 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aB\n" +
 	"\x14SealedSecretEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"]\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"~\n" +
 	"\vWorkloadRef\x12\x1d\n" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12/\n" +
-	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xb9\x03\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x1f\n" +
+	"\vlast_output\x18\x03 \x01(\bR\n" +
+	"lastOutput\"\xe4\x03\n" +
 	"\x0eWorkloadStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1d.gpuaas.node.v1.WorkloadPhaseR\x05phase\x12\x14\n" +
@@ -1166,7 +1372,27 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x06cgroup\x18\v \x01(\tR\x06cgroup\x12\x18\n" +
 	"\aadopted\x18\f \x01(\bR\aadopted\x12$\n" +
 	"\x0egpu_device_ids\x18\r \x03(\tR\fgpuDeviceIds\x12\x14\n" +
-	"\x05epoch\x18\x0e \x01(\x03R\x05epoch\"T\n" +
+	"\x05epoch\x18\x0e \x01(\x03R\x05epoch\x12)\n" +
+	"\vlast_output\x18\x0f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x10R\n" +
+	"lastOutput\"J\n" +
+	"\fOutputCursor\x12\x19\n" +
+	"\x03run\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x03run\x12\x1f\n" +
+	"\x06offset\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x06offset\"\xaa\x03\n" +
+	"\x0eWorkloadOutput\x12\x19\n" +
+	"\x03run\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x03run\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x1d\n" +
+	"\x04data\x18\x03 \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80\x04R\x04data\x120\n" +
+	"\x04next\x18\x04 \x01(\v2\x1c.gpuaas.node.v1.OutputCursorR\x04next\x12\x12\n" +
+	"\x04more\x18\x05 \x01(\bR\x04more\x12#\n" +
+	"\rdropped_bytes\x18\x06 \x01(\x03R\fdroppedBytes\x12\x1c\n" +
+	"\trestarted\x18\a \x01(\bR\trestarted\x12\x14\n" +
+	"\x05ended\x18\b \x01(\bR\x05ended\x12\x1b\n" +
+	"\texit_code\x18\t \x01(\x05R\bexitCode\x123\n" +
+	"\x05phase\x18\n" +
+	" \x01(\x0e2\x1d.gpuaas.node.v1.WorkloadPhaseR\x05phase\x12\x1a\n" +
+	"\brestarts\x18\v \x01(\x05R\brestarts\x129\n" +
+	"\n" +
+	"started_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"T\n" +
 	"\x14WorkloadStatusOutput\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.gpuaas.node.v1.WorkloadStatusR\tworkloads\"5\n" +
 	"\x12DiagnosticsCollect\x12\x1f\n" +
@@ -1201,7 +1427,7 @@ func file_gpuaas_node_v1_tasks_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_node_v1_tasks_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gpuaas_node_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_gpuaas_node_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_gpuaas_node_v1_tasks_proto_goTypes = []any{
 	(RestartPolicy)(0),            // 0: gpuaas.node.v1.RestartPolicy
 	(WorkloadPhase)(0),            // 1: gpuaas.node.v1.WorkloadPhase
@@ -1217,36 +1443,41 @@ var file_gpuaas_node_v1_tasks_proto_goTypes = []any{
 	(*WorkloadDeploy)(nil),        // 11: gpuaas.node.v1.WorkloadDeploy
 	(*WorkloadRef)(nil),           // 12: gpuaas.node.v1.WorkloadRef
 	(*WorkloadStatus)(nil),        // 13: gpuaas.node.v1.WorkloadStatus
-	(*WorkloadStatusOutput)(nil),  // 14: gpuaas.node.v1.WorkloadStatusOutput
-	(*DiagnosticsCollect)(nil),    // 15: gpuaas.node.v1.DiagnosticsCollect
-	nil,                           // 16: gpuaas.node.v1.Workload.EnvEntry
-	nil,                           // 17: gpuaas.node.v1.Workload.SealedEnvEntry
-	nil,                           // 18: gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
-	nil,                           // 19: gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(*OutputCursor)(nil),          // 14: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 15: gpuaas.node.v1.WorkloadOutput
+	(*WorkloadStatusOutput)(nil),  // 16: gpuaas.node.v1.WorkloadStatusOutput
+	(*DiagnosticsCollect)(nil),    // 17: gpuaas.node.v1.DiagnosticsCollect
+	nil,                           // 18: gpuaas.node.v1.Workload.EnvEntry
+	nil,                           // 19: gpuaas.node.v1.Workload.SealedEnvEntry
+	nil,                           // 20: gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
+	nil,                           // 21: gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
 }
 var file_gpuaas_node_v1_tasks_proto_depIdxs = []int32{
-	20, // 0: gpuaas.node.v1.ProbeNoopOutput.agent_time:type_name -> google.protobuf.Timestamp
-	16, // 1: gpuaas.node.v1.Workload.env:type_name -> gpuaas.node.v1.Workload.EnvEntry
+	22, // 0: gpuaas.node.v1.ProbeNoopOutput.agent_time:type_name -> google.protobuf.Timestamp
+	18, // 1: gpuaas.node.v1.Workload.env:type_name -> gpuaas.node.v1.Workload.EnvEntry
 	9,  // 2: gpuaas.node.v1.Workload.ports:type_name -> gpuaas.node.v1.Port
 	10, // 3: gpuaas.node.v1.Workload.readiness:type_name -> gpuaas.node.v1.Readiness
 	0,  // 4: gpuaas.node.v1.Workload.restart_policy:type_name -> gpuaas.node.v1.RestartPolicy
-	17, // 5: gpuaas.node.v1.Workload.sealed_env:type_name -> gpuaas.node.v1.Workload.SealedEnvEntry
-	21, // 6: gpuaas.node.v1.Readiness.timeout:type_name -> google.protobuf.Duration
+	19, // 5: gpuaas.node.v1.Workload.sealed_env:type_name -> gpuaas.node.v1.Workload.SealedEnvEntry
+	23, // 6: gpuaas.node.v1.Readiness.timeout:type_name -> google.protobuf.Duration
 	8,  // 7: gpuaas.node.v1.WorkloadDeploy.workload:type_name -> gpuaas.node.v1.Workload
-	18, // 8: gpuaas.node.v1.WorkloadDeploy.secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
-	19, // 9: gpuaas.node.v1.WorkloadDeploy.sealed_secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
-	21, // 10: gpuaas.node.v1.WorkloadRef.grace:type_name -> google.protobuf.Duration
+	20, // 8: gpuaas.node.v1.WorkloadDeploy.secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
+	21, // 9: gpuaas.node.v1.WorkloadDeploy.sealed_secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
+	23, // 10: gpuaas.node.v1.WorkloadRef.grace:type_name -> google.protobuf.Duration
 	1,  // 11: gpuaas.node.v1.WorkloadStatus.phase:type_name -> gpuaas.node.v1.WorkloadPhase
-	20, // 12: gpuaas.node.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	22, // 12: gpuaas.node.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
 	9,  // 13: gpuaas.node.v1.WorkloadStatus.ports:type_name -> gpuaas.node.v1.Port
-	13, // 14: gpuaas.node.v1.WorkloadStatusOutput.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 14: gpuaas.node.v1.WorkloadOutput.next:type_name -> gpuaas.node.v1.OutputCursor
+	1,  // 15: gpuaas.node.v1.WorkloadOutput.phase:type_name -> gpuaas.node.v1.WorkloadPhase
+	22, // 16: gpuaas.node.v1.WorkloadOutput.started_at:type_name -> google.protobuf.Timestamp
+	13, // 17: gpuaas.node.v1.WorkloadStatusOutput.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_tasks_proto_init() }
@@ -1260,7 +1491,7 @@ func file_gpuaas_node_v1_tasks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_tasks_proto_rawDesc), len(file_gpuaas_node_v1_tasks_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -963,7 +963,8 @@ type TimelineItem struct {
 	Advice              string                 `protobuf:"bytes,17,opt,name=advice,proto3" json:"advice,omitempty"`
 	RunId               string                 `protobuf:"bytes,18,opt,name=run_id,json=runId,proto3" json:"run_id,omitempty"`
 	Round               int32                  `protobuf:"varint,19,opt,name=round,proto3" json:"round,omitempty"`
-	Cause               string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"` // what lies under `error`, as recorded; empty for a tenant's person
+	Cause               string                 `protobuf:"bytes,20,opt,name=cause,proto3" json:"cause,omitempty"`                             // what lies under `error`, as recorded; empty for a tenant's person
+	LastOutput          string                 `protobuf:"bytes,21,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"` // the end of what the failed workload wrote; for people of its tenant and operators, empty for others
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -1134,6 +1135,13 @@ func (x *TimelineItem) GetRound() int32 {
 func (x *TimelineItem) GetCause() string {
 	if x != nil {
 		return x.Cause
+	}
+	return ""
+}
+
+func (x *TimelineItem) GetLastOutput() string {
+	if x != nil {
+		return x.LastOutput
 	}
 	return ""
 }
@@ -4776,7 +4784,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\vagent_since\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"agentSince\x12\x16\n" +
 	"\x06reason\x18\x1a \x01(\tR\x06reason\x12!\n" +
-	"\fagent_detail\x18\x1b \x01(\tR\vagentDetail\"\xe1\x05\n" +
+	"\fagent_detail\x18\x1b \x01(\tR\vagentDetail\"\x82\x06\n" +
 	"\fTimelineItem\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
@@ -4803,7 +4811,9 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x06advice\x18\x11 \x01(\tR\x06advice\x12\x15\n" +
 	"\x06run_id\x18\x12 \x01(\tR\x05runId\x12\x14\n" +
 	"\x05round\x18\x13 \x01(\x05R\x05round\x12\x14\n" +
-	"\x05cause\x18\x14 \x01(\tR\x05cause\"\xa4\x05\n" +
+	"\x05cause\x18\x14 \x01(\tR\x05cause\x12\x1f\n" +
+	"\vlast_output\x18\x15 \x01(\tR\n" +
+	"lastOutput\"\xa4\x05\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
