@@ -98,19 +98,19 @@ func row(d drill.Drill) listedDrill {
 }
 
 var drillListColumns = []client.Column[listedDrill]{
-	{Title: "ROW", Value: func(d listedDrill) string { return strconv.Itoa(d.Row) }},
+	{Title: "ROW", Drop: 5, Value: func(d listedDrill) string { return strconv.Itoa(d.Row) }},
 	{Title: "NAME", Value: func(d listedDrill) string { return d.Name }},
 	{Title: "SEVERITY", Value: func(d listedDrill) string { return d.Severity }},
-	{Title: "DETECT", Value: func(d listedDrill) string {
+	{Title: "DETECT", Drop: 2, Value: func(d listedDrill) string {
 		text := seconds(d.DetectionBudgetSeconds)
 		if d.DetectionBudgetKey != "" {
 			text = d.DetectionBudgetKey + " + " + text
 		}
 		return text
 	}},
-	{Title: "RECOVER", Value: func(d listedDrill) string { return seconds(d.RecoveryBudgetSeconds) }},
-	{Title: "REASON", Value: func(d listedDrill) string { return d.Reason }},
-	{Title: "WITH --context", Value: func(d listedDrill) string { return map[bool]string{true: "yes", false: "no"}[d.Context] }},
+	{Title: "RECOVER", Drop: 3, Value: func(d listedDrill) string { return seconds(d.RecoveryBudgetSeconds) }},
+	{Title: "REASON", Drop: 1, Value: func(d listedDrill) string { return d.Reason }},
+	{Title: "WITH --context", Drop: 4, Value: func(d listedDrill) string { return map[bool]string{true: "yes", false: "no"}[d.Context] }},
 	{Title: "INJECTS", Wide: true, Value: func(d listedDrill) string { return d.Injects }},
 }
 
@@ -239,17 +239,17 @@ func seconds(s float64) string { return strconv.FormatFloat(s, 'f', -1, 64) + "s
 
 var drillColumns = []client.Column[drill.Result]{
 	{Title: "NAME", Value: func(r drill.Result) string { return r.Name }},
-	{Title: "SEVERITY", Value: func(r drill.Result) string { return r.Severity }},
+	{Title: "SEVERITY", Drop: 3, Value: func(r drill.Result) string { return r.Severity }},
 	{Title: "PASSED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Passed] }},
-	{Title: "INJECTED", Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
-	{Title: "REASON", Value: func(r drill.Result) string { return r.Reason }},
-	{Title: "USER STATE", Value: func(r drill.Result) string { return r.UserState }},
-	{Title: "DETECTED", Value: func(r drill.Result) string {
+	{Title: "INJECTED", Drop: 6, Value: func(r drill.Result) string { return map[bool]string{true: "yes", false: "no"}[r.Injected] }},
+	{Title: "REASON", Drop: 4, Value: func(r drill.Result) string { return r.Reason }},
+	{Title: "USER STATE", Drop: 5, Value: func(r drill.Result) string { return r.UserState }},
+	{Title: "DETECTED", Drop: 1, Value: func(r drill.Result) string {
 		return seconds(r.DetectedSeconds) + " of " + seconds(r.DetectionBudgetSeconds)
 	}},
-	{Title: "RECOVERED", Value: func(r drill.Result) string {
+	{Title: "RECOVERED", Drop: 2, Value: func(r drill.Result) string {
 		return seconds(r.RecoveredSeconds) + " of " + seconds(r.RecoveryBudgetSeconds)
 	}},
 	{Title: "EVIDENCE", Wide: true, Value: func(r drill.Result) string { return strings.Join(r.EvidenceIDs, " ") }},
-	{Title: "WHY", Value: func(r drill.Result) string { return r.Why }},
+	{Title: "WHY", Text: true, Value: func(r drill.Result) string { return r.Why }},
 }

@@ -18,18 +18,18 @@ import (
 var allocationView = view[*lifecyclev1.Allocation]{
 	name: (*lifecyclev1.Allocation).GetAllocationId,
 	columns: []column[*lifecyclev1.Allocation]{
-		{"ALLOCATION", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetAllocationId() }},
-		{"WORKSPACE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetWorkspaceId() }},
-		{"EPOCH", false, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetEpoch()) }},
-		{"STATE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetState()) }},
-		{"OCCUPANCY", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetOccupancy() }},
-		{"PLACEMENT", false, func(_ *printer, a *lifecyclev1.Allocation) string { return word(a.GetPlacement()) }},
-		{"NODE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetNodeId() }},
-		{"GPUS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return strings.Join(a.GetGpuDeviceIds(), ",") }},
-		{"FENCE", false, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetFence()) }},
-		{"SINCE", false, func(pr *printer, a *lifecyclev1.Allocation) string { return pr.when(a.GetStateAt()) }},
-		{"ORPHANS", true, func(_ *printer, a *lifecyclev1.Allocation) string { return number(a.GetOrphans()) }},
-		{"LAST ERROR", false, func(_ *printer, a *lifecyclev1.Allocation) string { return a.GetLastError() }},
+		{title: "ALLOCATION", id: true, path: "allocation_id"},
+		{title: "WORKSPACE", id: true, path: "workspace_id"},
+		{title: "EPOCH", drop: 7, path: "epoch"},
+		{title: "STATE", path: "state"},
+		{title: "OCCUPANCY", drop: 4, path: "occupancy"},
+		{title: "PLACEMENT", drop: 6, path: "placement"},
+		{title: "NODE", drop: 2, id: true, path: "node_id"},
+		{title: "GPUS", path: "gpu_device_ids", wide: true},
+		{title: "FENCE", drop: 3, path: "fence"},
+		{title: "SINCE", drop: 5, moves: true, path: "state_at"},
+		{title: "ORPHANS", path: "orphans", wide: true},
+		{title: "LAST ERROR", text: true, path: "last_error"},
 	},
 }
 
@@ -78,7 +78,7 @@ func (p *Program) allocationsCommand() *cobra.Command {
 			if err := one(s.printer, allocationView, answer.GetAllocation()); err != nil || s.format == formatName || len(answer.GetClaims()) == 0 {
 				return err
 			}
-			return table(s.printer, claimView.columns, answer.GetClaims())
+			return under(s.printer, claimView.columns, answer.GetClaims())
 		}),
 	}
 	return group("allocations", "Holds on slots and their GPUs", []string{"allocation", "alloc"}, ls, get, p.retryReleaseCommand(), p.forceReleaseCommand())
@@ -136,7 +136,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 			if err := one(s.printer, operationView, answer.GetResponse().GetOperation()); err != nil || s.format == formatName || len(answer.GetResponse().GetClaims()) == 0 {
 				return err
 			}
-			return table(s.printer, claimView.columns, answer.GetResponse().GetClaims())
+			return under(s.printer, claimView.columns, answer.GetResponse().GetClaims())
 		}),
 	}
 	flags := cmd.Flags()

@@ -13,21 +13,19 @@ import (
 var auditView = view[*readmodelv1.AuditRow]{
 	name: func(a *readmodelv1.AuditRow) string { return number(a.GetNumber()) },
 	columns: []column[*readmodelv1.AuditRow]{
-		{"NUMBER", false, func(_ *printer, a *readmodelv1.AuditRow) string { return number(a.GetNumber()) }},
-		{"AT", false, func(pr *printer, a *readmodelv1.AuditRow) string { return pr.when(a.GetEntry().GetAt()) }},
-		{"ACTION", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetAction() }},
-		{"OUTCOME", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetOutcome() }},
-		{"ACTOR", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetActor() }},
-		{"SUBJECT", false, func(_ *printer, a *readmodelv1.AuditRow) string {
-			return a.GetEntry().GetSubjectType() + " " + a.GetEntry().GetSubjectId()
-		}},
-		{"TIMES", false, func(_ *printer, a *readmodelv1.AuditRow) string { return positive(a.GetEntry().GetCount()) }},
-		{"REASON", false, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetReason() }},
-		{"SOURCE", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetSource() }},
-		{"WORKSPACE", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetWorkspaceId() }},
-		{"NODE", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetNodeId() }},
-		{"CORRELATION", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetEntry().GetCorrelationId() }},
-		{"HASH", true, func(_ *printer, a *readmodelv1.AuditRow) string { return a.GetHash() }},
+		{title: "NUMBER", path: "number"},
+		{title: "AT", drop: 3, moves: true, path: "entry.at"},
+		{title: "ACTION", path: "entry.action"},
+		{title: "OUTCOME", path: "entry.outcome"},
+		{title: "ACTOR", drop: 1, path: "entry.actor"},
+		{title: "SUBJECT", id: true, path: "entry.subject_type entry.subject_id", as: joined},
+		{title: "TIMES", drop: 4, path: "entry.count", as: nonzero},
+		{title: "REASON", drop: 2, text: true, path: "entry.reason"},
+		{title: "SOURCE", path: "source", wide: true},
+		{title: "WORKSPACE", path: "entry.workspace_id", wide: true},
+		{title: "NODE", path: "entry.node_id", wide: true},
+		{title: "CORRELATION", path: "entry.correlation_id", wide: true},
+		{title: "HASH", path: "hash", wide: true},
 	},
 }
 

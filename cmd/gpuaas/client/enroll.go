@@ -28,9 +28,9 @@ const (
 var enrollView = view[*readmodelv1.EnrollNodeResponse]{
 	name: (*readmodelv1.EnrollNodeResponse).GetNodeId,
 	columns: []column[*readmodelv1.EnrollNodeResponse]{
-		{"NODE ID", false, func(_ *printer, e *readmodelv1.EnrollNodeResponse) string { return e.GetNodeId() }},
-		{"EXPIRES", false, func(pr *printer, e *readmodelv1.EnrollNodeResponse) string { return pr.when(e.GetExpiresAt()) }},
-		{"PROFILE", false, func(_ *printer, e *readmodelv1.EnrollNodeResponse) string { return e.GetProfile().GetName() }},
+		{title: "NODE ID", path: "node_id"},
+		{title: "EXPIRES", path: "expires_at"},
+		{title: "PROFILE", path: "profile.name"},
 	},
 }
 

@@ -170,9 +170,9 @@ func (s *session) printBundle(r bundleReport) error {
 		return s.document(members(member{"out", r.out}, member{"workspace_id", r.workspaceID}, member{"size", r.size}, member{"files", r.files}, member{"missing", r.missing}))
 	}
 	err := table(s.printer, []column[bundled]{
-		{"FILE", false, func(_ *printer, f bundled) string { return f.Name }},
-		{"SIZE", false, func(_ *printer, f bundled) string { return bytesText(f.Size) }},
-		{"SHA256", true, func(_ *printer, f bundled) string { return f.SHA256 }},
+		{title: "FILE", of: func(_ *printer, f bundled) string { return f.Name }},
+		{title: "SIZE", drop: 1, of: func(_ *printer, f bundled) string { return bytesText(f.Size) }},
+		{title: "SHA256", wide: true, of: func(_ *printer, f bundled) string { return f.SHA256 }},
 	}, r.files)
 	if err != nil {
 		return err

@@ -22,28 +22,28 @@ import (
 var findingView = view[*lifecyclev1.Finding]{
 	name: (*lifecyclev1.Finding).GetFindingId,
 	columns: []column[*lifecyclev1.Finding]{
-		{"SEVERITY", false, func(_ *printer, f *lifecyclev1.Finding) string { return word(f.GetSeverity()) }},
-		{"KIND", false, func(_ *printer, f *lifecyclev1.Finding) string { return word(f.GetKind()) }},
-		{"SUBJECT", false, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetSubjectType() + " " + f.GetSubjectId() }},
-		{"FIRST SEEN", false, func(pr *printer, f *lifecyclev1.Finding) string { return pr.when(f.GetFirstSeenAt()) }},
-		{"TIMES", false, func(_ *printer, f *lifecyclev1.Finding) string { return number(f.GetCount()) }},
-		{"STATE", false, func(_ *printer, f *lifecyclev1.Finding) string { return findingState(f) }},
-		{"SUMMARY", false, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetSummary() }},
-		{"ID", false, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetFindingId() }},
-		{"WORKSPACE", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetWorkspaceId() }},
-		{"NODE", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetNodeId() }},
-		{"LAST SEEN", true, func(pr *printer, f *lifecyclev1.Finding) string { return pr.when(f.GetLastSeenAt()) }},
-		{"BEFORE", true, func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetBefore()) }},
-		{"AFTER", true, func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetAfter()) }},
-		{"RESOLVED", true, func(pr *printer, f *lifecyclev1.Finding) string { return pr.when(f.GetResolvedAt()) }},
-		{"ACKNOWLEDGED", true, func(_ *printer, f *lifecyclev1.Finding) string {
+		{title: "SEVERITY", path: "severity"},
+		{title: "KIND", path: "kind"},
+		{title: "SUBJECT", drop: 1, id: true, path: "subject_type subject_id", as: joined},
+		{title: "FIRST SEEN", drop: 3, moves: true, path: "first_seen_at"},
+		{title: "TIMES", drop: 4, moves: true, path: "count"},
+		{title: "STATE", of: func(_ *printer, f *lifecyclev1.Finding) string { return findingState(f) }},
+		{title: "SUMMARY", text: true, path: "summary"},
+		{title: "ID", id: true, path: "finding_id"},
+		{title: "WORKSPACE", path: "workspace_id", wide: true},
+		{title: "NODE", path: "node_id", wide: true},
+		{title: "LAST SEEN", moves: true, path: "last_seen_at", wide: true},
+		{title: "BEFORE", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetBefore()) }},
+		{title: "AFTER", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetAfter()) }},
+		{title: "RESOLVED", path: "resolved_at", wide: true},
+		{title: "ACKNOWLEDGED", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string {
 			return onlyIf(f.GetAcknowledgedBy() != "", "by "+f.GetAcknowledgedBy()+": "+f.GetAcknowledgeReason())
 		}},
-		{"NEXT ACTION", true, func(_ *printer, f *lifecyclev1.Finding) string { return f.GetNextAction() }},
+		{title: "NEXT ACTION", path: "next_action", wide: true},
 	},
 	more: []column[*lifecyclev1.Finding]{
-		{"DIFFERENCES", true, func(_ *printer, f *lifecyclev1.Finding) string { return differences(f) }},
-		{"CHANGED BY", true, func(_ *printer, f *lifecyclev1.Finding) string { return changes(f) }},
+		{title: "DIFFERENCES", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string { return differences(f) }},
+		{title: "CHANGED BY", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string { return changes(f) }},
 	},
 }
 

@@ -16,25 +16,25 @@ import (
 var incidentView = view[*recoveryv1.Incident]{
 	name: (*recoveryv1.Incident).GetIncidentId,
 	columns: []column[*recoveryv1.Incident]{
-		{"INCIDENT", false, func(_ *printer, i *recoveryv1.Incident) string { return i.GetIncidentId() }},
-		{"KIND", false, func(_ *printer, i *recoveryv1.Incident) string { return word(i.GetKind()) }},
-		{"SEVERITY", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.ToUpper(word(i.GetSeverity())) }},
-		{"SUMMARY", false, func(_ *printer, i *recoveryv1.Incident) string { return i.GetSummary() }},
-		{"WORKSPACES", false, func(_ *printer, i *recoveryv1.Incident) string { return number(int32(len(i.GetWorkspaceIds()))) }}, //nolint:gosec // a count
-		{"SINCE", false, func(pr *printer, i *recoveryv1.Incident) string { return pr.when(i.GetOpenedAt()) }},
-		{"CLOSED", false, func(pr *printer, i *recoveryv1.Incident) string { return pr.when(i.GetClosedAt()) }},
-		{"NEXT ACTION", true, func(_ *printer, i *recoveryv1.Incident) string { return i.GetNextAction() }},
-		{"OWNER", true, func(_ *printer, i *recoveryv1.Incident) string { return word(i.GetOwnerLayer()) }},
-		{"STEP", true, func(_ *printer, i *recoveryv1.Incident) string { return i.GetStep() }},
-		{"ERROR", true, func(_ *printer, i *recoveryv1.Incident) string { return i.GetErrorCode() }},
+		{title: "INCIDENT", id: true, path: "incident_id"},
+		{title: "KIND", path: "kind"},
+		{title: "SEVERITY", path: "severity", as: upper},
+		{title: "SUMMARY", text: true, path: "summary"},
+		{title: "WORKSPACES", drop: 2, path: "workspace_ids", as: length},
+		{title: "SINCE", drop: 1, moves: true, path: "opened_at"},
+		{title: "CLOSED", drop: 3, moves: true, path: "closed_at"},
+		{title: "NEXT ACTION", path: "next_action", wide: true},
+		{title: "OWNER", path: "owner_layer", wide: true},
+		{title: "STEP", path: "step", wide: true},
+		{title: "ERROR", path: "error_code", wide: true},
 	},
 	more: []column[*recoveryv1.Incident]{
-		{"LAST SEEN", false, func(pr *printer, i *recoveryv1.Incident) string { return pr.when(i.GetLastSeenAt()) }},
-		{"SEEN", false, func(_ *printer, i *recoveryv1.Incident) string { return positive(i.GetCount()) }},
-		{"CLOSED BY", false, func(_ *printer, i *recoveryv1.Incident) string { return i.GetClosedBy() }},
-		{"TENANTS", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.Join(i.GetTenantIds(), "\n") }},
-		{"WORKSPACE", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.Join(i.GetWorkspaceIds(), "\n") }},
-		{"NODES", false, func(_ *printer, i *recoveryv1.Incident) string { return strings.Join(i.GetNodeIds(), "\n") }},
+		{title: "LAST SEEN", path: "last_seen_at"},
+		{title: "SEEN", path: "count", as: nonzero},
+		{title: "CLOSED BY", path: "closed_by"},
+		{title: "TENANTS", path: "tenant_ids", as: lines},
+		{title: "WORKSPACE", path: "workspace_ids", as: lines},
+		{title: "NODES", path: "node_ids", as: lines},
 	},
 }
 
@@ -70,7 +70,7 @@ func (p *Program) incidentsCommand() *cobra.Command {
 			if err := one(s.printer, incidentView, answer.GetIncident()); err != nil || s.format == formatName || len(answer.GetRecoveries()) == 0 {
 				return err
 			}
-			return table(s.printer, recoveryView.columns, answer.GetRecoveries())
+			return under(s.printer, recoveryView.columns, answer.GetRecoveries())
 		}),
 	}
 	return group("incidents", "Failures of the control plane, and of many workspaces at once", []string{"incident"}, ls, get)
@@ -79,22 +79,22 @@ func (p *Program) incidentsCommand() *cobra.Command {
 var recoveryView = view[*recoveryv1.RecoveryRecord]{
 	name: (*recoveryv1.RecoveryRecord).GetRecordId,
 	columns: []column[*recoveryv1.RecoveryRecord]{
-		{"WORKSPACE", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetWorkspace() }},
-		{"DETECTED", false, func(pr *printer, r *recoveryv1.RecoveryRecord) string { return pr.when(r.GetDetectedAt()) }},
-		{"TRIGGER", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return word(r.GetTrigger()) }},
-		{"OUTCOME", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return word(r.GetOutcome()) }},
-		{"STEP", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetStep() }},
-		{"WHAT WORKED", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetWhatWorked() }},
-		{"TOOK", false, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return seconds(r.GetTotalSeconds()) }},
-		{"WITHHELD", false, func(pr *printer, r *recoveryv1.RecoveryRecord) string {
+		{title: "WORKSPACE", path: "workspace"},
+		{title: "DETECTED", drop: 3, moves: true, path: "detected_at"},
+		{title: "TRIGGER", drop: 4, path: "trigger"},
+		{title: "OUTCOME", path: "outcome"},
+		{title: "STEP", drop: 1, path: "step"},
+		{title: "WHAT WORKED", drop: 2, path: "what_worked"},
+		{title: "TOOK", drop: 5, moves: true, path: "total_seconds"},
+		{title: "WITHHELD", text: true, of: func(pr *printer, r *recoveryv1.RecoveryRecord) string {
 			return r.GetWithheldBecause() + onlyIf(r.GetNextAt() != nil, " (next "+pr.when(r.GetNextAt())+")")
 		}},
-		{"CAUSE", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetCause() }},
-		{"ERROR", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetErrorCode() }},
-		{"ATTEMPTS", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return number(r.GetAttempts()) }},
-		{"USER IMPACT", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetUserImpact() }},
-		{"OPERATION", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetOperationId() }},
-		{"RECORD", true, func(_ *printer, r *recoveryv1.RecoveryRecord) string { return r.GetRecordId() }},
+		{title: "CAUSE", path: "cause", wide: true},
+		{title: "ERROR", path: "error_code", wide: true},
+		{title: "ATTEMPTS", path: "attempts", wide: true},
+		{title: "USER IMPACT", path: "user_impact", wide: true},
+		{title: "OPERATION", path: "operation_id", wide: true},
+		{title: "RECORD", path: "record_id", wide: true},
 	},
 }
 
@@ -122,18 +122,18 @@ func (p *Program) workspacesRecoveries() *cobra.Command {
 var brakeView = view[*recoveryv1.Brake]{
 	name: brakeState,
 	columns: []column[*recoveryv1.Brake]{
-		{"STATE", false, func(_ *printer, b *recoveryv1.Brake) string { return brakeState(b) }},
-		{"REASON", false, func(_ *printer, b *recoveryv1.Brake) string { return onlyIf(b.GetEngaged(), b.GetReason()) }},
-		{"AFFECTED", false, func(_ *printer, b *recoveryv1.Brake) string {
+		{title: "STATE", of: func(_ *printer, b *recoveryv1.Brake) string { return brakeState(b) }},
+		{title: "REASON", of: func(_ *printer, b *recoveryv1.Brake) string { return onlyIf(b.GetEngaged(), b.GetReason()) }},
+		{title: "AFFECTED", of: func(_ *printer, b *recoveryv1.Brake) string {
 			return onlyIf(b.GetFleet() > 0, fmt.Sprintf("%d of %d, %d are allowed", b.GetAffected(), b.GetFleet(), b.GetLimit()))
 		}},
-		{"SINCE", false, func(pr *printer, b *recoveryv1.Brake) string { return pr.when(b.GetSince()) }},
-		{"INCIDENT", false, func(_ *printer, b *recoveryv1.Brake) string { return b.GetIncidentId() }},
+		{title: "SINCE", path: "since"},
+		{title: "INCIDENT", path: "incident_id"},
 	},
 	more: []column[*recoveryv1.Brake]{
-		{"RELEASED BY", false, func(_ *printer, b *recoveryv1.Brake) string { return b.GetReleasedBy() }},
-		{"RELEASED", false, func(pr *printer, b *recoveryv1.Brake) string { return pr.when(b.GetReleasedAt()) }},
-		{"RELEASED FOR", false, func(_ *printer, b *recoveryv1.Brake) string { return b.GetReleaseReason() }},
+		{title: "RELEASED BY", path: "released_by"},
+		{title: "RELEASED", path: "released_at"},
+		{title: "RELEASED FOR", path: "release_reason"},
 	},
 }
 

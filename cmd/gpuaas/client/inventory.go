@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -29,12 +28,12 @@ func (g *paging) flags(cmd *cobra.Command) {
 var tenantView = view[*lifecyclev1.Tenant]{
 	name: (*lifecyclev1.Tenant).GetName,
 	columns: []column[*lifecyclev1.Tenant]{
-		{"NAME", false, func(_ *printer, t *lifecyclev1.Tenant) string { return t.GetName() }},
-		{"WORKSPACES", false, func(_ *printer, t *lifecyclev1.Tenant) string { return number(t.GetQuota().GetWorkspaces()) }},
-		{"GPUS", false, func(_ *printer, t *lifecyclev1.Tenant) string { return number(t.GetQuota().GetGpus()) }},
-		{"STORAGE", false, func(_ *printer, t *lifecyclev1.Tenant) string { return bytesText(t.GetQuota().GetStorageBytes()) }},
-		{"CREATED", false, func(pr *printer, t *lifecyclev1.Tenant) string { return pr.when(t.GetCreatedAt()) }},
-		{"ID", true, func(_ *printer, t *lifecyclev1.Tenant) string { return t.GetTenantId() }},
+		{title: "NAME", path: "name"},
+		{title: "WORKSPACES", drop: 1, path: "quota.workspaces"},
+		{title: "GPUS", drop: 2, path: "quota.gpus"},
+		{title: "STORAGE", drop: 3, path: "quota.storage_bytes", as: inBytes},
+		{title: "CREATED", drop: 4, moves: true, path: "created_at"},
+		{title: "ID", path: "tenant_id", wide: true},
 	},
 }
 
@@ -106,16 +105,16 @@ func (s *session) tenants(ctx context.Context, page paging) ([]*lifecyclev1.Tena
 var instanceView = view[*lifecyclev1.Instance]{
 	name: (*lifecyclev1.Instance).GetInstanceId,
 	columns: []column[*lifecyclev1.Instance]{
-		{"INSTANCE", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetInstanceId() }},
-		{"WORKSPACE", false, func(_ *printer, i *lifecyclev1.Instance) string { return instanceWorkspace(i) }},
-		{"EPOCH", false, func(_ *printer, i *lifecyclev1.Instance) string { return number(i.GetEpoch()) }},
-		{"STATE", false, func(_ *printer, i *lifecyclev1.Instance) string { return word(i.GetState()) }},
-		{"PLACEMENT", false, func(_ *printer, i *lifecyclev1.Instance) string { return word(i.GetPlacement()) }},
-		{"PROVIDER ID", false, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetProviderId() }},
-		{"STARTED", false, func(pr *printer, i *lifecyclev1.Instance) string { return pr.when(i.GetStartedAt()) }},
-		{"ENDED", false, func(pr *printer, i *lifecyclev1.Instance) string { return pr.when(i.GetEndedAt()) }},
-		{"NODE", true, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetNodeId() }},
-		{"WHY ENDED", true, func(_ *printer, i *lifecyclev1.Instance) string { return i.GetEndReason() }},
+		{title: "INSTANCE", id: true, path: "instance_id"},
+		{title: "WORKSPACE", id: true, of: func(_ *printer, i *lifecyclev1.Instance) string { return instanceWorkspace(i) }},
+		{title: "EPOCH", drop: 5, path: "epoch"},
+		{title: "STATE", path: "state"},
+		{title: "PLACEMENT", drop: 4, path: "placement"},
+		{title: "PROVIDER ID", drop: 2, path: "provider_id"},
+		{title: "STARTED", drop: 3, moves: true, path: "started_at"},
+		{title: "ENDED", drop: 6, moves: true, path: "ended_at"},
+		{title: "NODE", path: "node_id", wide: true},
+		{title: "WHY ENDED", path: "end_reason", wide: true},
 	},
 }
 
@@ -195,18 +194,16 @@ func (p *Program) instancesCommand() *cobra.Command {
 var claimView = view[*lifecyclev1.Claim]{
 	name: (*lifecyclev1.Claim).GetClaimId,
 	columns: []column[*lifecyclev1.Claim]{
-		{"CLAIM", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetClaimId() }},
-		{"KIND", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetKind() }},
-		{"NAME", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetName() }},
-		{"SCOPE", false, func(_ *printer, c *lifecyclev1.Claim) string { return word(c.GetScope()) }},
-		{"STATE", false, func(_ *printer, c *lifecyclev1.Claim) string { return claimState(c) }},
-		{"WORKSPACE", false, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetWorkspaceId() }},
-		{"EPOCH", true, func(_ *printer, c *lifecyclev1.Claim) string { return number(c.GetEpoch()) }},
-		{"NODE", true, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetNodeId() }},
-		{"EXTERNAL", true, func(_ *printer, c *lifecyclev1.Claim) string { return c.GetExternalRef() }},
-		{"ORPHANED BY", true, func(_ *printer, c *lifecyclev1.Claim) string {
-			return strings.TrimSpace(c.GetOrphanedBy() + " " + c.GetOrphanReason())
-		}},
+		{title: "CLAIM", id: true, path: "claim_id"},
+		{title: "KIND", path: "kind"},
+		{title: "NAME", path: "name"},
+		{title: "SCOPE", drop: 3, path: "scope"},
+		{title: "STATE", of: func(_ *printer, c *lifecyclev1.Claim) string { return claimState(c) }},
+		{title: "WORKSPACE", drop: 2, id: true, path: "workspace_id"},
+		{title: "EPOCH", path: "epoch", wide: true},
+		{title: "NODE", path: "node_id", wide: true},
+		{title: "EXTERNAL", path: "external_ref", wide: true},
+		{title: "ORPHANED BY", wide: true, path: "orphaned_by orphan_reason", as: joined},
 	},
 }
 

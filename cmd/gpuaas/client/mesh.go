@@ -42,6 +42,9 @@ func (p *Program) statusCommand() *cobra.Command {
 			if err := table(s.printer, componentColumns, answer.GetComponents()); err != nil {
 				return err
 			}
+			if err := s.section("NAME", "VALUE"); err != nil {
+				return err
+			}
 			return s.pairs(slices.Concat(rollbackLines(answer.GetComponents()), [][2]string{
 				{"NODES", fmt.Sprintf("%d, %d connected", answer.GetNodes(), answer.GetNodesConnected())},
 				{"WORKSPACES", fmt.Sprintf("%d, %d active", answer.GetWorkspaces(), answer.GetWorkspacesActive())},
@@ -56,8 +59,8 @@ func (p *Program) statusCommand() *cobra.Command {
 }
 
 var componentColumns = []column[*readmodelv1.ComponentStatus]{
-	{"PART", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetName() }},
-	{"STATE", false, func(_ *printer, c *readmodelv1.ComponentStatus) string {
+	{title: "PART", path: "name"},
+	{title: "STATE", of: func(_ *printer, c *readmodelv1.ComponentStatus) string {
 		switch {
 		case c.GetState() != commonv1.PartState_PART_STATE_UNSPECIFIED:
 			return names.Of(c.GetState())
@@ -67,33 +70,33 @@ var componentColumns = []column[*readmodelv1.ComponentStatus]{
 			return "down"
 		}
 	}},
-	{"SEVERITY", false, func(_ *printer, c *readmodelv1.ComponentStatus) string {
+	{title: "SEVERITY", drop: 1, of: func(_ *printer, c *readmodelv1.ComponentStatus) string {
 		if c.GetSeverity() == commonv1.Severity_SEVERITY_UNSPECIFIED {
 			return ""
 		}
 		return names.Of(c.GetSeverity())
 	}},
-	{"SINCE", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetSince()) }},
-	{"DETAIL", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetDetail() }},
-	{"OBSERVED", false, func(pr *printer, c *readmodelv1.ComponentStatus) string { return pr.when(c.GetObservedAt()) }},
-	{"REASON", true, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetReason() }},
-	{"NEXT ACTION", false, func(_ *printer, c *readmodelv1.ComponentStatus) string { return c.GetNextAction() }},
+	{title: "SINCE", drop: 3, moves: true, path: "since"},
+	{title: "DETAIL", text: true, path: "detail"},
+	{title: "OBSERVED", drop: 4, moves: true, path: "observed_at"},
+	{title: "REASON", path: "reason", wide: true},
+	{title: "NEXT ACTION", drop: 2, path: "next_action"},
 }
 
 var policyView = view[*recoveryv1.PolicyKey]{
 	name: (*recoveryv1.PolicyKey).GetKey,
 	columns: []column[*recoveryv1.PolicyKey]{
-		{"KEY", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetKey() }},
-		{"VALUE", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetValue() }},
-		{"DEFAULT", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetDefaultValue() }},
-		{"FROM", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetMinimum() }},
-		{"TO", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetMaximum() }},
-		{"CHANGED BY", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return onlyIf(k.GetOverridden(), k.GetUpdatedBy()) }},
-		{"MEANING", true, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetMeaning() }},
+		{title: "KEY", path: "key"},
+		{title: "VALUE", path: "value"},
+		{title: "DEFAULT", drop: 1, path: "default_value"},
+		{title: "FROM", drop: 2, path: "minimum"},
+		{title: "TO", drop: 3, path: "maximum"},
+		{title: "CHANGED BY", drop: 4, of: func(_ *printer, k *recoveryv1.PolicyKey) string { return onlyIf(k.GetOverridden(), k.GetUpdatedBy()) }},
+		{title: "MEANING", path: "meaning", wide: true},
 	},
 	more: []column[*recoveryv1.PolicyKey]{
-		{"CHANGED", false, func(pr *printer, k *recoveryv1.PolicyKey) string { return pr.when(k.GetUpdatedAt()) }},
-		{"REASON", false, func(_ *printer, k *recoveryv1.PolicyKey) string { return k.GetReason() }},
+		{title: "CHANGED", path: "updated_at"},
+		{title: "REASON", path: "reason"},
 	},
 }
 
@@ -140,11 +143,11 @@ func (p *Program) policyCommand() *cobra.Command {
 var reasonView = view[*readmodelv1.ReasonText]{
 	name: (*readmodelv1.ReasonText).GetCode,
 	columns: []column[*readmodelv1.ReasonText]{
-		{"CODE", false, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetCode() }},
-		{"MEANING", false, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetMeaning() }},
-		{"IMPACT", true, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetImpact() }},
-		{"OWNER", true, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetOwner() }},
-		{"NEXT ACTION", false, func(_ *printer, r *readmodelv1.ReasonText) string { return r.GetNextAction() }},
+		{title: "CODE", path: "code"},
+		{title: "MEANING", text: true, path: "meaning"},
+		{title: "IMPACT", path: "impact", wide: true},
+		{title: "OWNER", path: "owner", wide: true},
+		{title: "NEXT ACTION", drop: 1, path: "next_action"},
 	},
 }
 
@@ -245,10 +248,10 @@ func (p *Program) configCommand() *cobra.Command {
 }
 
 var contextColumns = []column[shownContext]{
-	{"CURRENT", false, func(_ *printer, c shownContext) string { return onlyIf(c.Current, "*") }},
-	{"NAME", false, func(_ *printer, c shownContext) string { return c.Name }},
-	{"SERVER", false, func(_ *printer, c shownContext) string { return c.Server }},
-	{"TRUST DOMAIN", false, func(_ *printer, c shownContext) string { return c.TrustDomain }},
-	{"AUTHORITY", true, func(_ *printer, c shownContext) string { return c.CA }},
-	{"TOKEN", true, func(_ *printer, c shownContext) string { return c.Token }},
+	{title: "CURRENT", of: func(_ *printer, c shownContext) string { return onlyIf(c.Current, "*") }},
+	{title: "NAME", of: func(_ *printer, c shownContext) string { return c.Name }},
+	{title: "SERVER", drop: 1, of: func(_ *printer, c shownContext) string { return c.Server }},
+	{title: "TRUST DOMAIN", drop: 2, of: func(_ *printer, c shownContext) string { return c.TrustDomain }},
+	{title: "AUTHORITY", wide: true, of: func(_ *printer, c shownContext) string { return c.CA }},
+	{title: "TOKEN", wide: true, of: func(_ *printer, c shownContext) string { return c.Token }},
 }

@@ -16,55 +16,51 @@ import (
 var nodeView = view[*readmodelv1.Node]{
 	name: (*readmodelv1.Node).GetName,
 	columns: []column[*readmodelv1.Node]{
-		{"NAME", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetName() }},
-		{"CONNECTED", false, func(_ *printer, n *readmodelv1.Node) string { return yesNo(n.GetConnected()) }},
-		{"STATE", false, func(_ *printer, n *readmodelv1.Node) string { return word(n.GetUserState()) }},
-		{"IDENTITY", false, func(_ *printer, n *readmodelv1.Node) string { return word(n.GetIdentity().GetState()) }},
-		{"WORK", false, nodeWork},
-		{"SLOTS", false, func(_ *printer, n *readmodelv1.Node) string {
-			return used(n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
-		}},
-		{"GPUS", false, func(_ *printer, n *readmodelv1.Node) string {
-			return used(n.GetGate().GetGpusUsed(), n.GetGate().GetGpus())
-		}},
-		{"HEARTBEAT", false, func(pr *printer, n *readmodelv1.Node) string { return pr.when(n.GetLastHeartbeatAt()) }},
-		{"REASON", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetReason() }},
-		{"ID", true, func(_ *printer, n *readmodelv1.Node) string { return n.GetNodeId() }},
-		{"AGENT", true, func(_ *printer, n *readmodelv1.Node) string { return n.GetSession().GetAgentVersion() }},
-		{"REPLICA", true, func(_ *printer, n *readmodelv1.Node) string { return n.GetReplicaId() }},
+		{title: "NAME", path: "name"},
+		{title: "CONNECTED", drop: 3, path: "connected"},
+		{title: "STATE", path: "user_state"},
+		{title: "IDENTITY", drop: 4, path: "identity.state"},
+		{title: "WORK", drop: 5, of: nodeWork},
+		{title: "SLOTS", drop: 7, path: "gate.slots_used gate.slots", as: share},
+		{title: "GPUS", drop: 6, path: "gate.gpus_used gate.gpus", as: share},
+		{title: "HEARTBEAT", drop: 8, moves: true, path: "last_heartbeat_at"},
+		{title: "REASON", drop: 1, path: "reason"},
+		{title: "ID", path: "node_id", wide: true},
+		{title: "AGENT", path: "session.agent_version", wide: true},
+		{title: "REPLICA", path: "replica_id", wide: true},
 	},
 	more: []column[*readmodelv1.Node]{
-		{"NEXT ACTION", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetNextAction() }},
-		{"SINCE", false, func(pr *printer, n *readmodelv1.Node) string { return pr.when(n.GetSince()) }},
-		{"identity: state", false, func(pr *printer, n *readmodelv1.Node) string { return identityText(pr, n.GetIdentity()) }},
-		{"identity: certificate", false, func(pr *printer, n *readmodelv1.Node) string {
+		{title: "NEXT ACTION", path: "next_action"},
+		{title: "SINCE", path: "since"},
+		{title: "identity: state", of: func(pr *printer, n *readmodelv1.Node) string { return identityText(pr, n.GetIdentity()) }},
+		{title: "identity: certificate", of: func(pr *printer, n *readmodelv1.Node) string {
 			id := n.GetIdentity()
 			return onlyIf(id.GetCurrentSerial() != "", "serial "+id.GetCurrentSerial()+", expires "+pr.when(id.GetCertificateNotAfter()))
 		}},
-		{"identity: alarm", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetIdentity().GetAlarm() }},
-		{"session: state", false, func(pr *printer, n *readmodelv1.Node) string {
+		{title: "identity: alarm", path: "identity.alarm"},
+		{title: "session: state", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
 			return onlyIf(session != nil, strings.TrimSpace(fmt.Sprintf("%s (generation %d) %s", word(session.GetState()), session.GetGeneration(), onlyIf(session.GetLate(), "late"))))
 		}},
-		{"session: peer", false, func(pr *printer, n *readmodelv1.Node) string {
+		{title: "session: peer", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
 			return onlyIf(session.GetRemoteAddress() != "", session.GetRemoteAddress()+", opened "+pr.when(session.GetOpenedAt()))
 		}},
-		{"session: closed", false, func(pr *printer, n *readmodelv1.Node) string {
+		{title: "session: closed", of: func(pr *printer, n *readmodelv1.Node) string {
 			session := n.GetSession()
 			return onlyIf(session.GetClosedAt() != nil, strings.TrimSpace(pr.when(session.GetClosedAt())+" "+word(session.GetCloseReason())+" "+session.GetCloseDetail()))
 		}},
-		{"gate: cordon", false, func(_ *printer, n *readmodelv1.Node) string {
+		{title: "gate: cordon", of: func(_ *printer, n *readmodelv1.Node) string {
 			gate := n.GetGate()
 			return onlyIf(gate.GetCordoned(), gate.GetCordonReason()+" (by "+gate.GetCordonedBy()+")")
 		}},
-		{"gate: epochs", false, func(_ *printer, n *readmodelv1.Node) string {
+		{title: "gate: epochs", of: func(_ *printer, n *readmodelv1.Node) string {
 			gate := n.GetGate()
 			return onlyIf(gate != nil, fmt.Sprintf("fence %d, session %d", gate.GetFenceEpoch(), gate.GetSessionEpoch()))
 		}},
-		{"gate: workspace", false, func(_ *printer, n *readmodelv1.Node) string { return n.GetGate().GetWorkspaceId() }},
-		{"host", false, hostText},
-		{"host: diagnostics", false, func(pr *printer, n *readmodelv1.Node) string {
+		{title: "gate: workspace", path: "gate.workspace_id"},
+		{title: "host", of: hostText},
+		{title: "host: diagnostics", of: func(pr *printer, n *readmodelv1.Node) string {
 			lines := make([]string, 0, len(n.GetSession().GetDiagnostics()))
 			for _, d := range n.GetSession().GetDiagnostics() {
 				over := onlyIf(d.GetEndedAt() != nil, " (over since "+pr.when(d.GetEndedAt())+")")
@@ -86,13 +82,6 @@ func nodeWork(_ *printer, n *readmodelv1.Node) string {
 		return "admitted"
 	}
 	return "shut"
-}
-
-func used(n, of int32) string {
-	if of == 0 && n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d/%d", n, of)
 }
 
 func identityText(pr *printer, id *recoveryv1.NodeIdentity) string {

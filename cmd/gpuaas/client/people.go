@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 )
@@ -24,16 +23,16 @@ import (
 var personView = view[*readmodelv1.Person]{
 	name: (*readmodelv1.Person).GetName,
 	columns: []column[*readmodelv1.Person]{
-		{"NAME", false, func(_ *printer, p *readmodelv1.Person) string { return p.GetName() }},
-		{"STATE", false, func(_ *printer, p *readmodelv1.Person) string { return names.Of(p.GetState()) }},
-		{"ROLES", false, func(_ *printer, p *readmodelv1.Person) string { return strings.Join(p.GetRoles(), ",") }},
-		{"TENANT", false, func(_ *printer, p *readmodelv1.Person) string { return or(p.GetTenant(), p.GetTenantId()) }},
-		{"CREATED", false, func(pr *printer, p *readmodelv1.Person) string { return pr.when(p.GetCreatedAt()) }},
-		{"EXPIRES", false, func(pr *printer, p *readmodelv1.Person) string { return pr.when(p.GetExpiresAt()) }},
-		{"ENDED", false, func(pr *printer, p *readmodelv1.Person) string { return pr.when(p.GetEndedAt()) }},
-		{"ID", true, func(_ *printer, p *readmodelv1.Person) string { return p.GetPersonId() }},
-		{"CREATED BY", true, func(_ *printer, p *readmodelv1.Person) string { return p.GetCreatedBy() }},
-		{"ENDED BY", true, func(_ *printer, p *readmodelv1.Person) string { return p.GetEndedBy() }},
+		{title: "NAME", path: "name"},
+		{title: "STATE", path: "state"},
+		{title: "ROLES", path: "roles"},
+		{title: "TENANT", drop: 1, path: "tenant|tenant_id"},
+		{title: "CREATED", drop: 4, path: "created_at"},
+		{title: "EXPIRES", drop: 2, path: "expires_at"},
+		{title: "ENDED", drop: 3, path: "ended_at"},
+		{title: "ID", path: "person_id", wide: true},
+		{title: "CREATED BY", path: "created_by", wide: true},
+		{title: "ENDED BY", path: "ended_by", wide: true},
 	},
 }
 

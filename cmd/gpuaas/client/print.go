@@ -11,7 +11,6 @@ import (
 	"unicode"
 
 	"github.com/cli/go-gh/v2/pkg/jq"
-	"github.com/cli/go-gh/v2/pkg/tableprinter"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
@@ -51,13 +50,6 @@ type printer struct {
 	relative bool // times in tables
 	width    int
 	now      func() time.Time
-}
-
-// column is one column of a table of T.
-type column[T any] struct {
-	title string
-	wide  bool // only in `-o wide` and in details
-	value func(pr *printer, item T) string
 }
 
 // view says how a T is shown to people.
@@ -115,7 +107,7 @@ func one[T proto.Message](pr *printer, v view[T], item T, beside ...member) erro
 	}
 	rows := make([][2]string, 0, len(v.columns)+len(v.more))
 	for _, c := range append(slices.Clone(v.columns), v.more...) {
-		value := c.value(pr, item)
+		value := c.show(pr, item)
 		if value == "" && !slices.ContainsFunc(v.columns, func(known column[T]) bool { return known.title == c.title }) {
 			continue
 		}
@@ -191,49 +183,6 @@ func (pr *printer) document(raw []byte) error {
 		return fmt.Errorf("print answer: %w", err)
 	}
 	return pr.line(indented.String())
-}
-
-// table prints rows: aligned under a header on a terminal, separated by tabs elsewhere.
-func table[T any](pr *printer, columns []column[T], items []T) error {
-	if len(items) == 0 {
-		if pr.tty {
-			note(pr.err, "none")
-		}
-		return nil
-	}
-	shown := slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && pr.format != formatWide })
-	printer := tableprinter.New(pr.out, pr.tty, pr.width)
-	titles := make([]string, len(shown))
-	for i, c := range shown {
-		titles[i] = c.title
-	}
-	printer.AddHeader(titles)
-	for _, item := range items {
-		for _, c := range shown {
-			printer.AddField(clean(c.value(pr, item)), tableprinter.WithColor(pr.paint))
-		}
-		printer.EndRow()
-	}
-	if err := printer.Render(); err != nil {
-		return fmt.Errorf("print table: %w", err)
-	}
-	return nil
-}
-
-// pairs prints one item as lines of name and value.
-func (pr *printer) pairs(rows [][2]string) error {
-	printer := tableprinter.New(pr.out, pr.tty, pr.width)
-	for _, row := range rows {
-		for part := range strings.SplitSeq(row[1], "\n") {
-			printer.AddField(row[0])
-			printer.AddField(clean(part), tableprinter.WithTruncate(nil), tableprinter.WithColor(pr.paint))
-			printer.EndRow()
-		}
-	}
-	if err := printer.Render(); err != nil {
-		return fmt.Errorf("print: %w", err)
-	}
-	return nil
 }
 
 func (pr *printer) line(text string) error { return pr.write(text + "\n") }

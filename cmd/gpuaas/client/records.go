@@ -9,10 +9,12 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// Column is one column of a table of T.
+// Column is one column of a table of T. One that is neither optional, wide nor free text is always there, and never cut.
 type Column[T any] struct {
 	Title string
+	Drop  int  // where the table is too wide the optional column with the greatest number goes first
 	Wide  bool // only in `-o wide`
+	Text  bool // free text: cut instead when its turn comes, which without a number is the last
 	Value func(item T) string
 }
 
@@ -49,7 +51,9 @@ func Records[T any](p *Program, cmd *cobra.Command, name func(T) string, columns
 	}
 	shown := make([]column[T], len(columns))
 	for i, c := range columns {
-		shown[i] = column[T]{c.Title, c.Wide, func(_ *printer, item T) string { return c.Value(item) }}
+		shown[i] = column[T]{
+			title: c.Title, drop: c.Drop, wide: c.Wide, text: c.Text, of: func(_ *printer, item T) string { return c.Value(item) },
+		}
 	}
 	return table(pr, shown, items)
 }

@@ -16,8 +16,8 @@ import (
 var rollbackView = view[*recoveryv1.RollbackMode]{
 	name: rollbackState,
 	columns: []column[*recoveryv1.RollbackMode]{
-		{"STATE", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return rollbackState(m) }},
-		{"SET BY", false, func(_ *printer, m *recoveryv1.RollbackMode) string {
+		{title: "STATE", of: func(_ *printer, m *recoveryv1.RollbackMode) string { return rollbackState(m) }},
+		{title: "SET BY", of: func(_ *printer, m *recoveryv1.RollbackMode) string {
 			switch {
 			case m.GetReportedBy() == "":
 				return ""
@@ -26,31 +26,31 @@ var rollbackView = view[*recoveryv1.RollbackMode]{
 			}
 			return m.GetReportedBy() + ", on evidence"
 		}},
-		{"SINCE", false, func(pr *printer, m *recoveryv1.RollbackMode) string { return pr.when(m.GetSince()) }},
-		{"REASON", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetReason() }},
-		{"ERA", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return number(m.GetEra()) }},
-		{"EVIDENCE", false, func(_ *printer, m *recoveryv1.RollbackMode) string {
+		{title: "SINCE", path: "since"},
+		{title: "REASON", path: "reason"},
+		{title: "ERA", path: "era"},
+		{title: "EVIDENCE", of: func(_ *printer, m *recoveryv1.RollbackMode) string {
 			return onlyIf(m.GetEvidenceTotal() > 0, fmt.Sprintf("%d, the newest %d are shown", m.GetEvidenceTotal(),
 				len(m.GetEvidence())))
 		}},
-		{"INCIDENT", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetIncidentId() }},
-		{"NEXT ACTION", false, func(_ *printer, m *recoveryv1.RollbackMode) string {
+		{title: "INCIDENT", path: "incident_id"},
+		{title: "NEXT ACTION", of: func(_ *printer, m *recoveryv1.RollbackMode) string {
 			return onlyIf(m.GetActive(), "follow docs/restore.md, then `gpuaas rollback accept --reason TEXT`")
 		}},
 	},
 	more: []column[*recoveryv1.RollbackMode]{
-		{"ACCEPTED BY", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetAcceptedBy() }},
-		{"ACCEPTED", false, func(pr *printer, m *recoveryv1.RollbackMode) string { return pr.when(m.GetAcceptedAt()) }},
-		{"ACCEPTED FOR", false, func(_ *printer, m *recoveryv1.RollbackMode) string { return m.GetAcceptReason() }},
+		{title: "ACCEPTED BY", path: "accepted_by"},
+		{title: "ACCEPTED", path: "accepted_at"},
+		{title: "ACCEPTED FOR", path: "accept_reason"},
 	},
 }
 
 var rollbackEvidenceColumns = []column[*recoveryv1.RollbackEvidence]{
-	{"EVIDENCE", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return word(e.GetKind()) }},
-	{"SUBJECT", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return e.GetSubject() }},
-	{"DETAIL", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return e.GetDetail() }},
-	{"LAST SEEN", false, func(pr *printer, e *recoveryv1.RollbackEvidence) string { return pr.when(e.GetLastSeenAt()) }},
-	{"SEEN", false, func(_ *printer, e *recoveryv1.RollbackEvidence) string { return positive(e.GetCount()) }},
+	{title: "EVIDENCE", path: "kind"},
+	{title: "SUBJECT", path: "subject"},
+	{title: "DETAIL", text: true, path: "detail"},
+	{title: "LAST SEEN", drop: 1, moves: true, path: "last_seen_at"},
+	{title: "SEEN", drop: 2, path: "count", as: nonzero},
 }
 
 func rollbackState(m *recoveryv1.RollbackMode) string {
@@ -75,7 +75,7 @@ func (p *Program) rollbackCommand() *cobra.Command {
 				len(mode.GetEvidence()) == 0 {
 				return err
 			}
-			return table(s.printer, rollbackEvidenceColumns, mode.GetEvidence())
+			return under(s.printer, rollbackEvidenceColumns, mode.GetEvidence())
 		}),
 	}
 	req := &readmodelv1.AcceptRollbackRequest{}

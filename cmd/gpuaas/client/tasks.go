@@ -19,23 +19,23 @@ import (
 var taskView = view[*readmodelv1.Task]{
 	name: (*readmodelv1.Task).GetTaskId,
 	columns: []column[*readmodelv1.Task]{
-		{"TASK", false, func(_ *printer, t *readmodelv1.Task) string { return t.GetTaskId() }},
-		{"TYPE", false, func(_ *printer, t *readmodelv1.Task) string { return word(t.GetType()) }},
-		{"NODE", false, func(_ *printer, t *readmodelv1.Task) string { return or(t.GetNodeName(), t.GetNodeId()) }},
-		{"STATE", false, func(_ *printer, t *readmodelv1.Task) string { return word(t.GetState()) }},
-		{"ATTEMPT", false, func(_ *printer, t *readmodelv1.Task) string { return number(t.GetAttempt()) }},
-		{"CREATED", false, func(pr *printer, t *readmodelv1.Task) string { return pr.when(t.GetCreatedAt()) }},
-		{"REASON", false, func(_ *printer, t *readmodelv1.Task) string { return word(t.GetReason()) }},
-		{"WORKSPACE", true, func(_ *printer, t *readmodelv1.Task) string { return t.GetWorkspaceId() }},
-		{"EPOCH", true, func(_ *printer, t *readmodelv1.Task) string { return positive(t.GetEpoch()) }},
-		{"ERROR", true, func(_ *printer, t *readmodelv1.Task) string { return t.GetError() }},
+		{title: "TASK", id: true, path: "task_id"},
+		{title: "TYPE", drop: 1, path: "type"},
+		{title: "NODE", drop: 2, id: true, path: "node_name|node_id"},
+		{title: "STATE", path: "state"},
+		{title: "ATTEMPT", drop: 6, path: "attempt"},
+		{title: "CREATED", drop: 4, moves: true, path: "created_at"},
+		{title: "REASON", drop: 3, path: "reason"},
+		{title: "WORKSPACE", path: "workspace_id", wide: true},
+		{title: "EPOCH", path: "epoch", as: nonzero, wide: true},
+		{title: "ERROR", path: "error", wide: true},
 	},
 	more: []column[*readmodelv1.Task]{
-		{"RUN", false, func(_ *printer, t *readmodelv1.Task) string { return t.GetRunId() }},
-		{"START BEFORE", false, func(pr *printer, t *readmodelv1.Task) string { return pr.when(t.GetExpiresAt()) }},
-		{"LATE EVIDENCE", false, func(_ *printer, t *readmodelv1.Task) string { return positive(t.GetLateEvidence()) }},
-		{"CORRELATION", false, func(_ *printer, t *readmodelv1.Task) string { return t.GetCorrelationId() }},
-		{"TRANSITIONS", false, func(_ *printer, t *readmodelv1.Task) string {
+		{title: "RUN", path: "run_id"},
+		{title: "START BEFORE", path: "expires_at"},
+		{title: "LATE EVIDENCE", path: "late_evidence", as: nonzero},
+		{title: "CORRELATION", path: "correlation_id"},
+		{title: "TRANSITIONS", of: func(_ *printer, t *readmodelv1.Task) string {
 			lines := make([]string, 0, len(t.GetTransitions()))
 			for i, tr := range t.GetTransitions() {
 				lines = append(lines, transitionText(t.GetTransitions(), i, tr))

@@ -51,56 +51,56 @@ func environment(workloads []*nodev1.Workload) string {
 var workspaceView = view[*readmodelv1.Workspace]{
 	name: fullName,
 	columns: []column[*readmodelv1.Workspace]{
-		{"TENANT", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetTenant() }},
-		{"NAME", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetName() }},
-		{"STATE", false, func(_ *printer, w *readmodelv1.Workspace) string { return word(w.GetState()) }},
-		{"USER STATE", false, func(_ *printer, w *readmodelv1.Workspace) string { return word(w.GetUserState()) }},
-		{"AGENT", false, func(_ *printer, w *readmodelv1.Workspace) string { return agent(w) }},
-		{"EPOCH", false, func(_ *printer, w *readmodelv1.Workspace) string { return number(w.GetEpoch()) }},
-		{"STEP", false, func(_ *printer, w *readmodelv1.Workspace) string {
+		{title: "TENANT", path: "tenant"},
+		{title: "NAME", path: "name"},
+		{title: "STATE", path: "state"},
+		{title: "USER STATE", drop: 1, path: "user_state"},
+		{title: "AGENT", drop: 4, of: func(_ *printer, w *readmodelv1.Workspace) string { return agent(w) }},
+		{title: "EPOCH", drop: 6, path: "epoch"},
+		{title: "STEP", drop: 3, of: func(_ *printer, w *readmodelv1.Workspace) string {
 			return strings.TrimSpace(w.GetCurrentStep() + onlyIf(w.GetStalled(), " (stalled)"))
 		}},
-		{"NODE", false, func(_ *printer, w *readmodelv1.Workspace) string { return or(w.GetNodeName(), w.GetNodeId()) }},
-		{"SINCE", false, func(pr *printer, w *readmodelv1.Workspace) string { return pr.when(w.GetStateAt()) }},
-		{"LAST ERROR", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetLastError() }},
-		{"AGENT SINCE", true, func(pr *printer, w *readmodelv1.Workspace) string { return pr.when(w.GetAgentSince()) }},
-		{"AGENT DETAIL", true, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetAgentDetail() }},
-		{"ID", true, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetWorkspaceId() }},
-		{"GPUS", true, func(_ *printer, w *readmodelv1.Workspace) string { return number(w.GetSpec().GetGpus()) }},
-		{"PLACEMENT", true, func(_ *printer, w *readmodelv1.Workspace) string { return word(w.GetSpec().GetPlacement()) }},
-		{"CREATED BY", true, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetCreatedBy() }},
+		{title: "NODE", drop: 5, id: true, path: "node_name|node_id"},
+		{title: "SINCE", drop: 7, moves: true, path: "state_at"},
+		{title: "LAST ERROR", text: true, path: "last_error"},
+		{title: "AGENT SINCE", moves: true, path: "agent_since", wide: true},
+		{title: "AGENT DETAIL", path: "agent_detail", wide: true},
+		{title: "ID", path: "workspace_id", wide: true},
+		{title: "GPUS", path: "spec.gpus", wide: true},
+		{title: "PLACEMENT", path: "spec.placement", wide: true},
+		{title: "CREATED BY", path: "created_by", wide: true},
 	},
 	more: []column[*readmodelv1.Workspace]{
-		{"ENDPOINTS", false, func(_ *printer, w *readmodelv1.Workspace) string {
+		{title: "ENDPOINTS", of: func(_ *printer, w *readmodelv1.Workspace) string {
 			lines := make([]string, 0, len(w.GetEndpoints()))
 			for _, e := range w.GetEndpoints() {
 				lines = append(lines, strings.TrimSpace(e.GetUrl()+" "+strings.Trim(e.GetWorkload()+"/"+e.GetName(), "/")))
 			}
 			return strings.Join(lines, "\n")
 		}},
-		{"ENVIRONMENT", false, func(_ *printer, w *readmodelv1.Workspace) string { return environment(w.GetSpec().GetWorkloads()) }},
-		{"FINDINGS", false, func(_ *printer, w *readmodelv1.Workspace) string { return findingLines(w.GetFindings()) }},
-		{"WAITING FOR", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetWhyWaiting() }},
-		{"RUN", false, func(_ *printer, w *readmodelv1.Workspace) string { return w.GetRunId() }},
-		{"CREATED", false, func(pr *printer, w *readmodelv1.Workspace) string { return pr.when(w.GetCreatedAt()) }},
+		{title: "ENVIRONMENT", of: func(_ *printer, w *readmodelv1.Workspace) string { return environment(w.GetSpec().GetWorkloads()) }},
+		{title: "FINDINGS", of: func(_ *printer, w *readmodelv1.Workspace) string { return findingLines(w.GetFindings()) }},
+		{title: "WAITING FOR", path: "why_waiting"},
+		{title: "RUN", path: "run_id"},
+		{title: "CREATED", path: "created_at"},
 	},
 }
 
 var operationView = view[*lifecyclev1.Operation]{
 	name: (*lifecyclev1.Operation).GetOperationId,
 	columns: []column[*lifecyclev1.Operation]{
-		{"OPERATION", false, func(_ *printer, o *lifecyclev1.Operation) string { return o.GetOperationId() }},
-		{"KIND", false, func(_ *printer, o *lifecyclev1.Operation) string { return word(o.GetKind()) }},
-		{"JOINED", false, func(_ *printer, o *lifecyclev1.Operation) string { return fmt.Sprint(o.GetJoined()) }},
-		{"WORKSPACE", false, func(_ *printer, o *lifecyclev1.Operation) string { return o.GetWorkspaceId() }},
-		{"EPOCH", false, func(_ *printer, o *lifecyclev1.Operation) string { return number(o.GetEpoch()) }},
-		{"STATE", false, func(_ *printer, o *lifecyclev1.Operation) string { return word(o.GetState()) }},
+		{title: "OPERATION", path: "operation_id"},
+		{title: "KIND", path: "kind"},
+		{title: "JOINED", path: "joined", as: trueFalse},
+		{title: "WORKSPACE", path: "workspace_id"},
+		{title: "EPOCH", path: "epoch"},
+		{title: "STATE", path: "state"},
 	},
 	more: []column[*lifecyclev1.Operation]{
-		{"REPLAYED", false, func(_ *printer, o *lifecyclev1.Operation) string { return onlyIf(o.GetReplayed(), "true") }},
-		{"DRY RUN", false, func(_ *printer, o *lifecyclev1.Operation) string { return onlyIf(o.GetDryRun(), "true") }},
-		{"WOULD DO", false, func(_ *printer, o *lifecyclev1.Operation) string { return o.GetConsequence() }},
-		{"ADVICE", false, func(_ *printer, o *lifecyclev1.Operation) string { return o.GetAdvice() }},
+		{title: "REPLAYED", path: "replayed", as: trueOnly},
+		{title: "DRY RUN", path: "dry_run", as: trueOnly},
+		{title: "WOULD DO", path: "consequence"},
+		{title: "ADVICE", path: "advice"},
 	},
 }
 
@@ -167,27 +167,27 @@ func (p *Program) workspacesGet() *cobra.Command {
 var timelineView = view[*readmodelv1.TimelineItem]{
 	name: (*readmodelv1.TimelineItem).GetName,
 	columns: []column[*readmodelv1.TimelineItem]{
-		{"STEP", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetStep() }},
-		{"NAME", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetName() }},
-		{"DIRECTION", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return word(i.GetDirection()) }},
-		{"ATTEMPT", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return positive(i.GetAttempt()) }},
-		{"STATE", false, func(_ *printer, i *readmodelv1.TimelineItem) string {
+		{title: "STEP", path: "step"},
+		{title: "NAME", path: "name"},
+		{title: "DIRECTION", drop: 6, path: "direction"},
+		{title: "ATTEMPT", drop: 3, path: "attempt", as: nonzero},
+		{title: "STATE", of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			return or(word(i.GetState()), "not begun") + onlyIf(i.GetStalled(), " (stalled)")
 		}},
-		{"STARTED", false, func(pr *printer, i *readmodelv1.TimelineItem) string { return pr.when(i.GetStartedAt()) }},
-		{"DURATION", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return seconds(i.GetDurationSeconds()) }},
-		{"HEARTBEAT", false, func(_ *printer, i *readmodelv1.TimelineItem) string {
+		{title: "STARTED", drop: 5, moves: true, path: "started_at"},
+		{title: "DURATION", drop: 2, moves: true, path: "duration_seconds"},
+		{title: "HEARTBEAT", drop: 7, moves: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			return onlyIf(i.GetHeartbeatAgeSeconds() > 0, seconds(i.GetHeartbeatAgeSeconds())+" ago")
 		}},
-		{"PROGRESS", false, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetProgress() }},
-		{"ERROR", false, func(_ *printer, i *readmodelv1.TimelineItem) string {
+		{title: "PROGRESS", drop: 4, path: "progress"},
+		{title: "ERROR", text: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := word(i.GetErrorLayer())
 			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
 		}},
-		{"CAUSE", true, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetLikelyCause() }},
-		{"ADVICE", true, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetAdvice() }},
-		{"ROUND", true, func(_ *printer, i *readmodelv1.TimelineItem) string { return positive(i.GetRound()) }},
-		{"RUN", true, func(_ *printer, i *readmodelv1.TimelineItem) string { return i.GetRunId() }},
+		{title: "CAUSE", path: "likely_cause", wide: true},
+		{title: "ADVICE", path: "advice", wide: true},
+		{title: "ROUND", path: "round", as: nonzero, wide: true},
+		{title: "RUN", path: "run_id", wide: true},
 	},
 }
 
@@ -195,17 +195,14 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 var runView = view[*readmodelv1.RunBrief]{
 	name: (*readmodelv1.RunBrief).GetRunId,
 	columns: []column[*readmodelv1.RunBrief]{
-		{"RUN", false, func(_ *printer, r *readmodelv1.RunBrief) string { return r.GetRunId() }},
-		{"KIND", false, func(_ *printer, r *readmodelv1.RunBrief) string { return verb(r.GetKind()) }},
-		{"STATE", false, func(_ *printer, r *readmodelv1.RunBrief) string { return word(r.GetState()) }},
-		{"STARTED", false, func(pr *printer, r *readmodelv1.RunBrief) string { return pr.when(r.GetStartedAt()) }},
-		{"ENDED", false, func(pr *printer, r *readmodelv1.RunBrief) string { return pr.when(r.GetEndedAt()) }},
-		{"FAILED STEP", false, func(_ *printer, r *readmodelv1.RunBrief) string { return r.GetFailedStep() }},
-		{"SHOWN", false, func(_ *printer, r *readmodelv1.RunBrief) string { return onlyIf(r.GetShown(), "above") }},
-		{"ERROR", true, func(_ *printer, r *readmodelv1.RunBrief) string {
-			layer := word(r.GetErrorLayer())
-			return onlyIf(layer != "" && r.GetError() != "", "["+layer+"] ") + r.GetError()
-		}},
+		{title: "RUN", id: true, path: "run_id"},
+		{title: "KIND", path: "kind", as: dashed},
+		{title: "STATE", path: "state"},
+		{title: "STARTED", drop: 3, moves: true, path: "started_at"},
+		{title: "ENDED", drop: 4, moves: true, path: "ended_at"},
+		{title: "FAILED STEP", drop: 1, path: "failed_step"},
+		{title: "SHOWN", drop: 2, of: func(_ *printer, r *readmodelv1.RunBrief) string { return onlyIf(r.GetShown(), "above") }},
+		{title: "ERROR", wide: true, path: "error_layer error", as: layered},
 	},
 }
 
@@ -226,10 +223,7 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 			if err != nil || s.printer.structured() || s.printer.format == formatName || len(answer.GetHistory()) < 2 {
 				return err
 			}
-			if err := s.printer.line(""); err != nil {
-				return err
-			}
-			return list(s.printer, runView, answer.GetHistory(), "")
+			return under(s.printer, runView.columns, answer.GetHistory())
 		}),
 	}
 	cmd.Flags().StringVar(&req.RunId, "run", "", "show this run instead of the one that stands: one of those that the timeline lists")
@@ -239,11 +233,11 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 var actionView = view[*lifecyclev1.ActionOption]{
 	name: func(a *lifecyclev1.ActionOption) string { return verb(a.GetKind()) },
 	columns: []column[*lifecyclev1.ActionOption]{
-		{"ACTION", false, func(_ *printer, a *lifecyclev1.ActionOption) string { return verb(a.GetKind()) }},
-		{"POSSIBLE", false, func(_ *printer, a *lifecyclev1.ActionOption) string { return yesNo(a.GetPossible()) }},
-		{"WHAT IT WOULD DO", false, func(_ *printer, a *lifecyclev1.ActionOption) string { return a.GetConsequence() }},
-		{"UNMET", false, func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
-		{"REASON", false, func(_ *printer, a *lifecyclev1.ActionOption) string { return word(a.GetReason()) }},
+		{title: "ACTION", path: "kind", as: dashed},
+		{title: "POSSIBLE", path: "possible"},
+		{title: "WHAT IT WOULD DO", drop: 2, path: "consequence"},
+		{title: "UNMET", text: true, of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
+		{title: "REASON", drop: 1, path: "reason"},
 	},
 }
 

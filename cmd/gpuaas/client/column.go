@@ -1,0 +1,211 @@
+package client
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// column is one column of a table of T. One that is neither optional, wide nor free text is a key: always there, and never cut.
+type column[T any] struct {
+	title string
+	// path names the fields of the message that are shown, as a.b.c; those of several are separated by spaces. Of `a|b` the first that is set counts.
+	path string
+	// as prints the fields; nil prints the first as its type asks for.
+	as form
+	// of computes the text from the whole item instead.
+	of func(pr *printer, item T) string
+
+	drop int  // where the table is too wide the optional column with the greatest number goes first
+	wide bool // only in `-o wide` and in details
+	text bool // free text: cut instead when its turn comes, which without a number is the last
+	id   bool // on a terminal only the end of an id is shown
+	// moves marks what changes all the time: it does not make a row a changed one.
+	moves bool
+}
+
+// form prints the fields of a column.
+type form func(pr *printer, fields []field) string
+
+// field is one field of a message, as it is set or by default.
+type field struct {
+	desc  protoreflect.FieldDescriptor
+	value protoreflect.Value
+	set   bool
+}
+
+// show returns what stands in the column for an item.
+func (c column[T]) show(pr *printer, item T) string {
+	if c.of != nil {
+		return c.of(pr, item)
+	}
+	message, ok := any(item).(proto.Message)
+	if !ok {
+		return ""
+	}
+	fields := fieldsOf(message.ProtoReflect(), c.path)
+	if c.as != nil {
+		return c.as(pr, fields)
+	}
+	return plain(pr, fields)
+}
+
+// fieldsOf resolves each path. One that the message does not have is a programming error, which a test of all views finds.
+func fieldsOf(m protoreflect.Message, paths string) []field {
+	var out []field
+	for path := range strings.FieldsSeq(paths) {
+		var found field
+		for choice := range strings.SplitSeq(path, "|") {
+			if found = fieldOf(m, choice); found.set {
+				break
+			}
+		}
+		out = append(out, found)
+	}
+	return out
+}
+
+func fieldOf(m protoreflect.Message, path string) field {
+	name, rest, deeper := strings.Cut(path, ".")
+	desc := m.Descriptor().Fields().ByName(protoreflect.Name(name))
+	if desc == nil {
+		panic(fmt.Sprintf("%s has no field %q", m.Descriptor().FullName(), path))
+	}
+	if deeper {
+		return fieldOf(m.Get(desc).Message(), rest)
+	}
+	return field{desc: desc, value: m.Get(desc), set: m.Has(desc)}
+}
+
+// plain prints a field as its type asks for: a time by how long ago, an enum in its word, a list with commas.
+func plain(pr *printer, fields []field) string {
+	f := fields[0]
+	switch {
+	case f.desc.IsMap():
+		return ""
+	case f.desc.IsList():
+		parts := make([]string, 0, f.value.List().Len())
+		for i := range f.value.List().Len() {
+			parts = append(parts, scalar(pr, f.desc, f.value.List().Get(i)))
+		}
+		return strings.Join(parts, ",")
+	case !f.set && (f.desc.Kind() == protoreflect.MessageKind || f.desc.Kind() == protoreflect.EnumKind):
+		return ""
+	}
+	return scalar(pr, f.desc, f.value)
+}
+
+func scalar(pr *printer, desc protoreflect.FieldDescriptor, v protoreflect.Value) string {
+	switch desc.Kind() { //nolint:exhaustive // the others print as they are
+	case protoreflect.BoolKind:
+		return yesNo(v.Bool())
+	case protoreflect.EnumKind:
+		if value := desc.Enum().Values().ByNumber(v.Enum()); value != nil {
+			return names.ValueName(value)
+		}
+	case protoreflect.MessageKind:
+		if at, ok := v.Message().Interface().(*timestamppb.Timestamp); ok {
+			return pr.when(at)
+		}
+		return ""
+	case protoreflect.DoubleKind, protoreflect.FloatKind:
+		return seconds(v.Float())
+	}
+	return v.String()
+}
+
+// nonzero prints a field that is set, as plain does.
+func nonzero(pr *printer, fields []field) string { return onlyIf(fields[0].set, plain(pr, fields[:1])) }
+
+// upper prints a word in capitals.
+func upper(pr *printer, fields []field) string { return strings.ToUpper(plain(pr, fields)) }
+
+// dashed prints a word as commands are called.
+func dashed(pr *printer, fields []field) string {
+	return strings.ReplaceAll(plain(pr, fields), "_", "-")
+}
+
+// lines prints a list of texts, one a line.
+func lines(_ *printer, fields []field) string {
+	parts := make([]string, 0, fields[0].value.List().Len())
+	for i := range fields[0].value.List().Len() {
+		parts = append(parts, fields[0].value.List().Get(i).String())
+	}
+	return strings.Join(parts, "\n")
+}
+
+// length counts a list.
+func length(_ *printer, fields []field) string { return fmt.Sprint(fields[0].value.List().Len()) }
+
+// inBytes prints an amount of storage.
+func inBytes(_ *printer, fields []field) string { return bytesText(fields[0].value.Int()) }
+
+// share prints how much of a whole is used, nothing if there is no whole.
+func share(_ *printer, fields []field) string {
+	if !fields[0].set && !fields[1].set {
+		return ""
+	}
+	return fmt.Sprintf("%d/%d", fields[0].value.Int(), fields[1].value.Int())
+}
+
+// trueFalse prints a truth as data does.
+func trueFalse(_ *printer, fields []field) string { return fields[0].value.String() }
+
+// trueOnly prints true, and nothing for false.
+func trueOnly(_ *printer, fields []field) string { return onlyIf(fields[0].value.Bool(), "true") }
+
+// joined prints what is set of several fields, separated by spaces.
+func joined(pr *printer, fields []field) string {
+	var parts []string
+	for i := range fields {
+		if text := nonzero(pr, fields[i:]); text != "" {
+			parts = append(parts, text)
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// layered prints an error behind the layer whose it is: the fields are the layer and the texts of which the first that is set counts.
+func layered(pr *printer, fields []field) string {
+	layer, text := nonzero(pr, fields), nonzero(pr, fields[1:])
+	return onlyIf(layer != "" && text != "", "["+layer+"] ") + text
+}
+
+var anyID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+
+// shortID is how many hex digits of an id a table shows at least.
+const shortID = 8
+
+// shorten leaves of each id in a column its last digits, more of them if that would make two ids the same.
+func shorten(cells []string) []string {
+	whole := map[string]bool{}
+	for _, cell := range cells {
+		for _, id := range anyID.FindAllString(cell, -1) {
+			whole[strings.ReplaceAll(id, "-", "")] = true
+		}
+	}
+	digits := shortID
+	for ; digits < 32; digits++ {
+		ends := make(map[string]bool, len(whole))
+		for id := range whole {
+			ends[id[len(id)-digits:]] = true
+		}
+		if len(ends) == len(whole) {
+			break
+		}
+	}
+	out := make([]string, len(cells))
+	for i, cell := range cells {
+		out[i] = anyID.ReplaceAllStringFunc(cell, func(id string) string {
+			id = strings.ReplaceAll(id, "-", "")
+			return id[len(id)-digits:]
+		})
+	}
+	return out
+}

@@ -1,0 +1,213 @@
+package client
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+const (
+	// between stands between two columns.
+	between = "  "
+	// leastText is how narrow a free text may become before it goes like an optional column.
+	leastText = 12
+	cut       = "..."
+)
+
+// sheet is the layout of a table: which columns are shown, and how wide they are. On a terminal it fits the width if its keys do; elsewhere fields are
+// separated by tabs and nothing depends on a width.
+type sheet[T any] struct {
+	pr      *printer
+	columns []column[T]
+	widths  []int // nil: separated by tabs
+}
+
+// newSheet lays out columns for items and returns the items' cells.
+func newSheet[T any](pr *printer, columns []column[T], items []T) (*sheet[T], [][]string) {
+	s := &sheet[T]{pr: pr}
+	s.columns = slices.DeleteFunc(slices.Clone(columns), func(c column[T]) bool { return c.wide && pr.format != formatWide })
+	cells := s.cells(items)
+	if !pr.tty {
+		return s, cells
+	}
+	s.widths = make([]int, len(s.columns))
+	for i, c := range s.columns {
+		s.widths[i] = ansi.StringWidth(c.title)
+		for _, row := range cells {
+			s.widths[i] = max(s.widths[i], ansi.StringWidth(row[i]))
+		}
+	}
+	if pr.format != formatWide {
+		cells = s.fit(cells)
+	}
+	return s, cells
+}
+
+// cells are the texts of items in the sheet's columns.
+func (s *sheet[T]) cells(items []T) [][]string {
+	out := make([][]string, len(items))
+	for i := range out {
+		out[i] = make([]string, len(s.columns))
+	}
+	for i, c := range s.columns {
+		column := make([]string, len(items))
+		for n, item := range items {
+			column[n] = clean(c.show(s.pr, item))
+		}
+		if c.id && s.pr.tty && s.pr.format != formatWide {
+			column = shorten(column)
+		}
+		for n := range items {
+			out[n][i] = column[n]
+		}
+	}
+	return out
+}
+
+// fit takes columns away until the table is as narrow as the terminal: empty ones, then optional ones in their order, then free text. Free text is cut
+// instead if enough of it stays.
+func (s *sheet[T]) fit(cells [][]string) [][]string {
+	for s.total() > s.pr.width {
+		i := s.expendable(cells)
+		if i < 0 {
+			break
+		}
+		if over := s.total() - s.pr.width; s.columns[i].text && s.widths[i]-over >= max(leastText, len(s.columns[i].title)) {
+			s.widths[i] -= over
+			break
+		}
+		cells = s.without(i, cells)
+	}
+	return cells
+}
+
+func (s *sheet[T]) total() int {
+	total := len(between) * max(len(s.widths)-1, 0)
+	for _, width := range s.widths {
+		total += width
+	}
+	return total
+}
+
+// expendable is the column that goes next, -1 if none may.
+func (s *sheet[T]) expendable(cells [][]string) int {
+	next, nextEmpty := -1, false
+	for i, c := range s.columns {
+		if c.drop == 0 && !c.text {
+			continue
+		}
+		empty := !slices.ContainsFunc(cells, func(row []string) bool { return row[i] != "" })
+		if next < 0 || (empty && !nextEmpty) || (empty == nextEmpty && c.drop > s.columns[next].drop) {
+			next, nextEmpty = i, empty
+		}
+	}
+	return next
+}
+
+func (s *sheet[T]) without(i int, cells [][]string) [][]string {
+	s.columns = slices.Delete(s.columns, i, i+1)
+	s.widths = slices.Delete(s.widths, i, i+1)
+	for n := range cells {
+		cells[n] = slices.Delete(cells[n], i, i+1)
+	}
+	return cells
+}
+
+// header is the first line.
+func (s *sheet[T]) header() string {
+	titles := make([]string, len(s.columns))
+	for i, c := range s.columns {
+		titles[i] = c.title
+	}
+	return s.row(titles, false)
+}
+
+// row is one line of cells.
+func (s *sheet[T]) row(cells []string, painted bool) string {
+	if s.widths == nil {
+		return strings.Join(cells, "\t") + "\n"
+	}
+	var line strings.Builder
+	pad := 0
+	for i, cell := range cells {
+		if s.columns[i].text {
+			cell = ansi.Truncate(cell, s.widths[i], cut)
+		}
+		if i > 0 {
+			pad += len(between)
+		}
+		if cell == "" {
+			pad += s.widths[i]
+			continue
+		}
+		line.WriteString(strings.Repeat(" ", pad))
+		pad = max(s.widths[i]-ansi.StringWidth(cell), 0)
+		if painted {
+			cell = s.pr.paint(cell)
+		}
+		line.WriteString(cell)
+	}
+	return line.String() + "\n"
+}
+
+// table prints items: aligned under a header on a terminal, separated by tabs elsewhere.
+func table[T any](pr *printer, columns []column[T], items []T) error {
+	if len(items) == 0 {
+		if pr.tty {
+			note(pr.err, "none")
+		}
+		return nil
+	}
+	s, cells := newSheet(pr, columns, items)
+	var out strings.Builder
+	out.WriteString(s.header())
+	for _, row := range cells {
+		out.WriteString(s.row(row, true))
+	}
+	return pr.write(out.String())
+}
+
+// pairs prints one item as lines of name and value. Neither is cut.
+func (pr *printer) pairs(rows [][2]string) error {
+	width := 0
+	for _, row := range rows {
+		width = max(width, ansi.StringWidth(row[0]))
+	}
+	var out strings.Builder
+	for _, row := range rows {
+		for part := range strings.SplitSeq(row[1], "\n") {
+			part = clean(part)
+			switch {
+			case !pr.tty:
+				out.WriteString(row[0] + "\t" + part + "\n")
+			case part == "":
+				out.WriteString(row[0] + "\n")
+			default:
+				out.WriteString(row[0] + strings.Repeat(" ", width-ansi.StringWidth(row[0])) + between + pr.paint(part) + "\n")
+			}
+		}
+	}
+	return pr.write(out.String())
+}
+
+// section begins another part of an output with an empty line. In a pipe titles follow, so that each part has the header of its own fields; a part that
+// brings its header needs none.
+func (pr *printer) section(titles ...string) error {
+	text := "\n"
+	if len(titles) > 0 && !pr.tty {
+		text += strings.Join(titles, "\t") + "\n"
+	}
+	return pr.write(text)
+}
+
+// under prints a table below other lines of the same answer; nothing if there are no items.
+func under[T any](pr *printer, columns []column[T], items []T) error {
+	if len(items) == 0 {
+		return nil
+	}
+	if err := pr.section(); err != nil {
+		return err
+	}
+	return table(pr, columns, items)
+}
