@@ -356,3 +356,30 @@ func TestClean(t *testing.T) {
 		t.Errorf("reason: %s", entry.GetReason())
 	}
 }
+
+// TestEntriesArePrintable: what a person wrote cannot steer a terminal that shows it, whether the action was done or refused.
+func TestEntriesArePrintable(t *testing.T) {
+	w := newWorld(t)
+	ctx := person(testkit.Context(t))
+	const given = "a\x1b[31mb\u202ec\u2066d\u200be\u061cf\r\ng"
+	entry := audit.Entry{
+		Action: "node.cordon", Reason: given, SubjectType: "node", SubjectID: given, Actor: given, Details: map[string]any{"before": given, "all": []string{given}},
+	}
+	if err := pg.InTx(ctx, w.db.Pool("lifecycle"), func(ctx context.Context, tx pgx.Tx) error {
+		_, err := audit.Record(ctx, tx, entry)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range w.entries(t) {
+		const want = "a�[31mb�c�d�e�f��g"
+		for name, got := range map[string]string{
+			"reason": e.GetReason(), "subject": e.GetSubjectId(), "actor": e.GetActor(), "details": e.GetDetails().GetFields()["before"].GetStringValue(),
+			"list": e.GetDetails().GetFields()["all"].GetListValue().GetValues()[0].GetStringValue(),
+		} {
+			if got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -110,8 +111,8 @@ func Event(ctx context.Context, e Entry) events.Event {
 func (e Entry) proto(ctx context.Context) *commonv1.AuditEntry {
 	c := obs.From(ctx)
 	out := &commonv1.AuditEntry{
-		Action: e.Action, Actor: actor(ctx, e.Actor), Outcome: cmp.Or(e.Outcome, Done), Reason: text(e.Reason), SubjectType: e.SubjectType,
-		SubjectId: e.SubjectID, TenantId: e.TenantID, WorkspaceId: e.WorkspaceID, WorkflowId: e.WorkflowID, NodeId: e.NodeID,
+		Action: e.Action, Actor: Printable(actor(ctx, e.Actor)), Outcome: cmp.Or(e.Outcome, Done), Reason: text(e.Reason), SubjectType: e.SubjectType,
+		SubjectId: Printable(e.SubjectID), TenantId: e.TenantID, WorkspaceId: e.WorkspaceID, WorkflowId: e.WorkflowID, NodeId: e.NodeID,
 		CorrelationId: cmp.Or(e.CorrelationID, c.CorrelationID), Details: details(e.Details),
 	}
 	if e.Code != commonv1.Reason_REASON_UNSPECIFIED {
@@ -148,9 +149,20 @@ func event(e *commonv1.AuditEntry, allocation string) events.Event {
 	}
 }
 
-// text hides what looks like a secret and bounds what is left.
+// Printable replaces every character that does not print, among them those that steer a terminal or turn the direction of what follows: entries are shown
+// on terminals, and nothing has checked what a person wrote.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
+}
+
+// text hides what looks like a secret, makes the rest printable and bounds it.
 func text(s string) string {
-	s = obs.Redact(strings.ToValidUTF8(s, "\uFFFD"))
+	s = Printable(obs.Redact(strings.ToValidUTF8(s, "\uFFFD")))
 	if len(s) <= maxReason {
 		return s
 	}

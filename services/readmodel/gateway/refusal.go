@@ -205,12 +205,9 @@ func spelled(s string) string {
 	n := 0
 	for _, r := range s {
 		if n++; n > maxSubject {
-			return out.String() + "…"
-		}
-		if !unicode.IsPrint(r) {
-			r = unicode.ReplacementChar
+			return audit.Printable(out.String()) + "…"
 		}
 		out.WriteRune(r)
 	}
-	return out.String()
+	return audit.Printable(out.String())
 }
