@@ -15,6 +15,12 @@ var requestRows = map[commonv1.Reason]Row{
 		Remedy: "correct the named field and send it again",
 		Impact: "only this request: nothing was changed",
 	},
+	commonv1.Reason_REASON_AMBIGUOUS: {
+		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,
+		Public: "the name, or the part of an id, stands for more than one",
+		Remedy: "give tenant/name, more digits or the whole id of one that is listed",
+		Impact: "only this request: nothing was changed",
+	},
 	commonv1.Reason_REASON_NOT_FOUND: {
 		Code: connect.CodeNotFound, Action: stop, Owner: ownerCaller,
 		Public: "there is no such thing, or it is not yours to see",

@@ -93,6 +93,7 @@ func foreign(x projecttest.Tenant) map[string][]string {
 		"workspace": {x.WorkspaceID, x.Name + "/" + x.WorkspaceName, x.WorkspaceName}, "workspace_id": {x.WorkspaceID},
 		"node": {x.NodeID, x.NodeName}, "node_id": {x.NodeID}, "task_id": {x.TaskID}, "tenant": {x.ID, x.Name},
 		"run_id": {x.RunID},
+		"ref":    {x.WorkspaceID, x.WorkspaceID[24:], x.RunID[26:], x.Name + "/" + x.WorkspaceName, x.NodeName, x.TaskID[24:]},
 	}
 }
 
@@ -101,6 +102,7 @@ func nobody() map[string][]string {
 		"workspace": {ids.New(), "gone/ws-gone", "ws-gone"}, "workspace_id": {ids.New()},
 		"node": {ids.New(), "box-gone"}, "node_id": {ids.New()}, "task_id": {ids.New()}, "tenant": {ids.New(), "gone"},
 		"run_id": {ids.New()},
+		"ref":    {ids.New(), ids.New()[24:], ids.New()[26:], "gone/ws-gone", "box-gone", ids.New()[24:]},
 	}
 }
 
@@ -108,7 +110,7 @@ func nobody() map[string][]string {
 func fill(d protoreflect.MessageDescriptor, field, value string) proto.Message {
 	valid := map[string]string{
 		"workspace": "ws-alpha", "node": "box-alpha", "tenant": "alpha", "name": "new", "reason": "because", "key": "saga.retry_limit", "value": "3",
-		"verb": "cancel",
+		"verb": "cancel", "ref": "ws-alpha",
 	}
 	m := dynamicpb.NewMessage(d)
 	for i := range d.Fields().Len() {

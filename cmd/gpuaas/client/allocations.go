@@ -11,25 +11,25 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/ids"
 )
 
 var allocationView = view[*lifecyclev1.Allocation]{
 	name: (*lifecyclev1.Allocation).GetAllocationId,
 	columns: []column[*lifecyclev1.Allocation]{
 		{title: "ALLOCATION", id: true, path: "allocation_id"},
-		{title: "WORKSPACE", id: true, path: "workspace_id"},
+		{title: "WORKSPACE", id: true, path: "workspace|workspace_id"},
 		{title: "EPOCH", drop: 7, path: "epoch"},
 		{title: "STATE", path: "state"},
 		{title: "OCCUPANCY", drop: 4, path: "occupancy"},
 		{title: "PLACEMENT", drop: 6, path: "placement"},
-		{title: "NODE", drop: 2, id: true, path: "node_id"},
+		{title: "NODE", drop: 2, id: true, path: "node_name|node_id"},
 		{title: "GPUS", path: "gpu_device_ids", wide: true},
 		{title: "FENCE", drop: 3, path: "fence"},
 		{title: "SINCE", drop: 5, moves: true, path: "state_at"},
 		{title: "ORPHANS", path: "orphans", wide: true},
 		{title: "LAST ERROR", text: true, path: "last_error"},
+		{title: "WORKSPACE ID", path: "workspace_id", wide: true},
+		{title: "NODE ID", path: "node_id", wide: true},
 	},
 }
 
@@ -65,10 +65,11 @@ func (p *Program) allocationsCommand() *cobra.Command {
 		Use: "get ALLOC", Short: "Show one allocation, with its fence and the claims that are not released",
 		Example: "  gpuaas allocations get 0192f0c1-0000-7000-8000-000000000001 -o json", Args: args("ALLOC"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			if !ids.Valid(args[0]) {
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no allocation %q", args[0]))
+			id, err := s.id(ctx, kindAllocation, args[0])
+			if err != nil {
+				return err
 			}
-			answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: args[0]})
+			answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: id})
 			if err != nil {
 				return err
 			}
@@ -90,7 +91,11 @@ func (p *Program) retryReleaseCommand() *cobra.Command {
 		Use: "retry-release ALLOC", Short: "Clean up again what a failed release has left",
 		Example: "  gpuaas allocations retry-release 0192f0c1-0000-7000-8000-000000000001 --reason 'the machine is back'", Args: args("ALLOC"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			req.AllocationId = args[0]
+			id, err := s.id(ctx, kindAllocation, args[0])
+			if err != nil {
+				return err
+			}
+			req.AllocationId = id
 			answer, err := s.client.Release.RetryRelease(ctx, &readmodelv1.RetryReleaseRequest{Request: req})
 			if err != nil {
 				return err
@@ -125,7 +130,15 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 				slices.Sort(missing)
 				return Usage(fmt.Errorf("force-release wants %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
 			}
-			req.AllocationId, req.FencedProof = args[0], given
+			if req.AllocationId, err = s.id(ctx, kindAllocation, args[0]); err != nil {
+				return err
+			}
+			for i, claim := range req.GetAckOrphans() {
+				if req.AckOrphans[i], err = s.id(ctx, kindClaim, claim); err != nil {
+					return err
+				}
+			}
+			req.FencedProof = given
 			answer, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: req})
 			if err != nil {
 				return err

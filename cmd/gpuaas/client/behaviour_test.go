@@ -613,7 +613,7 @@ func TestNamesResolve(t *testing.T) {
 	if got := sent[*readmodelv1.ListTasksRequest](f)[0].GetWorkspaceId() + sent[*readmodelv1.ListClaimsRequest](f)[0].GetWorkspaceId(); got != workspaceID+workspaceID {
 		t.Errorf("asked for %q", got)
 	}
-	if n := len(sent[*readmodelv1.GetWorkspaceRequest](f)); n != 4 {
+	if n := len(sent[*readmodelv1.ResolveRequest](f)); n != 4 {
 		t.Errorf("%d names were resolved", n)
 	}
 }

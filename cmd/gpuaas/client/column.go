@@ -171,6 +171,19 @@ func joined(pr *printer, fields []field) string {
 	return strings.Join(parts, " ")
 }
 
+// subject prints what something is about: its kind, and its name where that is known, else its id. The fields are the kind, the id, and the names of the
+// workspace and of the node.
+func subject(pr *printer, fields []field) string {
+	kind, name := plain(pr, fields), plain(pr, fields[1:])
+	switch kind {
+	case "workspace":
+		name = or(plain(pr, fields[2:]), name)
+	case "node":
+		name = or(plain(pr, fields[3:]), name)
+	}
+	return strings.TrimSpace(kind + " " + name)
+}
+
 // layered prints an error behind the layer whose it is: the fields are the layer and the texts of which the first that is set counts.
 func layered(pr *printer, fields []field) string {
 	layer, text := nonzero(pr, fields), nonzero(pr, fields[1:])

@@ -210,8 +210,12 @@ func Report(w io.Writer, err error, asJSON bool) {
 	for _, line := range lines[1:] {
 		note(w, "  %s", clean(line))
 	}
+	label := "unmet"
+	if f.Reason == names.Of(commonv1.Reason_REASON_AMBIGUOUS) {
+		label = "one of"
+	}
 	for _, unmet := range f.Unmet {
-		note(w, "  unmet: %s", clean(unmet))
+		note(w, "  %s: %s", label, clean(unmet))
 	}
 	if f.ConflictingID != "" {
 		note(w, "  in the way: %s", clean(f.ConflictingID))

@@ -12,11 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/ids"
 )
 
 var findingView = view[*lifecyclev1.Finding]{
@@ -24,14 +21,14 @@ var findingView = view[*lifecyclev1.Finding]{
 	columns: []column[*lifecyclev1.Finding]{
 		{title: "SEVERITY", path: "severity"},
 		{title: "KIND", path: "kind"},
-		{title: "SUBJECT", drop: 1, id: true, path: "subject_type subject_id", as: joined},
+		{title: "SUBJECT", drop: 1, id: true, path: "subject_type subject_id workspace node_name", as: subject},
 		{title: "FIRST SEEN", drop: 3, moves: true, path: "first_seen_at"},
 		{title: "TIMES", drop: 4, moves: true, path: "count"},
 		{title: "STATE", of: func(_ *printer, f *lifecyclev1.Finding) string { return findingState(f) }},
 		{title: "SUMMARY", text: true, path: "summary"},
 		{title: "ID", id: true, path: "finding_id"},
-		{title: "WORKSPACE", path: "workspace_id", wide: true},
-		{title: "NODE", path: "node_id", wide: true},
+		{title: "WORKSPACE", path: "workspace|workspace_id", wide: true},
+		{title: "NODE", path: "node_name|node_id", wide: true},
 		{title: "LAST SEEN", moves: true, path: "last_seen_at", wide: true},
 		{title: "BEFORE", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetBefore()) }},
 		{title: "AFTER", wide: true, of: func(_ *printer, f *lifecyclev1.Finding) string { return evidence(f.GetAfter()) }},
@@ -153,10 +150,11 @@ func (p *Program) getFindingCommand() *cobra.Command {
 		Use: "get FINDING", Short: "Show one finding, open or over, with what was before and after, by whom, and what to do",
 		Example: "  gpuaas findings get 0192f0c1-0000-7000-8000-000000000001", Args: args("FINDING"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			if !ids.Valid(args[0]) {
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no finding %q", args[0]))
+			id, err := s.id(ctx, kindFinding, args[0])
+			if err != nil {
+				return err
 			}
-			answer, err := s.client.Findings.GetFinding(ctx, &readmodelv1.GetFindingRequest{FindingId: args[0]})
+			answer, err := s.client.Findings.GetFinding(ctx, &readmodelv1.GetFindingRequest{FindingId: id})
 			if err != nil {
 				return err
 			}
@@ -171,10 +169,11 @@ func (p *Program) acknowledgeCommand() *cobra.Command {
 		Use: "acknowledge FINDING", Aliases: []string{"ack"}, Short: "Say that a row changed by hand was looked at; the row must agree with the log",
 		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the runbook of 12 May'", Args: args("FINDING"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			if !ids.Valid(args[0]) {
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no finding %q", args[0]))
+			id, err := s.id(ctx, kindFinding, args[0])
+			if err != nil {
+				return err
 			}
-			req.FindingId = args[0]
+			req.FindingId = id
 			answer, err := s.client.Findings.AcknowledgeFinding(ctx, &readmodelv1.AcknowledgeFindingRequest{Request: req})
 			if err != nil {
 				return err

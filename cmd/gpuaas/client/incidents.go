@@ -60,7 +60,11 @@ func (p *Program) incidentsCommand() *cobra.Command {
 	get := &cobra.Command{
 		Use: "get INCIDENT", Short: "Show one incident with the recoveries that it speaks of", Example: "  gpuaas incidents get 0197c0de-0000-7000-8000-000000000001", Args: args("INCIDENT"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			answer, err := s.client.Incidents.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: args[0]})
+			id, err := s.id(ctx, kindIncident, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := s.client.Incidents.GetIncident(ctx, &readmodelv1.GetIncidentRequest{IncidentId: id})
 			if err != nil {
 				return err
 			}

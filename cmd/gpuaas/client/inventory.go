@@ -11,7 +11,6 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/internal/ids"
 )
 
 // paging are the flags of every list.
@@ -113,7 +112,9 @@ var instanceView = view[*lifecyclev1.Instance]{
 		{title: "PROVIDER ID", drop: 2, path: "provider_id"},
 		{title: "STARTED", drop: 3, moves: true, path: "started_at"},
 		{title: "ENDED", drop: 6, moves: true, path: "ended_at"},
-		{title: "NODE", path: "node_id", wide: true},
+		{title: "NODE", path: "node_name|node_id", wide: true},
+		{title: "WORKSPACE ID", path: "workspace_id", wide: true},
+		{title: "NODE ID", path: "node_id", wide: true},
 		{title: "WHY ENDED", path: "end_reason", wide: true},
 	},
 }
@@ -122,7 +123,7 @@ var instanceView = view[*lifecyclev1.Instance]{
 func instanceWorkspace(i *lifecyclev1.Instance) string {
 	switch {
 	case !i.GetUnaccounted():
-		return i.GetWorkspaceName()
+		return or(i.GetWorkspace(), i.GetWorkspaceName())
 	case i.GetWorkspaceName() == "":
 		return "unknown (" + i.GetWorkspaceId() + ")"
 	default:
@@ -144,7 +145,15 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 			if req.GetReason() == "" {
 				return Usage(errors.New("end wants --reason TEXT: it goes into the audit log"))
 			}
-			req.Instance, req.DryRun = args[0], !yes
+			// An instance that no workspace accounts for may be known to its placement alone: what is not found here is asked of the owner as it is.
+			instance, err := s.id(ctx, kindInstance, args[0])
+			if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+				instance, err = args[0], nil
+			}
+			if err != nil {
+				return err
+			}
+			req.Instance, req.DryRun = instance, !yes
 			answer, err := s.client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{Request: req})
 			if err != nil {
 				return err
@@ -199,9 +208,11 @@ var claimView = view[*lifecyclev1.Claim]{
 		{title: "NAME", path: "name"},
 		{title: "SCOPE", drop: 3, path: "scope"},
 		{title: "STATE", of: func(_ *printer, c *lifecyclev1.Claim) string { return claimState(c) }},
-		{title: "WORKSPACE", drop: 2, id: true, path: "workspace_id"},
+		{title: "WORKSPACE", drop: 2, id: true, path: "workspace|workspace_id"},
 		{title: "EPOCH", path: "epoch", wide: true},
-		{title: "NODE", path: "node_id", wide: true},
+		{title: "NODE", path: "node_name|node_id", wide: true},
+		{title: "WORKSPACE ID", path: "workspace_id", wide: true},
+		{title: "NODE ID", path: "node_id", wide: true},
 		{title: "EXTERNAL", path: "external_ref", wide: true},
 		{title: "ORPHANED BY", wide: true, path: "orphaned_by orphan_reason", as: joined},
 	},
@@ -251,16 +262,4 @@ func (p *Program) claimsCommand() *cobra.Command {
 	ls.Flags().BoolVar(&all, "all", false, "released ones too")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
 	return group("claims", "Resource claims", []string{"claim"}, ls)
-}
-
-// workspaceID resolves a reference to a workspace where the API wants an id; the empty one stays empty.
-func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
-	if ref == "" || ids.Valid(ref) {
-		return ref, nil
-	}
-	answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
-	if err != nil {
-		return "", err
-	}
-	return answer.GetWorkspace().GetWorkspaceId(), nil
 }

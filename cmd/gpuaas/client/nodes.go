@@ -25,6 +25,7 @@ var nodeView = view[*readmodelv1.Node]{
 		{title: "GPUS", drop: 6, path: "gate.gpus_used gate.gpus", as: share},
 		{title: "HEARTBEAT", drop: 8, moves: true, path: "last_heartbeat_at"},
 		{title: "REASON", drop: 1, path: "reason"},
+		{title: "WORKSPACE", drop: 2, path: "workspace|workspace_id", id: true},
 		{title: "ID", path: "node_id", wide: true},
 		{title: "AGENT", path: "session.agent_version", wide: true},
 		{title: "REPLICA", path: "replica_id", wide: true},

@@ -187,6 +187,7 @@ func stock(f *fake) {
 	}
 	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{ana, bob}})
 	always(f, "EndPerson", &readmodelv1.EndPersonResponse{Person: bob})
+	answer(f, "Resolve", resolveStock)
 	always(f, "CreateTenant", &readmodelv1.CreateTenantResponse{Tenant: &lifecyclev1.Tenant{TenantId: tenantID, Name: "acme"}, Existed: true, Pos: "1:1"})
 	always(f, "CreateWorkspace", &readmodelv1.CreateWorkspaceResponse{Operation: operation()})
 	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: operation()})

@@ -36,7 +36,7 @@ func TestTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(out.String(), "\n")
-	for i, want := range []string{"NAME CONNECTED STATE IDENTITY WORK SLOTS GPUS HEARTBEAT REASON", "node-1 yes normal 3s ago", "bad ]0;title no recovering 2h0m ago"} {
+	for i, want := range []string{"NAME CONNECTED STATE IDENTITY WORK SLOTS GPUS HEARTBEAT REASON WORKSPACE", "node-1 yes normal 3s ago", "bad ]0;title no recovering 2h0m ago"} {
 		if got := strings.Join(strings.Fields(lines[i]), " "); got != want {
 			t.Errorf("line %d is %q, want %q", i, got, want)
 		}

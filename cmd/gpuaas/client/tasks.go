@@ -26,7 +26,9 @@ var taskView = view[*readmodelv1.Task]{
 		{title: "ATTEMPT", drop: 6, path: "attempt"},
 		{title: "CREATED", drop: 4, moves: true, path: "created_at"},
 		{title: "REASON", drop: 3, path: "reason"},
-		{title: "WORKSPACE", path: "workspace_id", wide: true},
+		{title: "WORKSPACE", path: "workspace|workspace_id", wide: true},
+		{title: "WORKSPACE ID", path: "workspace_id", wide: true},
+		{title: "NODE ID", path: "node_id", wide: true},
 		{title: "EPOCH", path: "epoch", as: nonzero, wide: true},
 		{title: "ERROR", path: "error", wide: true},
 	},
@@ -104,7 +106,11 @@ func (p *Program) tasksGet() *cobra.Command {
 	return &cobra.Command{
 		Use: "get TASK", Aliases: []string{"describe"}, Short: "Show one task with every transition", Example: "  gpuaas tasks get 0192f0c1-0000-7000-8000-000000000001", Args: args("TASK"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			answer, err := s.query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: args[0]})
+			id, err := s.id(ctx, kindTask, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := s.query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: id})
 			if err != nil {
 				return err
 			}
@@ -118,7 +124,11 @@ func (p *Program) tasksChange(verb, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: verb + " TASK", Short: short, Example: "  gpuaas tasks " + verb + " 0192f0c1-0000-7000-8000-000000000001 --reason 'why, for the record'", Args: args("TASK"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			answer, err := s.command.ChangeTask(ctx, &readmodelv1.ChangeTaskRequest{TaskId: args[0], Verb: verb, Reason: reason})
+			id, err := s.id(ctx, kindTask, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := s.command.ChangeTask(ctx, &readmodelv1.ChangeTaskRequest{TaskId: id, Verb: verb, Reason: reason})
 			if err != nil {
 				return err
 			}

@@ -44,7 +44,7 @@ func longLists() []shown {
 			&readmodelv1.Node{
 				NodeId: uuidOne, Name: "box-2ba66a74c341-1", Connected: true, UserState: commonv1.UserState_USER_STATE_NORMAL, LastHeartbeatAt: ago(3 * time.Second),
 				Identity: &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE},
-				Gate:     &lifecyclev1.NodeGate{Admitted: true, SlotsUsed: 1, Slots: 1, GpusUsed: 8, Gpus: 8},
+				Gate:     &lifecyclev1.NodeGate{Admitted: true, SlotsUsed: 1, Slots: 1, GpusUsed: 8, Gpus: 8}, WorkspaceId: uuidThree, Workspace: "acme/canary-7f3a91c2",
 			},
 			&readmodelv1.Node{
 				NodeId: uuidTwo, Name: "rack12-node-0007", UserState: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, LastHeartbeatAt: ago(49 * time.Hour),
@@ -104,9 +104,9 @@ func longLists() []shown {
 				ClaimId: uuidOne, WorkspaceId: uuidTwo, Kind: "storage", Name: "ws-01a202dafe6f713cac640f4e1b6a9d31", Scope: commonv1.ClaimScope_CLAIM_SCOPE_NODE_LOCAL,
 				OrphanedAt: ago(time.Hour), OrphanedBy: "ana@example.org", OrphanReason: "rack 12 is dead", NodeId: uuidThree,
 			}),
-		listed("allocations", allocationView, []string{"release_failed", "0f4e1b6a9d31"},
+		listed("allocations", allocationView, []string{"release_failed", "0f4e1b6a9d31", "acme/canary-7f3a91c2"},
 			&lifecyclev1.Allocation{
-				AllocationId: uuidOne, WorkspaceId: uuidTwo, Epoch: 12, State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Occupancy: "cleanup",
+				AllocationId: uuidOne, WorkspaceId: uuidTwo, Epoch: 12, State: commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED, Workspace: "acme/canary-7f3a91c2", Occupancy: "cleanup",
 				Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS, NodeId: uuidThree, Fence: 14, StateAt: ago(20 * time.Minute), LastError: longError,
 			}),
 		listed("findings", findingView, []string{"p0", "open, node cordoned", "0f4e1b6a9d31"},
@@ -124,8 +124,8 @@ func longLists() []shown {
 				RecordId: uuidOne, Workspace: "research-platform/canary-7f3a91c2-training-run", DetectedAt: ago(26 * time.Hour), Step: "Wait for workloads ready",
 				WhatWorked: "by itself", TotalSeconds: 1198, WithheldBecause: "the fleet brake is engaged", NextAt: ago(-time.Minute),
 			}),
-		listed("audit", auditView, []string{"1048576", "workspace.decommission", "refused", "workspace "},
-			&readmodelv1.AuditRow{Number: 1048576, Entry: &commonv1.AuditEntry{
+		listed("audit", auditView, []string{"1048576", "workspace.decommission", "refused", "workspace acme/canary-7f3a91c2"},
+			&readmodelv1.AuditRow{Number: 1048576, Workspace: "acme/canary-7f3a91c2", Entry: &commonv1.AuditEntry{
 				At: ago(time.Hour), Action: "workspace.decommission", Outcome: "refused", Actor: "ana.maria.longname@example.org", SubjectType: "workspace", SubjectId: uuidTwo,
 				Count: 12, Reason: "the workspace belongs to another tenant, and the person may not operate it",
 			}}),

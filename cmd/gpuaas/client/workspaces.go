@@ -214,6 +214,13 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Workspace = args[0]
+			if req.GetRunId() != "" {
+				id, err := s.id(ctx, kindRun, req.GetRunId())
+				if err != nil {
+					return err
+				}
+				req.RunId = id
+			}
 			answer, err := s.query.GetTimeline(ctx, req)
 			if err != nil {
 				return err

@@ -152,6 +152,17 @@ func (q *Query) GetNode(ctx context.Context, req *readmodelv1.GetNodeRequest) (*
 	return out, err
 }
 
+// Resolve finds the object that a name, an id or a part of an id stands for.
+func (q *Query) Resolve(ctx context.Context, req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
+	var out *readmodelv1.ResolveResponse
+	err := q.read(ctx, req.GetMinPos(), func(ctx context.Context, s *view.Snapshot) error {
+		var err error
+		out, err = s.Resolve(ctx, req.GetRef(), req.GetKinds())
+		return err //nolint:wrapcheck // it is the answer
+	})
+	return out, err
+}
+
 // ListTenants lists tenants.
 func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsRequest) (*readmodelv1.ListTenantsResponse, error) {
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*lifecyclev1.Tenant, string, error) {
@@ -165,8 +176,15 @@ func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsReq
 
 // ListWorkspaces lists workspaces that the person may see.
 func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspacesRequest) (*readmodelv1.ListWorkspacesResponse, error) {
-	f := view.WorkspaceFilter{Tenant: req.GetTenant(), State: req.GetState()}
+	f := view.WorkspaceFilter{State: req.GetState()}
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
+		if req.GetTenant() != "" {
+			t, err := s.Tenant(ctx, req.GetTenant())
+			if err != nil {
+				return nil, "", err //nolint:wrapcheck // it is the answer
+			}
+			f.Tenant = t.GetTenantId()
+		}
 		return s.Workspaces(ctx, f, page)
 	})
 	if err != nil {

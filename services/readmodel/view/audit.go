@@ -58,12 +58,26 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 	if err != nil {
 		return nil, "", fmt.Errorf("list audit entries: %w", err)
 	}
-	if len(items) <= limit {
-		return items, "", nil
+	next := ""
+	if len(items) > limit {
+		items = items[:limit]
+		last := items[limit-1]
+		next = cursor{List: auditList, Sort: strconv.FormatInt(last.GetNumber(), 10), ID: last.GetEventId()}.encode()
 	}
-	items = items[:limit]
-	last := items[limit-1]
-	return items, cursor{List: auditList, Sort: strconv.FormatInt(last.GetNumber(), 10), ID: last.GetEventId()}.encode(), nil
+	return namedPage(ctx, s, func(a *readmodelv1.AuditRow) nameless {
+		return nameless{
+			workspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()), nodeID: subjectOf(a, "node", a.GetEntry().GetNodeId()),
+			workspace: &a.Workspace, node: &a.NodeName,
+		}
+	}, items, next, nil)
+}
+
+// subjectOf is the id of a kind that an entry is about: the entry's own, else its subject's.
+func subjectOf(a *readmodelv1.AuditRow, kind, id string) string {
+	if id == "" && a.GetEntry().GetSubjectType() == kind {
+		return a.GetEntry().GetSubjectId()
+	}
+	return id
 }
 
 func likePrefix(prefix string) string {

@@ -33,7 +33,10 @@ func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]
 	if !f.Resolved {
 		l.and("x.open")
 	}
-	return run(ctx, s, l, page, scanBody[lifecyclev1.Finding])
+	items, next, err := run(ctx, s, l, page, scanBody[lifecyclev1.Finding])
+	return namedPage(ctx, s, func(f *lifecyclev1.Finding) nameless {
+		return nameless{workspaceID: f.GetWorkspaceId(), nodeID: f.GetNodeId(), workspace: &f.Workspace, node: &f.NodeName}
+	}, items, next, err)
 }
 
 // Finding answers one finding, open or over.

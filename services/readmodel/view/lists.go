@@ -63,6 +63,9 @@ func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readm
 		l.and("t.task_id = ANY(?::uuid[])", f.IDs)
 	}
 	tasks, next, err := run(ctx, s, l, page, s.scanTask)
+	tasks, next, err = namedPage(ctx, s, func(t *readmodelv1.Task) nameless {
+		return nameless{workspaceID: t.GetWorkspaceId(), workspace: &t.Workspace}
+	}, tasks, next, err)
 	if err != nil || f.NoHistory || len(tasks) == 0 {
 		return tasks, next, err
 	}
@@ -155,7 +158,10 @@ func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*li
 	if f.LiveOnly {
 		l.and("x.live")
 	}
-	return run(ctx, s, l, page, scanBody[lifecyclev1.Instance])
+	items, next, err := run(ctx, s, l, page, scanBody[lifecyclev1.Instance])
+	return namedPage(ctx, s, func(i *lifecyclev1.Instance) nameless {
+		return nameless{workspaceID: i.GetWorkspaceId(), nodeID: i.GetNodeId(), workspace: &i.Workspace, node: &i.NodeName}
+	}, items, next, err)
 }
 
 // Claims answers one page, newest first.
@@ -167,12 +173,18 @@ func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifec
 	if !f.Released {
 		l.and("NOT x.released")
 	}
-	return run(ctx, s, l, page, scanBody[lifecyclev1.Claim])
+	items, next, err := run(ctx, s, l, page, scanBody[lifecyclev1.Claim])
+	return namedPage(ctx, s, func(c *lifecyclev1.Claim) nameless {
+		return nameless{workspaceID: c.GetWorkspaceId(), nodeID: c.GetNodeId(), workspace: &c.Workspace, node: &c.NodeName}
+	}, items, next, err)
 }
 
 // Allocations answers one page, newest first.
 func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Allocation, string, error) {
-	return run(ctx, s, s.boxes("allocations", "readmodel.allocation", "allocation_id", f), page, scanBody[lifecyclev1.Allocation])
+	items, next, err := run(ctx, s, s.boxes("allocations", "readmodel.allocation", "allocation_id", f), page, scanBody[lifecyclev1.Allocation])
+	return namedPage(ctx, s, func(a *lifecyclev1.Allocation) nameless {
+		return nameless{workspaceID: a.GetWorkspaceId(), nodeID: a.GetNodeId(), workspace: &a.Workspace, node: &a.NodeName}
+	}, items, next, err)
 }
 
 // Allocation answers one hold.

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -69,9 +70,12 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 	if f.IDs != nil {
 		l.and("n.node_id = ANY(?::uuid[])", f.IDs)
 	}
-	return run(ctx, s, l, page, func(row pgx.Row, lead ...any) (*readmodelv1.Node, error) {
+	items, next, err := run(ctx, s, l, page, func(row pgx.Row, lead ...any) (*readmodelv1.Node, error) {
 		return s.scanNode(row, listening, lead...)
 	})
+	return namedPage(ctx, s, func(n *readmodelv1.Node) nameless {
+		return nameless{workspaceID: n.GetWorkspaceId(), workspace: &n.Workspace}
+	}, items, next, err)
 }
 
 func (s *Snapshot) scanNode(row pgx.Row, listening time.Time, lead ...any) (*readmodelv1.Node, error) {
@@ -91,7 +95,7 @@ func (s *Snapshot) scanNode(row pgx.Row, listening time.Time, lead ...any) (*rea
 	return &readmodelv1.Node{
 		NodeId: f.Identity.GetNodeId(), Name: f.Identity.GetName(), Connected: f.Connected, UserState: d.UserState, Reason: d.Reason,
 		LastHeartbeatAt: stamp(d.LastHeartbeat), Identity: f.Identity, Session: f.Session, Gate: f.Gate, ReplicaId: f.Session.GetReplicaId(),
-		NextAction: d.NextAction, Since: stamp(d.Since),
+		NextAction: d.NextAction, Since: stamp(d.Since), WorkspaceId: cmp.Or(f.Gate.GetWorkspaceId(), f.Identity.GetWorkspaceId()),
 	}, nil
 }
 

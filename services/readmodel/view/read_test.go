@@ -167,7 +167,7 @@ func TestNamesAreResolved(t *testing.T) {
 	}
 	k.Append(&recoveryv1.NodeIdentity{NodeId: ids.New(), Name: k.A.NodeName, State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING})
 	k.sync()
-	if _, err := k.node(k.A.NodeName); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || !slices.Contains(unmet(err), k.A.NodeID) {
+	if _, err := k.node(k.A.NodeName); !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) || !slices.Contains(unmet(err), "node "+k.A.NodeID+" "+k.A.NodeName) {
 		t.Errorf("an ambiguous node: %v", err)
 	}
 	all := view.All()
@@ -175,7 +175,8 @@ func TestNamesAreResolved(t *testing.T) {
 		t.Errorf("tenant/name: %v, %v", w, err)
 	}
 	_, err := k.workspace(all, k.A.WorkspaceName)
-	if want := []string{"alpha/" + k.A.WorkspaceName, "beta/" + k.A.WorkspaceName}; !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || !slices.Equal(unmet(err), want) {
+	want := []string{"workspace " + k.A.WorkspaceID + " alpha/" + k.A.WorkspaceName, "workspace " + twin + " beta/" + k.A.WorkspaceName}
+	if !fault.Has(err, commonv1.Reason_REASON_AMBIGUOUS) || !slices.Equal(unmet(err), want) {
 		t.Errorf("an ambiguous name: %v", err)
 	}
 	// For a tenant's person the other tenant's namesake does not exist.

@@ -6,83 +6,282 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
 )
 
-// candidates shown of an ambiguous name.
-const candidates = 10
+const (
+	// candidates shown of an ambiguous reference.
+	candidates = 10
+	// leastDigits of an id stand for it.
+	leastDigits = 6
+	idDigits    = 32
+)
 
-// Node answers one by id, or by the name of exactly one node that is not retired.
-func (s *Snapshot) Node(ctx context.Context, nameOrID string) (*readmodelv1.Node, error) {
-	if id := strings.ToLower(nameOrID); isUUID(id) {
-		found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, Page{Size: 1})
-		if err != nil || len(found) == 1 {
-			return first(found), err
-		}
-	}
-	found, _, err := s.Nodes(ctx, NodeFilter{Name: nameOrID}, Page{Size: candidates})
-	if err != nil {
-		return nil, err
-	}
-	switch len(found) {
-	case 0:
-		return nil, notFound("node")
-	case 1:
-		return found[0], nil
-	default:
-		choices := make([]string, 0, len(found))
-		for _, n := range found {
-			choices = append(choices, n.GetNodeId())
-		}
-		return nil, ambiguous("node", nameOrID, choices)
-	}
+// object says where the objects of a kind are found by a part of their id. The table is x in name.
+type object struct {
+	table, id string
+	name      string // what people call one: text, or NULL
+	from      string // joins that name needs
+	tenants   bool   // a tenant's person may look for them
 }
 
-// Workspace answers one by id, by tenant/name, or by a bare name that exactly one workspace has. A name means the workspace that lives; only if none
-// does, the last that was decommissioned.
-func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
-	if id := strings.ToLower(ref); isUUID(id) {
-		found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, Page{Size: 1})
-		if err != nil || len(found) == 1 {
-			return first(found), err
+const workspaceOf = " LEFT JOIN readmodel.workspace w ON w.workspace_id = x.workspace_id"
+
+var objects = map[readmodelv1.ObjectKind]object{
+	readmodelv1.ObjectKind_OBJECT_KIND_NODE:      {table: "node", id: "node_id", name: "x.name"},
+	readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE: {table: "workspace", id: "workspace_id", name: "x.tenant || '/' || x.name", tenants: true},
+	readmodelv1.ObjectKind_OBJECT_KIND_TASK: {
+		table: "task", id: "task_id", name: "n.name", from: " LEFT JOIN readmodel.node n ON n.node_id = x.node_id",
+	},
+	readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION: {table: "allocation", id: "allocation_id", name: "w.tenant || '/' || w.name", from: workspaceOf},
+	readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE: {
+		table: "instance", id: "instance_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
+	},
+	readmodelv1.ObjectKind_OBJECT_KIND_CLAIM:    {table: "claim", id: "claim_id", name: "x.body->>'name'"},
+	readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT: {table: "incident", id: "incident_id", name: "x.body->>'summary'"},
+	readmodelv1.ObjectKind_OBJECT_KIND_FINDING:  {table: "finding", id: "finding_id", name: "x.body->>'summary'"},
+	readmodelv1.ObjectKind_OBJECT_KIND_RUN: {
+		table: "run", id: "run_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
+	},
+	readmodelv1.ObjectKind_OBJECT_KIND_RECOVERY: {
+		table: "recovery_record", id: "record_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
+	},
+}
+
+// selects begins a query for the id and the name of objects; of returns its end: of one tenant, $4, and at most $3.
+func (o object) selects() string {
+	return fmt.Sprintf("SELECT x.%[2]s::text, COALESCE(%[3]s, '') FROM readmodel.%[1]s x%[4]s WHERE ", o.table, o.id, o.name, o.from)
+}
+
+func (o object) of(scoped bool, order string) string {
+	tenant := ""
+	if scoped {
+		tenant = " AND x.tenant_id = $4::uuid"
+	}
+	return tenant + " ORDER BY " + order + " LIMIT $3"
+}
+
+// byBeginning finds ids from $1 to $2.
+func (o object) byBeginning(scoped bool) string {
+	return o.selects() + fmt.Sprintf("x.%s BETWEEN $1::uuid AND $2::uuid", o.id) + o.of(scoped, "x."+o.id)
+}
+
+// byEnd finds ids whose digits, read from the end, are from $1 on and before $2. The expression is the one of the index.
+func (o object) byEnd(scoped bool) string {
+	end := fmt.Sprintf(`(reverse(replace(x.%s::text, '-', ''))) COLLATE "C"`, o.id)
+	return o.selects() + end + " >= $1 AND " + end + " < $2" + o.of(scoped, end)
+}
+
+// Resolve finds the one object of the kinds (none: of all that the person may look for) that ref stands for: a name of a node or a workspace, an id, or six
+// or more digits from the beginning or the end of an id. A name goes before a part of an id.
+func (s *Snapshot) Resolve(ctx context.Context, ref string, kinds []readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse, error) {
+	for _, kind := range kinds {
+		if !s.scope.Everything() && !objects[kind].tenants {
+			return nil, operatorsOnly()
 		}
 	}
-	f := WorkspaceFilter{Name: ref}
-	if tenant, name, ok := strings.Cut(ref, "/"); ok {
-		f.Tenant, f.Name = tenant, name
+	if len(kinds) == 0 {
+		for _, kind := range names.All[readmodelv1.ObjectKind]() {
+			if known, ok := objects[kind]; ok && (s.scope.Everything() || known.tenants) {
+				kinds = append(kinds, kind)
+			}
+		}
 	}
-	if f.Name == "" {
-		return nil, notFound("workspace")
-	}
-	for _, live := range []bool{true, false} {
-		f.NotOver = live
-		found, _, err := s.Workspaces(ctx, f, Page{Size: maxPage})
+	var found []*readmodelv1.ResolveResponse
+	for _, kind := range kinds {
+		named, err := s.named(ctx, kind, ref)
 		if err != nil {
 			return nil, err
 		}
-		if len(found) == 0 {
-			continue
-		}
-		newest := map[string]*readmodelv1.Workspace{} // of each tenant
-		for _, w := range found {
-			if old := newest[w.GetTenantId()]; old == nil || old.GetWorkspaceId() < w.GetWorkspaceId() {
-				newest[w.GetTenantId()] = w
-			}
-		}
-		if len(newest) == 1 {
-			for _, w := range newest {
-				return w, nil
-			}
-		}
-		choices := make([]string, 0, len(newest))
-		for _, w := range newest {
-			choices = append(choices, w.GetTenant()+"/"+w.GetName())
-		}
-		return nil, ambiguous("workspace", ref, choices)
+		found = append(found, named...)
 	}
-	return nil, notFound("workspace")
+	if len(found) == 0 {
+		for _, kind := range kinds {
+			parts, err := s.byPart(ctx, kind, ref)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, parts...)
+		}
+	}
+	what := "object"
+	if len(kinds) == 1 {
+		what = kindWords(kinds[0])
+	}
+	return only(what, ref, found)
+}
+
+// only returns the one that was found.
+func only(what, ref string, found []*readmodelv1.ResolveResponse) (*readmodelv1.ResolveResponse, error) {
+	switch len(found) {
+	case 0:
+		return nil, notFound(what)
+	case 1:
+		return found[0], nil
+	}
+	return nil, ambiguous(what, ref, found)
+}
+
+func kindWords(kind readmodelv1.ObjectKind) string {
+	return strings.ReplaceAll(names.Of(kind), "_", " ")
+}
+
+// named finds nodes and workspaces by name.
+func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
+	switch kind { //nolint:exhaustive // nothing else has a name of its own
+	case readmodelv1.ObjectKind_OBJECT_KIND_NODE:
+		return s.nodesNamed(ctx, ref)
+	case readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:
+		return s.workspacesNamed(ctx, ref)
+	}
+	return nil, nil
+}
+
+// nodesNamed finds the nodes of a name that are not retired.
+func (s *Snapshot) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
+	return s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, `SELECT n.node_id::text, n.name FROM readmodel.node n
+		WHERE n.name = $1 AND n.state <> 'retired' AND ($2::uuid IS NULL OR n.tenant_id = $2) ORDER BY n.node_id LIMIT $3`,
+		name, s.scope.arg(), candidates+1)
+}
+
+// workspacesNamed finds the workspaces of a name, or of tenant/name: of each tenant the one that lives; only if none lives, the last that was
+// decommissioned.
+func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmodelv1.ResolveResponse, error) {
+	tenant, name, both := strings.Cut(ref, "/")
+	if !both {
+		tenant, name = "", ref
+	}
+	if name == "" {
+		return nil, nil
+	}
+	for _, live := range []bool{true, false} {
+		found, err := s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, `SELECT DISTINCT ON (w.tenant_id) w.workspace_id::text, w.tenant || '/' || w.name
+			FROM readmodel.workspace w WHERE w.name = $1 AND ($2 = '' OR w.tenant = $2 OR w.tenant_id = $3::uuid)
+				AND (w.state <> 'decommissioned' OR NOT $4) AND ($5::uuid IS NULL OR w.tenant_id = $5)
+			ORDER BY w.tenant_id, w.workspace_id DESC LIMIT $6`,
+			name, tenant, optional(strings.ToLower(tenant)), live, s.scope.arg(), candidates+1)
+		if err != nil || len(found) > 0 {
+			return found, err
+		}
+	}
+	return nil, nil
+}
+
+// byPart finds objects by an id, or by digits from its beginning or its end. Ids that were made within the same hours begin alike: only as many are read as
+// are shown.
+func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
+	digits := digitsOf(ref)
+	if digits == "" {
+		return nil, nil
+	}
+	o := objects[kind]
+	args := []any{uuidText(digits, "0"), uuidText(digits, "f"), candidates + 1}
+	if !s.scope.Everything() {
+		args = append(args, s.scope.arg())
+	}
+	found, err := s.collect(ctx, kind, o.byBeginning(!s.scope.Everything()), args...)
+	if err != nil || len(digits) == idDigits || len(found) > candidates {
+		return found, err
+	}
+	end := reversed(digits)
+	args[0], args[1] = end, end+"g" // what sorts after every digit
+	ends, err := s.collect(ctx, kind, o.byEnd(!s.scope.Everything()), args...)
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range ends {
+		if !slices.ContainsFunc(found, func(other *readmodelv1.ResolveResponse) bool { return other.GetId() == one.GetId() }) {
+			found = append(found, one)
+		}
+	}
+	return found, nil
+}
+
+func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, sql string, args ...any) ([]*readmodelv1.ResolveResponse, error) {
+	rows, err := s.tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, fmt.Errorf("resolve %s: %w", kindWords(kind), err)
+	}
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*readmodelv1.ResolveResponse, error) {
+		one := &readmodelv1.ResolveResponse{Kind: kind}
+		return one, row.Scan(&one.Id, &one.Name)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("resolve %s: %w", kindWords(kind), err)
+	}
+	return found, nil
+}
+
+// digitsOf returns the digits of an id or of a part of one, empty if ref is neither.
+func digitsOf(ref string) string {
+	digits := strings.ToLower(strings.ReplaceAll(ref, "-", ""))
+	if len(digits) < leastDigits || len(digits) > idDigits || strings.Trim(digits, "0123456789abcdef") != "" {
+		return ""
+	}
+	return digits
+}
+
+// uuidText fills digits up to a whole id.
+func uuidText(digits, fill string) string {
+	digits += strings.Repeat(fill, idDigits-len(digits))
+	return digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
+}
+
+func reversed(digits string) string {
+	out := []byte(digits)
+	slices.Reverse(out)
+	return string(out)
+}
+
+// Node finds one by name, of those that are not retired, by id or by a part of the id.
+func (s *Snapshot) Node(ctx context.Context, ref string) (*readmodelv1.Node, error) {
+	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, ref)
+	if err != nil {
+		return nil, err
+	}
+	found, _, err := s.Nodes(ctx, NodeFilter{ID: id, IncludeRetired: true}, Page{Size: 1})
+	if err == nil && len(found) == 0 {
+		err = notFound("node")
+	}
+	return first(found), err
+}
+
+// Workspace finds one by id, by tenant/name, by a bare name that exactly one workspace has, or by a part of the id. A name means the workspace that lives;
+// only if none does, the last that was decommissioned.
+func (s *Snapshot) Workspace(ctx context.Context, ref string) (*readmodelv1.Workspace, error) {
+	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, ref)
+	if err != nil {
+		return nil, err
+	}
+	found, _, err := s.Workspaces(ctx, WorkspaceFilter{ID: id}, Page{Size: 1})
+	if err == nil && len(found) == 0 {
+		err = notFound("workspace")
+	}
+	return first(found), err
+}
+
+// lookUp resolves ref to an id: by a whole id, a name or a part of an id, in this order.
+func (s *Snapshot) lookUp(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
+	finders := []func(context.Context, readmodelv1.ObjectKind, string) ([]*readmodelv1.ResolveResponse, error){s.named, s.byPart}
+	if len(digitsOf(ref)) == idDigits {
+		slices.Reverse(finders)
+	}
+	for _, find := range finders {
+		found, err := find(ctx, kind, ref)
+		if err != nil {
+			return "", err
+		}
+		if len(found) > 0 {
+			one, err := only(kindWords(kind), ref, found)
+			return one.GetId(), err
+		}
+	}
+	return "", notFound(kindWords(kind))
 }
 
 func first[T any](found []*T) *T {
@@ -92,9 +291,13 @@ func first[T any](found []*T) *T {
 	return found[0]
 }
 
-func ambiguous(what, name string, choices []string) error {
+// ambiguous is the refusal of a reference that stands for several objects. It lists each with its kind, its id and its name.
+func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
+	found = found[:min(len(found), candidates)]
+	choices := make([]string, 0, len(found))
+	for _, one := range found {
+		choices = append(choices, strings.TrimSpace(kindWords(one.GetKind())+" "+one.GetId()+" "+one.GetName()))
+	}
 	slices.Sort(choices)
-	choices = choices[:min(len(choices), candidates)]
-	return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("more than one %s is named %q", what, name),
-		fault.Remedy("name one of: "+strings.Join(choices, ", ")), fault.Unmet(choices...))
+	return fault.New(commonv1.Reason_REASON_AMBIGUOUS, fmt.Sprintf("%q stands for more than one %s", ref, what), fault.Unmet(choices...))
 }

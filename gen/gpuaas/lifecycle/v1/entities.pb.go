@@ -1069,6 +1069,8 @@ type Allocation struct {
 	Fence             int64                  `protobuf:"varint,15,opt,name=fence,proto3" json:"fence,omitempty"`                                                   // raised with each change of state: force-release names the one that the person saw
 	ReleaseDeadlineAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=release_deadline_at,json=releaseDeadlineAt,proto3" json:"release_deadline_at,omitempty"` // while it is releasing
 	Orphans           int32                  `protobuf:"varint,17,opt,name=orphans,proto3" json:"orphans,omitempty"`                                               // claims given up and not yet reaped
+	Workspace         string                 `protobuf:"bytes,18,opt,name=workspace,proto3" json:"workspace,omitempty"`                                            // tenant/name of `workspace_id`, in answers to people
+	NodeName          string                 `protobuf:"bytes,19,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`                              // of `node_id`, in answers to people
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1222,6 +1224,20 @@ func (x *Allocation) GetOrphans() int32 {
 	return 0
 }
 
+func (x *Allocation) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Allocation) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
 // Instance is one launched box of a workspace. Event kind `instance.changed`.
 type Instance struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1238,7 +1254,9 @@ type Instance struct {
 	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	EndReason     string                 `protobuf:"bytes,12,opt,name=end_reason,json=endReason,proto3" json:"end_reason,omitempty"`
 	Version       int64                  `protobuf:"varint,13,opt,name=version,proto3" json:"version,omitempty"`
-	Unaccounted   bool                   `protobuf:"varint,14,opt,name=unaccounted,proto3" json:"unaccounted,omitempty"` // the placement lists it, and this database does not know its workspace or its epoch
+	Unaccounted   bool                   `protobuf:"varint,14,opt,name=unaccounted,proto3" json:"unaccounted,omitempty"`          // the placement lists it, and this database does not know its workspace or its epoch
+	Workspace     string                 `protobuf:"bytes,15,opt,name=workspace,proto3" json:"workspace,omitempty"`               // tenant/name of `workspace_id`, in answers to people
+	NodeName      string                 `protobuf:"bytes,16,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"` // of `node_id`, in answers to people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1371,6 +1389,20 @@ func (x *Instance) GetUnaccounted() bool {
 	return false
 }
 
+func (x *Instance) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Instance) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
 // Claim is a resource that a run made or meant to make. Event kind `claim.changed`.
 type Claim struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1392,6 +1424,8 @@ type Claim struct {
 	OrphanedBy    string                 `protobuf:"bytes,16,opt,name=orphaned_by,json=orphanedBy,proto3" json:"orphaned_by,omitempty"`
 	OrphanReason  string                 `protobuf:"bytes,17,opt,name=orphan_reason,json=orphanReason,proto3" json:"orphan_reason,omitempty"`
 	Version       int64                  `protobuf:"varint,18,opt,name=version,proto3" json:"version,omitempty"`
+	Workspace     string                 `protobuf:"bytes,19,opt,name=workspace,proto3" json:"workspace,omitempty"`               // tenant/name of `workspace_id`, in answers to people
+	NodeName      string                 `protobuf:"bytes,20,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"` // of `node_id`, in answers to people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1550,6 +1584,20 @@ func (x *Claim) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *Claim) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Claim) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
 }
 
 // Task is one thing for one agent to do.
@@ -2334,6 +2382,8 @@ type Finding struct {
 	Version           int64                  `protobuf:"varint,19,opt,name=version,proto3" json:"version,omitempty"`
 	AcknowledgedBy    string                 `protobuf:"bytes,20,opt,name=acknowledged_by,json=acknowledgedBy,proto3" json:"acknowledged_by,omitempty"` // the person on whose word it ended; empty if it ended by itself
 	AcknowledgeReason string                 `protobuf:"bytes,21,opt,name=acknowledge_reason,json=acknowledgeReason,proto3" json:"acknowledge_reason,omitempty"`
+	Workspace         string                 `protobuf:"bytes,22,opt,name=workspace,proto3" json:"workspace,omitempty"`               // tenant/name of `workspace_id`, in answers to people
+	NodeName          string                 `protobuf:"bytes,23,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"` // of `node_id`, in answers to people
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2515,6 +2565,20 @@ func (x *Finding) GetAcknowledgeReason() string {
 	return ""
 }
 
+func (x *Finding) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *Finding) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
 var File_gpuaas_lifecycle_v1_entities_proto protoreflect.FileDescriptor
 
 const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
@@ -2652,7 +2716,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\aversion\x18\x15 \x01(\x03R\aversion\x12\x1f\n" +
 	"\vlast_output\x18\x17 \x01(\tR\n" +
 	"lastOutput\x12\x14\n" +
-	"\x05cause\x18\x16 \x01(\tR\x05cause\"\xa6\x05\n" +
+	"\x05cause\x18\x16 \x01(\tR\x05cause\"\xe1\x05\n" +
 	"\n" +
 	"Allocation\x12#\n" +
 	"\rallocation_id\x18\x01 \x01(\tR\fallocationId\x12!\n" +
@@ -2675,7 +2739,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\aversion\x18\x0e \x01(\x03R\aversion\x12\x14\n" +
 	"\x05fence\x18\x0f \x01(\x03R\x05fence\x12J\n" +
 	"\x13release_deadline_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x11releaseDeadlineAt\x12\x18\n" +
-	"\aorphans\x18\x11 \x01(\x05R\aorphans\"\xa7\x04\n" +
+	"\aorphans\x18\x11 \x01(\x05R\aorphans\x12\x1c\n" +
+	"\tworkspace\x18\x12 \x01(\tR\tworkspace\x12\x1b\n" +
+	"\tnode_name\x18\x13 \x01(\tR\bnodeName\"\xe2\x04\n" +
 	"\bInstance\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12!\n" +
@@ -2695,7 +2761,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\n" +
 	"end_reason\x18\f \x01(\tR\tendReason\x12\x18\n" +
 	"\aversion\x18\r \x01(\x03R\aversion\x12 \n" +
-	"\vunaccounted\x18\x0e \x01(\bR\vunaccounted\"\x8d\x05\n" +
+	"\vunaccounted\x18\x0e \x01(\bR\vunaccounted\x12\x1c\n" +
+	"\tworkspace\x18\x0f \x01(\tR\tworkspace\x12\x1b\n" +
+	"\tnode_name\x18\x10 \x01(\tR\bnodeName\"\xc8\x05\n" +
 	"\x05Claim\x12\x19\n" +
 	"\bclaim_id\x18\x01 \x01(\tR\aclaimId\x12!\n" +
 	"\fworkspace_id\x18\x02 \x01(\tR\vworkspaceId\x12\x1b\n" +
@@ -2718,7 +2786,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\vorphaned_by\x18\x10 \x01(\tR\n" +
 	"orphanedBy\x12#\n" +
 	"\rorphan_reason\x18\x11 \x01(\tR\forphanReason\x12\x18\n" +
-	"\aversion\x18\x12 \x01(\x03R\aversion\"\xfb\x06\n" +
+	"\aversion\x18\x12 \x01(\x03R\aversion\x12\x1c\n" +
+	"\tworkspace\x18\x13 \x01(\tR\tworkspace\x12\x1b\n" +
+	"\tnode_name\x18\x14 \x01(\tR\bnodeName\"\xfb\x06\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
@@ -2803,7 +2873,7 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\bpossible\x18\x02 \x01(\bR\bpossible\x12\x14\n" +
 	"\x05unmet\x18\x03 \x03(\tR\x05unmet\x12 \n" +
 	"\vconsequence\x18\x04 \x01(\tR\vconsequence\x120\n" +
-	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\xcd\x06\n" +
+	"\x06reason\x18\x05 \x01(\x0e2\x18.gpuaas.common.v1.ReasonR\x06reason\"\x88\a\n" +
 	"\aFinding\x12\x1d\n" +
 	"\n" +
 	"finding_id\x18\x01 \x01(\tR\tfindingId\x121\n" +
@@ -2831,7 +2901,9 @@ const file_gpuaas_lifecycle_v1_entities_proto_rawDesc = "" +
 	"\x05count\x18\x12 \x01(\x03R\x05count\x12\x18\n" +
 	"\aversion\x18\x13 \x01(\x03R\aversion\x12'\n" +
 	"\x0facknowledged_by\x18\x14 \x01(\tR\x0eacknowledgedBy\x12-\n" +
-	"\x12acknowledge_reason\x18\x15 \x01(\tR\x11acknowledgeReasonB\xd2\x01\n" +
+	"\x12acknowledge_reason\x18\x15 \x01(\tR\x11acknowledgeReason\x12\x1c\n" +
+	"\tworkspace\x18\x16 \x01(\tR\tworkspace\x12\x1b\n" +
+	"\tnode_name\x18\x17 \x01(\tR\bnodeNameB\xd2\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\rEntitiesProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (

@@ -28,6 +28,80 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ObjectKind is a kind of object that has an id.
+type ObjectKind int32
+
+const (
+	ObjectKind_OBJECT_KIND_UNSPECIFIED ObjectKind = 0
+	ObjectKind_OBJECT_KIND_NODE        ObjectKind = 1
+	ObjectKind_OBJECT_KIND_WORKSPACE   ObjectKind = 2
+	ObjectKind_OBJECT_KIND_TASK        ObjectKind = 3
+	ObjectKind_OBJECT_KIND_ALLOCATION  ObjectKind = 4
+	ObjectKind_OBJECT_KIND_INSTANCE    ObjectKind = 5
+	ObjectKind_OBJECT_KIND_CLAIM       ObjectKind = 6
+	ObjectKind_OBJECT_KIND_INCIDENT    ObjectKind = 7
+	ObjectKind_OBJECT_KIND_FINDING     ObjectKind = 8
+	ObjectKind_OBJECT_KIND_RUN         ObjectKind = 9
+	ObjectKind_OBJECT_KIND_RECOVERY    ObjectKind = 10
+)
+
+// Enum value maps for ObjectKind.
+var (
+	ObjectKind_name = map[int32]string{
+		0:  "OBJECT_KIND_UNSPECIFIED",
+		1:  "OBJECT_KIND_NODE",
+		2:  "OBJECT_KIND_WORKSPACE",
+		3:  "OBJECT_KIND_TASK",
+		4:  "OBJECT_KIND_ALLOCATION",
+		5:  "OBJECT_KIND_INSTANCE",
+		6:  "OBJECT_KIND_CLAIM",
+		7:  "OBJECT_KIND_INCIDENT",
+		8:  "OBJECT_KIND_FINDING",
+		9:  "OBJECT_KIND_RUN",
+		10: "OBJECT_KIND_RECOVERY",
+	}
+	ObjectKind_value = map[string]int32{
+		"OBJECT_KIND_UNSPECIFIED": 0,
+		"OBJECT_KIND_NODE":        1,
+		"OBJECT_KIND_WORKSPACE":   2,
+		"OBJECT_KIND_TASK":        3,
+		"OBJECT_KIND_ALLOCATION":  4,
+		"OBJECT_KIND_INSTANCE":    5,
+		"OBJECT_KIND_CLAIM":       6,
+		"OBJECT_KIND_INCIDENT":    7,
+		"OBJECT_KIND_FINDING":     8,
+		"OBJECT_KIND_RUN":         9,
+		"OBJECT_KIND_RECOVERY":    10,
+	}
+)
+
+func (x ObjectKind) Enum() *ObjectKind {
+	p := new(ObjectKind)
+	*p = x
+	return p
+}
+
+func (x ObjectKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ObjectKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0].Descriptor()
+}
+
+func (ObjectKind) Type() protoreflect.EnumType {
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0]
+}
+
+func (x ObjectKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ObjectKind.Descriptor instead.
+func (ObjectKind) EnumDescriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{0}
+}
+
 // Topic is one kind of object to watch.
 type Topic int32
 
@@ -74,11 +148,11 @@ func (x Topic) String() string {
 }
 
 func (Topic) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0].Descriptor()
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1].Descriptor()
 }
 
 func (Topic) Type() protoreflect.EnumType {
-	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[0]
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1]
 }
 
 func (x Topic) Number() protoreflect.EnumNumber {
@@ -87,7 +161,7 @@ func (x Topic) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Topic.Descriptor instead.
 func (Topic) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{0}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{1}
 }
 
 // Change is what happened to an object.
@@ -130,11 +204,11 @@ func (x Change) String() string {
 }
 
 func (Change) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1].Descriptor()
+	return file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[2].Descriptor()
 }
 
 func (Change) Type() protoreflect.EnumType {
-	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[1]
+	return &file_gpuaas_readmodel_v1_readmodel_proto_enumTypes[2]
 }
 
 func (x Change) Number() protoreflect.EnumNumber {
@@ -143,7 +217,7 @@ func (x Change) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Change.Descriptor instead.
 func (Change) EnumDescriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{2}
 }
 
 // WhoAmIRequest is empty.
@@ -569,7 +643,9 @@ type Node struct {
 	Gate            *v13.NodeGate          `protobuf:"bytes,9,opt,name=gate,proto3" json:"gate,omitempty"`
 	ReplicaId       string                 `protobuf:"bytes,10,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	NextAction      string                 `protobuf:"bytes,11,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`
-	Since           *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"` // of `connected` as it is
+	Since           *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`                                // of `connected` as it is
+	WorkspaceId     string                 `protobuf:"bytes,13,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"` // whose instance it is; empty for a machine
+	Workspace       string                 `protobuf:"bytes,14,opt,name=workspace,proto3" json:"workspace,omitempty"`                        // tenant/name of it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -686,6 +762,20 @@ func (x *Node) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *Node) GetWorkspaceId() string {
+	if x != nil {
+		return x.WorkspaceId
+	}
+	return ""
+}
+
+func (x *Node) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
 }
 
 // Workspace is a workspace with what its user is told.
@@ -1167,6 +1257,7 @@ type Task struct {
 	Current       bool                   `protobuf:"varint,16,opt,name=current,proto3" json:"current,omitempty"` // false for history: expired, ended
 	CorrelationId string                 `protobuf:"bytes,17,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	LateEvidence  int32                  `protobuf:"varint,18,opt,name=late_evidence,json=lateEvidence,proto3" json:"late_evidence,omitempty"`
+	Workspace     string                 `protobuf:"bytes,19,opt,name=workspace,proto3" json:"workspace,omitempty"` // tenant/name of `workspace_id`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1325,6 +1416,13 @@ func (x *Task) GetLateEvidence() int32 {
 		return x.LateEvidence
 	}
 	return 0
+}
+
+func (x *Task) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
 }
 
 // ListNodesRequest filters and pages.
@@ -2351,6 +2449,129 @@ func (x *GetNodeResponse) GetNode() *Node {
 	return nil
 }
 
+// ResolveRequest is a reference as a person gives it: a name of a node or a workspace, an id with or without dashes in any case, or six or more digits from
+// the beginning or the end of one.
+type ResolveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Kinds         []ObjectKind           `protobuf:"varint,2,rep,packed,name=kinds,proto3,enum=gpuaas.readmodel.v1.ObjectKind" json:"kinds,omitempty"` // where to look; none: everywhere that the person may
+	MinPos        string                 `protobuf:"bytes,3,opt,name=min_pos,json=minPos,proto3" json:"min_pos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveRequest) Reset() {
+	*x = ResolveRequest{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveRequest) ProtoMessage() {}
+
+func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
+func (*ResolveRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ResolveRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *ResolveRequest) GetKinds() []ObjectKind {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *ResolveRequest) GetMinPos() string {
+	if x != nil {
+		return x.MinPos
+	}
+	return ""
+}
+
+// ResolveResponse is the object that was found.
+type ResolveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          ObjectKind             `protobuf:"varint,1,opt,name=kind,proto3,enum=gpuaas.readmodel.v1.ObjectKind" json:"kind,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // empty if it has none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveResponse) Reset() {
+	*x = ResolveResponse{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveResponse) ProtoMessage() {}
+
+func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
+func (*ResolveResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ResolveResponse) GetKind() ObjectKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ObjectKind_OBJECT_KIND_UNSPECIFIED
+}
+
+func (x *ResolveResponse) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ResolveResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // GetWorkspaceRequest names a workspace by id, tenant/name or a bare name.
 type GetWorkspaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2362,7 +2583,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2595,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2608,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetWorkspaceRequest) GetWorkspace() string {
@@ -2414,7 +2635,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2647,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2660,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2461,7 +2682,7 @@ type GetTimelineRequest struct {
 
 func (x *GetTimelineRequest) Reset() {
 	*x = GetTimelineRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2694,7 @@ func (x *GetTimelineRequest) String() string {
 func (*GetTimelineRequest) ProtoMessage() {}
 
 func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2707,7 @@ func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
 func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetTimelineRequest) GetWorkspace() string {
@@ -2523,7 +2744,7 @@ type GetTimelineResponse struct {
 
 func (x *GetTimelineResponse) Reset() {
 	*x = GetTimelineResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2756,7 @@ func (x *GetTimelineResponse) String() string {
 func (*GetTimelineResponse) ProtoMessage() {}
 
 func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2769,7 @@ func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineResponse.ProtoReflect.Descriptor instead.
 func (*GetTimelineResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetTimelineResponse) GetWorkspace() *Workspace {
@@ -2598,7 +2819,7 @@ type RunBrief struct {
 
 func (x *RunBrief) Reset() {
 	*x = RunBrief{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2831,7 @@ func (x *RunBrief) String() string {
 func (*RunBrief) ProtoMessage() {}
 
 func (x *RunBrief) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2844,7 @@ func (x *RunBrief) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunBrief.ProtoReflect.Descriptor instead.
 func (*RunBrief) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RunBrief) GetRunId() string {
@@ -2707,7 +2928,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +2940,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +2953,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetActionsRequest) GetWorkspace() string {
@@ -2759,7 +2980,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2992,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +3005,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetActionsResponse) GetActions() []*v13.ActionOption {
@@ -2805,7 +3026,7 @@ type GetTaskRequest struct {
 
 func (x *GetTaskRequest) Reset() {
 	*x = GetTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +3038,7 @@ func (x *GetTaskRequest) String() string {
 func (*GetTaskRequest) ProtoMessage() {}
 
 func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +3051,7 @@ func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskRequest.ProtoReflect.Descriptor instead.
 func (*GetTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetTaskRequest) GetTaskId() string {
@@ -2857,7 +3078,7 @@ type GetTaskResponse struct {
 
 func (x *GetTaskResponse) Reset() {
 	*x = GetTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +3090,7 @@ func (x *GetTaskResponse) String() string {
 func (*GetTaskResponse) ProtoMessage() {}
 
 func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +3103,7 @@ func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskResponse.ProtoReflect.Descriptor instead.
 func (*GetTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTaskResponse) GetTask() *Task {
@@ -2902,7 +3123,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3135,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3148,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -2947,7 +3168,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3180,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3193,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetPolicyResponse) GetItems() []*v11.PolicyKey {
@@ -2992,7 +3213,7 @@ type ExplainReasonRequest struct {
 
 func (x *ExplainReasonRequest) Reset() {
 	*x = ExplainReasonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3225,7 @@ func (x *ExplainReasonRequest) String() string {
 func (*ExplainReasonRequest) ProtoMessage() {}
 
 func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3238,7 @@ func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonRequest.ProtoReflect.Descriptor instead.
 func (*ExplainReasonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainReasonRequest) GetCode() string {
@@ -3042,7 +3263,7 @@ type ReasonText struct {
 
 func (x *ReasonText) Reset() {
 	*x = ReasonText{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3054,7 +3275,7 @@ func (x *ReasonText) String() string {
 func (*ReasonText) ProtoMessage() {}
 
 func (x *ReasonText) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3067,7 +3288,7 @@ func (x *ReasonText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonText.ProtoReflect.Descriptor instead.
 func (*ReasonText) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReasonText) GetCode() string {
@@ -3122,7 +3343,7 @@ type ExplainReasonResponse struct {
 
 func (x *ExplainReasonResponse) Reset() {
 	*x = ExplainReasonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3355,7 @@ func (x *ExplainReasonResponse) String() string {
 func (*ExplainReasonResponse) ProtoMessage() {}
 
 func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3368,7 @@ func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonResponse.ProtoReflect.Descriptor instead.
 func (*ExplainReasonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExplainReasonResponse) GetItems() []*ReasonText {
@@ -3171,7 +3392,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3404,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3417,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WatchRequest) GetTopics() []Topic {
@@ -3250,7 +3471,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3262,7 +3483,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3275,7 +3496,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WatchResponse) GetFrame() isWatchResponse_Frame {
@@ -3362,7 +3583,7 @@ type WatchItem struct {
 
 func (x *WatchItem) Reset() {
 	*x = WatchItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3595,7 @@ func (x *WatchItem) String() string {
 func (*WatchItem) ProtoMessage() {}
 
 func (x *WatchItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3608,7 @@ func (x *WatchItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchItem.ProtoReflect.Descriptor instead.
 func (*WatchItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchItem) GetTopic() Topic {
@@ -3522,7 +3743,7 @@ type Bootstrapped struct {
 
 func (x *Bootstrapped) Reset() {
 	*x = Bootstrapped{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3755,7 @@ func (x *Bootstrapped) String() string {
 func (*Bootstrapped) ProtoMessage() {}
 
 func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3768,7 @@ func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bootstrapped.ProtoReflect.Descriptor instead.
 func (*Bootstrapped) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Bootstrapped) GetTotal() int32 {
@@ -3567,7 +3788,7 @@ type WatchHeartbeat struct {
 
 func (x *WatchHeartbeat) Reset() {
 	*x = WatchHeartbeat{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3800,7 @@ func (x *WatchHeartbeat) String() string {
 func (*WatchHeartbeat) ProtoMessage() {}
 
 func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3813,7 @@ func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHeartbeat.ProtoReflect.Descriptor instead.
 func (*WatchHeartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WatchHeartbeat) GetServerTime() *timestamppb.Timestamp {
@@ -3613,7 +3834,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3846,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3859,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -3667,7 +3888,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3900,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3913,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CreateTenantResponse) GetTenant() *v13.Tenant {
@@ -3730,7 +3951,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +3963,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +3976,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateWorkspaceRequest) GetTenant() string {
@@ -3803,7 +4024,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3815,7 +4036,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3828,7 +4049,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -3854,7 +4075,7 @@ type OperateWorkspaceRequest struct {
 
 func (x *OperateWorkspaceRequest) Reset() {
 	*x = OperateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3866,7 +4087,7 @@ func (x *OperateWorkspaceRequest) String() string {
 func (*OperateWorkspaceRequest) ProtoMessage() {}
 
 func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +4100,7 @@ func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *OperateWorkspaceRequest) GetWorkspace() string {
@@ -3941,7 +4162,7 @@ type OperateWorkspaceResponse struct {
 
 func (x *OperateWorkspaceResponse) Reset() {
 	*x = OperateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4174,7 @@ func (x *OperateWorkspaceResponse) String() string {
 func (*OperateWorkspaceResponse) ProtoMessage() {}
 
 func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4187,7 @@ func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *OperateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -3988,7 +4209,7 @@ type EnrollNodeRequest struct {
 
 func (x *EnrollNodeRequest) Reset() {
 	*x = EnrollNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4000,7 +4221,7 @@ func (x *EnrollNodeRequest) String() string {
 func (*EnrollNodeRequest) ProtoMessage() {}
 
 func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4013,7 +4234,7 @@ func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeRequest.ProtoReflect.Descriptor instead.
 func (*EnrollNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EnrollNodeRequest) GetName() string {
@@ -4051,7 +4272,7 @@ type EnrollNodeResponse struct {
 
 func (x *EnrollNodeResponse) Reset() {
 	*x = EnrollNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4063,7 +4284,7 @@ func (x *EnrollNodeResponse) String() string {
 func (*EnrollNodeResponse) ProtoMessage() {}
 
 func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4076,7 +4297,7 @@ func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeResponse.ProtoReflect.Descriptor instead.
 func (*EnrollNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EnrollNodeResponse) GetNodeId() string {
@@ -4126,7 +4347,7 @@ type ChangeNodeIdentityRequest struct {
 
 func (x *ChangeNodeIdentityRequest) Reset() {
 	*x = ChangeNodeIdentityRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4138,7 +4359,7 @@ func (x *ChangeNodeIdentityRequest) String() string {
 func (*ChangeNodeIdentityRequest) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4151,7 +4372,7 @@ func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ChangeNodeIdentityRequest) GetNode() string {
@@ -4186,7 +4407,7 @@ type ChangeNodeIdentityResponse struct {
 
 func (x *ChangeNodeIdentityResponse) Reset() {
 	*x = ChangeNodeIdentityResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4198,7 +4419,7 @@ func (x *ChangeNodeIdentityResponse) String() string {
 func (*ChangeNodeIdentityResponse) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4211,7 +4432,7 @@ func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityResponse.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ChangeNodeIdentityResponse) GetNode() *v11.NodeIdentity {
@@ -4240,7 +4461,7 @@ type SetCordonRequest struct {
 
 func (x *SetCordonRequest) Reset() {
 	*x = SetCordonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4252,7 +4473,7 @@ func (x *SetCordonRequest) String() string {
 func (*SetCordonRequest) ProtoMessage() {}
 
 func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4265,7 +4486,7 @@ func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonRequest.ProtoReflect.Descriptor instead.
 func (*SetCordonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetCordonRequest) GetNode() string {
@@ -4300,7 +4521,7 @@ type SetCordonResponse struct {
 
 func (x *SetCordonResponse) Reset() {
 	*x = SetCordonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4533,7 @@ func (x *SetCordonResponse) String() string {
 func (*SetCordonResponse) ProtoMessage() {}
 
 func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4546,7 @@ func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonResponse.ProtoReflect.Descriptor instead.
 func (*SetCordonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetCordonResponse) GetGate() *v13.NodeGate {
@@ -4353,7 +4574,7 @@ type ProbeNodeRequest struct {
 
 func (x *ProbeNodeRequest) Reset() {
 	*x = ProbeNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4365,7 +4586,7 @@ func (x *ProbeNodeRequest) String() string {
 func (*ProbeNodeRequest) ProtoMessage() {}
 
 func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4378,7 +4599,7 @@ func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ProbeNodeRequest) GetNode() string {
@@ -4406,7 +4627,7 @@ type ProbeNodeResponse struct {
 
 func (x *ProbeNodeResponse) Reset() {
 	*x = ProbeNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +4639,7 @@ func (x *ProbeNodeResponse) String() string {
 func (*ProbeNodeResponse) ProtoMessage() {}
 
 func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +4652,7 @@ func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ProbeNodeResponse) GetTask() *v13.Task {
@@ -4460,7 +4681,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4472,7 +4693,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4485,7 +4706,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -4520,7 +4741,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4532,7 +4753,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4545,7 +4766,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ChangeTaskResponse) GetTask() *v13.Task {
@@ -4575,7 +4796,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4587,7 +4808,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4600,7 +4821,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -4642,7 +4863,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4654,7 +4875,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4667,7 +4888,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SetPolicyResponse) GetKey() *v11.PolicyKey {
@@ -4732,7 +4953,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\vfindings_p1\x18\r \x01(\x05R\n" +
 	"findingsP1\x12\x1f\n" +
 	"\vfindings_p2\x18\x0e \x01(\x05R\n" +
-	"findingsP2\"\x8a\x04\n" +
+	"findingsP2\"\xcb\x04\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -4749,7 +4970,9 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	" \x01(\tR\treplicaId\x12\x1f\n" +
 	"\vnext_action\x18\v \x01(\tR\n" +
 	"nextAction\x120\n" +
-	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x9b\b\n" +
+	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12!\n" +
+	"\fworkspace_id\x18\r \x01(\tR\vworkspaceId\x12\x1c\n" +
+	"\tworkspace\x18\x0e \x01(\tR\tworkspace\"\x9b\b\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -4813,7 +5036,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x05round\x18\x13 \x01(\x05R\x05round\x12\x14\n" +
 	"\x05cause\x18\x14 \x01(\tR\x05cause\x12\x1f\n" +
 	"\vlast_output\x18\x15 \x01(\tR\n" +
-	"lastOutput\"\xa4\x05\n" +
+	"lastOutput\"\xc2\x05\n" +
 	"\x04Task\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\x04type\x12\x17\n" +
@@ -4835,7 +5058,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"expires_at\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x18\n" +
 	"\acurrent\x18\x10 \x01(\bR\acurrent\x12%\n" +
 	"\x0ecorrelation_id\x18\x11 \x01(\tR\rcorrelationId\x12#\n" +
-	"\rlate_evidence\x18\x12 \x01(\x05R\flateEvidence\"\x96\x02\n" +
+	"\rlate_evidence\x18\x12 \x01(\x05R\flateEvidence\x12\x1c\n" +
+	"\tworkspace\x18\x13 \x01(\tR\tworkspace\"\x96\x02\n" +
 	"\x10ListNodesRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +
@@ -4920,7 +5144,16 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x04node\x12 \n" +
 	"\amin_pos\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"@\n" +
 	"\x0fGetNodeResponse\x12-\n" +
-	"\x04node\x18\x01 \x01(\v2\x19.gpuaas.readmodel.v1.NodeR\x04node\"a\n" +
+	"\x04node\x18\x01 \x01(\v2\x19.gpuaas.readmodel.v1.NodeR\x04node\"\x9a\x01\n" +
+	"\x0eResolveRequest\x12\x1c\n" +
+	"\x03ref\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\x03ref\x12H\n" +
+	"\x05kinds\x18\x02 \x03(\x0e2\x1f.gpuaas.readmodel.v1.ObjectKindB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x05kinds\x12 \n" +
+	"\amin_pos\x18\x03 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\"j\n" +
+	"\x0fResolveResponse\x123\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1f.gpuaas.readmodel.v1.ObjectKindR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"a\n" +
 	"\x13GetWorkspaceRequest\x12(\n" +
 	"\tworkspace\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\tworkspace\x12 \n" +
@@ -5090,7 +5323,21 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x15acknowledge_weakening\x18\x04 \x01(\bR\x14acknowledgeWeakening\"V\n" +
 	"\x11SetPolicyResponse\x12/\n" +
 	"\x03key\x18\x01 \x01(\v2\x1d.gpuaas.recovery.v1.PolicyKeyR\x03key\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos*\x8c\x01\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos*\x9f\x02\n" +
+	"\n" +
+	"ObjectKind\x12\x1b\n" +
+	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10OBJECT_KIND_NODE\x10\x01\x12\x19\n" +
+	"\x15OBJECT_KIND_WORKSPACE\x10\x02\x12\x14\n" +
+	"\x10OBJECT_KIND_TASK\x10\x03\x12\x1a\n" +
+	"\x16OBJECT_KIND_ALLOCATION\x10\x04\x12\x18\n" +
+	"\x14OBJECT_KIND_INSTANCE\x10\x05\x12\x15\n" +
+	"\x11OBJECT_KIND_CLAIM\x10\x06\x12\x18\n" +
+	"\x14OBJECT_KIND_INCIDENT\x10\a\x12\x17\n" +
+	"\x13OBJECT_KIND_FINDING\x10\b\x12\x13\n" +
+	"\x0fOBJECT_KIND_RUN\x10\t\x12\x18\n" +
+	"\x14OBJECT_KIND_RECOVERY\x10\n" +
+	"*\x8c\x01\n" +
 	"\x05Topic\x12\x15\n" +
 	"\x11TOPIC_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTOPIC_NODES\x10\x01\x12\x14\n" +
@@ -5105,7 +5352,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x0fCHANGE_SNAPSHOT\x10\x01\x12\x12\n" +
 	"\x0eCHANGE_CREATED\x10\x02\x12\x12\n" +
 	"\x0eCHANGE_UPDATED\x10\x03\x12\x14\n" +
-	"\x10CHANGE_DESTROYED\x10\x042\xac\x13\n" +
+	"\x10CHANGE_DESTROYED\x10\x042\xb7\x14\n" +
 	"\fQueryService\x12\x85\x01\n" +
 	"\x06WhoAmI\x12\".gpuaas.readmodel.v1.WhoAmIRequest\x1a#.gpuaas.readmodel.v1.WhoAmIResponse\"2\xe2\xe0\x18.\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x8e\x01\n" +
@@ -5114,7 +5361,9 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\tListNodes\x12%.gpuaas.readmodel.v1.ListNodesRequest\x1a&.gpuaas.readmodel.v1.ListNodesResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x80\x01\n" +
 	"\aGetNode\x12#.gpuaas.readmodel.v1.GetNodeRequest\x1a$.gpuaas.readmodel.v1.GetNodeResponse\"*\xe2\xe0\x18&\n" +
-	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x94\x01\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x88\x01\n" +
+	"\aResolve\x12#.gpuaas.readmodel.v1.ResolveRequest\x1a$.gpuaas.readmodel.v1.ResolveResponse\"2\xe2\xe0\x18.\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x94\x01\n" +
 	"\vListTenants\x12'.gpuaas.readmodel.v1.ListTenantsRequest\x1a(.gpuaas.readmodel.v1.ListTenantsResponse\"2\xe2\xe0\x18.\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewer\x12\x9d\x01\n" +
 	"\x0eListWorkspaces\x12*.gpuaas.readmodel.v1.ListWorkspacesRequest\x1a+.gpuaas.readmodel.v1.ListWorkspacesResponse\"2\xe2\xe0\x18.\n" +
@@ -5178,253 +5427,260 @@ func file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
-	(Topic)(0),                         // 0: gpuaas.readmodel.v1.Topic
-	(Change)(0),                        // 1: gpuaas.readmodel.v1.Change
-	(*WhoAmIRequest)(nil),              // 2: gpuaas.readmodel.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),             // 3: gpuaas.readmodel.v1.WhoAmIResponse
-	(*GetStatusRequest)(nil),           // 4: gpuaas.readmodel.v1.GetStatusRequest
-	(*ComponentStatus)(nil),            // 5: gpuaas.readmodel.v1.ComponentStatus
-	(*GetStatusResponse)(nil),          // 6: gpuaas.readmodel.v1.GetStatusResponse
-	(*Node)(nil),                       // 7: gpuaas.readmodel.v1.Node
-	(*Workspace)(nil),                  // 8: gpuaas.readmodel.v1.Workspace
-	(*TimelineItem)(nil),               // 9: gpuaas.readmodel.v1.TimelineItem
-	(*Task)(nil),                       // 10: gpuaas.readmodel.v1.Task
-	(*ListNodesRequest)(nil),           // 11: gpuaas.readmodel.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 12: gpuaas.readmodel.v1.ListNodesResponse
-	(*ListTenantsRequest)(nil),         // 13: gpuaas.readmodel.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),        // 14: gpuaas.readmodel.v1.ListTenantsResponse
-	(*ListWorkspacesRequest)(nil),      // 15: gpuaas.readmodel.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),     // 16: gpuaas.readmodel.v1.ListWorkspacesResponse
-	(*ListTasksRequest)(nil),           // 17: gpuaas.readmodel.v1.ListTasksRequest
-	(*ListTasksResponse)(nil),          // 18: gpuaas.readmodel.v1.ListTasksResponse
-	(*ListInstancesRequest)(nil),       // 19: gpuaas.readmodel.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),      // 20: gpuaas.readmodel.v1.ListInstancesResponse
-	(*ListClaimsRequest)(nil),          // 21: gpuaas.readmodel.v1.ListClaimsRequest
-	(*ListClaimsResponse)(nil),         // 22: gpuaas.readmodel.v1.ListClaimsResponse
-	(*ListAllocationsRequest)(nil),     // 23: gpuaas.readmodel.v1.ListAllocationsRequest
-	(*ListAllocationsResponse)(nil),    // 24: gpuaas.readmodel.v1.ListAllocationsResponse
-	(*GetNodeRequest)(nil),             // 25: gpuaas.readmodel.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),            // 26: gpuaas.readmodel.v1.GetNodeResponse
-	(*GetWorkspaceRequest)(nil),        // 27: gpuaas.readmodel.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),       // 28: gpuaas.readmodel.v1.GetWorkspaceResponse
-	(*GetTimelineRequest)(nil),         // 29: gpuaas.readmodel.v1.GetTimelineRequest
-	(*GetTimelineResponse)(nil),        // 30: gpuaas.readmodel.v1.GetTimelineResponse
-	(*RunBrief)(nil),                   // 31: gpuaas.readmodel.v1.RunBrief
-	(*GetActionsRequest)(nil),          // 32: gpuaas.readmodel.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 33: gpuaas.readmodel.v1.GetActionsResponse
-	(*GetTaskRequest)(nil),             // 34: gpuaas.readmodel.v1.GetTaskRequest
-	(*GetTaskResponse)(nil),            // 35: gpuaas.readmodel.v1.GetTaskResponse
-	(*GetPolicyRequest)(nil),           // 36: gpuaas.readmodel.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),          // 37: gpuaas.readmodel.v1.GetPolicyResponse
-	(*ExplainReasonRequest)(nil),       // 38: gpuaas.readmodel.v1.ExplainReasonRequest
-	(*ReasonText)(nil),                 // 39: gpuaas.readmodel.v1.ReasonText
-	(*ExplainReasonResponse)(nil),      // 40: gpuaas.readmodel.v1.ExplainReasonResponse
-	(*WatchRequest)(nil),               // 41: gpuaas.readmodel.v1.WatchRequest
-	(*WatchResponse)(nil),              // 42: gpuaas.readmodel.v1.WatchResponse
-	(*WatchItem)(nil),                  // 43: gpuaas.readmodel.v1.WatchItem
-	(*Bootstrapped)(nil),               // 44: gpuaas.readmodel.v1.Bootstrapped
-	(*WatchHeartbeat)(nil),             // 45: gpuaas.readmodel.v1.WatchHeartbeat
-	(*CreateTenantRequest)(nil),        // 46: gpuaas.readmodel.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 47: gpuaas.readmodel.v1.CreateTenantResponse
-	(*CreateWorkspaceRequest)(nil),     // 48: gpuaas.readmodel.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil),    // 49: gpuaas.readmodel.v1.CreateWorkspaceResponse
-	(*OperateWorkspaceRequest)(nil),    // 50: gpuaas.readmodel.v1.OperateWorkspaceRequest
-	(*OperateWorkspaceResponse)(nil),   // 51: gpuaas.readmodel.v1.OperateWorkspaceResponse
-	(*EnrollNodeRequest)(nil),          // 52: gpuaas.readmodel.v1.EnrollNodeRequest
-	(*EnrollNodeResponse)(nil),         // 53: gpuaas.readmodel.v1.EnrollNodeResponse
-	(*ChangeNodeIdentityRequest)(nil),  // 54: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	(*ChangeNodeIdentityResponse)(nil), // 55: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	(*SetCordonRequest)(nil),           // 56: gpuaas.readmodel.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),          // 57: gpuaas.readmodel.v1.SetCordonResponse
-	(*ProbeNodeRequest)(nil),           // 58: gpuaas.readmodel.v1.ProbeNodeRequest
-	(*ProbeNodeResponse)(nil),          // 59: gpuaas.readmodel.v1.ProbeNodeResponse
-	(*ChangeTaskRequest)(nil),          // 60: gpuaas.readmodel.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 61: gpuaas.readmodel.v1.ChangeTaskResponse
-	(*SetPolicyRequest)(nil),           // 62: gpuaas.readmodel.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),          // 63: gpuaas.readmodel.v1.SetPolicyResponse
-	(*timestamppb.Timestamp)(nil),      // 64: google.protobuf.Timestamp
-	(v1.PartState)(0),                  // 65: gpuaas.common.v1.PartState
-	(v1.Severity)(0),                   // 66: gpuaas.common.v1.Severity
-	(v1.UserState)(0),                  // 67: gpuaas.common.v1.UserState
-	(*v11.NodeIdentity)(nil),           // 68: gpuaas.recovery.v1.NodeIdentity
-	(*v12.SessionChanged)(nil),         // 69: gpuaas.node.v1.SessionChanged
-	(*v13.NodeGate)(nil),               // 70: gpuaas.lifecycle.v1.NodeGate
-	(v1.WorkspaceState)(0),             // 71: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 72: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 73: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 74: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 75: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 76: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 77: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 78: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 79: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 80: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 81: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 82: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 83: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 84: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 85: gpuaas.lifecycle.v1.Allocation
-	(*v13.Run)(nil),                    // 86: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 87: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 88: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 89: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 90: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 91: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 92: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 93: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 94: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 95: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 96: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 97: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 98: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 99: gpuaas.lifecycle.v1.Task
+	(ObjectKind)(0),                    // 0: gpuaas.readmodel.v1.ObjectKind
+	(Topic)(0),                         // 1: gpuaas.readmodel.v1.Topic
+	(Change)(0),                        // 2: gpuaas.readmodel.v1.Change
+	(*WhoAmIRequest)(nil),              // 3: gpuaas.readmodel.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),             // 4: gpuaas.readmodel.v1.WhoAmIResponse
+	(*GetStatusRequest)(nil),           // 5: gpuaas.readmodel.v1.GetStatusRequest
+	(*ComponentStatus)(nil),            // 6: gpuaas.readmodel.v1.ComponentStatus
+	(*GetStatusResponse)(nil),          // 7: gpuaas.readmodel.v1.GetStatusResponse
+	(*Node)(nil),                       // 8: gpuaas.readmodel.v1.Node
+	(*Workspace)(nil),                  // 9: gpuaas.readmodel.v1.Workspace
+	(*TimelineItem)(nil),               // 10: gpuaas.readmodel.v1.TimelineItem
+	(*Task)(nil),                       // 11: gpuaas.readmodel.v1.Task
+	(*ListNodesRequest)(nil),           // 12: gpuaas.readmodel.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 13: gpuaas.readmodel.v1.ListNodesResponse
+	(*ListTenantsRequest)(nil),         // 14: gpuaas.readmodel.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),        // 15: gpuaas.readmodel.v1.ListTenantsResponse
+	(*ListWorkspacesRequest)(nil),      // 16: gpuaas.readmodel.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),     // 17: gpuaas.readmodel.v1.ListWorkspacesResponse
+	(*ListTasksRequest)(nil),           // 18: gpuaas.readmodel.v1.ListTasksRequest
+	(*ListTasksResponse)(nil),          // 19: gpuaas.readmodel.v1.ListTasksResponse
+	(*ListInstancesRequest)(nil),       // 20: gpuaas.readmodel.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),      // 21: gpuaas.readmodel.v1.ListInstancesResponse
+	(*ListClaimsRequest)(nil),          // 22: gpuaas.readmodel.v1.ListClaimsRequest
+	(*ListClaimsResponse)(nil),         // 23: gpuaas.readmodel.v1.ListClaimsResponse
+	(*ListAllocationsRequest)(nil),     // 24: gpuaas.readmodel.v1.ListAllocationsRequest
+	(*ListAllocationsResponse)(nil),    // 25: gpuaas.readmodel.v1.ListAllocationsResponse
+	(*GetNodeRequest)(nil),             // 26: gpuaas.readmodel.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),            // 27: gpuaas.readmodel.v1.GetNodeResponse
+	(*ResolveRequest)(nil),             // 28: gpuaas.readmodel.v1.ResolveRequest
+	(*ResolveResponse)(nil),            // 29: gpuaas.readmodel.v1.ResolveResponse
+	(*GetWorkspaceRequest)(nil),        // 30: gpuaas.readmodel.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),       // 31: gpuaas.readmodel.v1.GetWorkspaceResponse
+	(*GetTimelineRequest)(nil),         // 32: gpuaas.readmodel.v1.GetTimelineRequest
+	(*GetTimelineResponse)(nil),        // 33: gpuaas.readmodel.v1.GetTimelineResponse
+	(*RunBrief)(nil),                   // 34: gpuaas.readmodel.v1.RunBrief
+	(*GetActionsRequest)(nil),          // 35: gpuaas.readmodel.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 36: gpuaas.readmodel.v1.GetActionsResponse
+	(*GetTaskRequest)(nil),             // 37: gpuaas.readmodel.v1.GetTaskRequest
+	(*GetTaskResponse)(nil),            // 38: gpuaas.readmodel.v1.GetTaskResponse
+	(*GetPolicyRequest)(nil),           // 39: gpuaas.readmodel.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),          // 40: gpuaas.readmodel.v1.GetPolicyResponse
+	(*ExplainReasonRequest)(nil),       // 41: gpuaas.readmodel.v1.ExplainReasonRequest
+	(*ReasonText)(nil),                 // 42: gpuaas.readmodel.v1.ReasonText
+	(*ExplainReasonResponse)(nil),      // 43: gpuaas.readmodel.v1.ExplainReasonResponse
+	(*WatchRequest)(nil),               // 44: gpuaas.readmodel.v1.WatchRequest
+	(*WatchResponse)(nil),              // 45: gpuaas.readmodel.v1.WatchResponse
+	(*WatchItem)(nil),                  // 46: gpuaas.readmodel.v1.WatchItem
+	(*Bootstrapped)(nil),               // 47: gpuaas.readmodel.v1.Bootstrapped
+	(*WatchHeartbeat)(nil),             // 48: gpuaas.readmodel.v1.WatchHeartbeat
+	(*CreateTenantRequest)(nil),        // 49: gpuaas.readmodel.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 50: gpuaas.readmodel.v1.CreateTenantResponse
+	(*CreateWorkspaceRequest)(nil),     // 51: gpuaas.readmodel.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil),    // 52: gpuaas.readmodel.v1.CreateWorkspaceResponse
+	(*OperateWorkspaceRequest)(nil),    // 53: gpuaas.readmodel.v1.OperateWorkspaceRequest
+	(*OperateWorkspaceResponse)(nil),   // 54: gpuaas.readmodel.v1.OperateWorkspaceResponse
+	(*EnrollNodeRequest)(nil),          // 55: gpuaas.readmodel.v1.EnrollNodeRequest
+	(*EnrollNodeResponse)(nil),         // 56: gpuaas.readmodel.v1.EnrollNodeResponse
+	(*ChangeNodeIdentityRequest)(nil),  // 57: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	(*ChangeNodeIdentityResponse)(nil), // 58: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	(*SetCordonRequest)(nil),           // 59: gpuaas.readmodel.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 60: gpuaas.readmodel.v1.SetCordonResponse
+	(*ProbeNodeRequest)(nil),           // 61: gpuaas.readmodel.v1.ProbeNodeRequest
+	(*ProbeNodeResponse)(nil),          // 62: gpuaas.readmodel.v1.ProbeNodeResponse
+	(*ChangeTaskRequest)(nil),          // 63: gpuaas.readmodel.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 64: gpuaas.readmodel.v1.ChangeTaskResponse
+	(*SetPolicyRequest)(nil),           // 65: gpuaas.readmodel.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),          // 66: gpuaas.readmodel.v1.SetPolicyResponse
+	(*timestamppb.Timestamp)(nil),      // 67: google.protobuf.Timestamp
+	(v1.PartState)(0),                  // 68: gpuaas.common.v1.PartState
+	(v1.Severity)(0),                   // 69: gpuaas.common.v1.Severity
+	(v1.UserState)(0),                  // 70: gpuaas.common.v1.UserState
+	(*v11.NodeIdentity)(nil),           // 71: gpuaas.recovery.v1.NodeIdentity
+	(*v12.SessionChanged)(nil),         // 72: gpuaas.node.v1.SessionChanged
+	(*v13.NodeGate)(nil),               // 73: gpuaas.lifecycle.v1.NodeGate
+	(v1.WorkspaceState)(0),             // 74: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 75: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 76: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 77: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 78: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 79: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 80: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 81: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 82: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 83: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 84: gpuaas.common.v1.Reason
+	(*v13.Tenant)(nil),                 // 85: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 86: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 87: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 88: gpuaas.lifecycle.v1.Allocation
+	(*v13.Run)(nil),                    // 89: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 90: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 91: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 92: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 93: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 94: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 95: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 96: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 97: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 98: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 99: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 100: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 101: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 102: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
-	64,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	64,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
-	65,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
-	64,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
-	66,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
-	5,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
-	67,  // 6: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
-	64,  // 7: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
-	68,  // 8: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
-	69,  // 9: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
-	70,  // 10: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	64,  // 11: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	71,  // 12: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	67,  // 13: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	72,  // 14: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	73,  // 15: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	64,  // 16: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	64,  // 17: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	74,  // 18: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	64,  // 19: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	75,  // 20: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	76,  // 21: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	64,  // 22: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	77,  // 23: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	64,  // 24: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	78,  // 25: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	79,  // 26: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	80,  // 27: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	81,  // 28: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	64,  // 29: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	64,  // 30: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	7,   // 31: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	82,  // 32: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	71,  // 33: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	8,   // 34: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	79,  // 35: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	10,  // 36: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	83,  // 37: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	84,  // 38: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	85,  // 39: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	7,   // 40: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 41: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	8,   // 42: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	86,  // 43: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	9,   // 44: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	31,  // 45: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	87,  // 46: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	88,  // 47: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	64,  // 48: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	64,  // 49: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	77,  // 50: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	89,  // 51: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	10,  // 52: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	90,  // 53: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	91,  // 54: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	39,  // 55: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	0,   // 56: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	43,  // 57: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	44,  // 58: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	45,  // 59: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	0,   // 60: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	1,   // 61: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	7,   // 62: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	8,   // 63: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	10,  // 64: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	83,  // 65: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	86,  // 66: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	92,  // 67: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	64,  // 68: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	93,  // 69: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	82,  // 70: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	72,  // 71: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	94,  // 72: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	87,  // 73: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	95,  // 74: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	94,  // 75: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	96,  // 76: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	64,  // 77: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	97,  // 78: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	98,  // 79: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	68,  // 80: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	70,  // 81: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	99,  // 82: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	99,  // 83: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	90,  // 84: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	2,   // 85: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	4,   // 86: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	11,  // 87: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	25,  // 88: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	13,  // 89: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	15,  // 90: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	27,  // 91: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	29,  // 92: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	32,  // 93: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	17,  // 94: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	34,  // 95: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	19,  // 96: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	21,  // 97: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	23,  // 98: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	36,  // 99: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	38,  // 100: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	41,  // 101: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	46,  // 102: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	48,  // 103: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	50,  // 104: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	52,  // 105: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	54,  // 106: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	56,  // 107: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	58,  // 108: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	60,  // 109: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	62,  // 110: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	3,   // 111: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	6,   // 112: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	12,  // 113: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	26,  // 114: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	14,  // 115: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	16,  // 116: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	28,  // 117: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	30,  // 118: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	33,  // 119: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	18,  // 120: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	35,  // 121: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	20,  // 122: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	22,  // 123: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	24,  // 124: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	37,  // 125: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	40,  // 126: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	42,  // 127: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	47,  // 128: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	49,  // 129: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	51,  // 130: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	53,  // 131: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	55,  // 132: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	57,  // 133: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	59,  // 134: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	61,  // 135: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	63,  // 136: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	111, // [111:137] is the sub-list for method output_type
-	85,  // [85:111] is the sub-list for method input_type
-	85,  // [85:85] is the sub-list for extension type_name
-	85,  // [85:85] is the sub-list for extension extendee
-	0,   // [0:85] is the sub-list for field type_name
+	67,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	67,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
+	68,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
+	67,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
+	69,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
+	6,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
+	70,  // 6: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
+	67,  // 7: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
+	71,  // 8: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
+	72,  // 9: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
+	73,  // 10: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	67,  // 11: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
+	74,  // 12: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	70,  // 13: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	75,  // 14: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	76,  // 15: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	67,  // 16: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	67,  // 17: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	77,  // 18: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	67,  // 19: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	78,  // 20: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	79,  // 21: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	67,  // 22: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	80,  // 23: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	67,  // 24: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	81,  // 25: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	82,  // 26: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	83,  // 27: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	84,  // 28: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	67,  // 29: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	67,  // 30: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	8,   // 31: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	85,  // 32: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	74,  // 33: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	9,   // 34: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	82,  // 35: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	11,  // 36: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	86,  // 37: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	87,  // 38: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	88,  // 39: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	8,   // 40: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	0,   // 41: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	0,   // 42: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	9,   // 43: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	9,   // 44: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	89,  // 45: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	10,  // 46: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	34,  // 47: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	90,  // 48: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	91,  // 49: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	67,  // 50: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	67,  // 51: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	80,  // 52: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	92,  // 53: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	11,  // 54: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	93,  // 55: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	94,  // 56: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	42,  // 57: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	1,   // 58: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	46,  // 59: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	47,  // 60: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	48,  // 61: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	1,   // 62: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	2,   // 63: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	8,   // 64: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	9,   // 65: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	11,  // 66: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	86,  // 67: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	89,  // 68: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	95,  // 69: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	67,  // 70: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	96,  // 71: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	85,  // 72: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	75,  // 73: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	97,  // 74: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	90,  // 75: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	98,  // 76: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	97,  // 77: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	99,  // 78: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	67,  // 79: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	100, // 80: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	101, // 81: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	71,  // 82: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	73,  // 83: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	102, // 84: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	102, // 85: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	93,  // 86: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	3,   // 87: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	5,   // 88: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	12,  // 89: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	26,  // 90: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	28,  // 91: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	14,  // 92: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	16,  // 93: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	30,  // 94: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	32,  // 95: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	35,  // 96: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	18,  // 97: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	37,  // 98: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	20,  // 99: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	22,  // 100: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	24,  // 101: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	39,  // 102: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	41,  // 103: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	44,  // 104: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	49,  // 105: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	51,  // 106: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	53,  // 107: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	55,  // 108: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	57,  // 109: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	59,  // 110: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	61,  // 111: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	63,  // 112: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	65,  // 113: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	4,   // 114: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	7,   // 115: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	13,  // 116: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	27,  // 117: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	29,  // 118: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	15,  // 119: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	17,  // 120: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	31,  // 121: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	33,  // 122: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	36,  // 123: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	19,  // 124: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	38,  // 125: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	21,  // 126: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	23,  // 127: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	25,  // 128: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	40,  // 129: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	43,  // 130: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	45,  // 131: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	50,  // 132: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	52,  // 133: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	54,  // 134: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	56,  // 135: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	58,  // 136: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	60,  // 137: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	62,  // 138: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	64,  // 139: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	66,  // 140: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	114, // [114:141] is the sub-list for method output_type
+	87,  // [87:114] is the sub-list for method input_type
+	87,  // [87:87] is the sub-list for extension type_name
+	87,  // [87:87] is the sub-list for extension extendee
+	0,   // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
@@ -5432,12 +5688,12 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 	if File_gpuaas_readmodel_v1_readmodel_proto != nil {
 		return
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42].OneofWrappers = []any{
 		(*WatchResponse_Item)(nil),
 		(*WatchResponse_Bootstrapped)(nil),
 		(*WatchResponse_Heartbeat)(nil),
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43].OneofWrappers = []any{
 		(*WatchItem_Node)(nil),
 		(*WatchItem_Workspace)(nil),
 		(*WatchItem_Task)(nil),
@@ -5450,8 +5706,8 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc), len(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   62,
+			NumEnums:      3,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

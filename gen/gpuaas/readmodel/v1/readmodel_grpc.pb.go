@@ -23,6 +23,7 @@ const (
 	QueryService_GetStatus_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/GetStatus"
 	QueryService_ListNodes_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/ListNodes"
 	QueryService_GetNode_FullMethodName         = "/gpuaas.readmodel.v1.QueryService/GetNode"
+	QueryService_Resolve_FullMethodName         = "/gpuaas.readmodel.v1.QueryService/Resolve"
 	QueryService_ListTenants_FullMethodName     = "/gpuaas.readmodel.v1.QueryService/ListTenants"
 	QueryService_ListWorkspaces_FullMethodName  = "/gpuaas.readmodel.v1.QueryService/ListWorkspaces"
 	QueryService_GetWorkspace_FullMethodName    = "/gpuaas.readmodel.v1.QueryService/GetWorkspace"
@@ -52,6 +53,8 @@ type QueryServiceClient interface {
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*GetNodeResponse, error)
+	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
+	Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
 	ListTenants(ctx context.Context, in *ListTenantsRequest, opts ...grpc.CallOption) (*ListTenantsResponse, error)
 	// ListWorkspaces lists workspaces that the person may see.
@@ -122,6 +125,16 @@ func (c *queryServiceClient) GetNode(ctx context.Context, in *GetNodeRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetNodeResponse)
 	err := c.cc.Invoke(ctx, QueryService_GetNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *queryServiceClient) Resolve(ctx context.Context, in *ResolveRequest, opts ...grpc.CallOption) (*ResolveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResolveResponse)
+	err := c.cc.Invoke(ctx, QueryService_Resolve_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -281,6 +294,8 @@ type QueryServiceServer interface {
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(context.Context, *GetNodeRequest) (*GetNodeResponse, error)
+	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
+	Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
 	ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error)
 	// ListWorkspaces lists workspaces that the person may see.
@@ -328,6 +343,9 @@ func (UnimplementedQueryServiceServer) ListNodes(context.Context, *ListNodesRequ
 }
 func (UnimplementedQueryServiceServer) GetNode(context.Context, *GetNodeRequest) (*GetNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetNode not implemented")
+}
+func (UnimplementedQueryServiceServer) Resolve(context.Context, *ResolveRequest) (*ResolveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resolve not implemented")
 }
 func (UnimplementedQueryServiceServer) ListTenants(context.Context, *ListTenantsRequest) (*ListTenantsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTenants not implemented")
@@ -457,6 +475,24 @@ func _QueryService_GetNode_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(QueryServiceServer).GetNode(ctx, req.(*GetNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _QueryService_Resolve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResolveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueryServiceServer).Resolve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: QueryService_Resolve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueryServiceServer).Resolve(ctx, req.(*ResolveRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -710,6 +746,10 @@ var QueryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetNode",
 			Handler:    _QueryService_GetNode_Handler,
+		},
+		{
+			MethodName: "Resolve",
+			Handler:    _QueryService_Resolve_Handler,
 		},
 		{
 			MethodName: "ListTenants",

@@ -43,6 +43,8 @@ const (
 	QueryServiceListNodesProcedure = "/gpuaas.readmodel.v1.QueryService/ListNodes"
 	// QueryServiceGetNodeProcedure is the fully-qualified name of the QueryService's GetNode RPC.
 	QueryServiceGetNodeProcedure = "/gpuaas.readmodel.v1.QueryService/GetNode"
+	// QueryServiceResolveProcedure is the fully-qualified name of the QueryService's Resolve RPC.
+	QueryServiceResolveProcedure = "/gpuaas.readmodel.v1.QueryService/Resolve"
 	// QueryServiceListTenantsProcedure is the fully-qualified name of the QueryService's ListTenants
 	// RPC.
 	QueryServiceListTenantsProcedure = "/gpuaas.readmodel.v1.QueryService/ListTenants"
@@ -115,6 +117,8 @@ type QueryServiceClient interface {
 	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error)
+	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
+	Resolve(context.Context, *v1.ResolveRequest) (*v1.ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
 	ListTenants(context.Context, *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error)
 	// ListWorkspaces lists workspaces that the person may see.
@@ -176,6 +180,12 @@ func NewQueryServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+QueryServiceGetNodeProcedure,
 			connect.WithSchema(queryServiceMethods.ByName("GetNode")),
+			connect.WithClientOptions(opts...),
+		),
+		resolve: connect.NewClient[v1.ResolveRequest, v1.ResolveResponse](
+			httpClient,
+			baseURL+QueryServiceResolveProcedure,
+			connect.WithSchema(queryServiceMethods.ByName("Resolve")),
 			connect.WithClientOptions(opts...),
 		),
 		listTenants: connect.NewClient[v1.ListTenantsRequest, v1.ListTenantsResponse](
@@ -265,6 +275,7 @@ type queryServiceClient struct {
 	getStatus       *connect.Client[v1.GetStatusRequest, v1.GetStatusResponse]
 	listNodes       *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
 	getNode         *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
+	resolve         *connect.Client[v1.ResolveRequest, v1.ResolveResponse]
 	listTenants     *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
 	listWorkspaces  *connect.Client[v1.ListWorkspacesRequest, v1.ListWorkspacesResponse]
 	getWorkspace    *connect.Client[v1.GetWorkspaceRequest, v1.GetWorkspaceResponse]
@@ -310,6 +321,15 @@ func (c *queryServiceClient) ListNodes(ctx context.Context, req *v1.ListNodesReq
 // GetNode calls gpuaas.readmodel.v1.QueryService.GetNode.
 func (c *queryServiceClient) GetNode(ctx context.Context, req *v1.GetNodeRequest) (*v1.GetNodeResponse, error) {
 	response, err := c.getNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Resolve calls gpuaas.readmodel.v1.QueryService.Resolve.
+func (c *queryServiceClient) Resolve(ctx context.Context, req *v1.ResolveRequest) (*v1.ResolveResponse, error) {
+	response, err := c.resolve.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -439,6 +459,8 @@ type QueryServiceHandler interface {
 	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// GetNode answers one node by id or name.
 	GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error)
+	// Resolve finds the one object that a name, an id, or six or more digits from the beginning or the end of an id stand for.
+	Resolve(context.Context, *v1.ResolveRequest) (*v1.ResolveResponse, error)
 	// ListTenants lists tenants; a tenant's person sees their own.
 	ListTenants(context.Context, *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error)
 	// ListWorkspaces lists workspaces that the person may see.
@@ -496,6 +518,12 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 		QueryServiceGetNodeProcedure,
 		svc.GetNode,
 		connect.WithSchema(queryServiceMethods.ByName("GetNode")),
+		connect.WithHandlerOptions(opts...),
+	)
+	queryServiceResolveHandler := connect.NewUnaryHandlerSimple(
+		QueryServiceResolveProcedure,
+		svc.Resolve,
+		connect.WithSchema(queryServiceMethods.ByName("Resolve")),
 		connect.WithHandlerOptions(opts...),
 	)
 	queryServiceListTenantsHandler := connect.NewUnaryHandlerSimple(
@@ -586,6 +614,8 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 			queryServiceListNodesHandler.ServeHTTP(w, r)
 		case QueryServiceGetNodeProcedure:
 			queryServiceGetNodeHandler.ServeHTTP(w, r)
+		case QueryServiceResolveProcedure:
+			queryServiceResolveHandler.ServeHTTP(w, r)
 		case QueryServiceListTenantsProcedure:
 			queryServiceListTenantsHandler.ServeHTTP(w, r)
 		case QueryServiceListWorkspacesProcedure:
@@ -635,6 +665,10 @@ func (UnimplementedQueryServiceHandler) ListNodes(context.Context, *v1.ListNodes
 
 func (UnimplementedQueryServiceHandler) GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.QueryService.GetNode is not implemented"))
+}
+
+func (UnimplementedQueryServiceHandler) Resolve(context.Context, *v1.ResolveRequest) (*v1.ResolveResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.QueryService.Resolve is not implemented"))
 }
 
 func (UnimplementedQueryServiceHandler) ListTenants(context.Context, *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error) {

@@ -1,0 +1,55 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// Kinds of objects that commands take.
+const (
+	kindWorkspace  = readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE
+	kindTask       = readmodelv1.ObjectKind_OBJECT_KIND_TASK
+	kindAllocation = readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION
+	kindInstance   = readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE
+	kindClaim      = readmodelv1.ObjectKind_OBJECT_KIND_CLAIM
+	kindIncident   = readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT
+	kindFinding    = readmodelv1.ObjectKind_OBJECT_KIND_FINDING
+	kindRun        = readmodelv1.ObjectKind_OBJECT_KIND_RUN
+)
+
+// id returns the id of the object that ref stands for: an id, a part of one, or a name. A whole id is not looked up: the request that it goes into says
+// whether it exists.
+func (s *session) id(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
+	if ids.Valid(ref) {
+		return ref, nil
+	}
+	return s.find(ctx, kind, ref)
+}
+
+// find is id for requests that say nothing of what does not exist, such as a list: it looks every reference up.
+func (s *session) find(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {
+	found, err := s.query.Resolve(ctx, &readmodelv1.ResolveRequest{Ref: ref, Kinds: []readmodelv1.ObjectKind{kind}})
+	switch {
+	case err == nil:
+		return found.GetId(), nil
+	case fault.Has(err, commonv1.Reason_REASON_NOT_FOUND):
+		return "", fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no %s %q", names.Of(kind), ref), fault.Cause(err))
+	case fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED) && ids.Valid(ref): // an older server
+		return ref, nil
+	}
+	return "", err
+}
+
+// workspaceID is the id of a workspace by which a list is narrowed; the empty reference stays empty.
+func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
+	if ref == "" {
+		return "", nil
+	}
+	return s.find(ctx, kindWorkspace, ref)
+}

@@ -1,0 +1,123 @@
+package client_test
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+// stocked are the objects of stock that are found by a part of their id or by name.
+var stocked = []*readmodelv1.ResolveResponse{
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, Id: workspaceID, Name: "acme/demo2"},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_RUN, Id: runID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_TASK, Id: taskID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE, Id: instanceID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_CLAIM, Id: claimID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_FINDING, Id: claimID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT, Id: claimID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION, Id: allocID},
+}
+
+// resolveStock finds what stock has, as the mesh would.
+func resolveStock(req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
+	for _, o := range stocked {
+		ref := req.GetRef()
+		if slices.Contains(req.GetKinds(), o.GetKind()) && (ref == o.GetName() || ref == o.GetId() || len(ref) >= 6 && strings.HasSuffix(o.GetId(), ref)) {
+			return o, nil
+		}
+	}
+	return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such thing")
+}
+
+func end(id string) string { return id[len(id)-8:] }
+
+// TestPartsOfIDsAreTaken: wherever a command takes an id, it takes the end of one as a table shows it, and the request holds the whole id.
+func TestPartsOfIDsAreTaken(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	always(f, "GetIncident", &readmodelv1.GetIncidentResponse{Incident: &recoveryv1.Incident{IncidentId: claimID}})
+	always(f, "ChangeTask", &readmodelv1.ChangeTaskResponse{})
+	for line, id := range map[string]string{
+		"tasks get " + end(taskID):                                  taskID,
+		"tasks cancel " + end(taskID) + " --reason r":               taskID,
+		"allocations get " + end(allocID):                           allocID,
+		"findings get " + end(claimID):                              claimID,
+		"findings acknowledge " + end(claimID) + " --reason r":      claimID,
+		"incidents get " + end(claimID):                             claimID,
+		"workspaces timeline demo2 --run " + end(runID):             runID,
+		"tasks list --workspace " + end(workspaceID):                workspaceID,
+		"claims list --workspace acme/demo2":                        workspaceID,
+		"instances list --workspace " + end(workspaceID):            workspaceID,
+		"allocations list --workspace " + workspaceID:               workspaceID,
+		"allocations retry-release " + end(allocID) + " --reason r": allocID,
+		"allocations force-release " + end(allocID) + " --expected-fence 4 --fenced-proof reimaged --reason r --ack-orphan " + end(claimID): claimID,
+	} {
+		f.mu.Lock()
+		f.requests = nil
+		f.mu.Unlock()
+		call(t, strings.Fields(line)...)
+		if !f.sent(id) {
+			t.Errorf("%s: no request but Resolve holds %s: %v", line, id, f.requests)
+		}
+	}
+}
+
+// sent reports whether a request beside Resolve held a text.
+func (f *fake) sent(text string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, req := range f.requests {
+		raw, err := json.Marshal(req)
+		if _, resolve := req.(*readmodelv1.ResolveRequest); err == nil && !resolve && strings.Contains(string(raw), text) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestWhatIsNotThere: what does not exist is not found, whatever it is: exit code 3.
+func TestWhatIsNotThere(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	refuse(f, "ListWorkspaces", fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such tenant"))
+	for _, line := range []string{
+		"tasks get nosuch", "tasks cancel nosuch --reason r", "allocations get nosuch", "findings get nosuch", "incidents get nosuch", "incidents get 00ffee",
+		"findings acknowledge nosuch --reason r", "workspaces timeline demo2 --run nosuch", "tasks list --workspace nosuch", "instances list --workspace nosuch",
+		"claims list --workspace 0192f0c1-0000-7000-8000-0000000000ff", "workspaces list --tenant nope", "allocations retry-release nosuch",
+	} {
+		got := call(t, strings.Fields(line)...)
+		if got.code != 3 || !strings.HasPrefix(got.err, "error: not_found: there is no ") {
+			t.Errorf("%s: exit %d: %s", line, got.code, got.err)
+		}
+	}
+}
+
+// TestAmbiguous: what stands for several objects is a mistake of the command line; each of them is listed.
+func TestAmbiguous(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	refuse(f, "Resolve", fault.New(commonv1.Reason_REASON_AMBIGUOUS, `"0192f0" stands for more than one task`,
+		fault.Unmet("task "+taskID+" node-1", "task "+runID+" node-2")))
+	got := call(t, "tasks", "get", "0192f0").wants(t, 2)
+	for _, want := range []string{`error: ambiguous: "0192f0" stands for more than one task`, "  one of: task " + taskID + " node-1\n", "  one of: task " + runID} {
+		if !strings.Contains(got.err, want) {
+			t.Errorf("%q is missing in %s", want, got.err)
+		}
+	}
+	var data struct {
+		Error struct {
+			Reason string
+			Unmet  []string
+		}
+	}
+	decode(t, call(t, "tasks", "get", "0192f0", "-o", "json").wants(t, 2).err, &data)
+	if data.Error.Reason != "ambiguous" || len(data.Error.Unmet) != 2 {
+		t.Errorf("%+v", data)
+	}
+}

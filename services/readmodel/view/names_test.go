@@ -1,0 +1,99 @@
+package view_test
+
+import (
+	"context"
+	"testing"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// TestNamesStandBesideIDs: what holds the id of a workspace or of a node comes with its name, and another tenant's name comes to nobody.
+func TestNamesStandBesideIDs(t *testing.T) {
+	k := newKit(t)
+	// Rows of one tenant that point at another's workspace and node, as no row should.
+	strayed := ids.New()
+	k.Append(&lifecyclev1.Instance{InstanceId: strayed, WorkspaceId: k.B.WorkspaceID, WorkspaceName: "x", TenantId: k.A.ID, NodeId: k.B.NodeID})
+	k.sync()
+	type names struct{ workspace, node string }
+	read := func(scope view.Scope) map[string]names {
+		found := map[string]names{}
+		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
+			instances, _, err := s.Instances(ctx, view.BoxFilter{}, view.Page{})
+			if err != nil {
+				return err
+			}
+			for _, i := range instances {
+				found[i.GetInstanceId()] = names{i.GetWorkspace(), i.GetNodeName()}
+			}
+			claims, _, err := s.Claims(ctx, view.BoxFilter{}, view.Page{})
+			if err != nil {
+				return err
+			}
+			for _, c := range claims {
+				found[c.GetClaimId()] = names{c.GetWorkspace(), c.GetNodeName()}
+			}
+			allocations, _, err := s.Allocations(ctx, view.BoxFilter{}, view.Page{})
+			if err != nil {
+				return err
+			}
+			for _, a := range allocations {
+				found[a.GetAllocationId()] = names{a.GetWorkspace(), a.GetNodeName()}
+			}
+			tasks, _, err := s.Tasks(ctx, view.TaskFilter{}, view.Page{})
+			if err != nil {
+				return err
+			}
+			for _, task := range tasks {
+				found[task.GetTaskId()] = names{task.GetWorkspace(), task.GetNodeName()}
+			}
+			nodes, _, err := s.Nodes(ctx, view.NodeFilter{}, view.Page{})
+			if err != nil {
+				return err
+			}
+			for _, n := range nodes {
+				found[n.GetNodeId()] = names{n.GetWorkspace(), n.GetName()}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	of := map[string]names{
+		k.A.InstanceID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, k.A.ClaimID: {"alpha/" + k.A.WorkspaceName, ""},
+		k.A.AllocationID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, k.A.TaskID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName},
+		k.A.NodeID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, strayed: {"beta/" + k.B.WorkspaceName, k.B.NodeName}, k.Shared: {"", "shared"},
+	}
+	all := read(view.All())
+	for id, want := range of {
+		if all[id] != want {
+			t.Errorf("%s: %+v, want %+v", id, all[id], want)
+		}
+	}
+	own := read(scopeOf(t, k.A.ID))
+	delete(of, k.Shared)
+	of[strayed] = names{}
+	for id, want := range of {
+		if own[id] != want {
+			t.Errorf("of one's own %s: %+v, want %+v", id, own[id], want)
+		}
+	}
+}
+
+// TestFindingsNameTheirSubjects: an operator reads names where there are any.
+func TestFindingsNameTheirSubjects(t *testing.T) {
+	k := newKit(t)
+	err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		found, _, err := s.Findings(ctx, view.FindingFilter{WorkspaceID: k.A.WorkspaceID}, view.Page{})
+		if err == nil && (len(found) != 1 || found[0].GetWorkspace() != "alpha/"+k.A.WorkspaceName) {
+			t.Errorf("findings: %v", found)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
