@@ -38,12 +38,6 @@ func (p *Program) allocationsCommand() *cobra.Command {
 		page      paging
 		workspace string
 	)
-	fetch := func(ctx context.Context, s *session, page paging, workspaceID string) ([]*lifecyclev1.Allocation, string, error) {
-		return pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
-			answer, err := s.query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: workspaceID})
-			return answer.GetItems(), answer.GetNextPageToken(), err
-		})
-	}
 	ls := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the holds on slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
@@ -51,11 +45,13 @@ func (p *Program) allocationsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			items, next, err := fetch(ctx, s, page, id)
-			if err != nil {
-				return err
-			}
-			return list(s.printer, allocationView, items, next)
+			return show(ctx, s, page, source[*lifecyclev1.Allocation]{
+				view: allocationView,
+				fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Allocation, string, error) {
+					answer, err := s.query.ListAllocations(ctx, &readmodelv1.ListAllocationsRequest{PageSize: size, PageToken: token, WorkspaceId: id})
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
+			})
 		}),
 	}
 	page.flags(ls)

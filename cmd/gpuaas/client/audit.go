@@ -40,15 +40,14 @@ func (p *Program) auditList() *cobra.Command {
 		Use: "list", Aliases: []string{"ls"}, Short: "List decisions, newest first; what repeats has its count",
 		Example: "  gpuaas audit list --workspace acme/demo2\n  gpuaas audit list --action node. --limit 20 -o wide", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.AuditRow, string, error) {
-				req.PageSize, req.PageToken = size, token
-				answer, err := s.client.Audit.ListAudit(ctx, req)
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*readmodelv1.AuditRow]{
+				view: auditView,
+				fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.AuditRow, string, error) {
+					req.PageSize, req.PageToken = size, token
+					answer, err := s.client.Audit.ListAudit(ctx, req)
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, auditView, items, next)
 		}),
 	}
 	page.flags(cmd)

@@ -196,6 +196,9 @@ func Report(w io.Writer, err error, asJSON bool) {
 	if err == nil {
 		return
 	}
+	if e, ok := errors.AsType[*exitError](err); ok && e.message == "" {
+		return
+	}
 	f := describe(err)
 	if asJSON {
 		raw, jerr := json.Marshal(map[string]failure{"error": f})

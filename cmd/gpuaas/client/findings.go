@@ -127,15 +127,14 @@ func (p *Program) findingsCommand() *cobra.Command {
 		Use: "list", Aliases: []string{"ls"}, Short: "List what the sweeps found: contradictions between rows and resources, and rows changed by hand",
 		Example: "  gpuaas findings list\n  gpuaas findings list --all -o json\n  gpuaas findings list --workspace acme/demo2 -o wide", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Finding, string, error) {
-				req.PageSize, req.PageToken = size, token
-				answer, err := s.client.Findings.ListFindings(ctx, req)
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*lifecyclev1.Finding]{
+				view: findingView,
+				fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Finding, string, error) {
+					req.PageSize, req.PageToken = size, token
+					answer, err := s.client.Findings.ListFindings(ctx, req)
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, findingView, items, next)
 		}),
 	}
 	page.flags(ls)

@@ -44,15 +44,14 @@ func (p *Program) incidentsCommand() *cobra.Command {
 	ls := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List open incidents", Example: "  gpuaas incidents list\n  gpuaas incidents list --all", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*recoveryv1.Incident, string, error) {
-				req.PageSize, req.PageToken = size, token
-				answer, err := s.client.Incidents.ListIncidents(ctx, req)
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*recoveryv1.Incident]{
+				view: incidentView,
+				fetch: func(ctx context.Context, size int32, token string) ([]*recoveryv1.Incident, string, error) {
+					req.PageSize, req.PageToken = size, token
+					answer, err := s.client.Incidents.ListIncidents(ctx, req)
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, incidentView, items, next)
 		}),
 	}
 	page.flags(ls)
@@ -109,14 +108,13 @@ func (p *Program) workspacesRecoveries() *cobra.Command {
 		Example: "  gpuaas workspaces recoveries acme/demo2\n  gpuaas workspaces recoveries acme/demo2 -o wide", Args: args("WS"),
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*recoveryv1.RecoveryRecord, string, error) {
-				answer, err := s.client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{Workspace: args[0], PageSize: size, PageToken: token})
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*recoveryv1.RecoveryRecord]{
+				view: recoveryView,
+				fetch: func(ctx context.Context, size int32, token string) ([]*recoveryv1.RecoveryRecord, string, error) {
+					answer, err := s.client.Incidents.ListRecoveries(ctx, &readmodelv1.ListRecoveriesRequest{Workspace: args[0], PageSize: size, PageToken: token})
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, recoveryView, items, next)
 		}),
 	}
 	page.flags(cmd)

@@ -13,17 +13,6 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// paging are the flags of every list.
-type paging struct {
-	limit int
-	token string
-}
-
-func (g *paging) flags(cmd *cobra.Command) {
-	cmd.Flags().IntVar(&g.limit, "limit", 0, "at most this many items (default all)")
-	cmd.Flags().StringVar(&g.token, "page-token", "", "go on after an earlier list with --limit: its next_page_token")
-}
-
 var tenantView = view[*lifecyclev1.Tenant]{
 	name: (*lifecyclev1.Tenant).GetName,
 	columns: []column[*lifecyclev1.Tenant]{
@@ -67,11 +56,7 @@ func (p *Program) tenantsCommand() *cobra.Command {
 	ls := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List tenants with their quotas", Example: "  gpuaas tenants list", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			items, next, err := s.tenants(ctx, page)
-			if err != nil {
-				return err
-			}
-			return list(s.printer, tenantView, items, next)
+			return show(ctx, s, page, source[*lifecyclev1.Tenant]{view: tenantView, fetch: s.tenants})
 		}),
 	}
 	page.flags(ls)
@@ -79,7 +64,9 @@ func (p *Program) tenantsCommand() *cobra.Command {
 		Use: "get TENANT", Short: "Show one tenant", Example: "  gpuaas tenants get acme", Args: args("TENANT"),
 		ValidArgsFunction: onlyFirst(p.completeTenants),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			items, _, err := s.tenants(ctx, paging{})
+			items, _, err := pages(0, "", func(size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
+				return s.tenants(ctx, size, token)
+			})
 			if err != nil {
 				return err
 			}
@@ -94,11 +81,10 @@ func (p *Program) tenantsCommand() *cobra.Command {
 	return group("tenants", "Tenants and their quotas", []string{"tenant"}, create, ls, get)
 }
 
-func (s *session) tenants(ctx context.Context, page paging) ([]*lifecyclev1.Tenant, string, error) {
-	return pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
-		answer, err := s.query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: size, PageToken: token})
-		return answer.GetItems(), answer.GetNextPageToken(), err
-	})
+// tenants fetches one page of tenants.
+func (s *session) tenants(ctx context.Context, size int32, token string) ([]*lifecyclev1.Tenant, string, error) {
+	answer, err := s.query.ListTenants(ctx, &readmodelv1.ListTenantsRequest{PageSize: size, PageToken: token})
+	return answer.GetItems(), answer.GetNextPageToken(), err
 }
 
 var instanceView = view[*lifecyclev1.Instance]{
@@ -183,14 +169,16 @@ func (p *Program) instancesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Instance, string, error) {
-				answer, err := s.query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: size, PageToken: token, WorkspaceId: id, LiveOnly: live})
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*lifecyclev1.Instance]{
+				view: instanceView, topic: readmodelv1.Topic_TOPIC_INSTANCES, changed: (*readmodelv1.WatchItem).GetInstance,
+				keep: func(i *lifecyclev1.Instance) bool {
+					return (id == "" || i.GetWorkspaceId() == id) && (!live || i.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED)
+				},
+				fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Instance, string, error) {
+					answer, err := s.query.ListInstances(ctx, &readmodelv1.ListInstancesRequest{PageSize: size, PageToken: token, WorkspaceId: id, LiveOnly: live})
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, instanceView, items, next)
 		}),
 	}
 	page.flags(ls)
@@ -244,16 +232,15 @@ func (p *Program) claimsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*lifecyclev1.Claim, string, error) {
-				answer, err := s.query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{
-					PageSize: size, PageToken: token, WorkspaceId: id, OrphanedOnly: orphaned, IncludeReleased: all,
-				})
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*lifecyclev1.Claim]{
+				view: claimView,
+				fetch: func(ctx context.Context, size int32, token string) ([]*lifecyclev1.Claim, string, error) {
+					answer, err := s.query.ListClaims(ctx, &readmodelv1.ListClaimsRequest{
+						PageSize: size, PageToken: token, WorkspaceId: id, OrphanedOnly: orphaned, IncludeReleased: all,
+					})
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, claimView, items, next)
 		}),
 	}
 	page.flags(ls)

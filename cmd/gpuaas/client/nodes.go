@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -15,6 +16,7 @@ import (
 
 var nodeView = view[*readmodelv1.Node]{
 	name: (*readmodelv1.Node).GetName,
+	id:   "node_id",
 	columns: []column[*readmodelv1.Node]{
 		{title: "NAME", path: "name"},
 		{title: "CONNECTED", drop: 3, path: "connected"},
@@ -135,15 +137,18 @@ func (p *Program) nodesList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the fleet", Example: "  gpuaas nodes list --connected\n  gpuaas nodes list -o json --jq '.items[].name'", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Node, string, error) {
-				req.PageSize, req.PageToken = size, token
-				answer, err := s.query.ListNodes(ctx, req)
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*readmodelv1.Node]{
+				view: nodeView, topic: readmodelv1.Topic_TOPIC_NODES, changed: (*readmodelv1.WatchItem).GetNode,
+				keep: func(n *readmodelv1.Node) bool {
+					retired := n.GetIdentity().GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED
+					return (n.GetConnected() || !req.GetConnectedOnly()) && (req.GetName() == "" || n.GetName() == req.GetName()) && (!retired || req.GetIncludeRetired())
+				},
+				fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Node, string, error) {
+					req.PageSize, req.PageToken = size, token
+					answer, err := s.query.ListNodes(ctx, req)
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, nodeView, items, next)
 		}),
 	}
 	page.flags(cmd)

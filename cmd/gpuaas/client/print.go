@@ -55,6 +55,7 @@ type printer struct {
 // view says how a T is shown to people.
 type view[T proto.Message] struct {
 	name    func(T) string
+	id      string // the field that tells two items apart; empty: the name does
 	columns []column[T]
 	// more are the lines that only the details of one item have.
 	more []column[T]

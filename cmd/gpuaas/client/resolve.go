@@ -13,6 +13,7 @@ import (
 
 // Kinds of objects that commands take.
 const (
+	kindNode       = readmodelv1.ObjectKind_OBJECT_KIND_NODE
 	kindWorkspace  = readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE
 	kindTask       = readmodelv1.ObjectKind_OBJECT_KIND_TASK
 	kindAllocation = readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION

@@ -123,6 +123,15 @@ func (s *sheet[T]) header() string {
 	return s.row(titles, false)
 }
 
+// rows are lines of cells.
+func (s *sheet[T]) rows(cells [][]string) string {
+	var out strings.Builder
+	for _, row := range cells {
+		out.WriteString(s.row(row, true))
+	}
+	return out.String()
+}
+
 // row is one line of cells.
 func (s *sheet[T]) row(cells []string, painted bool) string {
 	if s.widths == nil {
@@ -160,12 +169,7 @@ func table[T any](pr *printer, columns []column[T], items []T) error {
 		return nil
 	}
 	s, cells := newSheet(pr, columns, items)
-	var out strings.Builder
-	out.WriteString(s.header())
-	for _, row := range cells {
-		out.WriteString(s.row(row, true))
-	}
-	return pr.write(out.String())
+	return pr.write(s.header() + s.rows(cells))
 }
 
 // pairs prints one item as lines of name and value. Neither is cut.

@@ -77,18 +77,26 @@ func (p *Program) tasksList() *cobra.Command {
 			if req.State, err = parseEnum[commonv1.TaskState]("state", state); err != nil {
 				return err
 			}
+			if page.watch && req.GetNode() != "" { // a name may pass to another node
+				if req.Node, err = s.find(ctx, kindNode, req.GetNode()); err != nil {
+					return err
+				}
+			}
 			if req.WorkspaceId, err = s.workspaceID(ctx, workspace); err != nil {
 				return err
 			}
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Task, string, error) {
-				req.PageSize, req.PageToken = size, token
-				answer, err := s.query.ListTasks(ctx, req)
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*readmodelv1.Task]{
+				view: taskView, topic: readmodelv1.Topic_TOPIC_TASKS, changed: (*readmodelv1.WatchItem).GetTask,
+				keep: func(t *readmodelv1.Task) bool {
+					return (req.GetNode() == "" || t.GetNodeId() == req.GetNode()) && (req.GetWorkspaceId() == "" || t.GetWorkspaceId() == req.GetWorkspaceId()) &&
+						(req.GetState() == commonv1.TaskState_TASK_STATE_UNSPECIFIED || t.GetState() == req.GetState()) && (t.GetCurrent() || !req.GetCurrentOnly())
+				},
+				fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Task, string, error) {
+					req.PageSize, req.PageToken = size, token
+					answer, err := s.query.ListTasks(ctx, req)
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, taskView, items, next)
 		}),
 	}
 	page.flags(cmd)

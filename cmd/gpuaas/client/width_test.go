@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/charmbracelet/x/ansi"
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -262,5 +263,38 @@ func TestWriteErrorsFail(t *testing.T) {
 		if err := one(pr, nodeView, nodes[0]); !errors.Is(err, errFull) {
 			t.Errorf("one with tty %t: %v", tty, err)
 		}
+	}
+}
+
+// TestFollowedRowsStayInTheirColumns: a row that changes stands in the columns above it; where it has no room there the header comes anew.
+func TestFollowedRowsStayInTheirColumns(t *testing.T) {
+	var out bytes.Buffer
+	rows := &follower[*readmodelv1.Workspace]{pr: terminal(&out, 80), view: workspaceView, said: map[string]string{}}
+	workspace := func(id, name, failure string) *readmodelv1.Workspace {
+		return &readmodelv1.Workspace{WorkspaceId: id, Tenant: "acme", Name: name, State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, LastError: failure}
+	}
+	for _, err := range []error{
+		rows.begin([]*readmodelv1.Workspace{workspace(uuidOne, "one", "")}),
+		rows.change(workspace(uuidOne, "one", ""), true),
+		rows.change(workspace(uuidTwo, "two", ""), true),
+		rows.change(workspace(uuidThree, "a-name-that-is-longer", ""), true),
+		rows.change(workspace(uuidOne, "one", longError), true),
+		rows.change(workspace(uuidOne, "one", "short"), false),
+		rows.change(workspace(uuidOne, "one", "gone"), false),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		if width := ansi.StringWidth(strings.TrimSuffix(line, "\n")); width > 80 {
+			t.Errorf("a line of %d: %q", width, line)
+		}
+		got = append(got, strings.Join(strings.Fields(line)[:2], " "))
+	}
+	want := []string{"TENANT NAME", "acme one", "acme two", "TENANT NAME", "acme a-name-that-is-longer", "TENANT NAME", "acme one", "acme one"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rows (-want +got):\n%s\n%s", diff, out.String())
 	}
 }

@@ -50,6 +50,7 @@ func environment(workloads []*nodev1.Workload) string {
 
 var workspaceView = view[*readmodelv1.Workspace]{
 	name: fullName,
+	id:   "workspace_id",
 	columns: []column[*readmodelv1.Workspace]{
 		{title: "TENANT", path: "tenant"},
 		{title: "NAME", path: "name"},
@@ -131,15 +132,19 @@ func (p *Program) workspacesList() *cobra.Command {
 			if req.State, err = parseEnum[commonv1.WorkspaceState]("state", state); err != nil {
 				return err
 			}
-			items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Workspace, string, error) {
-				req.PageSize, req.PageToken = size, token
-				answer, err := s.query.ListWorkspaces(ctx, req)
-				return answer.GetItems(), answer.GetNextPageToken(), err
+			return show(ctx, s, page, source[*readmodelv1.Workspace]{
+				view: workspaceView, topic: readmodelv1.Topic_TOPIC_WORKSPACES, changed: (*readmodelv1.WatchItem).GetWorkspace,
+				keep: func(w *readmodelv1.Workspace) bool {
+					tenant := req.GetTenant()
+					return (tenant == "" || w.GetTenant() == tenant || w.GetTenantId() == tenant) &&
+						(req.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED || w.GetState() == req.GetState())
+				},
+				fetch: func(ctx context.Context, size int32, token string) ([]*readmodelv1.Workspace, string, error) {
+					req.PageSize, req.PageToken = size, token
+					answer, err := s.query.ListWorkspaces(ctx, req)
+					return answer.GetItems(), answer.GetNextPageToken(), err
+				},
 			})
-			if err != nil {
-				return err
-			}
-			return list(s.printer, workspaceView, items, next)
 		}),
 	}
 	page.flags(cmd)

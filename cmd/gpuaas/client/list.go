@@ -1,0 +1,258 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// paging are the flags of every list.
+type paging struct {
+	limit int
+	token string
+	watch bool
+}
+
+func (g *paging) flags(cmd *cobra.Command) {
+	cmd.Flags().IntVar(&g.limit, "limit", 0, "at most this many items (default all)")
+	cmd.Flags().StringVar(&g.token, "page-token", "", "go on after an earlier list with --limit: its next_page_token")
+	cmd.Flags().BoolVarP(&g.watch, "watch", "w", false, "print the list, then each row that changes, until Ctrl-C")
+}
+
+// source is where the items of a list come from.
+type source[T proto.Message] struct {
+	view  view[T]
+	fetch func(ctx context.Context, size int32, token string) ([]T, string, error)
+	// changed takes an item out of what a watch of the topic sends. Without a topic a list that is followed is asked for again and again.
+	topic   readmodelv1.Topic
+	changed func(*readmodelv1.WatchItem) T
+	// keep reports whether the list's filters let an item of the watch through.
+	keep func(T) bool
+}
+
+// show prints a list, and with --watch what changes in it until the context ends.
+func show[T proto.Message](ctx context.Context, s *session, page paging, from source[T]) error {
+	if page.watch {
+		switch {
+		case s.format == formatJSON || s.format == formatYAML:
+			return Usage(errors.New("--watch prints one row after another: it goes with -o table, wide, name or jsonl"))
+		case page.token != "":
+			return Usage(errors.New("--watch begins with the newest: it goes without --page-token"))
+		}
+	}
+	items, next, err := pages(page.limit, page.token, func(size int32, token string) ([]T, string, error) { return from.fetch(ctx, size, token) })
+	if err != nil {
+		return err
+	}
+	if !page.watch {
+		return list(s.printer, from.view, items, next)
+	}
+	rows := &follower[T]{pr: s.printer, view: from.view, said: map[string]string{}}
+	if err := rows.begin(items); err != nil {
+		return err
+	}
+	if from.topic == readmodelv1.Topic_TOPIC_UNSPECIFIED {
+		err = rows.poll(ctx, page, from.fetch)
+	} else {
+		err = s.follow(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{from.topic}}, nil, func(changed *readmodelv1.WatchItem) (bool, error) {
+			item := from.changed(changed)
+			if !item.ProtoReflect().IsValid() {
+				rows.forget(changed.GetId())
+				return false, nil
+			}
+			if page.limit > 0 && changed.GetChange() == readmodelv1.Change_CHANGE_SNAPSHOT && !rows.knows(item) {
+				rows.said[rows.id(item)] = rows.text(item) // it was there, and was not to be printed
+				return false, nil
+			}
+			return false, rows.change(item, from.keep == nil || from.keep(item))
+		})
+	}
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	return err
+}
+
+// errInterrupted ends a list that is followed, as the person meant it to: with an exit code and without a word.
+var errInterrupted = &exitError{code: 130, reason: commonv1.Reason_REASON_CANCEL_REQUESTED}
+
+// follower prints the rows of a list as they change.
+type follower[T proto.Message] struct {
+	pr    *printer
+	view  view[T]
+	items []T               // those that are shown, for the layout
+	said  map[string]string // what was printed of each, by id
+	sheet *sheet[T]
+}
+
+// begin prints the list as it is.
+func (f *follower[T]) begin(items []T) error {
+	for _, item := range items {
+		f.said[f.id(item)] = f.text(item)
+	}
+	if f.pr.structured() || f.pr.format == formatName {
+		return list(f.pr, f.view, items, "")
+	}
+	f.items = slices.Clone(items)
+	if len(items) == 0 {
+		return table(f.pr, f.view.columns, items)
+	}
+	var cells [][]string
+	f.sheet, cells = newSheet(f.pr, f.view.columns, items)
+	return f.pr.write(f.sheet.header() + f.sheet.rows(cells))
+}
+
+// change prints an item that is not as it was printed last. One that the filters do not let through any more is printed as it is now, and then forgotten.
+func (f *follower[T]) change(item T, kept bool) error {
+	id, text := f.id(item), f.text(item)
+	before, known := f.said[id]
+	switch {
+	case !kept && !known, known && before == text:
+		return nil
+	case kept:
+		f.said[id] = text
+	}
+	if !kept {
+		f.forget(id)
+	}
+	switch {
+	case f.pr.structured():
+		return object(f.pr, item)
+	case f.pr.format == formatName:
+		return f.pr.line(clean(f.view.name(item)))
+	}
+	f.items = slices.DeleteFunc(f.items, func(other T) bool { return f.id(other) == id })
+	f.items = append(f.items, item)
+	text = f.row(item)
+	if !kept {
+		f.forget(id)
+	}
+	return f.pr.write(text)
+}
+
+// row is an item in the layout of the rows above it. Where it does not fit there the table begins anew.
+func (f *follower[T]) row(item T) string {
+	text := ""
+	if f.sheet == nil || !f.sheet.fits(f.sheet.cells([]T{item})[0]) {
+		sheet, _ := newSheet(f.pr, f.view.columns, f.items)
+		if f.sheet == nil || sheet.header() != f.sheet.header() {
+			text = sheet.header()
+		}
+		f.sheet = sheet
+	}
+	return text + f.sheet.rows(f.sheet.cells([]T{item}))
+}
+
+func (f *follower[T]) forget(id string) {
+	delete(f.said, id)
+	f.items = slices.DeleteFunc(f.items, func(item T) bool { return f.id(item) == id })
+}
+
+func (f *follower[T]) knows(item T) bool {
+	_, known := f.said[f.id(item)]
+	return known
+}
+
+func (f *follower[T]) id(item T) string {
+	if f.view.id == "" {
+		return f.view.name(item)
+	}
+	return fieldsOf(item.ProtoReflect(), f.view.id)[0].value.String()
+}
+
+// text is what makes two states of an item differ: all of it as data, and in a table what is shown but for what changes all the time.
+func (f *follower[T]) text(item T) string {
+	if f.pr.structured() {
+		raw, err := names.MarshalJSON(item)
+		if err != nil {
+			return ""
+		}
+		return string(raw)
+	}
+	cells := make([]string, 0, len(f.view.columns))
+	for _, c := range f.view.columns {
+		if !c.moves && (!c.wide || f.pr.format == formatWide) {
+			cells = append(cells, c.show(f.pr, item))
+		}
+	}
+	return strings.Join(cells, "\x00")
+}
+
+const (
+	// listEvery is how often a list without a watch is asked for, and listAtMost how often where it cannot be had.
+	listEvery  = 2 * time.Second
+	listAtMost = 30 * time.Second
+	// listSize is how many items are asked for then, the newest.
+	listSize = 200
+)
+
+// poll asks for the first page of a list again and again.
+func (f *follower[T]) poll(ctx context.Context, page paging, fetch func(context.Context, int32, string) ([]T, string, error)) error {
+	size := int32(listSize)
+	if page.limit > 0 {
+		size = int32(min(page.limit, listSize)) //nolint:gosec // at most listSize
+	}
+	pause, told := listEvery, false
+	for {
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		items, _, err := fetch(ctx, size, "")
+		if err != nil {
+			if ctx.Err() != nil || !mends(err) {
+				return err
+			}
+			if !told {
+				note(f.pr.err, "the list cannot be had (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
+			}
+			told, pause = true, min(2*pause, listAtMost)
+			continue
+		}
+		told, pause = false, listEvery
+		for _, item := range slices.Backward(items) {
+			if err := f.change(item, true); err != nil {
+				return err
+			}
+		}
+		f.retain(items)
+	}
+}
+
+// retain forgets what is not among items, so that a list may be followed for as long as a person likes.
+func (f *follower[T]) retain(items []T) {
+	here := make(map[string]bool, len(items))
+	for _, item := range items {
+		here[f.id(item)] = true
+	}
+	for id := range f.said {
+		if !here[id] {
+			delete(f.said, id)
+		}
+	}
+	f.items = slices.DeleteFunc(f.items, func(item T) bool { return !here[f.id(item)] })
+}
+
+// fits reports whether cells can be shown in the widths of the sheet as well as in any other.
+func (s *sheet[T]) fits(cells []string) bool {
+	for i, width := range s.widths {
+		if ansi.StringWidth(cells[i]) > width && (!s.columns[i].text || s.total() < s.pr.width) {
+			return false
+		}
+	}
+	return true
+}
