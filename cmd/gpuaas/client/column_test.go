@@ -19,6 +19,7 @@ import (
 // declared checks the columns of one view against the message's descriptor.
 func declared[T proto.Message](v view[T]) func(t *testing.T) {
 	return func(t *testing.T) {
+		t.Helper()
 		var zero T
 		desc := zero.ProtoReflect().Descriptor()
 		keys := 0

@@ -36,9 +36,6 @@ func onlyIf(b bool, text string) string {
 
 func number[N int32 | int64](n N) string { return strconv.FormatInt(int64(n), 10) }
 
-// positive shows a number where it is not zero.
-func positive[N int32 | int64](n N) string { return onlyIf(n != 0, number(n)) }
-
 // parseEnum reads the value of a flag; the empty one is unspecified.
 func parseEnum[E protoreflect.Enum](flag, value string) (E, error) {
 	var zero E
