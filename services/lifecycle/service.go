@@ -293,6 +293,9 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "task-sweep", Run: func(ctx context.Context) error { return s.sweep(ctx, tasks) }},
 		app.Task{Name: "wake-elsewhere", Run: func(ctx context.Context) error { return s.core.FollowElsewhere(ctx, b.Numbered) }},
 		app.Task{Name: "background", Run: sweeps.Run},
+		app.Task{Name: "seal-stored", Run: func(ctx context.Context) error {
+			return s.sealStored(ctx, &workspace.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}, tasks)
+		}},
 		app.Task{Name: "finding-counts", Run: func(ctx context.Context) error {
 			return app.Every(ctx, b.Logger, "finding-counts", s.cfg.FindingSweep, finder.Measure)
 		}},
@@ -408,6 +411,29 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 		}
 	}
 }
+
+// sealStored seals, once, what a build before sealed values has stored.
+func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
+	for {
+		rows, err := sealer.Seal(ctx)
+		queued, taskErr := tasks.SealStored(ctx)
+		if rows+queued > 0 {
+			s.base.Logger.InfoContext(ctx, "stored environment values sealed", slog.Int("rows", rows), slog.Int("tasks", queued))
+		}
+		err = errors.Join(err, taskErr)
+		if err == nil || ctx.Err() != nil {
+			<-ctx.Done()
+			return nil
+		}
+		s.base.Logger.WarnContext(ctx, "stored environment values not sealed yet", obs.Err(err))
+		if !app.Sleep(ctx, sealRetry) {
+			return nil
+		}
+	}
+}
+
+// sealRetry is how long sealStored waits after a failure.
+const sealRetry = 10 * time.Second
 
 // Run serves until ctx ends, then stops in order.
 func (s *Service) Run(ctx context.Context) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 const (
@@ -165,7 +166,14 @@ func (s *Sweeper) witnessed(ctx context.Context, r events.Record) (rowKey, map[s
 		return rowKey{}, nil, false
 	}
 	payload := map[string]any{}
-	if err := json.Unmarshal(r.Payload, &payload); err != nil {
+	raw, err := r.Payload, error(nil)
+	if t.name == "workspace" {
+		raw, err = secretenv.ShowNamesIn(r.Payload)
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &payload)
+	}
+	if err != nil {
 		s.deps.Logger.WarnContext(ctx, "an event of a row cannot be read", slog.Int64("position", r.Pos), slog.String("kind", r.Kind), obs.Err(err))
 		return rowKey{}, nil, false
 	}
@@ -184,7 +192,7 @@ func breach(t *rowType, last *witness, version int64, payload map[string]any) ma
 		before["version"], after["version"] = last.version, version
 	}
 	for _, f := range t.fixed {
-		if !reflect.DeepEqual(last.payload[f], payload[f]) {
+		if !reflect.DeepEqual(last.payload[f], payload[f]) && !keyed(f, last.payload[f], payload[f]) {
 			before[f], after[f] = last.payload[f], payload[f]
 		}
 	}
@@ -197,6 +205,19 @@ func breach(t *rowType, last *witness, version int64, payload map[string]any) ma
 		return nil
 	}
 	return map[string]any{"before": before, "after": after, "from": last.version, "to": version}
+}
+
+// keyed reports whether a field is the digest of a spec that was bare and is keyed: the one change that lifecycle makes to rows of a build before keyed
+// digests.
+func keyed(field string, before, after any) bool {
+	if field != "spec_digest" {
+		return false
+	}
+	was, _ := before.(string)
+	now, _ := after.(string)
+	_, bareBefore := secretenv.Bare(was)
+	_, bareAfter := secretenv.Bare(now)
+	return bareBefore && !bareAfter && now != ""
 }
 
 // number reads a 64-bit number as events spell it: a string, or absent for zero.

@@ -47,6 +47,7 @@ const (
 
 // bed is a lifecycle that works: real sagas over a real database and workload database, a sequencer, and a world of boxes; and a sweeper over it.
 type bed struct {
+	keys      *secretenv.Keys
 	t         *testing.T
 	db        *testkit.Database
 	world     *world
@@ -101,6 +102,7 @@ func newBed(t *testing.T, cfg Config) *bed {
 	b.world.gates = gate.NewServer(gate.Deps{
 		Logger: testkit.Logger(t), DB: pool, Join: anyJoin{}, Tasks: tasks, Box: workspace.Boxes{Core: b.core}, Committed: committed, Slots: 4,
 	})
+	b.keys = keys
 	b.server = workspace.NewServer(workspace.Deps{
 		Logger: testkit.Logger(t), DB: pool, Core: b.core, Catalogue: catalogue, Policy: policy.Fixed{Set: policy.Defaults()},
 		DefaultQuota: workspace.Quota{Workspaces: 100, GPUs: 100, StorageBytes: 1 << 50}, Secrets: keys,

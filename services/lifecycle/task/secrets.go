@@ -59,3 +59,50 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	}
 	return payload, nil
 }
+
+// SealStored seals the values of deploys that a build before sealed values has queued, and returns how many it changed. Deploys that have ended and may be
+// queued again are sealed as well.
+func (s *Server) SealStored(ctx context.Context) (int, error) {
+	const batch = 100
+	total, last := 0, "00000000-0000-0000-0000-000000000000"
+	for {
+		rows, err := s.deps.DB.Query(ctx, `SELECT task_id::text, coalesce(tenant_id::text, ''), coalesce(workspace_id::text, ''), payload FROM lifecycle.task
+			WHERE type = $1 AND payload <> '' AND task_id > $2::uuid ORDER BY task_id LIMIT $3`, deployType, last, batch)
+		if err != nil {
+			return total, fmt.Errorf("list stored deploys: %w", err)
+		}
+		type stored struct {
+			TaskID, TenantID, WorkspaceID string
+			Payload                       []byte
+		}
+		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stored])
+		if err != nil {
+			return total, fmt.Errorf("list stored deploys: %w", err)
+		}
+		for _, t := range found {
+			last = t.TaskID
+			deploy := &nodev1.WorkloadDeploy{}
+			if err := proto.Unmarshal(t.Payload, deploy); err != nil {
+				return total, fmt.Errorf("read payload of task %s: %w", t.TaskID, err)
+			}
+			if len(deploy.GetWorkload().GetEnv())+len(deploy.GetSecretEnv()) == 0 {
+				continue
+			}
+			if err := s.deps.Secrets.SealDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
+				return total, err //nolint:wrapcheck // it says what it did
+			}
+			payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(deploy)
+			if err != nil {
+				return total, fmt.Errorf("encode payload of task %s: %w", t.TaskID, err)
+			}
+			tag, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.task SET payload = $3 WHERE task_id = $1 AND payload = $2`, t.TaskID, t.Payload, payload)
+			if err != nil {
+				return total, fmt.Errorf("seal payload of task %s: %w", t.TaskID, err)
+			}
+			total += int(tag.RowsAffected())
+		}
+		if len(found) < batch {
+			return total, nil
+		}
+	}
+}

@@ -57,10 +57,10 @@ type planeConfig struct {
 	joins   func(seat int) *lock.Lock
 	boxes   func(w *world) placement.Driver // nil: the world itself
 	workers int
-	release time.Duration // deadline of releases
+	release time.Duration   // deadline of releases
 	secrets *secretenv.Keys // nil: a fresh key
 	signing *secretenv.Keys // of the replica that hands out tasks; nil: secrets
-	grace   time.Duration // of each step of a forced one; zero: as long as a step waits before it looks again
+	grace   time.Duration   // of each step of a forced one; zero: as long as a step waits before it looks again
 }
 
 // freeze stops everything that the replica says to the database, as a pause of its process would, until thaw is called.

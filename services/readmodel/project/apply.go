@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 // Kinds of events that are projected. `policy.changed` is none of them: the keys are asked of their owner.
@@ -102,9 +103,9 @@ func rowsOf(r events.Record) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		body, err := withoutValues(r.Payload)
+		body, err := secretenv.ShowNamesIn(r.Payload)
 		if err != nil {
-			return nil, err
+			return nil, err //nolint:wrapcheck // it says what it read
 		}
 		return one(r, "workspace", []any{
 			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), ref(m.GetNodeId()),

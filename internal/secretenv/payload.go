@@ -1,4 +1,4 @@
-package project
+package secretenv
 
 import (
 	"bytes"
@@ -8,10 +8,9 @@ import (
 	"slices"
 )
 
-// withoutValues returns the payload of a workspace's event with the names of environment variables in place of their values. Events of this build have no
-// values; those that were appended before values were secrets have, and stay in the log. What is projected of both is the same as what migration 67 made
-// of the rows that were there.
-func withoutValues(payload []byte) ([]byte, error) {
+// ShowNamesIn returns the payload of a workspace's event with the names of environment variables in place of their values. Events of this build have no
+// values; those that were appended before values were secrets have, and stay in the log. What comes out is what migration 67 made of stored payloads.
+func ShowNamesIn(payload []byte) ([]byte, error) {
 	if !bytes.Contains(payload, []byte(`"env"`)) && !bytes.Contains(payload, []byte(`"sealed_env"`)) {
 		return payload, nil
 	}
