@@ -53,6 +53,9 @@ func validate(req Request) error {
 		return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 			"this node runs workloads as processes: container runtimes are not available on it, so an image cannot be run",
 			fault.Remedy("give a command, or place the workspace on nodes with a container runtime"))
+	case len(w.GetSealedEnv())+len(req.Deploy.GetSealedSecretEnv()) > 0:
+		// What signed the task could not open them. Without its variables the workload would be another one.
+		return invalid("the workload's environment values are sealed, and an agent cannot open them: lifecycle runs in two versions")
 	}
 	for _, p := range workrules.Check(w) {
 		// What the platform sets wins over the tenant's, in specs from before these names were refused at the request.

@@ -182,6 +182,8 @@ func TestRefusedSpecs(t *testing.T) {
 		{name: "loader variable", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"LD_PRELOAD": "/x.so"} }},
 		{name: "own devices", change: func(d *nodev1.WorkloadDeploy) { d.SecretEnv = map[string]string{"CUDA_VISIBLE_DEVICES": "0"} }},
 		{name: "variable with equals", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Env = map[string]string{"A=B": "1"} }},
+		{name: "sealed variable", change: func(d *nodev1.WorkloadDeploy) { d.Workload.SealedEnv = map[string][]byte{"A": {1}} }},
+		{name: "sealed credential", change: func(d *nodev1.WorkloadDeploy) { d.SealedSecretEnv = map[string][]byte{"A": {1}} }},
 		{name: "device with comma", change: func(d *nodev1.WorkloadDeploy) { d.GpuDeviceIds = []string{"0,1"} }},
 		{name: "readiness without port", change: func(d *nodev1.WorkloadDeploy) { d.Workload.Readiness = &nodev1.Readiness{Tcp: true} }},
 		{name: "readiness at another port", change: func(d *nodev1.WorkloadDeploy) {
