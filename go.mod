@@ -7,6 +7,8 @@ require (
 	buf.build/go/protovalidate v1.4.0
 	charm.land/fang/v2 v2.0.1
 	connectrpc.com/connect v1.21.1
+	connectrpc.com/cors v0.1.0
+	connectrpc.com/grpcreflect v1.3.1
 	connectrpc.com/validate v0.7.0
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/anishathalye/porcupine v1.0.3

@@ -45,6 +45,10 @@ type ServerConfig struct {
 	BodyTimeout time.Duration
 	// MaxConnections that may be open at once, handshakes included; one more is closed at once. Default 4096.
 	MaxConnections int
+	// StrangerTimeout is how long a call that needs no token may take, of health or reflection, streams included; default 30 s.
+	StrangerTimeout time.Duration
+	// MaxStrangers are the calls without a token that are open at once; default 64.
+	MaxStrangers int
 	// IdleTimeout of a connection without requests; default 2 min.
 	IdleTimeout time.Duration
 	// DrainTimeout is how long streams and requests get to end after Run's context did; default 10 s.
@@ -66,6 +70,12 @@ func (c ServerConfig) withDefaults() ServerConfig {
 	}
 	if c.MaxConnections == 0 {
 		c.MaxConnections = 4096
+	}
+	if c.StrangerTimeout == 0 {
+		c.StrangerTimeout = 30 * time.Second
+	}
+	if c.MaxStrangers == 0 {
+		c.MaxStrangers = 64
 	}
 	if c.IdleTimeout == 0 {
 		c.IdleTimeout = 2 * time.Minute
@@ -105,9 +115,12 @@ type Server struct {
 	guard    *guard
 	policies PolicySet
 	services map[string]http.Handler
-	fallback http.Handler
-	drain    context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
-	endDrain context.CancelCauseFunc
+	// unchecked names those of services that have no policies; strangers holds one place for each call of them that is open.
+	unchecked map[string]bool
+	strangers chan struct{}
+	fallback  http.Handler
+	drain     context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
+	endDrain  context.CancelCauseFunc
 }
 
 // NewServer listens and prepares; nothing is answered before Run.
@@ -136,6 +149,7 @@ func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server,
 	s := &Server{
 		deps: deps, cfg: cfg, listener: listener, tls: tlsConfig, metrics: m,
 		policies: PolicySet{}, services: map[string]http.Handler{}, fallback: http.NotFoundHandler(),
+		unchecked: map[string]bool{}, strangers: make(chan struct{}, cfg.MaxStrangers),
 	}
 	s.guard = &guard{
 		policies: s.policy, persons: deps.Persons, authenticate: deps.Authenticate, onDenied: deps.OnDenied, translate: deps.Translate,
@@ -217,7 +231,7 @@ func (s *Server) MountUnchecked(path string, handler http.Handler) error {
 	if !ok || isOurs(name) {
 		return fmt.Errorf("mount %q without a policy: refused", path)
 	}
-	s.services[name] = handler
+	s.services[name], s.unchecked[name] = handler, true
 	return nil
 }
 
@@ -342,6 +356,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := s.requestContext(w, r)
 	defer cancel(nil)
+	if s.unchecked[name] {
+		s.serveUnchecked(service, w, r.WithContext(ctx))
+		return
+	}
 	if r = s.intake(w, r.WithContext(ctx)); r != nil { //nolint:contextcheck // ctx is made from the request's.
 		service.ServeHTTP(w, r)
 	}
@@ -363,18 +381,24 @@ func (s *Server) requestContext(w http.ResponseWriter, r *http.Request) (context
 		}
 	}
 	policy, ok := s.policies[r.URL.Path]
-	if !ok {
-		return ctx, cancel
-	}
-	if !policy.StreamsRequests() && !policy.StreamsAnswers() {
+	name, _ := serviceOfPath(r.URL.Path)
+	switch {
+	case s.unchecked[name]:
+		// Whatever it is, it ends as a stream does, and soon.
+		if left <= 0 || left > s.cfg.StrangerTimeout {
+			left = s.cfg.StrangerTimeout
+		}
+	case !ok || (!policy.StreamsRequests() && !policy.StreamsAnswers()):
 		return ctx, cancel
 	}
 	stopDrain := context.AfterFunc(s.drain, func() { cancel(context.Cause(s.drain)) })
 	stopExpiry := func() bool { return true }
 	if left > 0 {
-		stopExpiry = time.AfterFunc(left, func() {
-			cancel(fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, ""))
-		}).Stop
+		why := commonv1.Reason_REASON_CERTIFICATE_EXPIRED
+		if s.unchecked[name] {
+			why = commonv1.Reason_REASON_DEADLINE_EXCEEDED
+		}
+		stopExpiry = time.AfterFunc(left, func() { cancel(fault.New(why, "")) }).Stop
 	}
 	// A method that waits for the next message does not look at its context: end the waiting too.
 	controller := http.NewResponseController(w)

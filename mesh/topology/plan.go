@@ -34,6 +34,7 @@ type Plan struct {
 	BoxDir      string // where the process driver keeps its boxes
 	Redis       bool   // whether there is a lock store
 	Placement   string // of workspaces that do not say
+	Reflection  bool   // gRPC reflection on the people's port
 	Profile     string // the name by which agents are told of all this
 	Log         obs.LogConfig
 	Drain       time.Duration // over which agents are asked to go elsewhere, and then how long they get
@@ -100,6 +101,7 @@ func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
 	c := readmodel.Default()
 	c.Config = p.shared(material.Readmodel, c.Listen, ops)
 	c.PeopleListen, c.PeopleHosts, c.AssertionKeyFile = p.Addresses.Console, hosts, p.Material.AssertionKey()
+	c.Reflection = p.Reflection
 	c.Peers = readmodel.Peers{Recovery: p.Addresses.Recovery, Lifecycle: p.Addresses.Lifecycle}
 	return c
 }

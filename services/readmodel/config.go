@@ -22,7 +22,8 @@ type Config struct {
 
 	PeopleListen     string   `koanf:"people_listen"`      // Connect, gRPC and gRPC-Web over TLS
 	PeopleHosts      []string `koanf:"people_hosts"`       // names and addresses that the service certificate must be good for
-	TrustedOrigins   []string `koanf:"trusted_origins"`    // scheme://host[:port] of other sites whose pages may send requests; none by default
+	TrustedOrigins   []string `koanf:"trusted_origins"`    // scheme://host[:port] of other sites whose pages may send requests and read answers; none by default
+	Reflection       bool     `koanf:"reflection"`         // gRPC reflection for everybody who reaches the people's port; off by default
 	AssertionKeyFile string   `koanf:"assertion_key_file"` // Ed25519; made at the first start, shared by replicas
 	Peers            Peers    `koanf:"peers"`
 	// Watches that are open at once on this replica. Each of the last three is a share of the first where it is 0.

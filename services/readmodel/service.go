@@ -175,6 +175,14 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err != nil {
 		return fmt.Errorf("open people's port: %w", err)
 	}
+	if err := s.people.MountHealth(func(ctx context.Context) bool { return b.Health.ReadyReport(ctx).OK() }); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	if s.cfg.Reflection {
+		if err := s.people.MountReflection(); err != nil {
+			return err //nolint:wrapcheck // it says what
+		}
+	}
 	query := gateway.NewQuery(deps)
 	path, handler := readmodelv1connect.NewFindingServiceHandler(gateway.NewFindings(query, deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
