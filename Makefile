@@ -18,6 +18,7 @@ ENV := source scripts/env.sh;
 stamp = bin/.$(1)-$(shell cat internal/tools/$(1)/go.mod internal/tools/$(1)/go.sum | sha256sum | cut -c1-16)
 BUF    := $(call stamp,buf)
 LINTER := $(call stamp,golangci-lint)
+GRPCURL := $(call stamp,grpcurl)
 
 # Its cache holds paths, so two clones must not share one.
 export GOLANGCI_LINT_CACHE := $(CURDIR)/bin/.lint-cache
@@ -89,10 +90,14 @@ postgres: ## Put Postgres into the cache if this machine has none
 	@scripts/postgres.sh
 
 .PHONY: tools
-tools: $(BUF) $(LINTER) ## Build the pinned tools into bin/
+tools: $(BUF) $(LINTER) $(GRPCURL) ## Build the pinned tools into bin/
 
 $(BUF):
 	$(call build_tool,buf,github.com/bufbuild/buf/cmd/buf)
+
+# A test runs what docs/api.md shows of it.
+$(GRPCURL):
+	$(call build_tool,grpcurl,github.com/fullstorydev/grpcurl/cmd/grpcurl)
 
 $(LINTER):
 	$(call build_tool,golangci-lint,github.com/golangci/golangci-lint/v2/cmd/golangci-lint)

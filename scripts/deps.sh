@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need and this machine lacks: a C compiler (the race
-# detector needs cgo), git, openssl, Postgres, Redis. As root by apt-get, without
+# detector needs cgo), git, openssl, curl, Postgres, Redis. As root by apt-get, without
 # starting or creating any service; otherwise Postgres and Redis go into a cache
 # directory of the user's. A machine that has everything is left alone.
 set -euo pipefail
@@ -18,6 +18,7 @@ has() { command -v "$1" >/dev/null; }
 has gcc || has clang || packages+=(gcc libc6-dev)
 has git || packages+=(git ca-certificates)
 has openssl || packages+=(openssl)
+has curl || packages+=(curl ca-certificates)
 [[ -n $MESH_POSTGRES ]] || packages+=(postgresql)
 has redis-server || packages+=(redis-server)
 [[ ${#packages[@]} -gt 0 ]] || exit 0

@@ -31,7 +31,8 @@ func newDevCommand() *cobra.Command {
 		Use: "dev", Short: "Run a whole mesh on this machine, real agents and a demo workspace included", Args: noArgs, GroupID: groupMesh,
 		Long: "dev runs the four services in one process, over the same mutual TLS as anywhere, with Postgres, Redis and real node agents beside it.\n" +
 			"It writes a context named `dev` and makes it current, so that every other command finds this mesh. While another mesh runs under\n" +
-			"that name the context is `dev-2`. Data is kept between runs.\n" +
+			"that name the context is `dev-2`. It makes a person of each role too, each with a context: dev-viewer, dev-tenant (of the demo\n" +
+			"tenant), dev-operator, dev-security. Data is kept between runs.\n" +
 			"Ctrl-C ends everything that it started, workloads included. Another one more than five seconds later kills it all.\n" +
 			"With --ephemeral the directory and the context are removed either way, and by the next start if the mesh was killed itself;\n" +
 			"the context that was current before is current again.",
@@ -151,13 +152,23 @@ func announce(notes io.Writer, base string) func(context.Context, dev.Announceme
 		if err != nil {
 			return "", err
 		}
-		name, err := contexts.Announce(ctx, path, base, contexts.Context{
+		own := contexts.Context{
 			Server: a.Server, TrustDomain: a.TrustDomain, CAPEM: a.CAPEM, Token: a.Token, Mesh: a.Dir, Ephemeral: a.Ephemeral,
-		})
-		if err == nil && name != base {
+		}
+		name, err := contexts.Announce(ctx, path, base, own)
+		if err != nil {
+			return "", err
+		}
+		if name != base {
 			fmt.Fprintf(notes, "context %s is in use by another mesh; the context of this one is %s\n", base, name)
 		}
-		return name, err
+		for _, p := range a.People {
+			own.Name, own.Token = dev.PersonContext(name, p.Role), p.Token
+			if err := contexts.Put(path, own, false); err != nil {
+				return "", err
+			}
+		}
+		return name, nil
 	}
 }
 

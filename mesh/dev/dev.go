@@ -46,8 +46,9 @@ type Announcement struct {
 	TrustDomain string
 	CAPEM       string
 	Token       string
-	Dir         string // of the mesh's data; no other mesh has it
-	Ephemeral   bool   // the directory is removed at the mesh's end
+	Dir         string   // of the mesh's data; no other mesh has it
+	Ephemeral   bool     // the directory is removed at the mesh's end
+	People      []Person // one of each role, beside the mesh's own person, who has them all but tenant
 }
 
 // Deps of a mesh.
@@ -84,6 +85,7 @@ type Mesh struct {
 	person   *person.Client
 	token    string
 	context  string // of the client's file; empty if none was written
+	people   []Person
 	ready    chan struct{}
 	took     time.Duration
 }
@@ -257,7 +259,7 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 	}
 	m.plan = topology.Plan{
 		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, BoxDir: m.boxDir(), Redis: m.stores.RedisKind() != "none",
-		Placement: "process", Profile: "dev", Drain: 2 * time.Second,
+		Placement: "process", Profile: "dev", Reflection: true, Drain: 2 * time.Second,
 		Addresses: topology.Addresses{
 			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr, Agents: m.cfg.NodeAddr,
 		},

@@ -176,7 +176,7 @@ func TestOneProcessHoldsAWholeMesh(t *testing.T) {
 			t.Errorf("%s has finished %v handshakes, want one with each of its three callers", service, counts[service])
 		}
 	}
-	for _, want := range []string{"fsync=on", "1 of 1 agents connected", "console: not built"} {
+	for _, want := range []string{"fsync=on", "1 of 1 agents connected", "Console:   not built"} {
 		if !strings.Contains(s.out.String(), want) {
 			t.Errorf("output lacks %q: %s", want, s.out.String())
 		}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -35,6 +34,9 @@ func (m *Mesh) start(ctx context.Context, began chan<- struct{}) error {
 	if connected < len(m.agents) {
 		// The mesh works; what is wrong with an agent is in its log.
 		m.deps.Logger.WarnContext(ctx, "not all agents are connected", slog.Int("connected", connected), slog.Int("agents", len(m.agents)))
+	}
+	if err := m.admitPeople(ctx); err != nil {
+		return err
 	}
 	if err := m.announce(ctx); err != nil {
 		return err
@@ -65,7 +67,7 @@ func (m *Mesh) announce(ctx context.Context) error {
 		return err
 	}
 	m.context, err = m.deps.Announce(ctx, Announcement{
-		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, CAPEM: string(roots), Token: m.token, Dir: m.dir, Ephemeral: m.cfg.Ephemeral,
+		Server: m.cfg.ConsoleAddr, TrustDomain: TrustDomain, CAPEM: string(roots), Token: m.token, People: m.people, Dir: m.dir, Ephemeral: m.cfg.Ephemeral,
 	})
 	if err != nil {
 		return fmt.Errorf("tell the client where this mesh is: %w", err)
@@ -81,16 +83,20 @@ func (m *Mesh) tell(connected int) {
 		fate = "removed at the end"
 	}
 	fmt.Fprintf(out, "gpuaas dev %s   (data: %s, %s)\n", m.deps.Version, m.dir, fate)
-	name := m.context
-	if name == "" {
-		name = "none"
+	reached := ""
+	if m.context != "" {
+		reached = "   context: " + m.context
 	}
-	fmt.Fprintf(out, "API:       https://%s   user: %s   context: %s   (console: not built)\n", m.cfg.ConsoleAddr, Subject, name)
-	fmt.Fprintf(out, "Node API:  %s mTLS   Enrolment: https://%s   Metrics: http://%s/metrics\n", m.cfg.NodeAddr, m.cfg.EnrollAddr, m.cfg.MetricsAddr)
+	fmt.Fprintf(out, "API:       https://%s   user: %s%s\n", m.cfg.ConsoleAddr, Subject, reached)
+	fmt.Fprintln(out, "Console:   not built")
+	fmt.Fprintf(out, "Node API:  %s mTLS   Enrolment: https://%s\n", m.cfg.NodeAddr, m.cfg.EnrollAddr)
+	fmt.Fprintf(out, "Metrics:   http://%s/metrics\n", m.cfg.MetricsAddr)
 	fmt.Fprintf(out, "Stores:    Postgres %s, fsync=%s   Redis: %s\n", m.stores.Facts.PostgresVersion, m.stores.Facts.Fsync, m.stores.RedisKind())
 	fmt.Fprintf(out, "Log:       %s\n", filepath.Join(m.dir, LogFile))
 	fmt.Fprintf(out, "Nodes:     %d of %d agents connected\n", connected, len(m.agents))
-	fmt.Fprintf(out, "Try:       gpuaas status · gpuaas nodes list · gpuaas workspaces create demo2 --tenant %s --wait · gpuaas nodes probe n1\n", demoTenant)
+	fmt.Fprintf(out, "Try:       gpuaas status · gpuaas nodes list · gpuaas nodes probe n1\n")
+	fmt.Fprintf(out, "           gpuaas workspaces create demo2 --tenant %s --wait\n", demoTenant)
+	m.tellPeople()
 	fmt.Fprintf(m.deps.Err, "ready in %.1f s\n", m.took.Seconds())
 }
 
@@ -102,11 +108,8 @@ const (
 // demo makes a tenant and a workspace that a newcomer can look at.
 func (m *Mesh) demo(ctx context.Context) error {
 	began := time.Now()
-	_, err := m.person.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{
-		Name: demoTenant, Quota: &lifecyclev1.Quota{Workspaces: 1000, Gpus: 1000, StorageBytes: 1 << 40},
-	})
-	if err != nil {
-		return fmt.Errorf("create tenant %s: %w", demoTenant, err)
+	if _, err := m.demoTenantID(ctx); err != nil {
+		return err
 	}
 	name := demoTenant + "/" + demoWorkspace
 	existed := true

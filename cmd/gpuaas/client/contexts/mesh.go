@@ -81,9 +81,6 @@ func local(host string) bool {
 	return host == "localhost" || (ip != nil && ip.IsLoopback())
 }
 
-// PersonName returns the name of the context of a further person of a mesh, given the name of the mesh's own.
-func PersonName(mesh, person string) string { return mesh + "-" + person }
-
 // OfMesh returns the contexts of the mesh in a directory.
 func (f *File) OfMesh(dir string) []Context {
 	var out []Context

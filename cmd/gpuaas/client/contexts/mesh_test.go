@@ -117,7 +117,7 @@ func TestTheContextsOfAMeshGoTogether(t *testing.T) {
 	}
 	gone := filepath.Join(dir, "gone")
 	announce(t, path, "dev", contexts.Context{Server: silent(t), Mesh: gone, Ephemeral: true})
-	viewer := contexts.Context{Name: contexts.PersonName("dev", "viewer"), Server: "127.0.0.1:1", Mesh: gone, Ephemeral: true}
+	viewer := contexts.Context{Name: "dev-viewer", Server: "127.0.0.1:1", Mesh: gone, Ephemeral: true}
 	if err := contexts.Put(path, viewer, true); err != nil {
 		t.Fatal(err)
 	}
