@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -438,6 +439,32 @@ func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 	last := k.watch(request, nil)
 	last.bootstrapped()
 	if err := last.stop(); !errors.Is(err, context.Canceled) {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// Whoever ends a session need not wait for the next look at it.
+func TestAStreamLooksAtItsSessionWhenItIsTold(t *testing.T) {
+	k := newKit(t, watch.Config{Check: time.Hour}, true)
+	recheck := make(chan struct{}, 1)
+	var ended atomic.Bool
+	looks := make(chan struct{}, 2)
+	w := k.watch(watch.Request{
+		Filter: watch.Filter{Scope: view.All(), Topics: allTopics}, Recheck: recheck,
+		Alive: func(context.Context) error {
+			looks <- struct{}{}
+			if ended.Load() {
+				return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
+			}
+			return nil
+		},
+	}, nil)
+	w.bootstrapped()
+	recheck <- struct{}{}
+	<-looks
+	ended.Store(true)
+	recheck <- struct{}{}
+	if err := <-w.done; !fault.Has(err, commonv1.Reason_REASON_UNAUTHENTICATED) {
 		t.Errorf("ended with %v", err)
 	}
 }
