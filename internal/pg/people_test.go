@@ -42,9 +42,17 @@ func TestSessionsBecomePeople(t *testing.T) {
 	}
 	err = pg.InTx(ctx, db.OwnerPool(), func(ctx context.Context, tx pgx.Tx) error {
 		for _, s := range sessions {
-			_, err := tx.Exec(ctx, `INSERT INTO readmodel.person_session (session_id, token_sha256, subject, roles, created_at, expires_at, revoked_at)
+			_, err := tx.Exec(
+				ctx,
+				`INSERT INTO readmodel.person_session (session_id, token_sha256, subject, roles, created_at, expires_at, revoked_at)
 				VALUES (gen_random_uuid(), sha256($1::text::bytea), $1, $2, mesh.clock() - $3::interval, mesh.clock() + $4::interval,
-					CASE WHEN $5 THEN mesh.clock() END)`, s.subject, s.roles, s.age, s.life, s.revoked)
+					CASE WHEN $5 THEN mesh.clock() END)`,
+				s.subject,
+				s.roles,
+				s.age,
+				s.life,
+				s.revoked,
+			)
 			if err != nil {
 				return err
 			}
@@ -57,8 +65,13 @@ func TestSessionsBecomePeople(t *testing.T) {
 	if _, err := db.OwnerPool().Exec(ctx, up); err != nil {
 		t.Fatal(err)
 	}
-	rows, err := db.Pool(pg.RoleReadmodel).Query(ctx, `SELECT p.name || ' ' || array_to_string(p.roles, ',') || ' ' || count(s.*) FILTER (WHERE s.revoked_at IS NULL)
-		FROM readmodel.person p JOIN readmodel.person_session s USING (person_id) GROUP BY p.person_id ORDER BY 1`)
+	rows, err := db.Pool(
+		pg.RoleReadmodel,
+	).Query(
+		ctx,
+		`SELECT p.name || ' ' || array_to_string(p.roles, ',') || ' ' || count(s.*) FILTER (WHERE s.revoked_at IS NULL)
+		FROM readmodel.person p JOIN readmodel.person_session s USING (person_id) GROUP BY p.person_id ORDER BY 1`,
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

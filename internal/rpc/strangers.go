@@ -18,8 +18,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// What clients that know nothing of the mesh ask of any gRPC server, without a token: health and reflection. Neither decides anything. A call of either
-// ends after StrangerTimeout, and MaxStrangers are served at once.
+// What clients that know nothing of the mesh ask of any gRPC server, without a token: health and reflection. Neither
+// decides anything. A call of either ends after StrangerTimeout, and MaxStrangers are served at once.
 
 // healthFresh is how long the last look at the health answers for.
 const healthFresh = time.Second
@@ -33,8 +33,8 @@ const (
 	reflectionV1    = "grpc.reflection.v1.ServerReflection"
 )
 
-// MountHealth offers grpc.health.v1 to everybody: what ready returns, for the server and for each service that is mounted. Watch is refused: it would
-// hold a stream for a stranger.
+// MountHealth offers grpc.health.v1 to everybody: what ready returns, for the server and for each service that is
+// mounted. Watch is refused: it would hold a stream for a stranger.
 func (s *Server) MountHealth(ready func(context.Context) bool) error {
 	h := &health{server: s, ready: ready}
 	options := append(codecs(textRules{}), connect.WithReadMaxBytes(s.cfg.MaxReadBytes))
@@ -74,7 +74,8 @@ func (h *health) check(
 	if err := problemOf(req.Any()); err != nil {
 		return nil, fault.ToConnect(err, ids.New())
 	}
-	if name := req.Msg.GetService(); name != "" && name != healthService && !slices.Contains(h.server.Services(), name) {
+	if name := req.Msg.GetService(); name != "" && name != healthService &&
+		!slices.Contains(h.server.Services(), name) {
 		return nil, fault.ToConnect(fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such service on this port",
 			fault.Remedy("name none, or one that reflection or docs/api.md lists")), ids.New())
 	}
@@ -95,10 +96,18 @@ func (h *health) list(
 func (h *health) watch(
 	context.Context, *connect.Request[healthv1.HealthCheckRequest], *connect.ServerStream[healthv1.HealthCheckResponse],
 ) error {
-	return fault.ToConnect(fault.New(commonv1.Reason_REASON_UNIMPLEMENTED, "health is not watched here", fault.Remedy("ask Check every few seconds")), ids.New())
+	return fault.ToConnect(
+		fault.New(
+			commonv1.Reason_REASON_UNIMPLEMENTED,
+			"health is not watched here",
+			fault.Remedy("ask Check every few seconds"),
+		),
+		ids.New(),
+	)
 }
 
-// status looks once a second at most, for however many ask. A caller that hangs up does not spoil the look for the others.
+// status looks once a second at most, for however many ask. A caller that hangs up does not spoil the look for the
+// others.
 func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -121,16 +130,26 @@ func (s *Server) serveUnchecked(service http.Handler, w http.ResponseWriter, r *
 	default:
 		refusal := fault.New(commonv1.Reason_REASON_OVERLOADED, "too many calls without a token are open here")
 		if err := connect.NewErrorWriter().Write(w, r, fault.ToConnect(refusal, ids.New())); err != nil {
-			s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
+			s.deps.Logger.LogAttrs(
+				r.Context(),
+				slog.LevelDebug,
+				"refusal not written",
+				slog.String("port", s.cfg.Name),
+				slog.Any("error", err),
+			)
 		}
 		return
 	}
 	// Who does not read the answer holds no place either.
 	controller := http.NewResponseController(w)
-	bounded := controller.SetWriteDeadline(time.Now().Add(2*s.cfg.StrangerTimeout)) == nil // a recorder of tests has none
+	bounded := controller.SetWriteDeadline(
+		time.Now().Add(2*s.cfg.StrangerTimeout),
+	) == nil // a recorder of tests has none
 	r.Body = http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxReadBytes)+envelopeBytes)
 	service.ServeHTTP(w, r)
 	if bounded {
-		_ = controller.SetWriteDeadline(time.Time{}) // the connection may carry further requests; one that is gone needs none
+		_ = controller.SetWriteDeadline(
+			time.Time{},
+		) // the connection may carry further requests; one that is gone needs none
 	}
 }

@@ -40,8 +40,15 @@ func strange(t *testing.T, cfg rpc.ServerConfig, ready func(context.Context) boo
 	return server, authorities.Client(t, "readmodel", nil)
 }
 
-func checker(client *http.Client, url string) *connect.Client[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse] {
-	return connect.NewClient[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse](client, url+"/grpc.health.v1.Health/Check", connect.WithGRPC())
+func checker(
+	client *http.Client,
+	url string,
+) *connect.Client[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse] {
+	return connect.NewClient[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse](
+		client,
+		url+"/grpc.health.v1.Health/Check",
+		connect.WithGRPC(),
+	)
 }
 
 // Health is what the process finds of itself, looked at once for many who ask.
@@ -83,10 +90,15 @@ func TestHealthForStrangers(t *testing.T) {
 		t.Errorf("%d looks for %d questions in %s", looks.Load(), asked, time.Since(began))
 	}
 	_, err := check.CallUnary(t.Context(), connect.NewRequest(&healthv1.HealthCheckRequest{Service: "gpuaas.none"}))
-	if connect.CodeOf(err) != connect.CodeNotFound || !fault.Has(fault.FromConnect(err), commonv1.Reason_REASON_NOT_FOUND) {
+	if connect.CodeOf(err) != connect.CodeNotFound ||
+		!fault.Has(fault.FromConnect(err), commonv1.Reason_REASON_NOT_FOUND) {
 		t.Errorf("an unknown service: %v", err)
 	}
-	watch := connect.NewClient[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse](client, server.URL()+"/grpc.health.v1.Health/Watch", connect.WithGRPC())
+	watch := connect.NewClient[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse](
+		client,
+		server.URL()+"/grpc.health.v1.Health/Watch",
+		connect.WithGRPC(),
+	)
 	stream, err := watch.CallServerStream(t.Context(), connect.NewRequest(&healthv1.HealthCheckRequest{}))
 	if err != nil {
 		t.Fatal(err)
@@ -100,9 +112,14 @@ func TestHealthForStrangers(t *testing.T) {
 	}
 }
 
-// Reflection lists what is mounted, and a stream that stays open ends after a while; so does the body of a question that never comes.
+// Reflection lists what is mounted, and a stream that stays open ends after a while; so does the body of a question
+// that never comes.
 func TestReflectionForStrangers(t *testing.T) {
-	server, client := strange(t, rpc.ServerConfig{StrangerTimeout: 300 * time.Millisecond, MaxStrangers: 2}, func(context.Context) bool { return true })
+	server, client := strange(
+		t,
+		rpc.ServerConfig{StrangerTimeout: 300 * time.Millisecond, MaxStrangers: 2},
+		func(context.Context) bool { return true },
+	)
 	reflection := grpcreflect.NewClient(client, server.URL(), connect.WithGRPC())
 	stream := reflection.NewStream(t.Context())
 	services, err := stream.ListServices()
@@ -123,7 +140,12 @@ func TestReflectionForStrangers(t *testing.T) {
 	hold := func() (*io.PipeWriter, chan error) {
 		body, writer := io.Pipe()
 		done := make(chan error, 1)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL()+"/grpc.health.v1.Health/Check", body)
+		req, err := http.NewRequestWithContext(
+			t.Context(),
+			http.MethodPost,
+			server.URL()+"/grpc.health.v1.Health/Check",
+			body,
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +169,11 @@ func TestReflectionForStrangers(t *testing.T) {
 		}
 	}
 	// A large question is refused by its size.
-	resp, err := client.Post(server.URL()+"/grpc.health.v1.Health/Check", "application/json", strings.NewReader(`{"service":"`+strings.Repeat("a", 2<<20)+`"}`))
+	resp, err := client.Post(
+		server.URL()+"/grpc.health.v1.Health/Check",
+		"application/json",
+		strings.NewReader(`{"service":"`+strings.Repeat("a", 2<<20)+`"}`),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}

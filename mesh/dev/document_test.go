@@ -56,7 +56,8 @@ var spaces = regexp.MustCompile(`\s+`)
 
 func squeeze(s string) string { return spaces.ReplaceAllString(s, " ") }
 
-// runDocument runs every block of docs/api.md, in order and in one directory, and compares what it prints with what the document says.
+// runDocument runs every block of docs/api.md, in order and in one directory, and compares what it prints with what the
+// document says.
 func runDocument(t *testing.T, server string) {
 	t.Helper()
 	root, err := filepath.Abs(filepath.Join("..", ".."))
@@ -73,12 +74,20 @@ func runDocument(t *testing.T, server string) {
 		}
 	}
 	dir := t.TempDir()
-	path := strings.Join([]string{meshtest.Programs(t), filepath.Join(root, "bin"), os.Getenv("PATH")}, string(os.PathListSeparator))
+	path := strings.Join(
+		[]string{meshtest.Programs(t), filepath.Join(root, "bin"), os.Getenv("PATH")},
+		string(os.PathListSeparator),
+	)
 	for _, b := range found {
 		if len(b.prints) == 0 {
 			t.Errorf("docs/api.md:%d: nothing says what it prints", b.line)
 		}
-		cmd := exec.CommandContext(testkit.Context(t), "bash", "-euc", strings.ReplaceAll(b.commands, dev.DefaultConsoleAddr, server))
+		cmd := exec.CommandContext(
+			testkit.Context(t),
+			"bash",
+			"-euc",
+			strings.ReplaceAll(b.commands, dev.DefaultConsoleAddr, server),
+		)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "PATH="+path, "CHECKOUT="+root, "HOME="+dir, "XDG_CACHE_HOME="+dir)
 		out, err := cmd.CombinedOutput()

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/meshtest"
 )
 
-// TestDevMakesAPersonOfEachRole: each has a context of its own, which works, and none is left of an ephemeral mesh. People that the CLI makes see what
-// is theirs, until they are ended.
+// TestDevMakesAPersonOfEachRole: each has a context of its own, which works, and none is left of an ephemeral mesh.
+// People that the CLI makes see what is theirs, until they are ended.
 func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	testkit.IO(t)
 	file := filepath.Join(t.TempDir(), "contexts.yaml")
@@ -29,7 +29,8 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	e.until("Demo: ")
 	for line := range strings.SplitSeq(e.out.String(), "\n") {
 		// What depends on where the mesh is and which machine it found may be longer.
-		if utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "gpuaas dev ") && !strings.HasPrefix(line, "Demo:") {
+		if utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "gpuaas dev ") &&
+			!strings.HasPrefix(line, "Demo:") {
 			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
 		}
 	}
@@ -68,12 +69,21 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 		var names []string
 		secrets = nil
 		for _, c := range f.Contexts {
-			names, secrets, server = append(names, c.Name), append(secrets, strings.SplitN(c.Token, "_", 3)[2]), c.Server
+			names, secrets, server = append(
+				names,
+				c.Name,
+			), append(
+				secrets,
+				strings.SplitN(c.Token, "_", 3)[2],
+			), c.Server
 		}
 		slices.Sort(names)
 		return names
 	}
-	if names := tokens(); !slices.Equal(names, []string{"mesh", "mesh-operator", "mesh-security", "mesh-tenant", "mesh-viewer"}) {
+	if names := tokens(); !slices.Equal(
+		names,
+		[]string{"mesh", "mesh-operator", "mesh-security", "mesh-tenant", "mesh-viewer"},
+	) {
 		t.Errorf("contexts %v", names)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
@@ -104,7 +114,18 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	}
 	run(0, "people", "end", "bo")
 	run(4, "--context", "mesh-bo", "workspaces", "list")
-	if out := run(0, "people", "list", "-o", "json", "--jq", `.items[] | select(.name == "bo") | .state`); !strings.Contains(out, "ended") {
+	if out := run(
+		0,
+		"people",
+		"list",
+		"-o",
+		"json",
+		"--jq",
+		`.items[] | select(.name == "bo") | .state`,
+	); !strings.Contains(
+		out,
+		"ended",
+	) {
 		t.Errorf("bo is %q", out)
 	}
 	if log := e.errs.String(); slices.ContainsFunc(secrets, func(s string) bool { return strings.Contains(log, s) }) {
@@ -117,7 +138,10 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	if code := e.status(); code != 0 {
 		t.Errorf("exit %d: %s", code, e.errs)
 	}
-	if names := tokens(); slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "mesh-") && n != "mesh-bo" }) {
+	if names := tokens(); slices.ContainsFunc(
+		names,
+		func(n string) bool { return strings.HasPrefix(n, "mesh-") && n != "mesh-bo" },
+	) {
 		t.Errorf("contexts of a mesh that is gone: %v", names)
 	}
 }

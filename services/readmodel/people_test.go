@@ -91,7 +91,12 @@ func TestRolesAreGivenByThoseWhoHoldThem(t *testing.T) {
 	}
 	audited := 0
 	for i, tt := range tests {
-		answer, err := k.peopleOf(givers[tt.giver]).CreatePerson(ctx, person(fmt.Sprintf("p%d", i), tt.tenant, tt.roles...))
+		answer, err := k.peopleOf(
+			givers[tt.giver],
+		).CreatePerson(
+			ctx,
+			person(fmt.Sprintf("p%d", i), tt.tenant, tt.roles...),
+		)
 		if got := rpctest.ReasonOfWire(err); got != tt.want {
 			t.Errorf("%s gives %v of %q: %v, want %s", tt.giver, tt.roles, tt.tenant, err, tt.want)
 			continue
@@ -167,7 +172,10 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 	if got != commonv1.Reason_REASON_UNSPECIFIED {
 		t.Fatal(got)
 	}
-	if lives := ana.GetPerson().GetExpiresAt().AsTime().Sub(ana.GetPerson().GetCreatedAt().AsTime()); lives < 2*time.Hour || lives > 2*time.Hour+time.Minute {
+	if lives := ana.GetPerson().GetExpiresAt().AsTime().Sub(
+		ana.GetPerson().GetCreatedAt().AsTime(),
+	); lives < 2*time.Hour ||
+		lives > 2*time.Hour+time.Minute {
 		t.Errorf("lives %s", lives)
 	}
 	if _, got := create(req); got != commonv1.Reason_REASON_ALREADY_EXISTS {
@@ -175,7 +183,10 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 	}
 	const days = 7 * 24 * time.Hour
 	week, _ := create(person("week", "", "viewer"))
-	if lives := week.GetPerson().GetExpiresAt().AsTime().Sub(week.GetPerson().GetCreatedAt().AsTime()); lives < days || lives > days+time.Minute {
+	if lives := week.GetPerson().GetExpiresAt().AsTime().Sub(
+		week.GetPerson().GetCreatedAt().AsTime(),
+	); lives < days ||
+		lives > days+time.Minute {
 		t.Errorf("lives %s by default", lives)
 	}
 	// The session of the one who asks lives on: what expires, does by the database's clock.
@@ -186,7 +197,14 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 	}
 	testkit.SetClockOffset(k.DB, 2*time.Hour+time.Minute)
 	people = k.peopleOf(k.tokenOf("second", "", "operator", "security"))
-	if _, err := k.query(ana.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+	if _, err := k.query(
+		ana.GetToken(),
+	).WhoAmI(
+		ctx,
+		&readmodelv1.WhoAmIRequest{},
+	); rpctest.ReasonOfWire(
+		err,
+	) != commonv1.Reason_REASON_UNAUTHENTICATED {
 		t.Errorf("expired: %v", err)
 	}
 	list, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
@@ -215,7 +233,12 @@ func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 	if !slices.Equal(seen, []string{"ana@example.org", "week", "ana@example.org", "root"}) {
 		t.Errorf("pages: %v", seen)
 	}
-	if _, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{PageToken: "x"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_INVALID_ARGUMENT {
+	if _, err := people.ListPeople(
+		ctx,
+		&readmodelv1.ListPeopleRequest{PageToken: "x"},
+	); rpctest.ReasonOfWire(
+		err,
+	) != commonv1.Reason_REASON_INVALID_ARGUMENT {
 		t.Errorf("a forged token: %v", err)
 	}
 	// Thirty days after the end nothing is left.
@@ -247,7 +270,12 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 	bystander, err := k.openWatch(k.admitted("bystander", "", "viewer"))
 	k.check(err)
 	defer bystander()
-	stream, err := k.query(bob.GetToken()).Watch(ctx, &readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}})
+	stream, err := k.query(
+		bob.GetToken(),
+	).Watch(
+		ctx,
+		&readmodelv1.WatchRequest{Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}},
+	)
 	k.check(err)
 	defer stream.Close()
 	for stream.Receive() {
@@ -257,7 +285,9 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 		if stream.Msg().GetBootstrapped() != nil {
 			ended, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "bob", Reason: "left"})
 			k.check(err)
-			if p := ended.GetPerson(); p.GetState() != readmodelv1.PersonState_PERSON_STATE_ENDED || p.GetEndedBy() != "root" || p.GetEndedAt() == nil {
+			if p := ended.GetPerson(); p.GetState() != readmodelv1.PersonState_PERSON_STATE_ENDED ||
+				p.GetEndedBy() != "root" ||
+				p.GetEndedAt() == nil {
 				t.Errorf("ended: %v", p)
 			}
 		}
@@ -265,7 +295,14 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 	if rpctest.ReasonOfWire(stream.Err()) != commonv1.Reason_REASON_UNAUTHENTICATED {
 		t.Errorf("the watch ended with %v", stream.Err())
 	}
-	if _, err := k.query(bob.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+	if _, err := k.query(
+		bob.GetToken(),
+	).WhoAmI(
+		ctx,
+		&readmodelv1.WhoAmIRequest{},
+	); rpctest.ReasonOfWire(
+		err,
+	) != commonv1.Reason_REASON_UNAUTHENTICATED {
 		t.Errorf("after the end: %v", err)
 	}
 	// By id it can be ended again and stays as it is; the name is free.
@@ -273,7 +310,12 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 	if err != nil || again.GetPerson().GetEndedBy() != "root" {
 		t.Errorf("ended again: %v, %v", again, err)
 	}
-	if _, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "bob"}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+	if _, err := people.EndPerson(
+		ctx,
+		&readmodelv1.EndPersonRequest{Person: "bob"},
+	); rpctest.ReasonOfWire(
+		err,
+	) != commonv1.Reason_REASON_NOT_FOUND {
 		t.Errorf("by the name: %v", err)
 	}
 	second, err := people.CreatePerson(ctx, person("bob", "beta", "tenant"))
@@ -283,7 +325,8 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 		t.Errorf("by the end of the id: %v", err)
 	}
 	entries := auditOf(t, k, 2, &readmodelv1.ListAuditRequest{Action: "person.end"})
-	if len(entries) != 2 || entries[1].GetActor() != "root" || entries[1].GetReason() != "left" || entries[1].GetSubjectId() != "bob" {
+	if len(entries) != 2 || entries[1].GetActor() != "root" || entries[1].GetReason() != "left" ||
+		entries[1].GetSubjectId() != "bob" {
 		t.Errorf("entries: %v", entries)
 	}
 }
@@ -298,7 +341,13 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"}); rpctest.ReasonOfWire(err) != last {
 		t.Fatalf("the last one: %v", err)
 	}
-	if entries := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "person.end"}); entries[0].GetOutcome() != audit.Refused || entries[0].GetSubjectId() != "root" {
+	if entries := auditOf(
+		t,
+		k,
+		1,
+		&readmodelv1.ListAuditRequest{Action: "person.end"},
+	); entries[0].GetOutcome() != audit.Refused ||
+		entries[0].GetSubjectId() != "root" {
 		t.Errorf("entry: %v", entries)
 	}
 	second, err := root.CreatePerson(ctx, person("second", "", "security"))
@@ -327,8 +376,17 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 		t.Errorf("%d ended, %d refused", ended, refused)
 	}
 	var live int
-	k.check(k.DB.Pool(pg.RoleReadmodel).QueryRow(ctx, `SELECT count(*) FROM readmodel.person WHERE ended_at IS NULL AND tenant_id IS NULL
-		AND 'security' = ANY (roles)`).Scan(&live))
+	k.check(
+		k.DB.Pool(
+			pg.RoleReadmodel,
+		).QueryRow(
+			ctx,
+			`SELECT count(*) FROM readmodel.person WHERE ended_at IS NULL AND tenant_id IS NULL
+		AND 'security' = ANY (roles)`,
+		).Scan(
+			&live,
+		),
+	)
 	if live != 1 {
 		t.Errorf("%d live people with the role security", live)
 	}
@@ -357,14 +415,23 @@ func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
 	log := &locked{}
-	k.service = k.startLogging(k.config, slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	k.service = k.startLogging(
+		k.config,
+		slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	)
 	people := k.peopleOf(k.admitted("root", "", "operator", "security"))
 	made, err := people.CreatePerson(ctx, person("carol", "", "viewer"))
 	k.check(err)
 	if _, err := k.query(made.GetToken()).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := people.CreatePerson(ctx, person("carol", "", "viewer")); !fault.Has(fault.FromConnect(err), commonv1.Reason_REASON_ALREADY_EXISTS) {
+	if _, err := people.CreatePerson(
+		ctx,
+		person("carol", "", "viewer"),
+	); !fault.Has(
+		fault.FromConnect(err),
+		commonv1.Reason_REASON_ALREADY_EXISTS,
+	) {
 		t.Fatal(err)
 	}
 	auditOf(t, k, 2, &readmodelv1.ListAuditRequest{Action: "person.create"})
@@ -374,7 +441,16 @@ func TestTheTokenOfAPersonIsKeptNowhere(t *testing.T) {
 	}
 	for _, table := range []string{"readmodel.person", "readmodel.person_session", "readmodel.audit", "events.event"} {
 		var rows, kept int
-		err := k.DB.Pool(pg.RoleReadmodel).QueryRow(ctx, "SELECT count(*), count(*) FILTER (WHERE x::text LIKE '%' || $1 || '%') FROM "+table+" x", secret).Scan(&rows, &kept)
+		err := k.DB.Pool(
+			pg.RoleReadmodel,
+		).QueryRow(
+			ctx,
+			"SELECT count(*), count(*) FILTER (WHERE x::text LIKE '%' || $1 || '%') FROM "+table+" x",
+			secret,
+		).Scan(
+			&rows,
+			&kept,
+		)
 		if err != nil || rows == 0 || kept != 0 {
 			t.Errorf("%s: %d of %d rows hold the token, %v", table, kept, rows, err)
 		}
@@ -389,17 +465,31 @@ func TestAdmittedPeopleAreListed(t *testing.T) {
 	second := k.admitted("dev", "", "operator", "security")
 	people := k.peopleOf(second)
 	list, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{})
-	if err != nil || len(list.GetItems()) != 1 || !slices.Equal(list.GetItems()[0].GetRoles(), []string{"operator", "security"}) {
+	if err != nil || len(list.GetItems()) != 1 ||
+		!slices.Equal(list.GetItems()[0].GetRoles(), []string{"operator", "security"}) {
 		t.Fatalf("%v, %v", list, err)
 	}
 	if _, err := k.query(first).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil {
 		t.Errorf("the earlier session: %v", err)
 	}
 	third := k.admitted("dev", "", "viewer")
-	if _, err := k.query(first).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_UNAUTHENTICATED {
+	if _, err := k.query(
+		first,
+	).WhoAmI(
+		ctx,
+		&readmodelv1.WhoAmIRequest{},
+	); rpctest.ReasonOfWire(
+		err,
+	) != commonv1.Reason_REASON_UNAUTHENTICATED {
 		t.Errorf("a session with rights that were taken: %v", err)
 	}
-	if me, err := k.query(third).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{}); err != nil || !slices.Equal(me.GetRoles(), []string{"viewer"}) {
+	if me, err := k.query(
+		third,
+	).WhoAmI(
+		ctx,
+		&readmodelv1.WhoAmIRequest{},
+	); err != nil ||
+		!slices.Equal(me.GetRoles(), []string{"viewer"}) {
 		t.Errorf("%v, %v", me, err)
 	}
 }

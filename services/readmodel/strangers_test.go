@@ -22,7 +22,10 @@ func (k *kit) health(service string) (healthv1.HealthCheckResponse_ServingStatus
 	k.t.Helper()
 	client := connect.NewClient[healthv1.HealthCheckRequest, healthv1.HealthCheckResponse](
 		k.http("", true), k.url()+"/grpc.health.v1.Health/Check", connect.WithGRPC())
-	resp, err := client.CallUnary(testkit.Context(k.t), connect.NewRequest(&healthv1.HealthCheckRequest{Service: service}))
+	resp, err := client.CallUnary(
+		testkit.Context(k.t),
+		connect.NewRequest(&healthv1.HealthCheckRequest{Service: service}),
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -34,7 +37,12 @@ func TestHealthIsReadiness(t *testing.T) {
 	k := newKit(t)
 	ready := func() bool {
 		t.Helper()
-		req, err := http.NewRequestWithContext(testkit.Context(t), http.MethodGet, "http://"+k.service.OpsAddr()+"/readyz", nil)
+		req, err := http.NewRequestWithContext(
+			testkit.Context(t),
+			http.MethodGet,
+			"http://"+k.service.OpsAddr()+"/readyz",
+			nil,
+		)
 		k.check(err)
 		resp, err := http.DefaultClient.Do(req)
 		k.check(err)
@@ -58,7 +66,10 @@ func TestHealthIsReadiness(t *testing.T) {
 	}
 	// A schema that is older than the program makes it not ready.
 	testkit.Eventually(t, time.Minute, func() error {
-		_, err := k.DB.OwnerPool().Exec(testkit.Context(t), "DELETE FROM mesh.goose_db_version WHERE id = (SELECT max(id) FROM mesh.goose_db_version)")
+		_, err := k.DB.OwnerPool().Exec(
+			testkit.Context(t),
+			"DELETE FROM mesh.goose_db_version WHERE id = (SELECT max(id) FROM mesh.goose_db_version)",
+		)
 		return err
 	})
 	await(healthv1.HealthCheckResponse_NOT_SERVING, "")
@@ -100,7 +111,11 @@ func TestReflectionIsConfigured(t *testing.T) {
 		}
 	}
 	// What is described can still be called by whoever shows a token only.
-	if got := k.post(k.http("", false), readmodelv1connect.QueryServiceWhoAmIProcedure, nil); got.Status != http.StatusUnauthorized {
+	if got := k.post(
+		k.http("", false),
+		readmodelv1connect.QueryServiceWhoAmIProcedure,
+		nil,
+	); got.Status != http.StatusUnauthorized {
 		t.Errorf("without a token: %v", got)
 	}
 }
@@ -115,7 +130,12 @@ func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 	client := k.http(k.token("", "operator", "security"), true)
 	send := func(method, origin, contentType string, header ...string) (*http.Response, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(testkit.Context(t), method, k.url()+readmodelv1connect.QueryServiceWhoAmIProcedure, strings.NewReader("{}"))
+		req, err := http.NewRequestWithContext(
+			testkit.Context(t),
+			method,
+			k.url()+readmodelv1connect.QueryServiceWhoAmIProcedure,
+			strings.NewReader("{}"),
+		)
 		k.check(err)
 		req.Header.Set("Origin", origin)
 		req.Header.Set("Sec-Fetch-Site", "cross-site")
@@ -133,22 +153,35 @@ func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 		return resp, string(text)
 	}
 	preflight := func(origin string) *http.Response {
-		resp, _ := send(http.MethodOptions, origin, "", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization,content-type")
+		resp, _ := send(
+			http.MethodOptions,
+			origin,
+			"",
+			"Access-Control-Request-Method",
+			"POST",
+			"Access-Control-Request-Headers",
+			"authorization,content-type",
+		)
 		return resp
 	}
 	got := preflight(console)
 	allowed := strings.ToLower(got.Header.Get("Access-Control-Allow-Headers"))
 	if got.StatusCode != http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != console || got.Header.Get("Access-Control-Max-Age") == "" ||
 		got.Header.Get("Access-Control-Allow-Methods") != "POST" || !strings.Contains(allowed, "authorization") || !strings.Contains(allowed, "content-type") ||
-		got.Header.Get("Access-Control-Allow-Credentials") != "" || !slices.Contains(got.Header.Values("Vary"), "Origin") {
+		got.Header.Get("Access-Control-Allow-Credentials") != "" ||
+		!slices.Contains(got.Header.Values("Vary"), "Origin") {
 		t.Errorf("a trusted preflight: %s %v", got.Status, got.Header)
 	}
 	got, text := send(http.MethodPost, console, "application/json")
-	if got.StatusCode != http.StatusOK || got.Header.Get("Access-Control-Allow-Origin") != console || got.Header.Get("Access-Control-Expose-Headers") == "" {
+	if got.StatusCode != http.StatusOK || got.Header.Get("Access-Control-Allow-Origin") != console ||
+		got.Header.Get("Access-Control-Expose-Headers") == "" {
 		t.Errorf("a trusted call: %s %v %s", got.Status, got.Header, text)
 	}
 	for _, origin := range []string{evil, console + ".evil.example", "http://console.example", "null"} {
-		if got := preflight(origin); got.StatusCode == http.StatusNoContent || got.Header.Get("Access-Control-Allow-Origin") != "" {
+		if got := preflight(
+			origin,
+		); got.StatusCode == http.StatusNoContent ||
+			got.Header.Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("preflight of %s: %s %v", origin, got.Status, got.Header)
 		}
 		for _, contentType := range []string{"application/json", "text/plain", "application/x-www-form-urlencoded"} {
@@ -160,8 +193,12 @@ func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 					Debug struct{ Reason string }
 				}
 			}
-			if err := json.Unmarshal([]byte(text), &refusal); err != nil || got.StatusCode != http.StatusForbidden || refusal.Code != "permission_denied" ||
-				len(refusal.Details) == 0 || refusal.Details[0].Type != "gpuaas.common.v1.Denial" || got.Header.Get("Access-Control-Allow-Origin") != "" {
+			if err := json.Unmarshal(
+				[]byte(text),
+				&refusal,
+			); err != nil || got.StatusCode != http.StatusForbidden || refusal.Code != "permission_denied" ||
+				len(refusal.Details) == 0 || refusal.Details[0].Type != "gpuaas.common.v1.Denial" ||
+				got.Header.Get("Access-Control-Allow-Origin") != "" {
 				t.Errorf("%s sends %s: %s %v %s %v", origin, contentType, got.Status, got.Header, text, err)
 			}
 		}

@@ -45,7 +45,8 @@ func (p *Program) peopleCreate() *cobra.Command {
 	req := &readmodelv1.CreatePersonRequest{}
 	var expires, contextName, out string
 	cmd := &cobra.Command{
-		Use: "create NAME --role R", Short: "Make a person; the token goes into a context or a directory, and is printed nowhere",
+		Use:   "create NAME --role R",
+		Short: "Make a person; the token goes into a context or a directory, and is printed nowhere",
 		Long: "Make a person. The token is written, readable by you alone, into a context of your contexts file, or with --out into a\n" +
 			"directory to hand over: contexts.yaml, ca.pem, token, and authorization, a header for curl and buf.\n" +
 			"It is printed nowhere and the mesh keeps only its hash.\n" +
@@ -92,10 +93,25 @@ func (p *Program) peopleCreate() *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringSliceVar(&req.Roles, "role", nil, "what the person may do: "+strings.Join(rpc.Roles(), ", ")+"; more than once for more (required)")
-	flags.StringVar(&req.Tenant, "tenant", "", "tenant whose person it is: needed for the role tenant; binds the other roles to it")
+	flags.StringSliceVar(
+		&req.Roles,
+		"role",
+		nil,
+		"what the person may do: "+strings.Join(rpc.Roles(), ", ")+"; more than once for more (required)",
+	)
+	flags.StringVar(
+		&req.Tenant,
+		"tenant",
+		"",
+		"tenant whose person it is: needed for the role tenant; binds the other roles to it",
+	)
 	flags.StringVar(&expires, "expires", "", "how long the token is good, from 5m to 30d (default 7d)")
-	flags.StringVar(&contextName, "context-name", "", "name of the context (default: the current one's, a dash, and NAME)")
+	flags.StringVar(
+		&contextName,
+		"context-name",
+		"",
+		"name of the context (default: the current one's, a dash, and NAME)",
+	)
 	flags.StringVar(&out, "out", "", "directory to write to instead of a context; it must not hold a token already")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(rpc.Roles(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)
@@ -108,8 +124,12 @@ func (s *session) withdraw(ctx context.Context, made *readmodelv1.Person, cause 
 		Person: made.GetPersonId(), Reason: "the token could not be written",
 	})
 	if err != nil {
-		return fmt.Errorf("the token of %s could not be written and is lost; end the person with `gpuaas people end %s`: %w",
-			made.GetName(), made.GetPersonId(), errors.Join(cause, err))
+		return fmt.Errorf(
+			"the token of %s could not be written and is lost; end the person with `gpuaas people end %s`: %w",
+			made.GetName(),
+			made.GetPersonId(),
+			errors.Join(cause, err),
+		)
 	}
 	return fmt.Errorf("the token of %s could not be written, so the person was ended again: %w", made.GetName(), cause)
 }
@@ -162,7 +182,9 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 	}
 	if place.context != "" {
 		if _, err := file.Get(place.context); err == nil {
-			return tokenPlace{}, Usage(fmt.Errorf("there is a context %q already: name another with --context-name", place.context))
+			return tokenPlace{}, Usage(
+				fmt.Errorf("there is a context %q already: name another with --context-name", place.context),
+			)
 		}
 	}
 	if out == "" {
@@ -174,7 +196,9 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 	for _, name := range []string{handContexts, handToken, handHeader} {
 		switch _, err := os.Lstat(filepath.Join(out, name)); {
 		case err == nil:
-			return tokenPlace{}, Usage(fmt.Errorf("%s is there already: a token is never overwritten", filepath.Join(out, name)))
+			return tokenPlace{}, Usage(
+				fmt.Errorf("%s is there already: a token is never overwritten", filepath.Join(out, name)),
+			)
 		case !errors.Is(err, fs.ErrNotExist):
 			return tokenPlace{}, fmt.Errorf("look at directory for the token: %w", err)
 		}
@@ -191,7 +215,13 @@ func PersonContext(mesh, person string) string {
 }
 
 func (l tokenPlace) write(t target, token string) error {
-	c := contexts.Context{Name: l.context, Server: t.server, TrustDomain: t.trustDomain, CAPEM: string(t.ca), Token: token}
+	c := contexts.Context{
+		Name:        l.context,
+		Server:      t.server,
+		TrustDomain: t.trustDomain,
+		CAPEM:       string(t.ca),
+		Token:       token,
+	}
 	if l.context != "" {
 		if err := contexts.Put(l.path, c, false); err != nil {
 			return err
@@ -227,8 +257,11 @@ func (p *Program) peopleList() *cobra.Command {
 	var page paging
 	var live bool
 	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List people with their roles; those that have ended stay for thirty days",
-		Example: "  gpuaas people list --live\n  gpuaas people list -o wide", Args: args(),
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List people with their roles; those that have ended stay for thirty days",
+		Example: "  gpuaas people list --live\n  gpuaas people list -o wide",
+		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			items, next, err := s.people(ctx, page, live)
 			if err != nil {
@@ -244,7 +277,10 @@ func (p *Program) peopleList() *cobra.Command {
 
 func (s *session) people(ctx context.Context, page paging, live bool) ([]*readmodelv1.Person, string, error) {
 	return pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Person, string, error) {
-		answer, err := s.client.People.ListPeople(ctx, &readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
+		answer, err := s.client.People.ListPeople(
+			ctx,
+			&readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token},
+		)
 		return answer.GetItems(), answer.GetNextPageToken(), err
 	})
 }

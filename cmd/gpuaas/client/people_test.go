@@ -22,8 +22,13 @@ func peopleMesh(t *testing.T) *fake {
 	f := mesh(t)
 	answer(f, "CreatePerson", func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, error) {
 		return &readmodelv1.CreatePersonResponse{Token: secret, Person: &readmodelv1.Person{
-			PersonId: claimID, Name: req.GetName(), Roles: req.GetRoles(), Tenant: req.GetTenant(), CreatedAt: at(1), ExpiresAt: at(9),
-			State: readmodelv1.PersonState_PERSON_STATE_LIVE,
+			PersonId:  claimID,
+			Name:      req.GetName(),
+			Roles:     req.GetRoles(),
+			Tenant:    req.GetTenant(),
+			CreatedAt: at(1),
+			ExpiresAt: at(9),
+			State:     readmodelv1.PersonState_PERSON_STATE_LIVE,
 		}}, nil
 	})
 	return f
@@ -41,7 +46,23 @@ func private(t *testing.T, path string) {
 func TestPeopleCreateWritesAContext(t *testing.T) {
 	for _, form := range []string{"table", "wide", "json", "jsonl", "yaml", "name"} {
 		f := peopleMesh(t)
-		got := call(t, "people", "create", "ana", "--role", "tenant,viewer", "--tenant", "acme", "--expires", "2d", "-o", form).wants(t, 0)
+		got := call(
+			t,
+			"people",
+			"create",
+			"ana",
+			"--role",
+			"tenant,viewer",
+			"--tenant",
+			"acme",
+			"--expires",
+			"2d",
+			"-o",
+			form,
+		).wants(
+			t,
+			0,
+		)
 		if strings.Contains(got.out+got.err, secret) {
 			t.Errorf("-o %s shows the token: %s%s", form, got.out, got.err)
 		}
@@ -54,13 +75,17 @@ func TestPeopleCreateWritesAContext(t *testing.T) {
 		}
 		own, _ := file.Get("test")
 		made, err := file.Get("test-ana")
-		if err != nil || made.Token != secret || made.Server != own.Server || made.CAPEM != own.CAPEM || made.TrustDomain != own.TrustDomain ||
+		if err != nil || made.Token != secret || made.Server != own.Server || made.CAPEM != own.CAPEM ||
+			made.TrustDomain != own.TrustDomain ||
 			file.Current != "test" {
 			t.Errorf("context %v of %v, %v", made.Name, file.Current, err)
 		}
 		private(t, f.path)
-		if req := sent[*readmodelv1.CreatePersonRequest](f); len(req) != 1 || req[0].GetExpiresIn().AsDuration() != 48*time.Hour ||
-			len(req[0].GetRoles()) != 2 || req[0].GetTenant() != "acme" {
+		if req := sent[*readmodelv1.CreatePersonRequest](
+			f,
+		); len(req) != 1 || req[0].GetExpiresIn().AsDuration() != 48*time.Hour ||
+			len(req[0].GetRoles()) != 2 ||
+			req[0].GetTenant() != "acme" {
 			t.Errorf("request: %v", req)
 		}
 		// The same name again would take the context from whoever uses it: refused before a person is made.
@@ -97,7 +122,10 @@ func TestPeopleCreateWritesADirectory(t *testing.T) {
 		private(t, filepath.Join(dir, name))
 	}
 	private(t, filepath.Join(dir, "contexts.yaml"))
-	if pem, err := os.ReadFile(filepath.Join(dir, "ca.pem")); err != nil || !strings.Contains(string(pem), "BEGIN CERTIFICATE") {
+	if pem, err := os.ReadFile(
+		filepath.Join(dir, "ca.pem"),
+	); err != nil ||
+		!strings.Contains(string(pem), "BEGIN CERTIFICATE") {
 		t.Errorf("ca.pem: %s, %v", pem, err)
 	}
 	call(t, "people", "create", "second", "--role", "viewer", "--out", dir).wants(t, 2)
@@ -115,7 +143,10 @@ func TestPeopleCreateWithdrawsWhatItCannotKeep(t *testing.T) {
 		if err := errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
 			return nil, err
 		}
-		return &readmodelv1.CreatePersonResponse{Token: secret, Person: &readmodelv1.Person{PersonId: claimID, Name: req.GetName()}}, nil
+		return &readmodelv1.CreatePersonResponse{
+			Token:  secret,
+			Person: &readmodelv1.Person{PersonId: claimID, Name: req.GetName()},
+		}, nil
 	})
 	always(f, "EndPerson", &readmodelv1.EndPersonResponse{})
 	got := call(t, "people", "create", "ci", "--role", "viewer", "--out", dir).wants(t, 1)
@@ -134,7 +165,15 @@ func TestPeopleRefusals(t *testing.T) {
 	f := peopleMesh(t)
 	call(t, "people", "create", "ana").wants(t, 2)
 	call(t, "people", "create", "ana", "--role", "viewer", "--expires", "soon").wants(t, 2)
-	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_ROLE_NOT_HELD, "", fault.Unmet("a role that includes operator; you have security")))
+	refuse(
+		f,
+		"CreatePerson",
+		fault.New(
+			commonv1.Reason_REASON_ROLE_NOT_HELD,
+			"",
+			fault.Unmet("a role that includes operator; you have security"),
+		),
+	)
 	got := call(t, "people", "create", "ana", "--role", "operator").wants(t, 4)
 	if !strings.Contains(got.err, "role_not_held") || !strings.Contains(got.err, "a role that includes operator") {
 		t.Errorf("stderr: %s", got.err)

@@ -52,9 +52,9 @@ func isID(text string) bool {
 	return err == nil
 }
 
-// AdmitPerson makes a person beside the API, for those who hold readmodel's database: `gpuaas dev`, a cluster, `gpuaas compose admit`. A live person of
-// that name with the same rights stays, lives on, and gets a further session; one with other rights is replaced. It returns the token of the new session,
-// which is stored nowhere.
+// AdmitPerson makes a person beside the API, for those who hold readmodel's database: `gpuaas dev`, a cluster, `gpuaas
+// compose admit`. A live person of that name with the same rights stays, lives on, and gets a further session; one with
+// other rights is replaced. It returns the token of the new session, which is stored nowhere.
 func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
 	if err := a.validate(); err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
@@ -86,7 +86,8 @@ func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, erro
 	return token, nil
 }
 
-// standing returns the id of the live person of a name if it has these rights, and prolongs it. One with other rights is ended.
+// standing returns the id of the live person of a name if it has these rights, and prolongs it. One with other rights
+// is ended.
 func standing(ctx context.Context, tx pgx.Tx, a Admission) (string, error) {
 	var id string
 	var same bool
@@ -101,7 +102,12 @@ func standing(ctx context.Context, tx pgx.Tx, a Admission) (string, error) {
 		_, err := endPerson(ctx, tx, id, a.Name, "")
 		return "", err
 	}
-	_, err = tx.Exec(ctx, "UPDATE readmodel.person SET expires_at = GREATEST(expires_at, mesh.clock() + $2::interval) WHERE person_id = $1", id, a.Life)
+	_, err = tx.Exec(
+		ctx,
+		"UPDATE readmodel.person SET expires_at = GREATEST(expires_at, mesh.clock() + $2::interval) WHERE person_id = $1",
+		id,
+		a.Life,
+	)
 	if err != nil {
 		return "", fmt.Errorf("prolong person: %w", err)
 	}
@@ -121,7 +127,11 @@ func sorted(roles []string) []string { return slices.Compact(slices.Sorted(slice
 // insertPerson makes the row of a person whose name no live person has.
 func insertPerson(ctx context.Context, tx pgx.Tx, a Admission, by string) (*readmodelv1.Person, error) {
 	// The name of one that has expired is free.
-	_, err := tx.Exec(ctx, `UPDATE readmodel.person SET ended_at = expires_at WHERE name = $1 AND ended_at IS NULL AND expires_at <= mesh.clock()`, a.Name)
+	_, err := tx.Exec(
+		ctx,
+		`UPDATE readmodel.person SET ended_at = expires_at WHERE name = $1 AND ended_at IS NULL AND expires_at <= mesh.clock()`,
+		a.Name,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("free the name of an expired person: %w", err)
 	}

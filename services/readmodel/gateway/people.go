@@ -84,7 +84,15 @@ func (p *People) CreatePerson(
 		if out.Person, err = insertPerson(ctx, tx, a, giver.Subject); err != nil {
 			return err
 		}
-		if out.Token, err = issue(ctx, tx, out.GetPerson().GetPersonId(), a.Name, a.TenantID, a.Roles, a.Life); err != nil {
+		if out.Token, err = issue(
+			ctx,
+			tx,
+			out.GetPerson().GetPersonId(),
+			a.Name,
+			a.TenantID,
+			a.Roles,
+			a.Life,
+		); err != nil {
 			return err
 		}
 		_, err = p.own.Audit.Record(ctx, tx, entryOf("person.create", a, out.GetPerson().GetPersonId()))
@@ -150,7 +158,11 @@ func (p *People) tenant(ctx context.Context, nameOrID string) (string, error) {
 		return err //nolint:wrapcheck // it is the answer
 	})
 	if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-		return "", fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", nameOrID), fault.Cause(err))
+		return "", fault.New(
+			commonv1.Reason_REASON_TENANT_UNKNOWN,
+			fmt.Sprintf("there is no tenant %q", nameOrID),
+			fault.Cause(err),
+		)
 	}
 	return id, err
 }
@@ -164,7 +176,19 @@ func scanPerson(row pgx.Row) (*readmodelv1.Person, error) {
 	var created, expires time.Time
 	var ended *time.Time
 	var expired bool
-	err := row.Scan(&p.PersonId, &p.Name, &p.Roles, &p.TenantId, &p.Tenant, &created, &p.CreatedBy, &expires, &ended, &p.EndedBy, &expired)
+	err := row.Scan(
+		&p.PersonId,
+		&p.Name,
+		&p.Roles,
+		&p.TenantId,
+		&p.Tenant,
+		&created,
+		&p.CreatedBy,
+		&expires,
+		&ended,
+		&p.EndedBy,
+		&expired,
+	)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // its caller knows what was read
 	}
@@ -192,12 +216,19 @@ const (
 )
 
 // ListPeople lists people, newest first.
-func (p *People) ListPeople(ctx context.Context, req *readmodelv1.ListPeopleRequest) (*readmodelv1.ListPeopleResponse, error) {
+func (p *People) ListPeople(
+	ctx context.Context,
+	req *readmodelv1.ListPeopleRequest,
+) (*readmodelv1.ListPeopleResponse, error) {
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
 	if req.GetPageToken() != "" && !isID(req.GetPageToken()) {
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet("page_token: not from this list"))
+		return nil, fault.New(
+			commonv1.Reason_REASON_INVALID_ARGUMENT,
+			"",
+			fault.Unmet("page_token: not from this list"),
+		)
 	}
 	size := int(req.GetPageSize())
 	if size == 0 {
@@ -210,7 +241,10 @@ func (p *People) ListPeople(ctx context.Context, req *readmodelv1.ListPeopleRequ
 	if err != nil {
 		return nil, fmt.Errorf("list people: %w", err)
 	}
-	items, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) })
+	items, err := pgx.CollectRows(
+		rows,
+		func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) },
+	)
 	if err != nil {
 		return nil, fmt.Errorf("list people: %w", err)
 	}
@@ -223,7 +257,10 @@ func (p *People) ListPeople(ctx context.Context, req *readmodelv1.ListPeopleRequ
 }
 
 // EndPerson ends a person. One who has ended already is answered as they are.
-func (p *People) EndPerson(ctx context.Context, req *readmodelv1.EndPersonRequest) (*readmodelv1.EndPersonResponse, error) {
+func (p *People) EndPerson(
+	ctx context.Context,
+	req *readmodelv1.EndPersonRequest,
+) (*readmodelv1.EndPersonResponse, error) {
 	by, err := giverOf(ctx)
 	if err != nil {
 		return nil, err
@@ -245,8 +282,12 @@ func (p *People) EndPerson(ctx context.Context, req *readmodelv1.EndPersonReques
 			return err
 		}
 		_, err = p.own.Audit.Record(ctx, tx, audit.Entry{
-			Action: "person.end", SubjectType: "person", SubjectID: found.GetName(), TenantID: found.GetTenantId(), Reason: req.GetReason(),
-			Details: map[string]any{"person_id": found.GetPersonId(), "roles": found.GetRoles()},
+			Action:      "person.end",
+			SubjectType: "person",
+			SubjectID:   found.GetName(),
+			TenantID:    found.GetTenantId(),
+			Reason:      req.GetReason(),
+			Details:     map[string]any{"person_id": found.GetPersonId(), "roles": found.GetRoles()},
 		})
 		return err //nolint:wrapcheck // it says what
 	})
@@ -275,11 +316,18 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	}
 	var items []*readmodelv1.Person
 	if partOfID.MatchString(lower) {
-		rows, err := tx.Query(ctx, "SELECT "+personColumns+" WHERE p.person_id::text LIKE $1 || '%' OR p.person_id::text LIKE '%' || $1 LIMIT 2", lower)
+		rows, err := tx.Query(
+			ctx,
+			"SELECT "+personColumns+" WHERE p.person_id::text LIKE $1 || '%' OR p.person_id::text LIKE '%' || $1 LIMIT 2",
+			lower,
+		)
 		if err != nil {
 			return nil, fmt.Errorf("find person: %w", err)
 		}
-		items, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) })
+		items, err = pgx.CollectRows(
+			rows,
+			func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) },
+		)
 		if err != nil {
 			return nil, fmt.Errorf("find person: %w", err)
 		}
@@ -288,18 +336,29 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	case 1:
 		return items[0], nil
 	case 0:
-		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no person %q", ref), fault.Remedy("list them with `gpuaas people list`"))
+		return nil, fault.New(
+			commonv1.Reason_REASON_NOT_FOUND,
+			fmt.Sprintf("there is no person %q", ref),
+			fault.Remedy("list them with `gpuaas people list`"),
+		)
 	default:
-		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, fmt.Sprintf("more than one id begins or ends with %q", ref),
-			fault.Unmet("person: "+items[0].GetPersonId()+" and "+items[1].GetPersonId()+" fit"))
+		return nil, fault.New(
+			commonv1.Reason_REASON_INVALID_ARGUMENT,
+			fmt.Sprintf("more than one id begins or ends with %q", ref),
+			fault.Unmet("person: "+items[0].GetPersonId()+" and "+items[1].GetPersonId()+" fit"),
+		)
 	}
 }
 
-// keepOneSecurity refuses the end of the last live person of the operator's with the role security. It locks them all, so that of two that end each
-// other at once the second sees the first.
+// keepOneSecurity refuses the end of the last live person of the operator's with the role security. It locks them all,
+// so that of two that end each other at once the second sees the first.
 func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) error {
-	rows, err := tx.Query(ctx, `SELECT person_id::text FROM readmodel.person WHERE ended_at IS NULL AND expires_at > mesh.clock() AND tenant_id IS NULL
-		AND $1 = ANY (roles) ORDER BY person_id FOR UPDATE`, roleSecurity)
+	rows, err := tx.Query(
+		ctx,
+		`SELECT person_id::text FROM readmodel.person WHERE ended_at IS NULL AND expires_at > mesh.clock() AND tenant_id IS NULL
+		AND $1 = ANY (roles) ORDER BY person_id FOR UPDATE`,
+		roleSecurity,
+	)
 	if err != nil {
 		return fmt.Errorf("lock people with the role security: %w", err)
 	}
