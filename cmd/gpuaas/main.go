@@ -1,7 +1,6 @@
 // Command gpuaas is the control plane, its tools and its client in one binary.
 //
-// Data goes to stdout, everything else to stderr. Exit codes: 0 ok · 1 error · 2 usage · 3 not found · 4 not authenticated or not allowed · 5 refused
-// precondition · 6 timed out waiting · 7 a drill or bench out of budget.
+// Data goes to stdout, everything else to stderr. client.ExitCodes lists the exit codes.
 package main
 
 import (

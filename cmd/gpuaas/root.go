@@ -2,10 +2,8 @@ package main
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -37,6 +35,9 @@ func newRoot(program *client.Program) *cobra.Command {
 	root.AddCommand(newServiceCommands()...)
 	root.AddCommand(newMigrateCommand(), newComposeCommand(), newConfigCommand(), newVersionCommand(program))
 	program.Attach(root)
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	addExamples(root)
 	return root
 }
 
@@ -65,5 +66,3 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	}
 	return nil
 }
-
-func isTerminal(file *os.File) bool { return term.IsTerminal(int(file.Fd())) }

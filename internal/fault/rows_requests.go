@@ -111,6 +111,12 @@ var requestRows = map[commonv1.Reason]Row{
 		Remedy: "give one with --reason; it is written into the audit log",
 		Impact: "only this request: nothing was changed",
 	},
+	commonv1.Reason_REASON_CANCELLED: {
+		Code: connect.CodeCanceled, Action: stop, Owner: ownerCaller,
+		Public: "the caller interrupted it",
+		Remedy: "look at what it asked for: an operation that was accepted goes on",
+		Impact: "only this request; an operation that was accepted goes on",
+	},
 	commonv1.Reason_REASON_ASSERTION_INVALID: {
 		Code: connect.CodeUnauthenticated, Action: stop, Owner: ownerReadmodel,
 		Public: "the signed assertion of the person is missing, stale, or for another request",
@@ -136,7 +142,7 @@ var peopleRows = map[commonv1.Reason]Row{
 
 var policyRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_POLICY_KEY_UNKNOWN: {
-		Code: connect.CodeInvalidArgument, Action: stop, Owner: ownerCaller,
+		Code: connect.CodeNotFound, Action: stop, Owner: ownerCaller,
 		Public: "there is no policy key of that name",
 		Remedy: "`gpuaas policy get` lists the keys",
 		Impact: "only this request: no policy was changed",

@@ -83,13 +83,23 @@ func leafID(leaf *x509.Certificate, trustDomain string, usage x509.ExtKeyUsage) 
 		return ID{}, fmt.Errorf("%w: the name %q is not spelled as %s", ErrIdentity, clip(raw), id)
 	}
 	if id.TrustDomain != trustDomain {
-		return ID{}, fmt.Errorf("%w: trust domain %q", ErrIdentity, id.TrustDomain)
+		return ID{}, &TrustDomainError{Got: id.TrustDomain, Want: trustDomain}
 	}
 	if id.Kind == KindNode && others > 0 {
 		return ID{}, fmt.Errorf("%w: a node's certificate with other names", ErrIdentity)
 	}
 	return id, checkUsage(leaf, id.Kind, usage)
 }
+
+// TrustDomainError is the refusal of a certificate of another trust domain. It wraps ErrIdentity.
+type TrustDomainError struct{ Got, Want string }
+
+func (e *TrustDomainError) Error() string {
+	return fmt.Sprintf("%v: trust domain %q", ErrIdentity, e.Got)
+}
+
+// Unwrap returns ErrIdentity.
+func (e *TrustDomainError) Unwrap() error { return ErrIdentity }
 
 // oidSubjectAltName is the extension that holds a certificate's names.
 var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}

@@ -185,10 +185,21 @@ func (cfg ClientConfig) VerifyServer(state tls.ConnectionState) (Peer, error) {
 		return Peer{}, err
 	}
 	if peer.ID != cfg.Server {
-		return Peer{}, fmt.Errorf("%w: the server is %s, not %s", ErrIdentity, peer.ID, cfg.Server)
+		return Peer{}, &WrongServerError{Got: peer.ID, Want: cfg.Server}
 	}
 	return peer, nil
 }
+
+// WrongServerError is the refusal of a server of the same trust domain that is another than the expected one. It wraps
+// ErrIdentity.
+type WrongServerError struct{ Got, Want ID }
+
+func (e *WrongServerError) Error() string {
+	return fmt.Sprintf("%v: the server is %s, not %s", ErrIdentity, e.Got, e.Want)
+}
+
+// Unwrap returns ErrIdentity.
+func (e *WrongServerError) Unwrap() error { return ErrIdentity }
 
 // VerifyClientChain verifies DER certificates (leaf first) as a server with the given trust would, without a connection: for certificates that
 // travel in messages, and for asking whether a fresh certificate would be accepted before it replaces a working one.

@@ -117,7 +117,7 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 	if diff := cmp.Diff([]string{"queued", "dispatched", "delivered", "running", "succeeded"}, slices.Compact(states)); diff != "" {
 		t.Errorf("the probe's states: %s", diff)
 	}
-	run("workspaces", "decommission", "demo2", "--reason", "the test is over")
+	run("workspaces", "decommission", "demo2", "--reason", "the test is over", "--yes")
 	t.must("the workspace to be decommissioned", 30*time.Second, func(context.Context) error {
 		if s := workspace(t, c, "acme/demo2").GetState().String(); s != "WORKSPACE_STATE_DECOMMISSIONED" {
 			return fmt.Errorf("the workspace is %s", s)

@@ -149,7 +149,7 @@ func TestTheRunbookByHand(tt *testing.T) {
 	for tries := 0; ; tries++ {
 		run := runs[len(runs)-1]
 		o.waitsFor(ref, run)
-		o.refused("operation_in_progress", "cancel", "workspaces", "decommission", ref, "--reason", "in mid-run")
+		o.refused("operation_in_progress", "cancel", "workspaces", "decommission", ref, "--reason", "in mid-run", "--yes")
 		o.refused("precondition_failed", "cancel", "workspaces", "reset", ref)
 		if state := o.does("workspaces", "cancel", ref, "--reason", "wedged")["state"]; state != "cancelling" {
 			t.Errorf("a cancel answers %v", state)
@@ -196,7 +196,7 @@ func TestTheRunbookByHand(tt *testing.T) {
 		t.Errorf("a run that is none: exit %d, %v", s.code, err)
 	}
 
-	o.does("workspaces", "decommission", ref, "--reason", "the walk is over")
+	o.does("workspaces", "decommission", ref, "--reason", "the walk is over", "--yes")
 	o.awaits(text(created["workspace_id"]), "decommissioned")
 	quiet(t, c)
 	judgeLedger(t, c)

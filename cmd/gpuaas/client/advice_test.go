@@ -22,7 +22,7 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 		"workspaces create x":         "--tenant T, or $GPUAAS_TENANT",
 		"allocations force-release A": "wants --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas allocations get A`",
 		"allocations force-release A --reason x --expected-fence 3": "wants --fenced-proof P:",
-		"instances end I": "end wants --reason TEXT",
+		"instances end I": "instances end needs --reason TEXT",
 	} {
 		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) {
 			t.Errorf("%s: %s", line, got.err)
@@ -33,7 +33,7 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 	}
 }
 
-// An instance is ended on a clear word alone; without it the command says what it would do, and asks for a dry run.
+// An instance is ended on a clear word alone; a dry run says what it would do.
 func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 	f := mesh(t)
 	stock(f)
@@ -41,7 +41,10 @@ func TestAnInstanceIsEndedOnAClearWord(t *testing.T) {
 		InstanceId: instanceID, WorkspaceId: workspaceID, Unaccounted: true, ProviderId: "process:1", State: commonv1.InstanceState_INSTANCE_STATE_ENDED,
 	}
 	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Instance: lost, Consequence: "ends the instance", Pos: "p"}})
-	if got := call(t, "instances", "end", "process:1", "--reason", "late").wants(t, 2); !strings.Contains(got.err, "nothing was done: `end` ends the instance; give --yes") {
+	if got := call(t, "instances", "end", "process:1", "--reason", "late").wants(t, 2); !strings.Contains(got.err, "add --yes to go ahead, or --dry-run to see") {
+		t.Errorf("printed %s", got.err)
+	}
+	if got := call(t, "instances", "end", "process:1", "--reason", "late", "--dry-run").wants(t, 0); !strings.Contains(got.err, "dry run, nothing was changed: it ends the instance") {
 		t.Errorf("printed %s", got.err)
 	}
 	got := call(t, "instances", "end", "process:1", "--reason", "late", "--yes").wants(t, 0)

@@ -109,22 +109,12 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	var proof string
 	cmd := &cobra.Command{
 		Use: "force-release ALLOC", Short: "Free an allocation on your word; what cannot be cleaned becomes orphan claims",
-		Example: "  gpuaas allocations force-release ALLOC --expected-fence 5 --fenced-proof powered_off --ack-orphan CLAIM --reason 'rack 12 is dead' --dry-run",
+		Example: "  gpuaas allocations force-release 0192f0c1-0000-7000-8000-000000000001 --expected-fence 5 --fenced-proof powered_off --ack-orphan CLAIM --reason 'rack 12 is dead' --dry-run",
 		Args:    args("ALLOC"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			given, err := parseEnum[commonv1.FencedProof]("fenced-proof", proof)
 			if err != nil {
 				return err
-			}
-			var missing []string
-			for flag, given := range map[string]bool{"expected-fence F": req.GetExpectedFence() > 0, "fenced-proof P": proof != "", "reason TEXT": req.GetReason() != ""} {
-				if !given {
-					missing = append(missing, "--"+flag)
-				}
-			}
-			if len(missing) > 0 {
-				slices.Sort(missing)
-				return Usage(fmt.Errorf("force-release wants %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
 			}
 			if req.AllocationId, err = s.id(ctx, kindAllocation, args[0]); err != nil {
 				return err
@@ -135,6 +125,9 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 				}
 			}
 			req.FencedProof = given
+			if err := s.confirmed(ctx, s.losesAllocation(req.GetAllocationId())); err != nil {
+				return err
+			}
 			answer, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: req})
 			if err != nil {
 				return err
@@ -154,5 +147,38 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	flags.StringSliceVar(&req.AckOrphans, "ack-orphan", nil, "claim that may be left behind; give each")
 	flags.StringVar(&req.Reason, "reason", "", "why, for the audit log")
 	flags.BoolVar(&req.DryRun, "dry-run", false, "say what it would do, and which claims it may leave behind")
+	asks(cmd)
+	next := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var missing []string
+		for flag, given := range map[string]bool{"expected-fence F": req.GetExpectedFence() > 0, "fenced-proof P": proof != "", "reason TEXT": req.GetReason() != ""} {
+			if !given {
+				missing = append(missing, "--"+flag)
+			}
+		}
+		if len(missing) > 0 {
+			slices.Sort(missing)
+			return Usage(fmt.Errorf("force-release wants %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
+		}
+		return next(cmd, args)
+	}
 	return cmd
+}
+
+// losesAllocation asks about an allocation by the name of its workspace, or its id if the workspace is not known.
+func (s *session) losesAllocation(id string) func(context.Context) (question, error) {
+	return func(ctx context.Context) (question, error) {
+		answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: id})
+		if err != nil {
+			return question{}, err
+		}
+		name := id
+		if w, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: answer.GetAllocation().GetWorkspaceId()}); err == nil {
+			name = fullName(w.GetWorkspace())
+		}
+		return question{name, []string{
+			fmt.Sprintf("The slot and the GPUs of %s will be free for others, on your word that nothing of it runs any more.", name),
+			"What could not be cleaned stays behind as orphan claims. If something does run, two workspaces share a machine.",
+		}}, nil
+	}
 }

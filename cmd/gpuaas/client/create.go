@@ -215,7 +215,7 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		}
 		op := answer.GetOperation()
 		if wait && !op.GetDryRun() {
-			return s.awaitOperation(ctx, op, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
+			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
 		}
 		return one(s.printer, operationView, op)
 	})

@@ -44,7 +44,7 @@ func (p *Program) nodesEnroll() *cobra.Command {
 		Use: "enroll --name N --out DIR", Short: "Issue a bootstrap bundle for a new machine",
 		Long: "Issue a bootstrap bundle for a new machine: a token that is good once, where to enrol, and what to trust.\n" +
 			"The token is written to DIR only; without --out it is printed as data, and only where -o json, jsonl or yaml asks for it.",
-		Example: "  gpuaas nodes enroll --name rack1-07 --out ./bundle\n  gpuaas-node-agent enroll --bundle ./bundle",
+		Example: "  gpuaas nodes enroll --name rack1-07 --out ./bundle",
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			if name == "" {

@@ -4,27 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 
 	"connectrpc.com/connect"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
-)
-
-// Exit codes. 7 is for drills and benches.
-const (
-	ExitOK         = 0
-	ExitError      = 1
-	ExitUsage      = 2
-	ExitNotFound   = 3
-	ExitNotAllowed = 4 // not authenticated, or not allowed
-	ExitRefused    = 5 // a precondition does not hold
-	ExitTimeout    = 6 // of a wait
-	ExitBudget     = 7
 )
 
 // usageError is a mistake in the command line or in the client's files.
@@ -78,7 +66,7 @@ type failure struct {
 	Unmet             []string `json:"unmet"`
 }
 
-// Exit answers the exit code of an error.
+// Exit returns the exit code of an error.
 func Exit(err error) int {
 	if err == nil {
 		return ExitOK
@@ -91,8 +79,11 @@ func Exit(err error) int {
 	}
 	e, ok := fault.As(err)
 	if !ok {
-		if misused(err) {
+		switch {
+		case misused(err):
 			return ExitUsage
+		case stopped(err):
+			return ExitInterrupted
 		}
 		return ExitError
 	}
@@ -113,6 +104,11 @@ func Exit(err error) int {
 		}
 	}
 	return ExitError
+}
+
+// stopped reports whether an error is the end by a signal of what was under way.
+func stopped(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, app.ErrShutdown)
 }
 
 // permissionExit tells a person who may not from a node that is held: the latter is the state of what was asked about.
@@ -156,6 +152,9 @@ func describe(err error) failure {
 		if e.code == ExitTimeout {
 			out.Code = connect.CodeDeadlineExceeded.String()
 		}
+		if e.code == ExitInterrupted {
+			out.CorrelationID = ""
+		}
 		out.Message, out.Remedy = e.message, e.remedy
 		return out
 	}
@@ -169,8 +168,8 @@ func describe(err error) failure {
 	if !ok {
 		out.Code, out.Reason, out.Action = connect.CodeInternal.String(), names.Of(commonv1.Reason_REASON_INTERNAL), names.Of(commonv1.Action_ACTION_STOP)
 		out.Message = err.Error()
-		if errors.Is(err, context.Canceled) {
-			out.Code, out.Message = connect.CodeCanceled.String(), "interrupted"
+		if stopped(err) {
+			return describe(interrupted("interrupted"))
 		}
 		return out
 	}
@@ -207,6 +206,10 @@ func Report(w io.Writer, err error, asJSON bool) {
 			return
 		}
 	}
+	if Exit(err) == ExitInterrupted {
+		note(w, "%s", clean(f.Message))
+		return
+	}
 	// What is listed, of a file with many problems for one, keeps its lines.
 	lines := strings.Split(strings.TrimSpace(f.Message), "\n")
 	note(w, "error: %s: %s", f.Reason, clean(lines[0]))
@@ -224,26 +227,12 @@ func Report(w io.Writer, err error, asJSON bool) {
 		note(w, "  in the way: %s", clean(f.ConflictingID))
 	}
 	if f.Remedy != "" {
-		note(w, "  what helps: %s", clean(f.Remedy))
+		note(w, "  hint: %s", clean(f.Remedy))
 	}
 	if f.RetryAfterSeconds > 0 {
-		note(w, "  not before: %gs", f.RetryAfterSeconds)
+		note(w, "  retry after: %gs", f.RetryAfterSeconds)
 	}
 	if _, refused := fault.As(err); f.CorrelationID != "" && (refused || Exit(err) != ExitUsage) { // a mistake found here was never sent
 		note(w, "  correlation id: %s", f.CorrelationID)
 	}
-}
-
-// explainFailure adds to a connection that failed which server was meant and what the operating system said: the client's own error, not a peer's.
-func (s *session) explainFailure(err error) error {
-	e, ok := fault.As(err)
-	if !ok || e.Reason != commonv1.Reason_REASON_UNAVAILABLE || e.CorrelationID != "" {
-		return err
-	}
-	failed, ok := errors.AsType[*connect.Error](e)
-	if !ok || connect.IsWireError(failed) {
-		return err
-	}
-	return fault.New(e.Reason, fmt.Sprintf("%s cannot be reached: %s", s.server, failed.Message()), fault.Cause(err),
-		fault.Remedy("start the mesh (`gpuaas dev`), or name another server with --server or --context"))
 }

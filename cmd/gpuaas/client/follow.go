@@ -147,7 +147,7 @@ func (e *finalError) Unwrap() error { return e.cause }
 
 // mends says whether the same watch may succeed later.
 func mends(err error) bool {
-	if _, ok := errors.AsType[*finalError](err); ok {
+	if _, ok := errors.AsType[*finalError](err); ok || misdirected(err) {
 		return false
 	}
 	switch fault.ReasonOf(err) { //nolint:exhaustive // what is not here is a refusal of the request itself

@@ -2,10 +2,10 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -120,17 +120,13 @@ func instanceWorkspace(i *lifecyclev1.Instance) string {
 // endInstanceCommand ends an instance that its placement runs and that no workspace accounts for.
 func (p *Program) endInstanceCommand() *cobra.Command {
 	req := &lifecyclev1.EndInstanceRequest{}
-	var yes bool
 	cmd := &cobra.Command{
 		Use: "end INSTANCE", Short: "End an instance that its placement runs and whose workspace is not known here; its data is lost",
 		Long: "End an instance that its placement runs and that this mesh cannot account for, as `gpuaas instances list` shows it with an unknown workspace:\n" +
 			"after a restore, for example, what was launched after the backup. INSTANCE is its id or the provider's. An instance of a workspace that is in use\n" +
-			"is refused: recreating or decommissioning the workspace ends it. Without --yes nothing is ended, and the command says what it would do.",
+			"is refused: recreating or decommissioning the workspace ends it.",
 		Example: "  gpuaas instances end 0192f0c1-0000-7000-8000-000000000001 --reason 'launched after the backup' --yes", Args: args("INSTANCE"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			if req.GetReason() == "" {
-				return Usage(errors.New("end wants --reason TEXT: it goes into the audit log"))
-			}
 			// An instance that no workspace accounts for may be known to its placement alone: what is not found here is asked of the owner as it is.
 			instance, err := s.id(ctx, kindInstance, args[0])
 			if fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
@@ -139,20 +135,40 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			req.Instance, req.DryRun = instance, !yes
+			req.Instance = instance
+			if err := s.confirmed(ctx, s.losesInstance(req)); err != nil {
+				return err
+			}
 			answer, err := s.client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{Request: req})
 			if err != nil {
 				return err
 			}
-			if !yes {
-				return Usage(fmt.Errorf("nothing was done: `end` %s; give --yes to do it", answer.GetResponse().GetConsequence()))
+			if req.GetDryRun() {
+				note(s.err, "dry run, nothing was changed: it %s", clean(answer.GetResponse().GetConsequence()))
 			}
 			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), member{"pos", answer.GetResponse().GetPos()})
 		}),
 	}
-	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
-	cmd.Flags().BoolVar(&yes, "yes", false, "end it; without this the command only says what it would do")
+	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "only say what it would do")
+	asks(cmd)
+	reasonFlag(cmd, &req.Reason, true)
 	return cmd
+}
+
+// losesInstance asks about an instance, with what the mesh says that its end would do.
+func (s *session) losesInstance(req *lifecyclev1.EndInstanceRequest) func(context.Context) (question, error) {
+	return func(ctx context.Context) (question, error) {
+		dry := proto.CloneOf(req)
+		dry.DryRun = true
+		answer, err := s.client.Instances.EndInstance(ctx, &readmodelv1.EndInstanceRequest{Request: dry})
+		if err != nil {
+			return question{}, err
+		}
+		return question{req.GetInstance(), []string{
+			fmt.Sprintf("The instance %s will be ended for good: what runs in it stops, and its data is lost.", req.GetInstance()),
+			"Ending it " + answer.GetResponse().GetConsequence() + ".",
+		}}, nil
+	}
 }
 
 func (p *Program) instancesCommand() *cobra.Command {

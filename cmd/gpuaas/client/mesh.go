@@ -103,6 +103,7 @@ var policyView = view[*recoveryv1.PolicyKey]{
 func (p *Program) policyCommand() *cobra.Command {
 	get := &cobra.Command{
 		Use: "get [KEY]", Short: "Show the policy keys with their values and bounds", Example: "  gpuaas policy get\n  gpuaas policy get node.heartbeat_stale_after_seconds", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: onlyFirst(completePolicyKeys),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			key := ""
 			if len(args) == 1 {
@@ -126,6 +127,7 @@ func (p *Program) policyCommand() *cobra.Command {
 	set := &cobra.Command{
 		Use: "set KEY VALUE", Short: "Change a policy key within its bounds",
 		Example: "  gpuaas policy set node.heartbeat_stale_after_seconds 300 --reason 'slow links'", Args: args("KEY", "VALUE"),
+		ValidArgsFunction: completePolicyKeys,
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Key, req.Value = args[0], args[1]
 			answer, err := s.command.SetPolicy(ctx, req)
@@ -235,7 +237,7 @@ func (p *Program) configCommand() *cobra.Command {
 				return Usage(err)
 			}
 			if _, err := file.Get(args[0]); err != nil {
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no context %q", args[0]), fault.Remedy("list them with `gpuaas config view`"))
+				return noContext(args[0])
 			}
 			if err := contexts.Use(path, args[0]); err != nil {
 				return err

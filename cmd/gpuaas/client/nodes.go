@@ -195,11 +195,20 @@ func (p *Program) nodesWatch() *cobra.Command {
 
 func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cobra.Command {
 	var reason string
-	name := names.Of(verb)
+	name, lost := names.Of(verb), nodeLostBy[verb]
+	example := "  gpuaas nodes " + name + " node-1 --reason 'two machines show its key'"
+	if lost != "" {
+		example += "\n" + example + " --yes"
+	}
 	cmd := &cobra.Command{
-		Use: name + " NODE", Short: short, Example: "  gpuaas nodes " + name + " node-1 --reason 'why, for the record'", Args: args("NODE"),
+		Use: name + " NODE", Short: short, Example: example, Args: args("NODE"),
 		ValidArgsFunction: onlyFirst(p.completeNodes),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if lost != "" {
+				if err := s.confirmed(ctx, s.losesNode(args[0], lost)); err != nil {
+					return err
+				}
+			}
 			answer, err := s.command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: args[0], Verb: verb, Reason: reason})
 			if err != nil {
 				return err
@@ -208,8 +217,31 @@ func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cob
 			return s.nodeAfter(ctx, answer.GetPos(), &readmodelv1.Node{NodeId: id.GetNodeId(), Name: id.GetName(), Identity: id})
 		}),
 	}
+	if lost != "" {
+		asks(cmd)
+	}
 	reasonFlag(cmd, &reason, true)
 	return cmd
+}
+
+// nodeLostBy says what the decisions about a node lose that ask before they act.
+var nodeLostBy = map[recoveryv1.IdentityVerb]string{
+	recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE:  "%s will be locked out: it gets no session and no work, and only the security role lets it in again. What runs there goes on.",
+	recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE: "The identity of %s will be ended for good: the machine can come back only as a new node.",
+}
+
+// losesNode asks about a node by its name.
+func (s *session) losesNode(ref, lost string) func(context.Context) (question, error) {
+	return func(ctx context.Context) (question, error) {
+		answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: ref})
+		if err != nil {
+			return question{}, err
+		}
+		n := answer.GetNode()
+		state := fmt.Sprintf("It is %sconnected now, with %d of its %d slots in use.", onlyIf(!n.GetConnected(), "not "),
+			n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
+		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}}, nil
+	}
 }
 
 func (p *Program) nodesCordon(cordoned bool) *cobra.Command {
@@ -252,14 +284,24 @@ func reasonFlag(cmd *cobra.Command, reason *string, needed bool) {
 		text += " (required)"
 	}
 	cmd.Flags().StringVar(reason, "reason", "", text)
-	if !needed {
-		return
+	if needed {
+		needsReason(cmd, reason)
 	}
+}
+
+// needsReason refuses a command without its --reason before anything is sent. A dry run goes without one.
+func needsReason(cmd *cobra.Command, reason *string) *cobra.Command {
 	next := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if strings.TrimSpace(*reason) == "" {
-			return Usage(fmt.Errorf("%s wants --reason TEXT: it goes into the record", cmd.CommandPath()))
+		if strings.TrimSpace(*reason) != "" || dryRun(cmd) {
+			return next(cmd, args)
 		}
-		return next(cmd, args)
+		text := ""
+		if cmd.Flags().Lookup("dry-run") != nil {
+			text = " (or --dry-run, to see what it would do)"
+		}
+		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, cmd.CommandPath()+" needs --reason TEXT, which is written into the audit log"+text,
+			fault.Remedy("give one with --reason"))
 	}
+	return cmd
 }

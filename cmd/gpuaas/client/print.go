@@ -50,6 +50,8 @@ type printer struct {
 	relative bool // times in tables
 	width    int
 	now      func() time.Time
+	in       io.Reader // the terminal on which a person can be asked; nil without one
+	sure     bool      // the person need not be asked
 }
 
 // view says how a T is shown to people.

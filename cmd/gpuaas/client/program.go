@@ -7,13 +7,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/itchyny/gojq"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/obs"
 )
@@ -59,7 +62,9 @@ func (p *Program) Attach(root *cobra.Command) {
 		cmd.GroupID = groupID
 		root.AddCommand(cmd)
 	}
-	root.AddCommand(manCommand())
+	root.AddCommand(manCommand(), exitCodesTopic())
+	root.SetHelpFunc(help)
+	completeNothingElse(root)
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
 }
@@ -132,18 +137,30 @@ func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string)
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		return fn(ctx, pr, args)
+		err = fn(ctx, pr, args)
+		if e, refused := fault.As(err); err != nil && ctx.Err() != nil && (!refused || e.CorrelationID == "") {
+			if _, told := errors.AsType[*exitError](err); !told {
+				return interrupted("interrupted")
+			}
+		}
+		return err
 	}
 }
 
 // printer checks the flags of the output.
 func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	out := cmd.OutOrStdout()
-	pr := &printer{format: p.output, jq: p.jq, out: out, err: cmd.ErrOrStderr(), now: p.now, width: 120}
+	pr := &printer{
+		format: p.output, jq: p.jq, out: out, err: cmd.ErrOrStderr(), now: p.now, width: 120,
+		in: terminalOf(cmd), sure: set(cmd, "yes") || dryRun(cmd),
+	}
 	if !known(p.output) {
 		return nil, Usage(fmt.Errorf("--output %q is none of %s", p.output, strings.Join(formats, ", ")))
 	}
 	if p.jq != "" {
+		if err := checkFilter(p.jq); err != nil {
+			return nil, Usage(fmt.Errorf("--jq: %w", err))
+		}
 		switch {
 		case !cmd.Flags().Changed("output"):
 			pr.format = formatJSON
@@ -170,11 +187,26 @@ func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	return pr, nil
 }
 
+// checkFilter refuses a jq expression that cannot be run, before anything is asked for it.
+func checkFilter(expression string) error {
+	query, err := gojq.Parse(expression)
+	if err != nil {
+		return fmt.Errorf("%q is no jq expression: %w", expression, err)
+	}
+	if _, err := gojq.Compile(query, gojq.WithEnvironLoader(os.Environ)); err != nil {
+		return fmt.Errorf("%q cannot be run: %w", expression, err)
+	}
+	return nil
+}
+
 // UnknownCommand is a subcommand that cmd does not have, with those that were perhaps meant.
 func UnknownCommand(cmd *cobra.Command, name string) error {
 	text := fmt.Sprintf("unknown command %q of %q", name, cmd.CommandPath())
 	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2)
 	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+		slices.SortStableFunc(near, func(a, b string) int { // those that begin alike come first
+			return strings.Index(b[:1], name[:1]) - strings.Index(a[:1], name[:1])
+		})
 		text += ": did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return Usage(errors.New(text))
@@ -183,8 +215,7 @@ func UnknownCommand(cmd *cobra.Command, name string) error {
 // group makes a command that only has subcommands.
 func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: use, Short: short, Aliases: aliases,
-		Example: "  gpuaas " + use + " " + subs[0].Name() + " --help",
+		Use: use, Short: short, Aliases: aliases, Example: firstExamples(subs),
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return UnknownCommand(cmd, args[0])
@@ -203,6 +234,16 @@ func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.C
 	}
 	cmd.AddCommand(subs...)
 	return cmd
+}
+
+// firstExamples is one example of each command.
+func firstExamples(cmds []*cobra.Command) string {
+	lines := make([]string, 0, len(cmds))
+	for _, cmd := range cmds {
+		line, _, _ := strings.Cut(cmd.Example, "\n")
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // args demands exactly these arguments, by name.

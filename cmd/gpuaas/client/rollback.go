@@ -84,9 +84,16 @@ func (p *Program) rollbackCommand() *cobra.Command {
 		Long: "accept ends rollback mode. From then on the database is believed: what it does not know may be released,\n" +
 			"and what it knows and is not there is recreated. Look at `gpuaas rollback status`, at the open findings and at\n" +
 			"the machines first (docs/restore.md). It cannot be taken back.",
-		Example: "  gpuaas rollback accept --reason 'restored from the dump of 03:00; machines and fences compared'",
-		Args:    args(),
+		Example: "  gpuaas rollback accept --reason 'restored from the dump of 03:00; machines and fences compared'\n" +
+			"  gpuaas rollback accept --reason 'restored from the dump of 03:00; machines and fences compared' --yes",
+		Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			err := s.confirmed(ctx, named("rollback",
+				"Rollback mode will end, and the database will be believed: what it does not know may be released,",
+				"and what it knows and is not there is recreated. This cannot be taken back."))
+			if err != nil {
+				return err
+			}
 			answer, err := s.client.Rollback.AcceptRollback(ctx, req)
 			if err != nil {
 				return err
@@ -94,8 +101,8 @@ func (p *Program) rollbackCommand() *cobra.Command {
 			return one(s.printer, rollbackView, answer.GetRollback(), member{"pos", answer.GetPos()})
 		}),
 	}
+	asks(accept)
 	reasonFlag(accept, &req.Reason, true)
-	accept.Flags().Bool("yes", false, "do not ask whether it is meant")
 	const short = "Rollback mode: what stops launches and remedies when the database is older than what nodes remember"
 	return group("rollback", short, nil, status, accept)
 }

@@ -52,7 +52,7 @@ func TestRollback(t *testing.T) {
 		t.Errorf("%v", req)
 	}
 	refuse(f, "AcceptRollback", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "rollback mode is not active"))
-	call(t, "rollback", "accept", "--reason", "again").wants(t, 5)
+	call(t, "rollback", "accept", "--reason", "again", "--yes").wants(t, 5)
 }
 
 // The status begins with the mode while it is active, whatever the parts say of themselves.

@@ -11,7 +11,9 @@ import (
 	"strings"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/person"
 )
@@ -40,6 +42,9 @@ type target struct {
 // connect finds the server and prepares to talk to it; nothing is sent yet.
 func (p *Program) connect(pr *printer) (*session, error) {
 	t, err := p.target()
+	if _, known := fault.As(err); known {
+		return nil, err
+	}
 	if err != nil {
 		return nil, Usage(err)
 	}
@@ -115,7 +120,15 @@ func loadContext(name string) (contexts.Context, error) {
 	if errors.Is(err, contexts.ErrUnknown) && name == "" {
 		return contexts.Context{}, errors.New("no server: start one with `gpuaas dev`, choose a context with `gpuaas config use-context NAME`, or name --server, --ca-file and --token-file")
 	}
+	if errors.Is(err, contexts.ErrUnknown) {
+		return contexts.Context{}, noContext(name)
+	}
 	return c, err
+}
+
+// noContext refuses the name of a context that is not there.
+func noContext(name string) error {
+	return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no context %q", name), fault.Remedy("list them with `gpuaas config view`"))
 }
 
 // readToken reads a token that nobody else may read.

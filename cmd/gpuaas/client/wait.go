@@ -110,6 +110,12 @@ func (p *Program) workspacesWait() *cobra.Command {
 			switch {
 			case errors.Is(err, errWaited):
 				return waitedTooLong(fmt.Sprintf("%s is not %s after %s", args[0], want.text, timeout), last)
+			case err != nil && ctx.Err() != nil:
+				ref := args[0]
+				if last != nil {
+					ref = fullName(last)
+				}
+				return interrupted(fmt.Sprintf("interrupted; %s goes on: gpuaas workspaces wait %s --for %s", ref, ref, want.text))
 			case err != nil:
 				return err
 			}
@@ -117,6 +123,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 		}),
 	}
 	cmd.Flags().StringVar(&for_, "for", "state=active", "what to wait for: state=S[,S...] or user_state=S[,S...]")
+	_ = cmd.RegisterFlagCompletionFunc("for", completeConditions)
 	cmd.Flags().DurationVar(&timeout, "timeout", 60*time.Second, "give up after this long (exit 6); 0 waits without end")
 	cmd.Flags().StringVar(&minPos, "min-pos", "", "the pos of an earlier command's answer: look at nothing older")
 	return cmd
@@ -167,8 +174,8 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 }
 
 // awaitOperation waits until an operation has ended, tells its steps on stderr, and prints the workspace. It is refused if the workspace comes to
-// rest elsewhere than wanted.
-func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, want commonv1.WorkspaceState, timeout time.Duration) error {
+// rest elsewhere than wanted. The name is what the person called the workspace.
+func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string, want commonv1.WorkspaceState, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
 	note(s.err, "%s %s (epoch %d)%s", word(op.GetKind()), op.GetOperationId(), op.GetEpoch(), onlyIf(op.GetJoined(), ", joined one under way"))
@@ -192,7 +199,14 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 		return waitedTooLong(fmt.Sprintf("%s has not ended after %s", word(op.GetKind()), timeout), last)
 	case err != nil:
 		if ctx.Err() != nil {
-			note(s.err, "interrupted; the operation goes on: gpuaas workspaces wait %s", op.GetWorkspaceId())
+			if last != nil {
+				name = fullName(last)
+			}
+			wait := "gpuaas workspaces wait " + name
+			if want != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
+				wait += " --for state=" + word(want)
+			}
+			return interrupted("interrupted; the operation goes on: " + wait)
 		}
 		return err
 	}
@@ -374,7 +388,7 @@ func (p *Program) workspacesWatch() *cobra.Command {
 	}
 }
 
-// printChanges prints what a watch tells until the person ends it, which is no error.
+// printChanges prints what a watch brings until the person ends it.
 func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchRequest, row func(*readmodelv1.WatchItem) (string, []string)) error {
 	err := s.follow(ctx, req, nil, func(item *readmodelv1.WatchItem) (bool, error) {
 		if s.structured() {
@@ -410,8 +424,5 @@ func (s *session) printChanges(ctx context.Context, req *readmodelv1.WatchReques
 		}
 		return false, s.line(strings.TrimRight(strings.Join(fields, separator), "\t "))
 	})
-	if ctx.Err() != nil {
-		return nil //nolint:nilerr // the person's own end
-	}
 	return err
 }

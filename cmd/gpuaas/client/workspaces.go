@@ -109,13 +109,13 @@ func (p *Program) workspacesCommand() *cobra.Command {
 	return group("workspaces", "Workspaces of tenants", []string{"workspace", "ws"},
 		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(), p.workspacesTimeline(), p.workspacesActions(), p.workspacesRecoveries(),
 		p.workspacesEscalate(),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did", false),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try", false),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again", false),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again", false),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO, "Give up an undo that cannot succeed; its claims become orphans", true),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's box and launch another with the next epoch", false),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds", false),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO, "Give up an undo that cannot succeed; its claims become orphans"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's box and launch another with the next epoch"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds"),
 	)
 }
 
@@ -281,7 +281,7 @@ var restingState = map[commonv1.OperationKind]commonv1.WorkspaceState{
 	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
 }
 
-func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, destructive bool) *cobra.Command {
+func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *cobra.Command {
 	var (
 		req     = &readmodelv1.OperateWorkspaceRequest{Kind: kind}
 		wait    bool
@@ -289,17 +289,18 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, d
 		proof   string
 	)
 	name := verb(kind)
+	lost := lostBy[kind]
 	example := "  gpuaas workspaces " + name + " acme/demo2 --dry-run"
-	if destructive {
-		example += "\n  gpuaas workspaces " + name + " acme/demo2 --reason 'why, for the record'"
+	if lost != "" {
+		example += "\n  gpuaas workspaces " + name + " acme/demo2 --reason 'the project is over'" +
+			"\n  gpuaas workspaces " + name + " acme/demo2 --reason 'the project is over' --yes"
+	} else {
+		example += "\n  gpuaas workspaces " + name + " acme/demo2"
 	}
 	cmd := &cobra.Command{
 		Use: name + " WS", Short: short, Example: example, Args: args("WS"),
 		ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
-			if destructive && !req.GetDryRun() && strings.TrimSpace(req.GetReason()) == "" {
-				return Usage(fmt.Errorf("%s wants --reason TEXT: it goes into the record (or --dry-run, to see what it would do)", name))
-			}
 			var err error
 			if req.FencedProof, err = parseEnum[commonv1.FencedProof]("fenced-proof", proof); err != nil {
 				return err
@@ -308,19 +309,24 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, d
 				return Usage(errors.New("--fenced-proof wants --reason TEXT: it goes into the record"))
 			}
 			req.Workspace = args[0]
+			if lost != "" {
+				if err := s.confirmed(ctx, s.loses(args[0], lost)); err != nil {
+					return err
+				}
+			}
 			answer, err := s.command.OperateWorkspace(ctx, req)
 			if err != nil {
 				return err
 			}
 			op := answer.GetOperation()
 			if want, ok := restingState[op.GetKind()]; ok && wait && !op.GetDryRun() {
-				return s.awaitOperation(ctx, op, want, timeout)
+				return s.awaitOperation(ctx, op, args[0], want, timeout)
 			}
 			return one(s.printer, operationView, op)
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&req.Reason, "reason", "", "why, in words, for the record"+onlyIf(destructive, " (required)"))
+	flags.StringVar(&req.Reason, "reason", "", "why, in words, for the record"+onlyIf(lost != "", " (required, except with --dry-run)"))
 	flags.BoolVar(&req.Override, "override", false, "go beyond the limit of retries; needs the operator role")
 	flags.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do, and what is unmet")
 	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "the same key answers the same operation")
@@ -333,5 +339,28 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string, d
 		flags.BoolVar(&wait, "wait", false, "wait until the operation has ended, and print the workspace")
 		flags.DurationVar(&timeout, "timeout", 10*time.Minute, "give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
 	}
-	return cmd
+	if lost == "" {
+		return cmd
+	}
+	return needsReason(asks(cmd), &req.Reason)
+}
+
+// lostBy says what the operations lose that ask before they act.
+var lostBy = map[commonv1.OperationKind]string{
+	commonv1.OperationKind_OPERATION_KIND_DECOMMISSION: "%s will be ended for good: its workloads stop, and its storage, its database schema and its GPUs are given up.",
+	commonv1.OperationKind_OPERATION_KIND_RECREATE:     "The instance of %s will be ended and another launched: its workloads stop, and what they keep on that instance is lost.",
+	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    "The undo of %s will be given up: what it has not cleaned stays behind as orphan claims.",
+}
+
+// loses asks about a workspace by its full name.
+func (s *session) loses(ref, lost string) func(context.Context) (question, error) {
+	return func(ctx context.Context) (question, error) {
+		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
+		if err != nil {
+			return question{}, err
+		}
+		w := answer.GetWorkspace()
+		state := fmt.Sprintf("It is %s now%s.", word(w.GetState()), onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
+		return question{fullName(w), []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
+	}
 }

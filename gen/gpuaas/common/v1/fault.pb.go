@@ -125,6 +125,8 @@ const (
 	Reason_REASON_LAST_SECURITY_PERSON Reason = 113 // without this person nobody could make or end people
 	// Requests, continued.
 	Reason_REASON_AMBIGUOUS Reason = 114 // a name or a part of an id stands for several objects; they are in `unmet`
+	// Of requests, continued.
+	Reason_REASON_CANCELLED Reason = 116 // the caller gave up; what was asked for may go on
 	// Policy and configuration.
 	Reason_REASON_POLICY_KEY_UNKNOWN              Reason = 120
 	Reason_REASON_POLICY_VALUE_REFUSED            Reason = 121
@@ -227,6 +229,7 @@ var (
 		112: "REASON_ROLE_NOT_HELD",
 		113: "REASON_LAST_SECURITY_PERSON",
 		114: "REASON_AMBIGUOUS",
+		116: "REASON_CANCELLED",
 		120: "REASON_POLICY_KEY_UNKNOWN",
 		121: "REASON_POLICY_VALUE_REFUSED",
 		122: "REASON_POLICY_WEAKENING_UNACKNOWLEDGED",
@@ -325,6 +328,7 @@ var (
 		"REASON_ROLE_NOT_HELD":                     112,
 		"REASON_LAST_SECURITY_PERSON":              113,
 		"REASON_AMBIGUOUS":                         114,
+		"REASON_CANCELLED":                         116,
 		"REASON_POLICY_KEY_UNKNOWN":                120,
 		"REASON_POLICY_VALUE_REFUSED":              121,
 		"REASON_POLICY_WEAKENING_UNACKNOWLEDGED":   122,
@@ -534,7 +538,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xff\x15\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x95\x16\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -627,7 +631,8 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x1fREASON_INSTANCE_OF_LOST_HISTORY\x10g\x12\x18\n" +
 	"\x14REASON_ROLE_NOT_HELD\x10p\x12\x1f\n" +
 	"\x1bREASON_LAST_SECURITY_PERSON\x10q\x12\x14\n" +
-	"\x10REASON_AMBIGUOUS\x10r\x12\x1d\n" +
+	"\x10REASON_AMBIGUOUS\x10r\x12\x14\n" +
+	"\x10REASON_CANCELLED\x10t\x12\x1d\n" +
 	"\x19REASON_POLICY_KEY_UNKNOWN\x10x\x12\x1f\n" +
 	"\x1bREASON_POLICY_VALUE_REFUSED\x10y\x12*\n" +
 	"&REASON_POLICY_WEAKENING_UNACKNOWLEDGED\x10z\x12\x1f\n" +

@@ -1,0 +1,107 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// question is what a person confirms before something is lost for good.
+type question struct {
+	name string   // of the thing; it is what they type
+	lost []string // one or two lines about what will be lost
+}
+
+// asks makes a command ask before it acts: its handler calls session.confirmed before it changes anything. Without a
+// terminal the command is refused, unless --yes or its own --dry-run is given, before anything is sent.
+func asks(cmd *cobra.Command) *cobra.Command {
+	var yes bool
+	cmd.Flags().BoolVar(&yes, "yes", false, "go ahead without asking; needed where there is no terminal to ask on")
+	next := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !yes && !dryRun(cmd) && terminalOf(cmd) == nil {
+			text := cmd.CommandPath() + " asks before it acts, and there is no terminal to ask on: add --yes to go ahead"
+			if cmd.Flags().Lookup("dry-run") != nil {
+				text += ", or --dry-run to see what it would do"
+			}
+			return Usage(errors.New(text))
+		}
+		return next(cmd, args)
+	}
+	return cmd
+}
+
+func dryRun(cmd *cobra.Command) bool { return set(cmd, "dry-run") }
+
+// set reports whether a switch is on.
+func set(cmd *cobra.Command, name string) bool {
+	flag := cmd.Flags().Lookup(name)
+	return flag != nil && flag.Value.String() == "true"
+}
+
+// terminalOf returns where a person can be asked: standard input, if it is a terminal and the question can be seen on
+// one. Else it returns nil.
+func terminalOf(cmd *cobra.Command) io.Reader {
+	in, ok := cmd.InOrStdin().(*os.File)
+	if !ok || !Terminal(in) {
+		return nil
+	}
+	if out, ok := cmd.ErrOrStderr().(*os.File); !ok || !Terminal(out) {
+		return nil
+	}
+	return in
+}
+
+// confirmed asks the person to type the name of what will be lost, and returns an error unless they do: exit 1 for
+// another answer, 130 for Ctrl-C. It asks nothing after --yes or --dry-run, and only otherwise calls ask, which may read
+// from the mesh.
+func (s *session) confirmed(ctx context.Context, ask func(context.Context) (question, error)) error {
+	if s.sure {
+		return nil
+	}
+	if s.in == nil {
+		return Usage(errors.New("there is no terminal to ask on: add --yes to go ahead"))
+	}
+	q, err := ask(ctx)
+	if err != nil {
+		return err
+	}
+	for _, line := range q.lost {
+		note(s.err, "%s", clean(line))
+	}
+	_, _ = fmt.Fprintf(s.err, "Type %s to go ahead: ", clean(q.name))
+	answers := make(chan string, 1)
+	go func() { // it ends with the process: a read of a terminal cannot be interrupted
+		line, err := bufio.NewReader(s.in).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			line = ""
+		}
+		answers <- strings.TrimSpace(line)
+	}()
+	select {
+	case <-ctx.Done():
+		note(s.err, "")
+		return interrupted("interrupted; nothing was changed")
+	case answer := <-answers:
+		if answer == q.name {
+			return nil
+		}
+		return &exitError{
+			code: ExitError, reason: commonv1.Reason_REASON_CANCELLED, message: "nothing was changed: the answer was not " + q.name,
+			remedy: "run it again and type the name as it is shown",
+		}
+	}
+}
+
+// named asks about a thing whose name is as the person gave it.
+func named(name string, lost ...string) func(context.Context) (question, error) {
+	return func(context.Context) (question, error) { return question{name, lost}, nil }
+}

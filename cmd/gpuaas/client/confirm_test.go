@@ -1,0 +1,240 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// screen is what a person has been shown.
+type screen struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	said chan struct{}
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// read collects what the terminal shows until it is closed.
+func (s *screen) read(from *os.File) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		s.mu.Lock()
+		s.text.Write(buf[:n])
+		s.mu.Unlock()
+		select {
+		case s.said <- struct{}{}:
+		default:
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// until waits for a text on the screen.
+func (s *screen) until(t *testing.T, want string) {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	for !strings.Contains(s.String(), want) {
+		select {
+		case <-s.said:
+		case <-deadline:
+			t.Fatalf("no %q on the screen: %s", want, s)
+		}
+	}
+}
+
+// asked runs a command line on a terminal whose person waits for the question and then acts.
+func asked(t *testing.T, act func(keyboard *os.File, interrupt context.CancelFunc), args ...string) (result, string) {
+	t.Helper()
+	person, terminal := testkit.Terminal(t)
+	shown := &screen{said: make(chan struct{}, 1)}
+	go shown.read(person)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan result, 1)
+	go func() {
+		var out, errs bytes.Buffer
+		program := client.New()
+		root := &cobra.Command{Use: "gpuaas"}
+		program.Attach(root)
+		root.SetArgs(args)
+		root.SetIn(terminal)
+		root.SetOut(&out)
+		root.SetErr(terminal)
+		err := root.ExecuteContext(ctx)
+		client.Report(&errs, err, program.JSON())
+		ended <- result{out.String(), errs.String(), client.Exit(err)}
+	}()
+	shown.until(t, "to go ahead: ")
+	act(person, cancel)
+	select {
+	case got := <-ended:
+		return got, shown.String()
+	case <-time.After(time.Minute):
+		t.Fatalf("the command does not end: %s", shown)
+		return result{}, ""
+	}
+}
+
+func types(t *testing.T, text string) func(*os.File, context.CancelFunc) {
+	return func(keyboard *os.File, _ context.CancelFunc) {
+		if _, err := keyboard.WriteString(text); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// destructive are the verbs that ask, with the name that is to be typed and what the question says will be lost.
+var destructive = []struct {
+	line, name, lost string
+	dry              bool // the verb has --dry-run
+}{
+	{"workspaces decommission demo2 --reason r", "acme/demo2", "acme/demo2 will be ended for good", true},
+	{"workspaces recreate demo2 --reason r", "acme/demo2", "what they keep on that instance is lost", true},
+	{"workspaces skip-undo demo2 --reason r", "acme/demo2", "stays behind as orphan claims", true},
+	{"allocations force-release " + taskID + " --expected-fence 3 --fenced-proof powered_off --reason r", "acme/demo2", "will be free for others", true},
+	{"nodes retire " + nodeID + " --reason r", "node-1", "will be ended for good", false},
+	{"nodes fence node-1 --reason r", "node-1", "only the security role lets it in again", false},
+	{"instances end process:1 --reason r", "process:1", "its data is lost", true},
+	{"rollback accept --reason r", "rollback", "cannot be taken back", false},
+}
+
+// acted counts the requests that change something.
+func acted(f *fake) int {
+	n := len(sent[*readmodelv1.OperateWorkspaceRequest](f)) + len(sent[*readmodelv1.ForceReleaseRequest](f)) +
+		len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(sent[*readmodelv1.AcceptRollbackRequest](f))
+	for _, req := range sent[*readmodelv1.EndInstanceRequest](f) {
+		if !req.GetRequest().GetDryRun() {
+			n++
+		}
+	}
+	return n
+}
+
+func destructible(t *testing.T) *fake {
+	t.Helper()
+	f := mesh(t)
+	stock(f)
+	always(f, "GetAllocation", &readmodelv1.GetAllocationResponse{Allocation: &lifecyclev1.Allocation{AllocationId: taskID, WorkspaceId: workspaceID}})
+	always(f, "ForceRelease", &readmodelv1.ForceReleaseResponse{Response: &lifecyclev1.ForceReleaseResponse{Operation: operation()}})
+	always(f, "ChangeNodeIdentity", &readmodelv1.ChangeNodeIdentityResponse{
+		Node: &recoveryv1.NodeIdentity{NodeId: nodeID, Name: "node-1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED}, Pos: "5",
+	})
+	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance"}})
+	always(f, "AcceptRollback", &readmodelv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
+	return f
+}
+
+// TestDestructiveVerbsAsk: on a terminal each acts only once the name is typed, and says before what will be lost.
+func TestDestructiveVerbsAsk(t *testing.T) {
+	f := destructible(t)
+	for _, verb := range destructive {
+		t.Run(verb.line, func(t *testing.T) {
+			args, before := strings.Fields(verb.line), acted(f)
+			got, shown := asked(t, types(t, "yes\n"), args...)
+			if got.code != 1 || !strings.HasPrefix(got.err, "error: cancelled: nothing was changed") || acted(f) != before {
+				t.Errorf("another answer: exit %d, %s, %d acts", got.code, got.err, acted(f)-before)
+			}
+			if !strings.Contains(shown, verb.lost) || !strings.Contains(shown, "Type "+verb.name+" to go ahead: ") {
+				t.Errorf("the question is: %s", shown)
+			}
+			if question, _, _ := strings.Cut(shown, "Type "); strings.Count(question, "\n") > 2 {
+				t.Errorf("the question has more than two lines: %s", question)
+			}
+			if got, _ := asked(t, types(t, "\x04"), args...); got.code != 1 || acted(f) != before {
+				t.Errorf("no answer: exit %d, %s, %d acts", got.code, got.err, acted(f)-before)
+			}
+			got, _ = asked(t, func(_ *os.File, interrupt context.CancelFunc) { interrupt() }, args...)
+			if got.code != 130 || got.err != "interrupted; nothing was changed\n" || acted(f) != before {
+				t.Errorf("interrupted: exit %d, %q, %d acts", got.code, got.err, acted(f)-before)
+			}
+			if got, _ := asked(t, types(t, verb.name+"\n"), args...); got.code != 0 || acted(f) != before+1 {
+				t.Errorf("the name: exit %d, %s, %d acts", got.code, got.err, acted(f)-before)
+			}
+		})
+	}
+}
+
+// TestDestructiveVerbsNeedYesWithoutATerminal: nothing is sent, and what to add is said. A dry run needs nothing.
+func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
+	f := destructible(t)
+	for _, verb := range destructive {
+		t.Run(verb.line, func(t *testing.T) {
+			args, before := strings.Fields(verb.line), len(f.requests)
+			got := call(t, args...).wants(t, 2)
+			if !strings.Contains(got.err, "--yes") || strings.Contains(got.err, "--dry-run") != verb.dry || len(f.requests) != before {
+				t.Errorf("%d requests: %s", len(f.requests)-before, got.err)
+			}
+			done := acted(f)
+			call(t, append(args, "--yes")...).wants(t, 0)
+			if acted(f) != done+1 {
+				t.Errorf("%d acts after --yes", acted(f)-done)
+			}
+			if verb.dry {
+				call(t, append(args, "--dry-run")...).wants(t, 0)
+			}
+		})
+	}
+	// The operations that take a reason are refused without one, except that a dry run goes without.
+	for _, verb := range []string{"decommission", "recreate", "skip-undo"} {
+		before := len(f.requests)
+		got := call(t, "workspaces", verb, "demo2", "--yes").wants(t, 2)
+		if !strings.HasPrefix(got.err, "error: reason_required: ") || !strings.Contains(got.err, "--reason TEXT") || len(f.requests) != before {
+			t.Errorf("%s: %d requests, %s", verb, len(f.requests)-before, got.err)
+		}
+		call(t, "workspaces", verb, "demo2", "--dry-run").wants(t, 0)
+	}
+}
+
+// TestInterruptedWaits: the one line says that the operation goes on and how to wait for it, by the workspace's name.
+func TestInterruptedWaits(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: workspace(commonv1.WorkspaceState_WORKSPACE_STATE_PROVISIONING)})
+	ending := operation()
+	ending.Kind = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
+	always(f, "OperateWorkspace", &readmodelv1.OperateWorkspaceResponse{Operation: ending})
+	for line, want := range map[string]string{
+		"workspaces create demo2 --tenant acme --wait":          "interrupted; the operation goes on: gpuaas workspaces wait acme/demo2\n",
+		"workspaces wait demo2 --for state=active,failed":       "interrupted; acme/demo2 goes on: gpuaas workspaces wait acme/demo2 --for state=active,failed\n",
+		"workspaces decommission demo2 --reason r --yes --wait": "interrupted; the operation goes on: gpuaas workspaces wait acme/demo2 --for state=decommissioned\n",
+		"workspaces watch demo2":                                "interrupted\n",
+	} {
+		for _, form := range []string{"table", "json"} {
+			ctx, cancel := context.WithCancel(t.Context())
+			f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, _ send) error {
+				cancel()
+				return hold(ctx)
+			})
+			got := callIn(ctx, nil, append(strings.Fields(line), "-o", form)...).wants(t, 130)
+			cancel()
+			last := got.err[strings.LastIndexByte(strings.TrimSuffix(got.err, "\n"), '\n')+1:]
+			if form == "table" && (last != want || strings.Contains(got.err, "error:")) {
+				t.Errorf("%s: %q, want %q", line, got.err, want)
+			}
+			if form == "json" && (strings.Count(got.err, `"error":`) != 1 || !strings.Contains(last, `"reason":"cancelled"`)) {
+				t.Errorf("%s: %s", line, got.err)
+			}
+		}
+	}
+}

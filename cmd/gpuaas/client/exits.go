@@ -1,0 +1,62 @@
+package client
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+)
+
+// Exit codes. ExitCodes says what each means.
+const (
+	ExitOK          = 0
+	ExitError       = 1
+	ExitUsage       = 2
+	ExitNotFound    = 3
+	ExitNotAllowed  = 4
+	ExitRefused     = 5
+	ExitTimeout     = 6
+	ExitBudget      = 7
+	ExitInterrupted = 130
+)
+
+// ExitCode is an exit code with its meaning.
+type ExitCode struct {
+	Code    int
+	Meaning string
+}
+
+// ExitCodes returns all exit codes in order.
+func ExitCodes() []ExitCode {
+	return []ExitCode{
+		{ExitOK, "ok"},
+		{ExitError, "error of the mesh or of the connection, or a question that was not answered with yes"},
+		{ExitUsage, "mistake in the command line, in a file that it names, or in a value that the mesh refuses"},
+		{ExitNotFound, "what was named does not exist, or is not yours to see"},
+		{ExitNotAllowed, "not authenticated, or not allowed"},
+		{ExitRefused, "refused because a precondition does not hold; or the operation ended elsewhere than wanted"},
+		{ExitTimeout, "timed out waiting; what was asked for goes on"},
+		{ExitBudget, "a drill or a bench missed what is required of it"},
+		{ExitInterrupted, "interrupted, by Ctrl-C for one; what was asked for goes on"},
+	}
+}
+
+// exitCodesTopic is a topic of the help: it is no command that does something.
+func exitCodesTopic() *cobra.Command {
+	var text strings.Builder
+	text.WriteString("Exit codes of every command:\n\n")
+	for _, e := range ExitCodes() {
+		fmt.Fprintf(&text, "  %3d  %s\n", e.Code, e.Meaning)
+	}
+	text.WriteString("\nWith -o json an error is one object on standard error:\n" +
+		`  {"error": {"code", "reason", "action", "message", "retry_after_seconds", "correlation_id", "unmet": [...]}}` + "\n" +
+		"`gpuaas explain reason CODE` explains a reason.")
+	return &cobra.Command{Use: "exit-codes", Short: "What the exit codes mean", Long: text.String()}
+}
+
+// interrupted is the end of a command by Ctrl-C or SIGTERM. The message is the one line that the person reads.
+func interrupted(message string) error {
+	return &exitError{code: ExitInterrupted, reason: commonv1.Reason_REASON_CANCELLED, message: message}
+}

@@ -1,0 +1,119 @@
+package client
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+)
+
+// helpWidth is the width of the help where there is no terminal.
+const helpWidth = 120
+
+// help prints the help of a command. It asks the terminal nothing: an answer would land in the input of what runs next,
+// and a terminal that gives none would be waited for.
+func help(cmd *cobra.Command, _ []string) {
+	out := cmd.OutOrStdout()
+	h := &helper{out: out, width: helpWidth}
+	if file, ok := out.(*os.File); ok {
+		h.bold = Colors(file)
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { //nolint:gosec // a descriptor fits an int
+			h.width = max(width, 60)
+		}
+	}
+	if text := strings.TrimSpace(or(cmd.Long, cmd.Short)); text != "" {
+		h.print("%s\n\n", text)
+	}
+	if cmd.Runnable() || cmd.HasSubCommands() {
+		h.usage(cmd)
+	}
+}
+
+// helper writes help.
+type helper struct {
+	out   io.Writer
+	width int
+	bold  bool
+}
+
+func (h *helper) print(format string, values ...any) { _, _ = fmt.Fprintf(h.out, format, values...) }
+
+func (h *helper) title(text string) {
+	if h.bold {
+		text = "\x1b[1m" + text + "\x1b[0m"
+	}
+	h.print("%s\n", text)
+}
+
+func (h *helper) usage(cmd *cobra.Command) {
+	h.title("Usage:")
+	if cmd.HasAvailableSubCommands() {
+		h.print("  %s COMMAND\n", cmd.CommandPath())
+	} else {
+		h.print("  %s\n", cmd.UseLine())
+	}
+	if len(cmd.Aliases) > 0 {
+		h.print("\n")
+		h.title("Aliases:")
+		h.print("  %s\n", cmd.NameAndAliases())
+	}
+	if cmd.HasExample() {
+		h.print("\n")
+		h.title("Examples:")
+		h.print("%s\n", strings.TrimRight(cmd.Example, "\n"))
+	}
+	h.commands(cmd)
+	h.flags("Flags:", cmd.LocalNonPersistentFlags())
+	global := pflag.NewFlagSet("global", pflag.ContinueOnError)
+	global.AddFlagSet(cmd.PersistentFlags())
+	global.AddFlagSet(cmd.InheritedFlags())
+	h.flags("Global flags:", global)
+	if cmd.HasAvailableSubCommands() {
+		h.print("\n`%s COMMAND --help` shows more about a command; `%s help exit-codes` what the exit codes mean.\n",
+			cmd.CommandPath(), cmd.Root().Name())
+	}
+}
+
+// commands lists the subcommands, by group where there are groups.
+func (h *helper) commands(cmd *cobra.Command) {
+	wide := 0
+	for _, sub := range cmd.Commands() {
+		wide = max(wide, len(sub.Name()))
+	}
+	listed := func(title string, which func(*cobra.Command) bool) {
+		first := true
+		for _, sub := range cmd.Commands() {
+			if !which(sub) {
+				continue
+			}
+			if first {
+				h.print("\n")
+				h.title(title)
+				first = false
+			}
+			h.print("  %-*s  %s\n", wide, sub.Name(), sub.Short)
+		}
+	}
+	for _, g := range cmd.Groups() {
+		listed(g.Title+":", func(sub *cobra.Command) bool { return sub.GroupID == g.ID && sub.IsAvailableCommand() })
+	}
+	rest := "Commands:"
+	if len(cmd.Groups()) > 0 {
+		rest = "Other commands:"
+	}
+	listed(rest, func(sub *cobra.Command) bool { return sub.GroupID == "" && sub.IsAvailableCommand() })
+	listed("Help topics:", func(sub *cobra.Command) bool { return sub.IsAdditionalHelpTopicCommand() })
+}
+
+func (h *helper) flags(title string, flags *pflag.FlagSet) {
+	if !flags.HasAvailableFlags() {
+		return
+	}
+	h.print("\n")
+	h.title(title)
+	h.print("%s\n", strings.TrimRight(flags.FlagUsagesWrapped(h.width), "\n"))
+}

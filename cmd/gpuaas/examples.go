@@ -1,0 +1,70 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/mesh/drill"
+)
+
+// examples are those of the commands that run or prepare something on this machine, by command path.
+func examples() map[string][]string {
+	out := map[string][]string{
+		"gpuaas": {
+			"gpuaas dev", "gpuaas status", "gpuaas nodes list",
+			"gpuaas workspaces create demo2 --tenant acme --wait", "gpuaas workspaces timeline acme/demo2",
+		},
+		"gpuaas cluster up":       {"gpuaas cluster up", "gpuaas cluster up --replicas 3 --nodes 1"},
+		"gpuaas compose prepare":  {"gpuaas compose prepare --dir state --host mesh.example.org"},
+		"gpuaas compose admit":    {"gpuaas compose admit --database-url-file state/readmodel.url --token-file state/person.token"},
+		"gpuaas config check":     {"gpuaas config check lifecycle.yaml", "gpuaas config check --service nodeapi agents.yaml"},
+		"gpuaas drill list":       {"gpuaas drill list", "gpuaas drill list -o wide"},
+		"gpuaas migrate up":       {"gpuaas migrate up --config migrate.yaml"},
+		"gpuaas migrate status":   {"gpuaas migrate status --config migrate.yaml"},
+		"gpuaas migrate restored": {"gpuaas migrate restored --config migrate.yaml --reason 'restored the dump of 03:00'"},
+		"gpuaas version":          {"gpuaas version", "gpuaas version -o json"},
+		"gpuaas help":             {"gpuaas help workspaces create", "gpuaas help exit-codes"},
+		"gpuaas completion bash":  {"gpuaas completion bash >/etc/bash_completion.d/gpuaas"},
+		"gpuaas completion zsh":   {`gpuaas completion zsh >"${fpath[1]}/_gpuaas"`},
+		"gpuaas completion fish":  {"gpuaas completion fish >~/.config/fish/completions/gpuaas.fish"},
+		"gpuaas completion powershell": {
+			"gpuaas completion powershell | Out-String | Invoke-Expression",
+		},
+	}
+	for _, service := range []string{"nodeapi", "lifecycle", "recovery", "readmodel"} {
+		out["gpuaas "+service] = []string{"gpuaas " + service + " --config " + service + ".yaml"}
+	}
+	for _, bench := range []string{"sagas", "join", "cancel", "resume", "all"} {
+		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench, "gpuaas bench " + bench + " -o json"}
+	}
+	for _, bench := range []string{"streams", "tasks"} {
+		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench + " --agents 500"}
+	}
+	if drills := drill.Drills(); len(drills) > 0 {
+		out["gpuaas drill run"] = []string{"gpuaas drill run " + drills[0].Name, "gpuaas drill run --all --controls -o json"}
+	}
+	return out
+}
+
+// addExamples gives the commands their examples, and a command that only has subcommands one of each.
+func addExamples(root *cobra.Command) {
+	all := examples()
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		var firsts []string
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+			if first, _, _ := strings.Cut(sub.Example, "\n"); first != "" && sub.IsAvailableCommand() {
+				firsts = append(firsts, first)
+			}
+		}
+		switch lines, known := all[cmd.CommandPath()]; {
+		case known:
+			cmd.Example = "  " + strings.Join(lines, "\n  ")
+		case cmd.HasSubCommands():
+			cmd.Example = strings.Join(firsts, "\n")
+		}
+	}
+	walk(root)
+}

@@ -1,0 +1,40 @@
+package testkit
+
+import (
+	"os"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Terminal opens a terminal of 80 columns and returns both of its sides: what a person's screen and keyboard are
+// connected to, and what a program has as its standard files. Nothing answers queries. Reads of the person's side end
+// with an error once all holders of the other have closed it. The caller may close either; the test closes both.
+func Terminal(t testing.TB) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := int(person.Fd()) //nolint:gosec // a descriptor fits an int
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = program.Close() // the test may have closed it
+		_ = person.Close()  // as above
+	})
+	return person, program
+}
