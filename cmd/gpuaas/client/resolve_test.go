@@ -28,7 +28,7 @@ var stocked = []*readmodelv1.ResolveResponse{
 func resolveStock(req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
 	for _, o := range stocked {
 		ref := req.GetRef()
-		if slices.Contains(req.GetKinds(), o.GetKind()) && (ref == o.GetName() || ref == o.GetId() || len(ref) >= 6 && strings.HasSuffix(o.GetId(), ref)) {
+		if slices.Contains(req.GetKinds(), o.GetKind()) && (ref == o.GetName() || strings.HasSuffix(o.GetName(), "/"+ref) || ref == o.GetId() || len(ref) >= 6 && strings.HasSuffix(o.GetId(), ref)) {
 			return o, nil
 		}
 	}
@@ -56,7 +56,7 @@ func TestPartsOfIDsAreTaken(t *testing.T) {
 		"instances list --workspace " + end(workspaceID):            workspaceID,
 		"allocations list --workspace " + workspaceID:               workspaceID,
 		"allocations retry-release " + end(allocID) + " --reason r": allocID,
-		"allocations force-release " + end(allocID) + " --expected-fence 4 --fenced-proof reimaged --reason r --ack-orphan " + end(claimID): claimID,
+		"allocations force-release " + end(allocID) + " --expected-fence 4 --fenced-proof reimaged --reason r --yes --ack-orphan " + end(claimID): claimID,
 	} {
 		f.mu.Lock()
 		f.requests = nil
