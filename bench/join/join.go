@@ -196,7 +196,7 @@ func (r *rig) begin(ctx context.Context, owner *pgxpool.Pool) error {
 
 func (r *rig) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Operation, error) {
 	res, err := r.server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Requester: "watchdog",
+		Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Requester: "watchdog", Reason: "a bench asks",
 		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: workspaceID},
 	})
 	if err != nil {

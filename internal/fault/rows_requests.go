@@ -42,7 +42,7 @@ var requestRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_PRECONDITION_FAILED: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerCaller,
 		Public: "a precondition does not hold",
-		Remedy: "bring about what is listed as unmet, then ask again",
+		Remedy: "clear what is listed as standing in the way, then ask again",
 		Impact: "only this request: nothing was changed",
 	},
 	commonv1.Reason_REASON_UNAUTHENTICATED: {

@@ -64,7 +64,7 @@ func refused(k Key, why string) error {
 	if k.Kind != Flag {
 		want = k.Min + " to " + k.Max
 	}
-	return fault.New(commonv1.Reason_REASON_POLICY_VALUE_REFUSED, k.Name+": "+why, fault.Remedy("choose "+want), fault.Unmet(k.Name+" in "+want))
+	return fault.New(commonv1.Reason_REASON_POLICY_VALUE_REFUSED, k.Name+": "+why, fault.Remedy("choose "+want), fault.Unmet(k.Name+": "+why))
 }
 
 func clip(s string) string { return s[:min(len(s), 40)] }
@@ -100,7 +100,7 @@ func (s Set) Validate(key, value string, ack Ack) error {
 	if k.Severity <= P1 && k.weakens(n, s.number(key)) && !ack.given() {
 		return fault.New(commonv1.Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED,
 			fmt.Sprintf("%s: %s is weaker than the default %s and weakens a budget of severity %s", k.Name, clip(value), k.Default, k.Severity),
-			fault.Unmet("acknowledge the weakening", "give a reason"))
+			fault.Unmet("the weakening is not acknowledged, or comes without a reason"))
 	}
 	return nil
 }

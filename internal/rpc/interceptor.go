@@ -303,7 +303,7 @@ func validationFault(err error) error {
 	}
 	unmet := make([]string, 0, len(violations.Violations))
 	for _, v := range violations.Violations {
-		unmet = append(unmet, protovalidate.FieldPathString(v.Proto.GetField())+": "+v.Proto.GetMessage())
+		unmet = append(unmet, protovalidate.FieldPathString(v.Proto.GetField())+": "+plainly(v))
 	}
 	return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet(unmet...), fault.Cause(err))
 }

@@ -78,7 +78,7 @@ func TestColumnsAreFields(t *testing.T) {
 		"incidentView": declared(incidentView), "recoveryView": declared(recoveryView), "brakeView": declared(brakeView), "tenantView": declared(tenantView),
 		"instanceView": declared(instanceView), "claimView": declared(claimView), "policyView": declared(policyView), "reasonView": declared(reasonView),
 		"nodeView": declared(nodeView), "rollbackView": declared(rollbackView), "personView": declared(personView), "taskView": declared(taskView), "workspaceView": declared(workspaceView),
-		"operationView": declared(operationView), "timelineView": declared(timelineView), "runView": declared(runView), "actionView": declared(actionView),
+		"operationView": declared(operationView), "dryRunView": declared(dryRunView), "timelineView": declared(timelineView), "runView": declared(runView), "actionView": declared(actionView),
 		"componentColumns":        declared(view[*readmodelv1.ComponentStatus]{columns: componentColumns}),
 		"rollbackEvidenceColumns": declared(view[*recoveryv1.RollbackEvidence]{columns: rollbackEvidenceColumns}),
 	}

@@ -217,7 +217,7 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		if wait && !op.GetDryRun() {
 			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
 		}
-		return one(s.printer, operationView, op)
+		return s.operation(op)
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")

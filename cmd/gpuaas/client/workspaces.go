@@ -99,10 +99,27 @@ var operationView = view[*lifecyclev1.Operation]{
 	},
 	more: []column[*lifecyclev1.Operation]{
 		{title: "REPLAYED", path: "replayed", as: trueOnly},
-		{title: "DRY RUN", path: "dry_run", as: trueOnly},
-		{title: "WOULD DO", path: "consequence"},
 		{title: "ADVICE", path: "advice"},
 	},
+}
+
+// dryRunView shows what an operation would do. It names no operation: none was begun.
+var dryRunView = view[*lifecyclev1.Operation]{
+	name: func(o *lifecyclev1.Operation) string { return verb(o.GetKind()) },
+	columns: []column[*lifecyclev1.Operation]{
+		{title: "DRY RUN", path: "kind", as: dashed},
+		{title: "WORKSPACE", path: "workspace_id"},
+		{title: "WOULD DO", path: "consequence"},
+	},
+}
+
+// operation prints the answer to a command: the operation that it began or joined, or what it would do.
+func (s *session) operation(o *lifecyclev1.Operation) error {
+	if !o.GetDryRun() || s.structured() {
+		return one(s.printer, operationView, o)
+	}
+	note(s.err, "dry run: nothing was changed")
+	return one(s.printer, dryRunView, o)
 }
 
 func (p *Program) workspacesCommand() *cobra.Command {
@@ -246,7 +263,12 @@ var actionView = view[*lifecyclev1.ActionOption]{
 	name: func(a *lifecyclev1.ActionOption) string { return verb(a.GetKind()) },
 	columns: []column[*lifecyclev1.ActionOption]{
 		{title: "ACTION", path: "kind", as: dashed},
-		{title: "POSSIBLE", path: "possible"},
+		{title: "POSSIBLE", of: func(_ *printer, a *lifecyclev1.ActionOption) string {
+			if a.GetPossible() {
+				return "yes"
+			}
+			return "not now"
+		}},
 		{title: "WHAT IT WOULD DO", drop: 2, path: "consequence"},
 		{title: "UNMET", text: true, of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
 		{title: "REASON", drop: 1, path: "reason"},
@@ -322,7 +344,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 			if want, ok := restingState[op.GetKind()]; ok && wait && !op.GetDryRun() {
 				return s.awaitOperation(ctx, op, args[0], want, timeout)
 			}
-			return one(s.printer, operationView, op)
+			return s.operation(op)
 		}),
 	}
 	flags := cmd.Flags()

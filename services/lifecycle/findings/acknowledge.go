@@ -75,11 +75,11 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 func (s *Sweeper) mayAcknowledge(ctx context.Context, f row) error {
 	switch {
 	case f.resolved != nil:
-		return fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the finding is over", fault.Unmet("the finding is open"),
+		return fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the finding is over", fault.Unmet("the finding is not open any more"),
 			fault.Remedy("nothing is left to do"))
 	case f.Kind != rowChanged:
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a finding of "+names.Of(f.Kind)+" ends by itself when it is no longer so",
-			fault.Unmet("the finding is of "+names.Of(rowChanged)), fault.Remedy(f.NextAction))
+			fault.Unmet("the finding is of "+names.Of(f.Kind)+", not of "+names.Of(rowChanged)), fault.Remedy(f.NextAction))
 	}
 	still, err := s.disagrees(ctx, rowTypes[f.SubjectType], f.SubjectID)
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *Sweeper) mayAcknowledge(ctx context.Context, f row) error {
 	}
 	if still != "" {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the row does not agree with the log: "+still,
-			fault.Unmet("the row says what the event of its version says"),
+			fault.Unmet("the row differs from the event of its version"),
 			fault.Remedy("set the row back to what stands under before, or let an operation go on from what it is; then acknowledge"))
 	}
 	return nil

@@ -34,6 +34,6 @@ func Refuse(ctx context.Context, q pg.Querier) error {
 // Refusal is what a command is answered while the mode is set.
 func Refusal() error {
 	return fault.New(commonv1.Reason_REASON_CONTROL_PLANE_ROLLBACK, "rollback mode is set: the database is older than what nodes or placements remember",
-		fault.Unmet("`gpuaas rollback status` shows no rollback mode"),
+		fault.Unmet("rollback mode is active"),
 		fault.Remedy("look at `gpuaas rollback status`, follow docs/restore.md, then `gpuaas rollback accept --reason TEXT`; ask again after that"))
 }

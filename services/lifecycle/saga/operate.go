@@ -39,12 +39,12 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 		return Verb{}, c.stuckFault(r)
 	case r.State == stateSucceeded:
 		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has succeeded", fault.Remedy("decommission the workspace instead"),
-			fault.Unmet("the operation is still running"))
+			fault.Unmet("the operation has succeeded"))
 	case r.State == stateFailed:
-		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already", fault.Unmet("the operation is still running"))
+		return Verb{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the operation has ended already", fault.Unmet("the operation has failed"))
 	case known && def.Uncancellable:
 		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID),
-			fault.Unmet("the operation can be cancelled; "+r.Kind+" cannot"), fault.Remedy("wait until it has ended, or is stuck"))
+			fault.Unmet("the open operation is a "+r.Kind+", which cannot be cancelled"), fault.Remedy("wait until it has ended, or is stuck"))
 	}
 	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
 			signal = r.signal + 1, next_at = CASE WHEN r.owner IS NULL THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END, version = r.version + 1
@@ -89,7 +89,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 	}
 	if found {
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "something still runs on this workspace", fault.Conflicting(live.ID),
-			fault.Unmet(fmt.Sprintf("run %s is %s at the step %q: %s", live.ID, live.State, live.StepName(), live.WhyWaiting)),
+			fault.Unmet(fmt.Sprintf("%s at the step %q: %s", IsOpen(&live), live.StepName(), live.WhyWaiting)),
 			fault.RetryAfter(ResetAdvice), fault.Remedy(c.endRemedy(&live)))
 	}
 	open, err := openAttempts(ctx, tx, workspaceID)
@@ -98,7 +98,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 	}
 	if len(open) > 0 {
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
-			fault.Unmet(open...), fault.RetryAfter(ResetAdvice), fault.Remedy("wait two minutes, cancel again, and ask again"))
+			fault.Unmet(open...), fault.RetryAfter(ResetAdvice), fault.Remedy("ask again after the given time; if it still is open, cancel again"))
 	}
 	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
 		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
@@ -124,7 +124,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 
 // openAttempts names the attempts at a workspace that have not ended.
 func openAttempts(ctx context.Context, tx pgx.Tx, workspaceID string) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT format('attempt %s at %s the step "%s" of operation %s has ended; it is %s', s.attempt,
+	rows, err := tx.Query(ctx, `SELECT format('attempt %s at %s the step "%s" of operation %s is open: it is %s', s.attempt,
 			CASE s.dir WHEN 'do' THEN 'doing' ELSE 'undoing' END, s.name, s.run_id, s.state)
 		FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
 		WHERE r.workspace_id = $1 AND s.state IN ('running', 'waiting') ORDER BY s.op_seq LIMIT 10`, workspaceID)
@@ -185,10 +185,10 @@ func (c *Core) Retry(ctx context.Context, tx pgx.Tx, req RetryRequest) (Retried,
 	case w.State != stateFailed:
 		return Retried{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is retried", notFailed(w.State)...)
 	case !w.ResetDone:
-		return Retried{}, fault.New(commonv1.Reason_REASON_NOT_RESET, "", fault.Unmet("the workspace has been reset"))
+		return Retried{}, fault.New(commonv1.Reason_REASON_NOT_RESET, "", fault.Unmet("the workspace has not been reset since it failed"))
 	case w.RetryUsed >= req.Limit && !req.Override:
 		return Retried{}, fault.New(commonv1.Reason_REASON_RETRY_LIMIT_REACHED, fmt.Sprintf("%d retries have been used", w.RetryUsed),
-			fault.Unmet(fmt.Sprintf("fewer than %d retries were used", req.Limit)),
+			fault.Unmet(fmt.Sprintf("%d of %d retries are used", w.RetryUsed, req.Limit)),
 			fault.Remedy("the cause does not pass by itself: decommission the workspace and create it anew, or retry with --override and --reason, which go on record"))
 	case req.Override && req.Reason == "":
 		return Retried{}, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "")
@@ -243,7 +243,7 @@ func notFailed(state string) []fault.Option {
 	case names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED):
 		remedy = "it is over: create it anew"
 	}
-	return []fault.Option{fault.Unmet("the workspace is failed; it is " + state), fault.Remedy(remedy)}
+	return []fault.Option{fault.Unmet("the workspace is " + state + ", not failed"), fault.Remedy(remedy)}
 }
 
 func stepNameAt(r *Run, step int) string {
@@ -274,7 +274,7 @@ func (c *Core) foreign(r *Run) error {
 		return nil
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this build cannot go on with the operation: "+r.StuckReason, fault.Conflicting(r.ID),
-		fault.Unmet("this build knows the steps of "+key(r.Definition, r.DefVersion)), fault.Remedy(c.stuckRemedy(r)))
+		fault.Unmet("this build does not know the steps of "+key(r.Definition, r.DefVersion)), fault.Remedy(c.stuckRemedy(r)))
 }
 
 // RetryUndo lets a stuck run try its step again from the first attempt of its policy. One that is past its deadline gets another.
@@ -407,7 +407,7 @@ func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 		return nil, err
 	}
 	if r.State != stateStuck {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way", fault.Unmet("the operation is stuck; it is "+r.State),
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a run that is stuck can be helped this way", fault.Unmet("the operation is "+r.State+", not stuck"),
 			fault.Remedy("let it go on, or cancel it"))
 	}
 	return r, nil
@@ -415,7 +415,7 @@ func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 
 func (c *Core) stuckFault(r *Run) error {
 	return fault.New(commonv1.Reason_REASON_RUN_STUCK, "the operation is stuck: "+r.StuckReason, fault.Conflicting(r.ID),
-		fault.Unmet("the operation is not stuck"), fault.Remedy(c.stuckRemedy(r)))
+		fault.Unmet("the operation is stuck: "+r.StuckReason), fault.Remedy(c.stuckRemedy(r)))
 }
 
 // stuckRemedy names what helps a run that is stuck. One that this build cannot drive would be put aside again.
@@ -426,9 +426,12 @@ func (c *Core) stuckRemedy(r *Run) string {
 	return "retry the undo, skip it with a reason, or decommission"
 }
 
-// hasEnded is what whoever wants the workspace for something else lacks.
-func hasEnded(r *Run) fault.Option {
-	return fault.Unmet(fmt.Sprintf("operation %s (%s, %s) has ended", r.ID, r.Kind, r.State))
+// isOpen names the operation that keeps others off its workspace.
+func isOpen(r *Run) fault.Option { return fault.Unmet(IsOpen(r)) }
+
+// IsOpen says of a run that it is open, and how far it is.
+func IsOpen(r *Run) string {
+	return fmt.Sprintf("operation %s (%s) is open and %s", r.ID, r.Kind, r.State)
 }
 
 // endRemedy is how a run that is live comes to its end.
@@ -442,6 +445,6 @@ func (c *Core) endRemedy(r *Run) string {
 	case known && def.Uncancellable:
 		return r.Kind + " cannot be cancelled: wait until it has ended, and ask again"
 	default:
-		return "cancel it, wait two minutes, and ask again"
+		return "cancel it, wait until the workspace is failed (`gpuaas workspaces wait WS --for state=failed`), and ask again"
 	}
 }

@@ -201,7 +201,7 @@ func (c *Core) refuseStart(ctx context.Context, tx pgx.Tx, req StartRequest) err
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("a workspace that is %s cannot begin %s", w.State, names.Of(req.Kind)),
-		fault.Unmet("the workspace is "+among(req.From)+"; it is "+w.State), fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
+		fault.Unmet("the workspace is "+w.State+", not "+among(req.From)), fault.Remedy("`gpuaas workspaces actions WS` shows what is possible now"))
 }
 
 // among spells states as a choice.
@@ -220,16 +220,16 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 	kind := spelled[commonv1.OperationKind](live.Kind)
 	if live.State == stateStuck {
 		return Started{}, fault.New(commonv1.Reason_REASON_RUN_STUCK, "the workspace is held by a run that is stuck: "+live.StuckReason,
-			fault.Conflicting(live.ID), hasEnded(live), fault.Remedy(c.stuckRemedy(live)))
+			fault.Conflicting(live.ID), isOpen(live), fault.Remedy(c.stuckRemedy(live)))
 	}
 	if kind != req.Kind && !slices.Contains(req.JoinKinds, kind) {
 		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s is in progress on this workspace", live.Kind),
-			fault.Conflicting(live.ID), hasEnded(live), fault.Remedy(c.endRemedy(live)))
+			fault.Conflicting(live.ID), isOpen(live), fault.Remedy(c.endRemedy(live)))
 	}
 	if !live.Joinable() {
 		// Whoever wants the workspace is not served by a run that takes it away.
 		return Started{}, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, fmt.Sprintf("%s on this workspace is being undone", live.Kind),
-			fault.Conflicting(live.ID), hasEnded(live), fault.Remedy("wait until it has ended, and ask again"))
+			fault.Conflicting(live.ID), isOpen(live), fault.Remedy("wait until it has ended, and ask again"))
 	}
 	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
 	if err != nil {

@@ -196,10 +196,10 @@ func (s *Server) cancel(ctx context.Context, tx pgx.Tx, r Row, reason string) (R
 func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
 	var unmet []string
 	if r.State != commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN && r.State != commonv1.TaskState_TASK_STATE_EXPIRED {
-		unmet = append(unmet, "the task is outcome_unknown or expired, and it is "+names.Of(r.State))
+		unmet = append(unmet, "the task is "+names.Of(r.State)+", not outcome_unknown or expired")
 	}
 	if !Idempotent(r.Type) {
-		unmet = append(unmet, "doing a task of its type twice is as good as once, and "+r.Type+" is of another kind")
+		unmet = append(unmet, "a task of type "+r.Type+" must not be done twice")
 	}
 	if len(unmet) > 0 {
 		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again", fault.Unmet(unmet...))
@@ -211,7 +211,7 @@ func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (
 func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
 	if r.State != commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN {
 		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a task whose outcome is unknown is closed by a person's judgement",
-			fault.Unmet("the task is outcome_unknown"))
+			fault.Unmet("the task is "+names.Of(r.State)+", not outcome_unknown"))
 	}
 	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, `error = $4`, reason)
 }

@@ -283,7 +283,7 @@ func TestActionsFollowTheState(t *testing.T) {
 		t.Fatalf("of a running create: %v", possible)
 	}
 	_, err = b.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: kDecommission, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: op.GetWorkspaceId()},
+		Kind: kDecommission, Reason: "a test asks", Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: op.GetWorkspaceId()},
 	})
 	want(t, err, commonv1.Reason_REASON_OPERATION_IN_PROGRESS)
 }

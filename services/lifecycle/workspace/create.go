@@ -289,7 +289,7 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 		}
 	}
 	return nil, false, fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, fmt.Sprintf("workspace %s/%s is there already and %s", w.tenant.Name, w.name, ws.State),
-		fault.Unmet("no workspace of this name is there; it is "+ws.State),
+		fault.Unmet(fmt.Sprintf("workspace %s/%s exists and is %s", w.tenant.Name, w.name, ws.State)),
 		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
 }
 
@@ -306,13 +306,13 @@ func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifec
 	}
 	var unmet []string
 	if count+1 > t.Quota.Workspaces {
-		unmet = append(unmet, fmt.Sprintf("fewer than %d workspaces", t.Quota.Workspaces))
+		unmet = append(unmet, fmt.Sprintf("the quota is %d workspaces, and %d exist", t.Quota.Workspaces, count))
 	}
 	if gpus+int64(spec.GetGpus()) > int64(t.Quota.GPUs) {
-		unmet = append(unmet, fmt.Sprintf("at most %d GPUs in all, %d are held", t.Quota.GPUs, gpus))
+		unmet = append(unmet, fmt.Sprintf("the quota is %d GPUs, %d are in use, and %d more are asked for", t.Quota.GPUs, gpus, spec.GetGpus()))
 	}
 	if storage+spec.GetStorageBytes() > t.Quota.StorageBytes {
-		unmet = append(unmet, fmt.Sprintf("at most %d bytes of storage in all, %d are held", t.Quota.StorageBytes, storage))
+		unmet = append(unmet, fmt.Sprintf("the quota is %d bytes of storage, %d are in use, and %d more are asked for", t.Quota.StorageBytes, storage, spec.GetStorageBytes()))
 	}
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "tenant "+t.Name+" has no room for this workspace", fault.Unmet(unmet...))

@@ -128,7 +128,7 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 		}
 	}
 	if ended != nil {
-		return listedInstance{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the instance has ended", fault.Unmet("its placement lists it as running"),
+		return listedInstance{}, fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the instance has ended", fault.Unmet("its placement lists it as ended"),
 			fault.Remedy("nothing is left to do"))
 	}
 	return listedInstance{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no placement lists such an instance",
@@ -173,7 +173,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
 		fmt.Sprintf("the instance is of workspace %s, which is known here and %s: %s", w.Name, w.State, why), fault.Conflicting(w.ID),
-		fault.Unmet("the workspace of the instance is not known here, or is failed or decommissioned and does not hold the instance"),
+		fault.Unmet("its workspace "+w.Name+" is known here and "+w.State+", and ends its instances itself"),
 		fault.Remedy("recreate or decommission the workspace: that ends its instances, the superseded ones too"))
 }
 

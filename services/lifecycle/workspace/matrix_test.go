@@ -70,7 +70,7 @@ func (d *desk) sql(sql string, args ...any) {
 func (d *desk) do(kind commonv1.OperationKind, id string) string {
 	d.t.Helper()
 	res, err := d.server.RequestOperation(d.t.Context(), &lifecyclev1.RequestOperationRequest{
-		Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
+		Kind: kind, Reason: "a test asks", Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
 	})
 	if err != nil {
 		d.t.Fatal(err)
@@ -367,7 +367,7 @@ func TestAHerdJoinsWhateverTheLockStoreDoes(t *testing.T) {
 						disturb(id)
 					}
 					op, err := d.server.RequestOperation(context.WithoutCancel(t.Context()), &lifecyclev1.RequestOperationRequest{
-						Kind: kRecreate, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
+						Kind: kRecreate, Reason: "a test asks", Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id},
 					})
 					if err != nil {
 						t.Error(err)

@@ -93,7 +93,8 @@ func (a *tale) expects(q asking) (verdict, string) {
 	if !create && (q.override || q.verb == askSkipUndo || q.verb == askRetryUndo) && (q.who == "member" || q.who == "stranger") {
 		return refusal(commonv1.Reason_REASON_PERMISSION_DENIED), ""
 	}
-	if !create && q.noReason && (q.override || q.verb == askSkipUndo) {
+	needs := q.override || q.verb == askSkipUndo || q.verb == askDecommission || q.verb == askRecreate || q.verb == askReplace
+	if !create && q.noReason && needs && !q.dry {
 		return refusal(commonv1.Reason_REASON_REASON_REQUIRED), ""
 	}
 	if q.who == "stranger" {
@@ -187,10 +188,12 @@ func (a *tale) compare(what string, q asking, want verdict, got *lifecyclev1.Ope
 		problem = "joined"
 	case got.GetReplayed() != (want.how == "replays"):
 		problem = "replayed"
-	case want.how == joins && got.GetOperationId() != a.s.Run, (want.how == does || want.how == same) && got.GetOperationId() != a.s.Run:
+	case want.how == joins && got.GetOperationId() != a.s.Run, !q.dry && (want.how == does || want.how == same) && got.GetOperationId() != a.s.Run:
 		problem = "operation"
 	case want.how == "replays" && got.GetOperationId() != replayed:
 		problem = "operation, which was " + replayed
+	case q.dry && want.how != joins && (got.GetOperationId() != "" || got.GetEpoch() != 0):
+		problem = "operation, and none was begun"
 	case !q.dry && want.how == begins && (got.GetOperationId() == a.s.Run || got.GetOperationId() == ""):
 		problem = "operation, which is not new"
 	case want.how == joins && got.GetEpoch() != a.s.Epoch:

@@ -41,8 +41,8 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "only an operator helps an operation that is stuck",
 			fault.Remedy("ask an operator: what is left may stand on a machine that others share"))
 	}
-	if (req.GetOverride() || req.GetKind() == kSkipUndo) && req.GetReason() == "" {
-		return nil, fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "this operation wants a reason in words")
+	if err := needsReason(req); err != nil {
+		return nil, err
 	}
 	if err := mayProve(ctx, req); err != nil {
 		return nil, err
@@ -64,6 +64,16 @@ func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationR
 	}
 	s.settle(ctx, h, op, err)
 	return op, err
+}
+
+// needsReason refuses what takes something away for good, and what goes beyond a limit, if it comes without a reason. A
+// dry run goes without one.
+func needsReason(req *lifecyclev1.RequestOperationRequest) error {
+	destructive := req.GetKind() == kDecommission || req.GetKind() == kRecreate || req.GetKind() == kSkipUndo
+	if req.GetDryRun() || strings.TrimSpace(req.GetReason()) != "" || !(destructive || req.GetOverride()) {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, names.Of(req.GetKind())+" needs a reason in words")
 }
 
 // operateTries bounds how often a request looks again at a workspace that moves while it looks.
@@ -208,7 +218,7 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 		return nil, err //nolint:wrapcheck // it says what it read
 	}
 	if !open {
-		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("an operation is open"),
+		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no operation on this workspace is open", fault.Unmet("no operation is open to "+strings.ReplaceAll(names.Of(kind), "_", " ")),
 			fault.Remedy("nothing is under way, so there is nothing to stop or to help; `gpuaas workspaces actions WS` shows what is possible now"))
 	}
 	var v saga.Verb
@@ -277,12 +287,10 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 		return s.prove(ctx, tx, w, run, req, requester(ctx, req))
 	case open && (brings && joinable(run) || ends && run.Joinable()):
 		op := joined(w, run)
-		op.DryRun, op.Consequence = true, "joins the operation under way"
+		op.DryRun, op.Consequence = true, fmt.Sprintf("joins operation %s (%s), which is under way", run.ID, run.Kind)
 		return op, nil
 	case open && req.GetKind() == kCancel && run.State != "stuck" && (run.State == "compensating" || run.CancelAt != nil):
-		op := joined(w, run)
-		op.Joined, op.DryRun, op.Consequence = false, true, "changes nothing: the operation is being undone already"
-		return op, nil
+		return foretold(w, req.GetKind(), fmt.Sprintf("changes nothing: operation %s (%s) is being undone already", run.ID, run.Kind)), nil
 	}
 	if err := ofEpoch(w, req); err != nil {
 		return nil, err
@@ -298,10 +306,16 @@ func (s *Server) dryRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, req *l
 		if !o.GetPossible() {
 			return nil, fault.New(o.GetReason(), names.Of(o.GetKind())+" is not possible now", fault.Unmet(o.GetUnmet()...))
 		}
-		state, _ := names.Parse[commonv1.WorkspaceState](w.State)
-		return &lifecyclev1.Operation{OperationId: w.RunID, WorkspaceId: w.ID, Kind: o.GetKind(), Epoch: w.Epoch, State: state, DryRun: true, Consequence: o.GetConsequence()}, nil
+		return foretold(w, o.GetKind(), o.GetConsequence()), nil
 	}
 	return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "there is no such operation")
+}
+
+// foretold is the answer to a dry run that would join nothing. It has no operation and no epoch: none was begun, and those
+// of the workspace would be mistaken for such.
+func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
+	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
+	return &lifecyclev1.Operation{WorkspaceId: w.ID, Kind: kind, State: state, DryRun: true, Consequence: consequence}
 }
 
 // GetActions says which verbs are possible now, and why the others are not.
@@ -352,17 +366,14 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 	const unmet, inProgress, isStuck = commonv1.Reason_REASON_PRECONDITION_FAILED, commonv1.Reason_REASON_OPERATION_IN_PROGRESS, commonv1.Reason_REASON_RUN_STUCK
 	stuck := open && run.State == "stuck"
 	undoing := open && run.State == "compensating"
-	ended := "no operation on the workspace is open"
-	if open {
-		ended = fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)
-	}
+	isOpen := saga.IsOpen(&run)
 	held := inProgress
 	if stuck {
 		held = isStuck
 	}
-	failed := condition{w.State == "failed", "the workspace is failed; it is " + w.State, unmet}
+	failed := condition{w.State == "failed", "the workspace is " + w.State + ", not failed", unmet}
 	limit := s.deps.Policy.Current().SagaRetryLimit()
-	retry := []condition{{!open, ended, held}, failed}
+	retry := []condition{{!open, isOpen, held}, failed}
 	if err := s.roomForRetry(ctx, tx, w); err != nil {
 		f, ok := fault.As(err)
 		if !ok {
@@ -372,8 +383,8 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			retry = append(retry, condition{false, u, f.Reason})
 		}
 	}
-	retry = append(retry, condition{w.ResetDone, "the workspace was reset", commonv1.Reason_REASON_NOT_RESET}, condition{
-		w.RetryUsed < limit || override, fmt.Sprintf("fewer than %d retries were used; more need an override with a reason", limit),
+	retry = append(retry, condition{w.ResetDone || w.State != "failed", "the workspace has not been reset since it failed", commonv1.Reason_REASON_NOT_RESET}, condition{
+		w.RetryUsed < limit || override, fmt.Sprintf("%d of %d retries are used: another needs an override with a reason", w.RetryUsed, limit),
 		commonv1.Reason_REASON_RETRY_LIMIT_REACHED,
 	})
 	again, err := retryConsequence(ctx, tx, w, run, open)
@@ -404,21 +415,22 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 	if err != nil {
 		return nil, err
 	}
-	known := condition{!stuck || s.deps.Core.Drives(&run), "this build knows the operation's steps", unmet}
+	known := condition{!stuck || s.deps.Core.Drives(&run), "this build does not know the steps of the operation", unmet}
 	endable := w.State == "active" || w.State == "failed" || w.State == "stuck"
 	return append([]*lifecyclev1.ActionOption{
 		option(kCancel, "stops the step under way and undoes what was made, in reverse; the workspace ends failed",
-			condition{open, "an operation is open", unmet}, condition{!stuck, "the operation is not stuck", isStuck},
-			condition{!undoing, "the operation is not being undone already", unmet},
-			condition{!open || run.Kind != "decommission", "the operation is no decommission", unmet}),
-		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, ended, unmet}, failed),
+			condition{open, "no operation is open to cancel", unmet},
+			condition{!stuck, "the operation is stuck: its undo has failed", isStuck},
+			condition{!undoing, "the operation is being undone already", unmet},
+			condition{!open || run.Kind != "decommission", "the open operation is a decommission, which cannot be cancelled", unmet}),
+		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, isOpen, unmet}, failed),
 		option(kRetry, again, retry...),
-		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "the operation is stuck", unmet}, known),
-		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "the operation is stuck", unmet}, known),
+		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "no operation of the workspace is stuck", unmet}, known),
+		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "no operation of the workspace is stuck", unmet}, known),
 		recreate,
 		option(kDecommission, "removes workloads, schema, handle, storage and box, for good",
-			condition{!open || stuck, "no operation on the workspace is open, or it is stuck: cancel it first", inProgress},
-			condition{endable, "the workspace is active, failed or stuck; it is " + w.State, unmet}),
+			condition{!open || stuck, isOpen + ": cancel it first", inProgress},
+			condition{endable || open, "the workspace is " + w.State + ": one that is active, failed or stuck can be decommissioned", unmet}),
 	}, releases...), nil
 }
 

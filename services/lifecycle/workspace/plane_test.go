@@ -279,7 +279,9 @@ func (p *plane) rests(id, state string) saga.Workspace {
 
 // ask asks a seat for an operation on a workspace.
 func (s *seat) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
-	req := &lifecyclev1.RequestOperationRequest{Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}}
+	req := &lifecyclev1.RequestOperationRequest{
+		Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "a test asks",
+	}
 	for _, fn := range change {
 		fn(req)
 	}

@@ -26,11 +26,11 @@ func (s *Server) prove(
 ) (*lifecyclev1.Operation, error) {
 	if run.Kind != names.Of(kRecreate) || !run.Joinable() || run.StepName() != StepPrevious {
 		return nil, fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "an operation that would not see the proof is open", fault.Conflicting(run.ID),
-			fault.Unmet(fmt.Sprintf("operation %s (%s, %s) has ended; it is at the step %q", run.ID, run.Kind, run.State, run.StepName())), fault.Remedy(proofHelp))
+			fault.Unmet(fmt.Sprintf("%s at the step %q", saga.IsOpen(&run), run.StepName())), fault.Remedy(proofHelp))
 	}
 	if e := req.GetExpectedEpoch(); e >= run.Epoch {
 		return nil, fault.New(commonv1.Reason_REASON_CONFLICT, fmt.Sprintf("the proof was given of epoch %d, and what has not ended is before epoch %d", e, run.Epoch),
-			fault.Unmet(fmt.Sprintf("the proof is of an epoch before %d", run.Epoch)), fault.Remedy("look at the workspace again, and leave the expected epoch out"))
+			fault.Unmet(fmt.Sprintf("the proof is of epoch %d, not of one before %d", e, run.Epoch)), fault.Remedy("look at the workspace again, and leave the expected epoch out"))
 	}
 	in, spec, err := readInput(run.Input)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run 
 	}
 	if len(away) == 0 {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "nothing is to be proven: every machine that holds the workspace answers", fault.Conflicting(run.ID),
-			fault.Unmet("a machine that holds an earlier epoch does not answer"), fault.Remedy("let the operation go on: the agents end what is left"))
+			fault.Unmet("every machine that holds an earlier epoch answers"), fault.Remedy("let the operation go on: the agents end what is left"))
 	}
 	a, held, err := liveAllocation(ctx, tx, w.ID)
 	if err != nil || !held || !slices.Contains(away, a.NodeID) {
@@ -94,5 +94,5 @@ func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run 
 		return err
 	}
 	return fault.New(stepErr.Reason, "without another place to go, the workspace would lose what it has", fault.Conflicting(run.ID),
-		fault.Unmet("another machine has room for the workspace: "+stepErr.Public), fault.Remedy("enrol a machine or free one, and give the proof again"))
+		fault.Unmet("no other machine has room for the workspace: "+stepErr.Public), fault.Remedy("enrol a machine or free one, and give the proof again"))
 }

@@ -55,7 +55,7 @@ func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 	}
 	return fault.New(commonv1.Reason_REASON_CONFLICT,
 		fmt.Sprintf("the recreation was asked of epoch %d, and the workspace is in epoch %d", req.GetExpectedEpoch(), w.Epoch),
-		fault.Unmet(fmt.Sprintf("the workspace is in epoch %d; it is in %d", req.GetExpectedEpoch(), w.Epoch)),
+		fault.Unmet(fmt.Sprintf("the workspace is in epoch %d, not %d", w.Epoch, req.GetExpectedEpoch())),
 		fault.Remedy("look at the workspace again, and ask anew if its present epoch is to be replaced"))
 }
 
@@ -165,7 +165,7 @@ func settled() []commonv1.WorkspaceState {
 func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, from []commonv1.WorkspaceState, proven bool) (*recreation, error) {
 	r := &recreation{}
 	if !slices.ContainsFunc(from, func(state commonv1.WorkspaceState) bool { return names.Of(state) == w.State }) {
-		r.lacks(commonv1.Reason_REASON_PRECONDITION_FAILED, "", "", "the workspace is active or failed; it is "+w.State)
+		r.lacks(commonv1.Reason_REASON_PRECONDITION_FAILED, "", "", "the workspace is "+w.State+", not active or failed")
 		return r, nil
 	}
 	spec := &lifecyclev1.WorkspaceSpec{}
@@ -175,7 +175,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	// A run that fails for good undoes all there is: what would fail for certain is not begun.
 	if err := s.deps.Catalogue.check(spec); err != nil {
 		f := fault.From(err)
-		r.lacks(f.Reason, f.Remedy, "", "the mesh still offers what the workspace asks for: "+f.Public)
+		r.lacks(f.Reason, f.Remedy, "", "the mesh does not offer any more what the workspace asks for: "+f.Public)
 	}
 	if err := s.valuesOpen(w); err != nil {
 		f, ok := fault.As(err)
@@ -199,7 +199,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	}
 	if held && a.State == commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
 		r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "retry the release of the allocation, or force it", a.ID,
-			fmt.Sprintf("what epoch %d left behind is cleaned up: the release of allocation %s has failed", a.Epoch, a.ID))
+			fmt.Sprintf("what epoch %d left behind is not cleaned up: the release of allocation %s has failed", a.Epoch, a.ID))
 	}
 	claims, err := saga.LiveClaims(ctx, tx, w.ID, kindInstance, kindWorkload, kindStorage)
 	if err != nil {
@@ -222,7 +222,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 			if !ok {
 				return nil, err
 			}
-			r.lacks(stepErr.Reason, "", "", "another machine has room for the workspace: "+stepErr.Public)
+			r.lacks(stepErr.Reason, "", "", "no other machine has room for the workspace: "+stepErr.Public)
 		}
 	}
 	return r, nil
@@ -250,7 +250,7 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 			r.lacks(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE,
 				"bring the machine back, so that its agent can end the workloads; or give a fenced proof (powered_off, network_isolated, reimaged or "+
 					"operator_asserts) with a reason, as an operator", c.NodeID,
-				fmt.Sprintf("machine %s answers, so that epoch %d can be confirmed ended; its workspaces are kept until it does", name, epoch))
+				fmt.Sprintf("machine %s does not answer, so the end of epoch %d cannot be confirmed; its workspaces are kept until it does", name, epoch))
 		}
 	}
 	return away, nil
@@ -287,7 +287,7 @@ func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace
 	if open {
 		o := &lifecyclev1.ActionOption{
 			Kind: kRecreate, Reason: commonv1.Reason_REASON_OPERATION_IN_PROGRESS, Consequence: "ends the box and provisions the workspace in a new epoch",
-			Unmet: []string{fmt.Sprintf("operation %s (%s, %s) has ended", run.ID, run.Kind, run.State)},
+			Unmet: []string{saga.IsOpen(&run)},
 		}
 		if run.State == "stuck" {
 			o.Reason = commonv1.Reason_REASON_RUN_STUCK

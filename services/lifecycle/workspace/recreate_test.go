@@ -282,7 +282,7 @@ func TestAMachineThatCannotBeAskedKeepsItsWorkspace(t *testing.T) {
 	want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
 	_, err = p.seats[0].ask(rpc.WithPerson(t.Context(), rpc.Person{Subject: "tom", Roles: []string{"tenant"}}), kRecreate, id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
-	_, err = p.seats[0].ask(operator(t.Context()), kRecreate, id, proof)
+	_, err = p.seats[0].ask(operator(t.Context()), kRecreate, id, proof, func(r *lifecyclev1.RequestOperationRequest) { r.Reason = " " })
 	want(t, err, commonv1.Reason_REASON_REASON_REQUIRED)
 	_, err = p.seats[0].ask(operator(t.Context()), kRetry, id, proof, reason)
 	want(t, err, commonv1.Reason_REASON_INVALID_ARGUMENT)

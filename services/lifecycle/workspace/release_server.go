@@ -91,7 +91,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		}
 		if f.hold.Fence != req.GetExpectedFence() {
 			return fault.New(commonv1.Reason_REASON_CONFLICT, fmt.Sprintf("the allocation has changed since: its fence is %d, and %d was expected", f.hold.Fence, req.GetExpectedFence()),
-				fault.Unmet(fmt.Sprintf("--expected-fence is %d", f.hold.Fence)), fault.Remedy("look at the allocation again, and force the fence that you see"))
+				fault.Unmet(fmt.Sprintf("the fence is %d, not %d", f.hold.Fence, req.GetExpectedFence())), fault.Remedy("look at the allocation again, and force the fence that you see"))
 		}
 		if req.GetDryRun() {
 			res.Operation = f.foretell(kForceRelease, f.forceConsequence())
@@ -156,10 +156,10 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string)
 func (f *failedHold) unmet() []string {
 	var out []string
 	if f.hold.State != commonv1.AllocationState_ALLOCATION_STATE_RELEASE_FAILED {
-		out = append(out, "the release of the allocation has failed; it is "+names.Of(f.hold.State))
+		out = append(out, "the allocation is "+names.Of(f.hold.State)+", not release_failed")
 	}
 	if f.open && f.run.State != "stuck" {
-		out = append(out, fmt.Sprintf("operation %s (%s, %s) has ended or is stuck", f.run.ID, f.run.Kind, f.run.State))
+		out = append(out, saga.IsOpen(&f.run))
 	}
 	return out
 }
@@ -173,7 +173,7 @@ func (f *failedHold) refusal() error {
 	if f.open {
 		options = append(options, fault.Conflicting(f.run.ID))
 	}
-	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be got free that way now", options...)
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this allocation cannot be freed that way now", options...)
 }
 
 // acknowledged refuses unless everything that may be left behind was named, and nothing else.
@@ -183,7 +183,7 @@ func (f *failedHold) acknowledged(acks []string) error {
 	for _, c := range f.claims {
 		known[c.ID] = true
 		if !slices.Contains(acks, c.ID) {
-			missing = append(missing, fmt.Sprintf("claim %s (%s %s) is acknowledged with --ack-orphan", c.ID, c.Kind, c.Name))
+			missing = append(missing, fmt.Sprintf("claim %s (%s %s) is not acknowledged with --ack-orphan", c.ID, c.Kind, c.Name))
 		}
 	}
 	for _, id := range acks {
@@ -205,10 +205,7 @@ func (f *failedHold) forceConsequence() string {
 }
 
 func (f *failedHold) foretell(kind commonv1.OperationKind, consequence string) *lifecyclev1.Operation {
-	state, _ := names.Parse[commonv1.WorkspaceState](f.workspace.State)
-	return &lifecyclev1.Operation{
-		OperationId: f.workspace.RunID, WorkspaceId: f.workspace.ID, Kind: kind, Epoch: f.workspace.Epoch, State: state, DryRun: true, Consequence: consequence,
-	}
+	return foretold(f.workspace, kind, consequence)
 }
 
 func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *lifecyclev1.Operation) error {
@@ -277,7 +274,7 @@ func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace
 	if err != nil {
 		return nil, err
 	}
-	unmet := []string{"the workspace has an allocation whose release has failed"}
+	unmet := []string{"no release of an allocation of the workspace has failed"}
 	if held {
 		f, err := s.failedHold(ctx, tx, a.ID)
 		if err != nil {

@@ -77,10 +77,6 @@ func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, r
 
 // replaces is what a dry run says of a recreation that cancels an open run first.
 func replaces(w saga.Workspace, run saga.Run) *lifecyclev1.Operation {
-	state, _ := names.Parse[commonv1.WorkspaceState](w.State)
-	return &lifecyclev1.Operation{
-		OperationId: run.ID, WorkspaceId: w.ID, Kind: kRecreate, Epoch: w.Epoch, State: state, DryRun: true,
-		Consequence: fmt.Sprintf("cancels operation %s (%s), which waits for a box that does not come; "+
-			"then ends that box and provisions the next epoch", run.ID, run.Kind),
-	}
+	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for a box that does not come; "+
+		"then ends that box and provisions the next epoch", run.ID, run.Kind))
 }

@@ -97,13 +97,13 @@ func (c Catalogue) check(spec *lifecyclev1.WorkspaceSpec) error {
 	}
 	var unmet []string
 	if spec.GetGpus() > plan.MaxGPUs {
-		unmet = append(unmet, fmt.Sprintf("at most %d GPUs in plan %s", plan.MaxGPUs, spec.GetPlan()))
+		unmet = append(unmet, fmt.Sprintf("%d GPUs are asked for, and plan %s has at most %d", spec.GetGpus(), spec.GetPlan(), plan.MaxGPUs))
 	}
 	if spec.GetStorageBytes() > plan.MaxStorageBytes {
-		unmet = append(unmet, fmt.Sprintf("at most %d bytes of storage in plan %s", plan.MaxStorageBytes, spec.GetPlan()))
+		unmet = append(unmet, fmt.Sprintf("%d bytes of storage are asked for, and plan %s has at most %d", spec.GetStorageBytes(), spec.GetPlan(), plan.MaxStorageBytes))
 	}
 	if len(spec.GetWorkloads()) > plan.MaxWorkloads {
-		unmet = append(unmet, fmt.Sprintf("at most %d workloads in plan %s", plan.MaxWorkloads, spec.GetPlan()))
+		unmet = append(unmet, fmt.Sprintf("%d workloads are asked for, and plan %s has at most %d", len(spec.GetWorkloads()), spec.GetPlan(), plan.MaxWorkloads))
 	}
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "the spec asks for more than its plan holds", fault.Unmet(unmet...))
@@ -117,11 +117,11 @@ func workloadsValid(list []*nodev1.Workload, placement commonv1.PlacementDriver)
 	var unmet []string
 	for _, w := range list {
 		if seen[w.GetName()] {
-			unmet = append(unmet, fmt.Sprintf("one workload is called %q", w.GetName()))
+			unmet = append(unmet, fmt.Sprintf("more than one workload is called %q", w.GetName()))
 		}
 		seen[w.GetName()] = true
 		if len(w.GetCommand()) == 0 && w.GetImage() == "" {
-			unmet = append(unmet, fmt.Sprintf("workload %q has an image or a command", w.GetName()))
+			unmet = append(unmet, fmt.Sprintf("workload %q has neither an image nor a command", w.GetName()))
 		}
 	}
 	if len(unmet) > 0 {
@@ -131,7 +131,7 @@ func workloadsValid(list []*nodev1.Workload, placement commonv1.PlacementDriver)
 		if len(w.GetCommand()) == 0 && placement != commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER {
 			return fault.New(commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE,
 				fmt.Sprintf("workload %q is an image, and machines of placement %s run processes", w.GetName(), names.Of(placement)),
-				fault.Remedy("give the workload a command"), fault.Unmet(fmt.Sprintf("workload %q has a command", w.GetName())))
+				fault.Remedy("give the workload a command"), fault.Unmet(fmt.Sprintf("workload %q has no command", w.GetName())))
 		}
 	}
 	return nil

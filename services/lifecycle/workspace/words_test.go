@@ -23,30 +23,83 @@ func roomy(t *testing.T) *desk {
 	return d
 }
 
-// What is unmet is what is to hold, never what holds; and each refusal says what to do in its place.
+// What stands in the way of an operation is said as it is, never as what would have to be; and each refusal says what to
+// do in its place.
 func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 	d := roomy(t)
-	for _, state := range []string{"active", "failed", "decommissioned", "creating", "creating, undone", "creating, stuck"} {
-		for _, kind := range []commonv1.OperationKind{kReset, kRetry, kCancel, kRetryUndo, kDecommission, kRecreate} {
+	unmet := map[string]map[commonv1.OperationKind]string{
+		"active": {
+			kReset: "the workspace is active, not failed", kRetry: "the workspace is active, not failed",
+			kCancel: "no operation is open to cancel", kRetryUndo: "no operation is open to retry undo", kSkipUndo: "no operation is open to skip undo",
+		},
+		"failed": {
+			kRetry: "the workspace has not been reset since it failed", kCancel: "no operation is open to cancel",
+		},
+		"decommissioned": {
+			kReset: "the workspace is decommissioned, not failed", kDecommission: "the workspace is decommissioned, not active, failed or stuck",
+			kRecreate: "the workspace is decommissioned, not active or failed",
+		},
+		"creating": {
+			kReset: "operation RUN (create) is open and", kDecommission: "operation RUN (create) is open and",
+			kRetryUndo: "not stuck", kSkipUndo: "not stuck",
+		},
+		"creating, undone": {kDecommission: "operation RUN (create) is open and compensating", kRetry: "operation RUN (create) is open and compensating"},
+		"creating, stuck":  {kCancel: "the operation is stuck: ", kRetry: "operation RUN (create) is open and stuck"},
+	}
+	for state, kinds := range unmet {
+		for _, kind := range []commonv1.OperationKind{kReset, kRetry, kCancel, kRetryUndo, kSkipUndo, kDecommission, kRecreate} {
 			id, _ := d.put(state)
+			var run string
+			if err := d.db.OwnerPool().QueryRow(t.Context(), `SELECT coalesce(run_id::text, '') FROM lifecycle.workspace WHERE id = $1`, id).Scan(&run); err != nil {
+				t.Fatal(err)
+			}
 			_, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
 				Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "why",
 			})
+			want, refused := kinds[kind]
 			f, ok := fault.As(err)
-			if !ok {
-				continue
-			}
 			what := state + ": " + names.Of(kind)
-			word, _, _ := strings.Cut(state, ",")
-			for _, u := range f.Unmet {
-				if u == "the workspace is "+word {
-					t.Errorf("%s: what holds is shown as unmet: %q", what, u)
+			if !ok {
+				if refused {
+					t.Errorf("%s is not refused: %v", what, err)
 				}
+				continue
 			}
 			if f.Remedy == "" {
 				t.Errorf("%s: no remedy: %v", what, err)
 			}
+			if refused && !strings.Contains(strings.Join(f.Unmet, "; "), strings.ReplaceAll(want, "RUN", run)) {
+				t.Errorf("%s: unmet are %q, want %q", what, f.Unmet, want)
+			}
+			for _, u := range f.Unmet {
+				if strings.Contains(u, "; it is ") || strings.HasSuffix(u, " has ended") {
+					t.Errorf("%s: what would have to be is shown as what stands in the way: %q", what, u)
+				}
+			}
 		}
+		// The table of actions says the same.
+		id, _ := d.put(state)
+		res, err := d.server.GetActions(t.Context(), &lifecyclev1.GetActionsRequest{WorkspaceId: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		word, _, _ := strings.Cut(state, ",")
+		for _, a := range res.GetActions() {
+			for _, u := range a.GetUnmet() {
+				if strings.Contains(u, "; it is ") || strings.HasSuffix(u, " has ended") || u == "the workspace is failed" && word == "failed" ||
+					u == "an operation is open" || u == "the operation is stuck" && word != "creating" {
+					t.Errorf("%s: %s: what would have to be is shown as what stands in the way: %q", state, names.Of(a.GetKind()), u)
+				}
+			}
+		}
+	}
+	// A decommission in mid-provisioning is told to wait for what a wait is for, in no contradiction to when to ask again.
+	id, _ := d.put("creating")
+	_, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
+		Kind: kDecommission, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: "why",
+	})
+	if f, _ := fault.As(err); f == nil || strings.Contains(f.Remedy, "minutes") || !strings.Contains(f.Remedy, "workspaces wait WS --for state=failed") {
+		t.Errorf("decommission in mid-run: %v", err)
 	}
 	reset := func(state string) *fault.Error {
 		id, _ := d.put(state)
@@ -56,7 +109,7 @@ func TestRefusalsReadAsWhatIsMissing(t *testing.T) {
 		f, _ := fault.As(err)
 		return f
 	}
-	if f := reset("active"); f == nil || len(f.Unmet) != 1 || f.Unmet[0] != "the workspace is failed; it is active" || !strings.Contains(f.Remedy, "recreate") {
+	if f := reset("active"); f == nil || len(f.Unmet) != 1 || f.Unmet[0] != "the workspace is active, not failed" || !strings.Contains(f.Remedy, "recreate") {
 		t.Errorf("reset of one that is active: %+v", f)
 	}
 	if f := reset("creating"); f == nil || !strings.HasPrefix(f.Remedy, "cancel it") {
@@ -123,5 +176,49 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	}
 	if op := res.GetOperation(); op.GetConsequence() != "" || !strings.Contains(op.GetAdvice(), "failed with workload_failed twice") {
 		t.Errorf("the retry itself: %v", op)
+	}
+}
+
+// What takes something away for good needs a reason; a dry run does not, and shows nothing that looks begun.
+func TestDestructiveOperationsNeedAReason(t *testing.T) {
+	d := roomy(t)
+	for _, kind := range []commonv1.OperationKind{kDecommission, kRecreate, kSkipUndo} {
+		state := "active"
+		if kind == kSkipUndo {
+			state = "creating, stuck"
+		}
+		id, _ := d.put(state)
+		traces := func() string {
+			var text string
+			err := d.db.OwnerPool().QueryRow(t.Context(), `SELECT w.version || '/' || w.state || '/' || (SELECT count(*) FROM lifecycle.saga_run r WHERE r.workspace_id = w.id)
+				FROM lifecycle.workspace w WHERE w.id = $1`, id).Scan(&text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return text
+		}
+		before := traces()
+		ask := func(reason string, dry bool) (*lifecyclev1.Operation, error) {
+			res, err := d.server.RequestOperation(t.Context(), &lifecyclev1.RequestOperationRequest{
+				Kind: kind, Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: id}, Reason: reason, DryRun: dry,
+			})
+			return res.GetOperation(), err
+		}
+		for _, reason := range []string{"", "  "} {
+			_, err := ask(reason, false)
+			if f, ok := fault.As(err); !ok || f.Reason != commonv1.Reason_REASON_REASON_REQUIRED || !strings.Contains(f.Remedy, "--reason") {
+				t.Errorf("%s for the reason %q: %v", names.Of(kind), reason, err)
+			}
+		}
+		op, err := ask("", true)
+		if err != nil || op.GetOperationId() != "" || op.GetEpoch() != 0 || !op.GetDryRun() || op.GetConsequence() == "" {
+			t.Errorf("a dry run of %s: %v, %v", names.Of(kind), op, err)
+		}
+		if now := traces(); now != before {
+			t.Errorf("%s was refused and changed %s to %s", names.Of(kind), before, now)
+		}
+		if op, err := ask("it is over", false); err != nil || op.GetOperationId() == "" {
+			t.Errorf("%s with a reason: %v, %v", names.Of(kind), op, err)
+		}
 	}
 }

@@ -80,7 +80,7 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.
 		case of != name:
 			return Bundle{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
 		case state != "issued":
-			return Bundle{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the token of this request is "+state, fault.Unmet("the token is unused"),
+			return Bundle{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the token of this request is "+state, fault.Unmet("the token is "+state+", not unused"),
 				fault.Remedy("ask again with another idempotency key"))
 		}
 	}
@@ -147,7 +147,7 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 func mayBootstrap(r *identity.Record) error {
 	switch {
 	case r.BoxID != "":
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's box", fault.Unmet("the node was enrolled by an operator"),
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's box", fault.Unmet("the node belongs to a workspace: no operator enrolled it"),
 			fault.Remedy("recreate the workspace"))
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
 		return nil

@@ -37,7 +37,7 @@ func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb, r
 	}
 	if !slices.Contains(sources(verb), from) {
 		return from, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the identity is "+names.Of(from)+": "+names.Of(verb)+" does not apply",
-			fault.Unmet("the identity is one of: "+list(sources(verb))))
+			fault.Unmet("the identity is "+names.Of(from)+", and not one of: "+list(sources(verb))))
 	}
 	return to, nil
 }

@@ -109,7 +109,7 @@ func (s *Server) AcceptRollback(
 		}
 		if !mode.Active {
 			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "rollback mode is not active",
-				fault.Unmet("rollback mode is active"),
+				fault.Unmet("no rollback mode is there to accept"),
 				fault.Remedy("nothing is to be done: the mesh is at work"))
 		}
 		if out.Pos, err = accept(ctx, tx, mode, by, reason); err != nil {

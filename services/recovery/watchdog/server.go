@@ -29,7 +29,7 @@ func (w *Watchdog) ReleaseBrake(ctx context.Context, req *recoveryv1.ReleaseBrak
 			return err
 		}
 		if !b.Engaged {
-			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged", fault.Unmet("the fleet brake is engaged"),
+			return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the fleet brake is not engaged", fault.Unmet("no fleet brake is engaged that could be released"),
 				fault.Remedy("nothing is to be done: automatic remedies are at work"))
 		}
 		now, err := clock(ctx, tx)

@@ -88,7 +88,7 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 		}
 		if left > 0 {
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "the machine has not confirmed that the workspace's work is gone",
-				fault.Unmet("every workload and storage claim of the epoch is released"))
+				fault.Unmet(fmt.Sprintf("%d workload and storage claims of epoch %d are not released", left, epoch)))
 		}
 		tag, err := tx.Exec(ctx, `
 			UPDATE lifecycle.static_placement SET ended_at = mesh.clock() WHERE workspace_id = $1 AND epoch = $2 AND ended_at IS NULL`, workspaceID, epoch)
