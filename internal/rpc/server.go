@@ -357,7 +357,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := s.requestContext(w, r)
 	defer cancel(nil)
 	if s.unchecked[name] {
-		s.serveUnchecked(service, w, r.WithContext(ctx))
+		s.serveUnchecked(service, w, r.WithContext(ctx)) //nolint:contextcheck // as below
 		return
 	}
 	if r = s.intake(w, r.WithContext(ctx)); r != nil { //nolint:contextcheck // ctx is made from the request's.

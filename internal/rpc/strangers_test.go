@@ -161,7 +161,7 @@ func TestReflectionForStrangers(t *testing.T) {
 	}
 	for range 2 {
 		writer, done := hold()
-		defer writer.Close() //nolint:errcheck // of a pipe
+		t.Cleanup(func() { _ = writer.Close() })
 		select {
 		case <-done:
 		case <-time.After(time.Minute):

@@ -60,7 +60,8 @@ func (h *Hub) follow(ctx context.Context, req Request, sub *subscription, pos in
 	beat, check := time.NewTicker(h.cfg.Heartbeat), time.NewTicker(h.cfg.Check)
 	defer beat.Stop()
 	defer check.Stop()
-	failed, err := 0, error(nil)
+	failed := 0
+	var err error
 	for {
 		select {
 		case <-ctx.Done():
@@ -113,7 +114,7 @@ func (h *Hub) alive(ctx context.Context, req Request, failed int) (int, error) {
 	case ended || (err != nil && failed > 0):
 		return 0, err
 	case err != nil:
-		return failed + 1, nil
+		return failed + 1, nil //nolint:nilerr // the next look decides
 	default:
 		return 0, nil
 	}
