@@ -112,7 +112,7 @@ func TestDevMakesAPersonOfEachRole(t *testing.T) {
 	if out := run(0, "audit", "list", "--action", "person.create"); !strings.Contains(out, "bo") {
 		t.Errorf("audit: %s", out)
 	}
-	run(0, "people", "end", "bo")
+	run(0, "people", "end", "bo", "--yes")
 	run(4, "--context", "mesh-bo", "workspaces", "list")
 	if out := run(
 		0,

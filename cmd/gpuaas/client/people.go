@@ -292,10 +292,13 @@ func (p *Program) peopleEnd() *cobra.Command {
 		Long: "End a person. PERSON is the name, the id, or six or more characters that one id begins or ends with.\n" +
 			"Requests are refused from then on; watches end at once, or within two seconds where another replica serves them.\n" +
 			"The person stays listed for thirty days. The last person with the role security is not ended.",
-		Example: "  gpuaas people end ana --reason 'left the team'", Args: args("PERSON"),
+		Example: "  gpuaas people end ana --reason 'left the team' --yes", Args: args("PERSON"),
 		ValidArgsFunction: onlyFirst(p.completePeople),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Person = args[0]
+			if err := s.confirmed(ctx, named(args[0], "The token of "+args[0]+" will be good no more, and what uses it stops working. A new person gets a new token.")); err != nil {
+				return err
+			}
 			answer, err := s.client.People.EndPerson(ctx, req)
 			if err != nil {
 				return err
@@ -304,7 +307,7 @@ func (p *Program) peopleEnd() *cobra.Command {
 		}),
 	}
 	reasonFlag(cmd, &req.Reason, false)
-	return cmd
+	return asks(cmd)
 }
 
 func (p *Program) completePeople(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {

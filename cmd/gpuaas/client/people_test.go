@@ -182,7 +182,7 @@ func TestPeopleRefusals(t *testing.T) {
 		t.Errorf("a refusal left a context: %v, %v", len(file.Contexts), err)
 	}
 	refuse(f, "EndPerson", fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, ""))
-	call(t, "people", "end", "root").wants(t, 5)
+	call(t, "people", "end", "root", "--yes").wants(t, 5)
 	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, ""))
 	call(t, "people", "create", "ana", "--role", "viewer").wants(t, 5)
 }
