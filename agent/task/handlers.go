@@ -23,6 +23,7 @@ type Runtime interface {
 	Restart(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error)
 	Remove(ctx context.Context, workspaceID, name string, grace time.Duration) (*nodev1.WorkloadStatus, error)
 	Status(ctx context.Context, workspaceID, name string) ([]*nodev1.WorkloadStatus, error)
+	LastOutput(ctx context.Context, workspaceID, name string) string
 }
 
 // Storage is what keeps workspaces' data.
@@ -221,6 +222,11 @@ func (d HandlerDeps) status(ctx context.Context, t *Task, _ Progress) (proto.Mes
 	all, err := d.Runtime.Status(ctx, t.WorkspaceID, name)
 	if err != nil {
 		return nil, err
+	}
+	for _, st := range all {
+		if in.GetLastOutput() && !st.GetReady() {
+			st.LastOutput = d.Runtime.LastOutput(ctx, t.WorkspaceID, st.GetName())
+		}
 	}
 	return &nodev1.WorkloadStatusOutput{Workloads: all}, nil
 }

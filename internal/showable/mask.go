@@ -53,7 +53,7 @@ func (m Mask) Margin() int {
 	return len(m.values[0]) - 1
 }
 
-// span is a part of a window that is hidden, and whether it is known to be whole.
+// span is a part of a window that is hidden.
 type span struct{ from, to int }
 
 // Piece returns window[from:to] with every value hidden, also one of which only a part lies in the piece. A value that begins in the piece and goes on
@@ -77,10 +77,8 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 			continue
 		}
 		out = append(out, window[at:begin]...)
-		// A span of which the piece before showed the mask already goes on silently.
-		if s.from >= from || begin > at {
-			out = append(out, Masked[:min(len(Masked), end-begin)]...)
-		}
+		// The mask stands in the place of the first bytes: what a piece before has shown of it is not shown again.
+		out = append(out, Masked[:max(0, min(end, s.from+len(Masked))-begin)]...)
 		at = end
 	}
 	return append(out, window[at:to]...)

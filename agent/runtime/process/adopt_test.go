@@ -114,7 +114,7 @@ func TestShimIsKilled(t *testing.T) {
 		if after.GetPid() == st.GetPid() {
 			t.Errorf("status %v", after)
 		}
-		_, text, _ := strings.Cut(g.file("orphan", "output.log"), "child=")
+		_, text, _ := strings.Cut(g.file("orphan", "previous.log"), "child=")
 		first, _, _ := strings.Cut(text, "\n")
 		child, err := strconv.Atoi(first)
 		if err != nil || running(child) {

@@ -17,7 +17,7 @@ const (
 	fileDesired = "desired.json" // by the agent: whether to run it
 	fileState   = "state.json"   // by the shim: what runs
 	fileLock    = "shim.lock"    // held by the shim as long as it lives
-	fileOutput  = "output.log"   // the workload's
+	fileOutput  = "output.log"   // the workload's, of the present run
 	fileShimLog = "shim.log"
 )
 
@@ -99,7 +99,7 @@ func wantedBy(s state) desired { return desired{Run: s.Phase != phaseStopped} }
 
 // unfinished reports whether a file of a workload's directory is what an unfinished write left.
 func unfinished(name string) bool {
-	for _, file := range []string{fileSpec, fileDesired, fileState} {
+	for _, file := range []string{fileSpec, fileDesired, fileState, fileOutputInfo} {
 		if strings.HasPrefix(name, "."+file+"-") {
 			return true
 		}

@@ -276,3 +276,12 @@ func agentProcess(t *testing.T, dir string, w *nodev1.Workload) (*exec.Cmd, int)
 	}
 	return cmd, pid
 }
+
+// touch makes an empty file in the working directory of a workload.
+func (g *rig) touch(workload, name string) {
+	g.t.Helper()
+	path := filepath.Join(g.dir, "open", "work", workspaceA, workload, name)
+	if err := os.WriteFile(path, nil, 0o644); err != nil { //nolint:gosec // for the workload's own user
+		g.t.Fatal(err)
+	}
+}

@@ -3,8 +3,6 @@ package process
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -42,9 +40,10 @@ func (s *shim) start() error {
 }
 
 func (s *shim) stage() (*initStage, error) {
-	output, err := os.OpenFile(filepath.Join(s.dir, fileOutput), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	run := uuid.NewString()
+	output, err := s.openOutput(run)
 	if err != nil {
-		return nil, fmt.Errorf("open output: %w", err)
+		return nil, err
 	}
 	defer func() { _ = output.Close() }()
 	if s.spec.UID >= 0 {
@@ -57,7 +56,7 @@ func (s *shim) stage() (*initStage, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.state.Run = uuid.NewString()
+	s.state.Run = run
 	s.state.Child, s.own, s.exited = stage.child, true, false
 	s.state.Phase, s.state.StartedAt, s.state.Detail = phaseStarting, time.Now(), ""
 	s.state.HasExited, s.state.Final = false, false
@@ -94,7 +93,7 @@ func (s *shim) watch() (bool, error) {
 			s.exited, s.code = true, exitUnknown
 		case <-ticker.C:
 			s.restore()
-			rotate(filepath.Join(s.dir, fileOutput), s.spec.LogBytes)
+			rotate(s.dir, s.spec.LogBytes)
 		case sig := <-s.commands:
 			stop := sig != syscall.SIGUSR1
 			if !stop {
@@ -206,32 +205,4 @@ func (s *shim) closeChild() {
 	}
 	s.state.Child = ident{}
 	s.state.Adopted = false
-}
-
-// rotate copies an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what is
-// written between the copy and the cut is lost.
-func rotate(path string, limit int64) {
-	if limit <= 0 {
-		return
-	}
-	info, err := os.Stat(path)
-	if err != nil || info.Size() <= limit {
-		return
-	}
-	in, err := os.Open(path) //nolint:gosec // the shim's own directory
-	if err != nil {
-		return
-	}
-	defer func() { _ = in.Close() }()
-	if _, err := in.Seek(info.Size()-limit, io.SeekStart); err != nil {
-		return
-	}
-	out, err := os.OpenFile(path+".1", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
-	if err != nil {
-		return
-	}
-	_, err = io.CopyN(out, in, limit)
-	if errors.Join(err, out.Close()) == nil {
-		_ = os.Truncate(path, 0)
-	}
 }

@@ -65,29 +65,36 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	for _, p := range w.spec.Ports {
 		out.Ports = append(out.Ports, &nodev1.Port{Name: p.Name, Port: p.Port})
 	}
-	running := s.BootID == r.boot && s.Child.alive()
 	if r.waits(w) {
 		out.Phase, out.Detail = nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED, waitsForList
 		return out
 	}
-	switch {
-	case running && s.Phase == phaseRunning:
-		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING
+	out.Phase = r.phase(w, s)
+	if out.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING {
 		out.Pid = int32(s.Child.PID) //nolint:gosec // a pid
 		out.StartedAt = timestamppb.New(s.StartedAt)
 		out.Ready, out.Detail = r.ready(ctx, w.spec)
-	case running:
-		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
-	case s.Final || s.Phase == phaseExited && !w.want.Run:
-		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
-	case !w.want.Run:
-		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED
-	case s.Phase == phaseBackoff || s.Phase == phaseExited || s.Phase == phaseRunning:
-		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
-	default:
-		out.Phase = nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
 	}
 	return out
+}
+
+// phase is that of a workload by what its shim wrote and what lives.
+func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
+	running := s.BootID == r.boot && s.Child.alive()
+	switch {
+	case running && s.Phase == phaseRunning:
+		return nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING
+	case running:
+		return nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
+	case s.Final || s.Phase == phaseExited && !w.want.Run:
+		return nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+	case !w.want.Run:
+		return nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED
+	case s.Phase == phaseBackoff || s.Phase == phaseExited || s.Phase == phaseRunning:
+		return nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
+	default:
+		return nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
+	}
 }
 
 // ready probes once, and answers why not.

@@ -1,0 +1,177 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/showable"
+)
+
+// What a workload writes is kept of two runs: the present one, and the one before it. A run's file is cut when it grows too large, and the end of what was
+// cut is kept as its former piece. output.json says which run is in which file; it changes together with the files under a lock.
+
+const (
+	filePrevious   = "previous.log" // of the run before the present one
+	fileOutputInfo = "output.json"  // by the shim: what the files hold
+	fileOutputLock = "output.lock"  // held while the files change, and while they are read
+	formerPiece    = ".1"           // of a file that was cut
+)
+
+// outputInfo says what the output files of a workload hold.
+type outputInfo struct {
+	runOutput
+	Previous *runOutput `json:"previous,omitempty"`
+}
+
+// runOutput is the output of one run.
+type runOutput struct {
+	Run       string    `json:"run"`
+	StartedAt time.Time `json:"started_at"`
+	Cut       int64     `json:"cut"`      // where the file begins in the run's output
+	PieceAt   int64     `json:"piece_at"` // where the former piece begins
+	ExitCode  int32     `json:"exit_code"`
+	HasExited bool      `json:"has_exited"` // of a previous run: ExitCode says something
+	Masked    []string  `json:"masked"`     // the values that are hidden in it
+}
+
+// lockOutput takes the lock of a workload's output files.
+func lockOutput(ctx context.Context, dir string, how int) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, fileOutputLock), os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the agent's own directory
+	if err != nil {
+		return nil, fmt.Errorf("lock output: %w", err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock output: %w", err), f.Close())
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("lock output: %w", context.Cause(ctx)), f.Close())
+		}
+	}
+}
+
+// lockOutputBriefly takes the lock for a change, which waits for readers for a moment only: they are bounded, and a workload must start.
+func lockOutputBriefly(dir string) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), lockWait)
+	defer cancel()
+	return lockOutput(ctx, dir, unix.LOCK_EX)
+}
+
+// openOutput makes the output file of a new run. What the present run wrote becomes the previous one's.
+func (s *shim) openOutput(run string) (*os.File, error) {
+	lock, err := lockOutputBriefly(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = lock.Close() }()
+	var info outputInfo
+	found, err := readFile(s.dir, fileOutputInfo, &info)
+	if err != nil || !found {
+		// Written by a shim of an earlier version, or not to be read: whatever is hidden now is hidden there.
+		info = outputInfo{runOutput: runOutput{Masked: secretsOf(s.spec.Env)}}
+	}
+	path, previous := filepath.Join(s.dir, fileOutput), filepath.Join(s.dir, filePrevious)
+	next := outputInfo{runOutput: runOutput{Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec.Env)}}
+	for _, piece := range []string{formerPiece, ""} {
+		if err := os.Rename(path+piece, previous+piece); errors.Is(err, fs.ErrNotExist) {
+			_ = os.Remove(previous + piece)
+		} else if err != nil {
+			return nil, fmt.Errorf("keep output of the former run: %w", err)
+		} else if piece == "" {
+			last := info.runOutput
+			if s.state.Run == last.Run && s.state.HasExited {
+				last.ExitCode, last.HasExited = s.state.ExitCode, true
+			}
+			next.Previous = &last
+		}
+	}
+	if err := writeFile(s.dir, fileOutputInfo, next); err != nil {
+		return nil, err
+	}
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return nil, fmt.Errorf("open output: %w", err)
+	}
+	return out, nil
+}
+
+// rotate copies the end of an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what
+// is written between the copy and the cut is lost.
+func rotate(dir string, limit int64) {
+	path := filepath.Join(dir, fileOutput)
+	size := sizeOf(path)
+	if limit <= 0 || size <= limit {
+		return
+	}
+	lock, err := lockOutputBriefly(dir)
+	if err != nil {
+		return
+	}
+	defer func() { _ = lock.Close() }()
+	if copyEnd(path, size-limit, limit) != nil {
+		return
+	}
+	var info outputInfo
+	_, _ = readFile(dir, fileOutputInfo, &info)
+	info.PieceAt = info.Cut + size - limit
+	info.Cut += sizeOf(path)
+	if os.Truncate(path, 0) == nil {
+		_ = writeFile(dir, fileOutputInfo, info)
+	}
+}
+
+// copyEnd makes the former piece of a file from limit bytes of it.
+func copyEnd(path string, from, limit int64) error {
+	in, err := os.Open(path) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	if _, err := in.Seek(from, io.SeekStart); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(path+formerPiece, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, io.LimitReader(in, limit))
+	return errors.Join(err, out.Close())
+}
+
+func sizeOf(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// secretsOf returns the values of an environment that are hidden in output: all but those of names that everybody knows, or that the agent has set.
+func secretsOf(env map[string]string) []string {
+	known := []string{"PATH", "HOME", "LANG", "TMPDIR", "PORT", "CUDA_VISIBLE_DEVICES", "PGSCHEMA"}
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if slices.Contains(known, name) || strings.HasPrefix(name, "PORT_") || strings.HasPrefix(name, "GPUAAS_") || len(env[name]) < len(showable.Masked) {
+			continue
+		}
+		out = append(out, env[name])
+	}
+	return out
+}
