@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/agent/storage"
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -66,6 +67,7 @@ type Agent struct {
 	client       *session.Client
 	lastSeen     time.Time // when a session was admitted last: diagnostics since then are told
 	nudge        chan struct{}
+	outputs      chan *nodev1.OutputRequest
 }
 
 // New opens everything that this agent owns on its host, and reports all problems of cfg. Another agent on the same directory is *identity.LockedError.
@@ -81,6 +83,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, deps: deps, clock: clock.New(offset), executor: make(chan *task.Executor, 1), nudge: make(chan struct{}, 1),
+		outputs: make(chan *nodev1.OutputRequest, outputsWaiting),
 	}
 	if err := a.open(ctx); err != nil {
 		a.leaveWord(ctx, err)
@@ -235,6 +238,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		{Name: "tasks", Phase: app.PhaseLoops, Run: a.execute},
 		{Name: "workloads", Phase: app.PhaseLoops, Run: a.work.Run},
 		{Name: "observations", Phase: app.PhaseLoops, Run: a.observe},
+		{Name: "outputs", Phase: app.PhaseLoops, Run: a.readOutputs},
 		{Name: "facts", Phase: app.PhaseLoops, Run: a.watchFacts},
 		{Name: "room", Phase: app.PhaseLoops, Run: a.watchRoom},
 	}

@@ -79,6 +79,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			recovery := policy.GetAutoRecovery()
 			a.autoRecovery.Store(&recovery)
 		},
+		Output:       a.askOutput,
 		ChangedFacts: a.facts.changed,
 	}
 }

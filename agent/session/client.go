@@ -76,6 +76,9 @@ func (c *Client) Result(msg *nodev1.TaskResult) error { return c.out.Result(msg)
 // Observe queues an observation; only the last one of each workspace waits. See Delivered.
 func (c *Client) Observe(msg *nodev1.Observation) error { return c.out.Observe(msg) }
 
+// Output queues an answer to a request for output, behind everything else. See Delivered.
+func (c *Client) Output(msg *nodev1.OutputChunk) error { return c.out.Output(msg) }
+
 // Diagnose queues a report of the host's diagnostics. See Delivered.
 func (c *Client) Diagnose(msg *nodev1.DiagnosticReport) error { return c.out.Diagnose(msg) }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ProtocolVersion is what Hello says of this build.
-const ProtocolVersion = 1
+// ProtocolVersion is what Hello says of this build. From 2 on an agent answers OutputRequest.
+const ProtocolVersion = 2
 
 // Identity is who the session is. *identity.Store keeps it on disk, *Memory does not.
 type Identity interface {
@@ -54,6 +54,8 @@ type Hooks struct {
 	// ReportRefused is told which reports of tasks were not taken.
 	ReportRefused func(ctx context.Context, refused *nodev1.TaskReportRefused)
 	Policy        func(policy *commonv1.NodePolicy)
+	// Output is asked for a piece of a workload's output. It does not block: the answer is queued by Client.Output.
+	Output func(ctx context.Context, req *nodev1.OutputRequest)
 	// ChangedFacts is asked before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
 	// Profile is told the fingerprint of the profile that the control plane holds for this node.

@@ -123,6 +123,10 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 		if hooks.RunList != nil && !k.isRetired() {
 			hooks.RunList(ctx, f.RunList)
 		}
+	case *nodev1.ConnectResponse_OutputRequest:
+		if hooks.Output != nil && !k.isRetired() {
+			hooks.Output(ctx, f.OutputRequest)
+		}
 	case *nodev1.ConnectResponse_PolicyUpdate:
 		k.applyPolicy(f.PolicyUpdate.GetPolicy())
 	case *nodev1.ConnectResponse_CertificateIssued:

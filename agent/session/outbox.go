@@ -42,6 +42,7 @@ type outbox struct {
 	progress    map[refKey]*nodev1.TaskProgress
 	seen        map[string]*nodev1.Observation
 	diagnostics []*nodev1.DiagnosticReport
+	outputs     []*nodev1.OutputChunk
 }
 
 func newOutbox(maxLen, maxBytes int) *outbox {
@@ -59,7 +60,7 @@ func (o *outbox) setOpen(open bool) {
 	}
 	o.redelivered = nil
 	o.control, o.delivered, o.results, o.resultAt, o.resultBytes = nil, nil, nil, nil, 0
-	o.started, o.progress, o.seen, o.diagnostics = nil, nil, nil, nil
+	o.started, o.progress, o.seen, o.diagnostics, o.outputs = nil, nil, nil, nil, nil
 }
 
 func (o *outbox) signal() {
@@ -180,6 +181,17 @@ func (o *outbox) Diagnose(msg *nodev1.DiagnosticReport) error {
 	})
 }
 
+// Output queues a piece of a workload's output. Few may wait: somebody waits for each, and not for long.
+func (o *outbox) Output(msg *nodev1.OutputChunk) error {
+	return o.put(func() error {
+		if len(o.outputs) >= 4 {
+			return ErrQueueFull
+		}
+		o.outputs = append(o.outputs, msg)
+		return nil
+	})
+}
+
 func (o *outbox) request(frame *nodev1.ConnectRequest) error {
 	return o.put(func() error {
 		if len(o.control) >= 16 {
@@ -259,6 +271,11 @@ func (o *outbox) nextNewsLocked() *nodev1.ConnectRequest {
 		msg := o.diagnostics[0]
 		o.diagnostics = o.diagnostics[1:]
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Diagnostic{Diagnostic: msg}}
+	}
+	if len(o.outputs) > 0 {
+		msg := o.outputs[0]
+		o.outputs = o.outputs[1:]
+		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_OutputChunk{OutputChunk: msg}}
 	}
 	return nil
 }

@@ -264,16 +264,25 @@ type Client struct {
 
 // Peer makes the client of another service, at host:port. asserter is for readmodel alone.
 func (b *Base) Peer(name, addr string, asserter *rpc.Asserter) (Client, error) {
+	at, err := b.peers(name, asserter)
+	if err != nil {
+		return Client{}, err
+	}
+	return at(addr), nil
+}
+
+// Peers makes the clients of single replicas of another service, each at the host:port that it is asked for. They share their connections.
+func (b *Base) Peers(name string) (func(addr string) Client, error) { return b.peers(name, nil) }
+
+func (b *Base) peers(name string, asserter *rpc.Asserter) (func(addr string) Client, error) {
 	cfg := pki.ClientConfig{Store: b.Store, Roots: b.Services, Server: pki.ServiceID(b.Config.TrustDomain, name)}
 	hc, err := rpc.HTTPClient(cfg, rpc.HTTPConfig{})
 	if err != nil {
-		return Client{}, fmt.Errorf("client of %s: %w", name, err)
+		return nil, fmt.Errorf("client of %s: %w", name, err)
 	}
 	b.clients = append(b.clients, hc)
-	return Client{
-		HTTP: hc, BaseURL: "https://" + addr,
-		Options: rpc.ClientOptions(rpc.ClientConfig{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter}),
-	}, nil
+	opts := rpc.ClientOptions(rpc.ClientConfig{MaxReadBytes: 16 << 20, MaxSendBytes: 8 << 20, Asserter: asserter})
+	return func(addr string) Client { return Client{HTTP: hc, BaseURL: "https://" + addr, Options: opts} }, nil
 }
 
 // Run runs all parts until ctx ends, then stops them in order and closes what New opened.

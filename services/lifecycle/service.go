@@ -17,6 +17,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/node/v1/nodev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/background"
@@ -263,7 +264,15 @@ func (s *Service) build(ctx context.Context) error {
 		DB: b.DB, Drivers: drivers, Audit: b.Audit, Committed: s.committed,
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
-	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit), instances); err != nil {
+	nodeapi, err := b.Peers("nodeapi")
+	if err != nil {
+		return err //nolint:wrapcheck // it says whose
+	}
+	outputs := workspace.NewOutputs(workspace.OutputsDeps{DB: b.DB, Dial: func(address string) workspace.Relay {
+		c := nodeapi(address)
+		return nodev1connect.NewRelayServiceClient(c.HTTP, c.BaseURL, c.Options...)
+	}})
+	if err := s.mount(gates, tasks, workspaces, findings.NewServer(finder, b.Audit), instances, outputs); err != nil {
 		return err
 	}
 	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, events.ConsumerConfig{
@@ -306,7 +315,9 @@ func (s *Service) build(ctx context.Context) error {
 	return nil
 }
 
-func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances) error {
+func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances,
+	outputs *workspace.Outputs,
+) error {
 	opts := s.server.HandlerOptions()
 	path, h := lifecyclev1connect.NewGateServiceHandler(gates, opts...)
 	err := s.server.Mount(path, h)
@@ -315,6 +326,8 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 	path, h = lifecyclev1connect.NewFindingServiceHandler(found, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewInstanceServiceHandler(instances, opts...)
+	err = errors.Join(err, s.server.Mount(path, h))
+	path, h = lifecyclev1connect.NewOutputServiceHandler(outputs, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))

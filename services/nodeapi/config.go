@@ -21,7 +21,10 @@ type Config struct {
 	service.Config
 
 	AgentListen string `koanf:"agent_listen"`
-	NodeCAFile  string `koanf:"node_ca_file"` // whom agents are trusted by; read again when it changes
+	// Advertise is the host:port at which other services reach this replica's internal port. Empty: where it listens, by the name of the host if that
+	// is every address.
+	Advertise  string `koanf:"advertise"`
+	NodeCAFile string `koanf:"node_ca_file"` // whom agents are trusted by; read again when it changes
 	// JoinStatePubkeysFile holds the keys that join states are signed with. It tells an agent from the holder of its
 	// key alone, so that the second cannot use up what the first may open. Empty: it cannot be told here.
 	JoinStatePubkeysFile string        `koanf:"join_state_pubkeys_file"`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -14,6 +15,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/node/v1/nodev1connect"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
@@ -21,9 +23,11 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/nodeapi/authority"
 	"github.com/gpuaas/mesh/services/nodeapi/facts"
+	"github.com/gpuaas/mesh/services/nodeapi/relay"
 	"github.com/gpuaas/mesh/services/nodeapi/roster"
 	"github.com/gpuaas/mesh/services/nodeapi/session"
 	"github.com/gpuaas/mesh/services/nodeapi/work"
@@ -43,6 +47,8 @@ type Service struct {
 	server *session.Server
 	roster *roster.Roster
 	facts  *facts.Writer
+	// internal is where other services call.
+	internal *rpc.Server
 }
 
 // New builds a replica. It listens, and serves nothing before Run.
@@ -117,12 +123,31 @@ func (s *Service) build(ctx context.Context) error {
 	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, tasks, func(ctx context.Context, replica string) (work.Hints, error) {
 		return tasks.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: replica})
 	}, m)
+	outputs := relay.New(relay.Deps{Logger: b.Logger, Session: func(nodeID string) relay.Session {
+		sess := s.roster.Current(nodeID)
+		if sess == nil || !view.MayDispatch(nodeID, sess.ID, sess.Generation()) {
+			return nil
+		}
+		return sess
+	}})
+	if s.internal, err = b.InternalServer(ctx, nil); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if err := s.internal.Mount(nodev1connect.NewRelayServiceHandler(outputs, s.internal.HandlerOptions()...)); err != nil {
+		return fmt.Errorf("mount services: %w", err)
+	}
+	address, err := advertised(s.cfg.Advertise, s.internal.Addr().String())
+	if err != nil {
+		return err
+	}
 	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, tasks, m)
 	s.server, err = session.New(session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: both{reporter, dispatcher}, Authority: recovery, Gate: gates, Metrics: m,
 		Observe: func(sess *roster.Session, o *nodev1.Observation) {
 			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), o)
 		},
+		Output:   func(sess *roster.Session, chunk *nodev1.OutputChunk) { outputs.Chunk(sess.Identity.NodeID, chunk) },
+		Gone:     func(sess *roster.Session) { outputs.Gone(sess.Identity.NodeID, sess) },
 		Diagnose: func(sess *roster.Session, d []*commonv1.Diagnostic) { s.facts.Session(sess.Diagnosed(d)) },
 		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
@@ -136,7 +161,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("build stream server: %w", err)
 	}
-	s.facts = facts.New(b.Logger, b.DB, b.ReplicaID, b.Wake.Notify, s.roster.Counts, clock.Set)
+	s.facts = facts.New(b.Logger, b.DB, facts.Replica{ID: b.ReplicaID, Address: address}, b.Wake.Notify, s.roster.Counts, clock.Set)
 	events.to = s.facts
 	if s.lis, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.AgentListen); err != nil {
 		return fmt.Errorf("listen for agents: %w", err)
@@ -226,11 +251,32 @@ func (s *Service) Run(ctx context.Context) error { return s.base.Run(ctx) } //no
 // AgentAddr is where agents connect.
 func (s *Service) AgentAddr() string { return s.lis.Addr().String() }
 
+// Addr is where other services call.
+func (s *Service) Addr() string { return s.internal.Addr().String() }
+
 // OpsAddr is where metrics and health are served.
 func (s *Service) OpsAddr() string { return s.base.OpsAddr() }
 
 // ReplicaID of this replica.
 func (s *Service) ReplicaID() string { return s.base.ReplicaID }
+
+// advertised returns the address at which other services reach this replica: the one configured, else where it listens, by the host's name if that is on
+// every address.
+func advertised(configured, listens string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	host, port, err := net.SplitHostPort(listens)
+	if err != nil {
+		return "", fmt.Errorf("read address of internal port: %w", err)
+	}
+	if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
+		if host, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("read name of host: %w", err)
+		}
+	}
+	return net.JoinHostPort(host, port), nil
+}
 
 // joinStates reads the keys of join states; an empty path gives none.
 func joinStates(path string) (*joinstate.Verifier, error) {

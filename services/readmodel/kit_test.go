@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
@@ -59,6 +60,7 @@ func (h healthy) GetHealth(context.Context, *commonv1.GetHealthRequest) (*common
 type owners struct {
 	lifecyclev1connect.UnimplementedWorkspaceServiceHandler
 	lifecyclev1connect.UnimplementedTaskServiceHandler
+	lifecyclev1connect.UnimplementedOutputServiceHandler
 	lifecyclev1connect.UnimplementedGateServiceHandler
 	recoveryv1connect.UnimplementedIdentityServiceHandler
 	recoveryv1connect.UnimplementedPolicyServiceHandler
@@ -102,6 +104,10 @@ func (o *owners) CreateTenant(ctx context.Context, r *lifecyclev1.CreateTenantRe
 
 func (o *owners) RequestOperation(ctx context.Context, r *lifecyclev1.RequestOperationRequest) (*lifecyclev1.RequestOperationResponse, error) {
 	return &lifecyclev1.RequestOperationResponse{Operation: &lifecyclev1.Operation{Kind: r.GetKind(), WorkspaceId: r.GetWorkspaceId(), Pos: "pos"}}, o.note(ctx, r)
+}
+
+func (o *owners) ReadOutput(ctx context.Context, r *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse, error) {
+	return &lifecyclev1.ReadOutputResponse{Workload: "main", Output: &nodev1.WorkloadOutput{Run: "r", Data: []byte("READCANARY")}}, o.note(ctx, r)
 }
 
 func (o *owners) GetActions(ctx context.Context, r *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
@@ -204,6 +210,7 @@ func (k *kit) configure() readmodel.Config {
 	k.check(err)
 	cfg.Peers.Lifecycle = k.owner("lifecycle", keys, func(s *rpc.Server) {
 		k.mount(s)(lifecyclev1connect.NewWorkspaceServiceHandler(k.owners, s.HandlerOptions()...))
+		k.mount(s)(lifecyclev1connect.NewOutputServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewTaskServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(lifecyclev1connect.NewGateServiceHandler(k.owners, s.HandlerOptions()...))
 		k.mount(s)(commonv1connect.NewHealthServiceHandler(healthy("lock_store"), s.HandlerOptions()...))

@@ -8,6 +8,8 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -103,4 +105,42 @@ func (k *kit) watchedStep(token string, change bool, attempt *lifecyclev1.StepAt
 	}
 	k.t.Fatalf("the watch ended: %v", stream.Err())
 	return nil
+}
+
+// TestOutputIsReadByTheTenantAndOperators: nobody else's request reaches lifecycle, and another tenant's workspace is answered as one that is not there.
+func TestOutputIsReadByTheTenantAndOperators(t *testing.T) {
+	k := newKit(t)
+	for name, v := range k.viewers() {
+		k.owners.take()
+		res, err := k.query(v.token).ReadOutput(testkit.Context(t), &readmodelv1.ReadOutputRequest{Workspace: k.A.WorkspaceID, Previous: true, MaxBytes: 5})
+		asked := k.owners.take()
+		if !v.sees {
+			if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED || len(asked) != 0 {
+				t.Errorf("the %s is answered %v, %v; lifecycle was asked %d times", name, res, err, len(asked))
+			}
+			continue
+		}
+		if err != nil || string(res.GetOutput().GetData()) != "READCANARY" || res.GetWorkload() != "main" || len(asked) != 1 {
+			t.Errorf("the %s is answered %v, %v", name, res, err)
+			continue
+		}
+		if m, ok := asked[0].message.(*lifecyclev1.ReadOutputRequest); !ok || m.GetWorkspaceId() != k.A.WorkspaceID || !m.GetPrevious() || m.GetMaxBytes() != 5 {
+			t.Errorf("lifecycle is asked %v", asked[0].message)
+		}
+	}
+	token := k.token(k.A.ID, "tenant")
+	k.owners.take()
+	read := func(workspace string) string {
+		_, err := k.query(token).ReadOutput(testkit.Context(t), &readmodelv1.ReadOutputRequest{Workspace: workspace})
+		if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+			t.Errorf("workspace %s: %v", workspace, err)
+		}
+		return err.Error()
+	}
+	if foreign, nobody := read(k.B.WorkspaceID), read(ids.New()); foreign != nobody {
+		t.Errorf("another tenant's: %s; nobody's: %s", foreign, nobody)
+	}
+	if asked := k.owners.take(); len(asked) != 0 {
+		t.Errorf("lifecycle is asked %v", asked)
+	}
 }

@@ -149,6 +149,7 @@ func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
 		Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Instances:   lifecyclev1connect.NewInstanceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
+		Outputs:     lifecyclev1connect.NewOutputServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Tasks:       lifecyclev1connect.NewTaskServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Gates:       lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Identities:  recoveryv1connect.NewIdentityServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),

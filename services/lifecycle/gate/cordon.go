@@ -121,9 +121,9 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 // OnBeat notes that a replica lives.
 func OnBeat(ctx context.Context, tx pgx.Tx, f *nodev1.ReplicaBeat) error {
 	_, err := tx.Exec(ctx, `
-		INSERT INTO lifecycle.replica_seen AS r (replica_id, beat_at, leaving) VALUES ($1, $2, $3)
-		ON CONFLICT (replica_id) DO UPDATE SET beat_at = $2, leaving = $3 WHERE r.beat_at < $2`,
-		f.GetReplicaId(), f.GetBeatAt().AsTime(), f.GetLeaving())
+		INSERT INTO lifecycle.replica_seen AS r (replica_id, beat_at, leaving, address) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (replica_id) DO UPDATE SET beat_at = $2, leaving = $3, address = $4 WHERE r.beat_at < $2`,
+		f.GetReplicaId(), f.GetBeatAt().AsTime(), f.GetLeaving(), f.GetAddress())
 	if err != nil {
 		return fmt.Errorf("note replica: %w", err)
 	}

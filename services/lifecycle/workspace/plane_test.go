@@ -200,7 +200,7 @@ func (p *plane) beat(until time.Duration) {
 	_, err := p.db.Pool(pg.RoleLifecycle).Exec(p.t.Context(), `DELETE FROM lifecycle.replica_seen`)
 	if err == nil {
 		err = pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-			return gate.OnBeat(ctx, tx, &nodev1.ReplicaBeat{ReplicaId: p.world.replica, BeatAt: timestamppb.New(time.Now().Add(until))})
+			return gate.OnBeat(ctx, tx, &nodev1.ReplicaBeat{ReplicaId: p.world.replica, Address: "nodeapi.example:7443", BeatAt: timestamppb.New(time.Now().Add(until))})
 		})
 	}
 	if err != nil {

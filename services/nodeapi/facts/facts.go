@@ -31,14 +31,20 @@ const (
 // Counts answers how many sessions stand here and how many are late.
 type Counts func() (sessions, late int)
 
+// Replica is what others are told of this one.
+type Replica struct {
+	ID      string
+	Address string // host:port at which other services reach it
+}
+
 // Writer of facts.
 type Writer struct {
-	logger    *slog.Logger
-	db        *pgxpool.Pool
-	wake      func()
-	replicaID string
-	counts    Counts
-	onTime    func(sent, received, server time.Time)
+	logger  *slog.Logger
+	db      *pgxpool.Pool
+	wake    func()
+	replica Replica
+	counts  Counts
+	onTime  func(sent, received, server time.Time)
 
 	mu      sync.Mutex
 	pending map[string]*nodev1.SessionChanged
@@ -59,9 +65,9 @@ type observed struct {
 }
 
 // New makes a writer. wake tells this process's sequencer of new events; onTime is given each reading of the database's clock.
-func New(logger *slog.Logger, db *pgxpool.Pool, replicaID string, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
+func New(logger *slog.Logger, db *pgxpool.Pool, replica Replica, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
 	return &Writer{
-		logger: logger, db: db, wake: wake, replicaID: replicaID, counts: counts, onTime: onTime,
+		logger: logger, db: db, wake: wake, replica: replica, counts: counts, onTime: onTime,
 		pending: map[string]*nodev1.SessionChanged{}, seen: map[held]*observed{}, poke: make(chan struct{}, 1),
 	}
 }
@@ -246,14 +252,14 @@ func (w *Writer) beat(ctx context.Context, leaving bool) {
 			VALUES ($1, mesh.clock(), mesh.clock(), $2, $3, $4, 1)
 			ON CONFLICT (replica_id) DO UPDATE
 			SET beat_at = mesh.clock(), sessions = $2, late = $3, leaving = $4, version = r.version + 1
-			RETURNING started_at, beat_at, version`, w.replicaID, sessions, late, leaving).Scan(&startedAt, &beatAt, &version)
+			RETURNING started_at, beat_at, version`, w.replica.ID, sessions, late, leaving).Scan(&startedAt, &beatAt, &version)
 		if err != nil {
 			return fmt.Errorf("write beat: %w", err)
 		}
 		_, err = events.Append(ctx, tx, events.Event{
-			Kind: "replica.beat", AggregateType: "replica", AggregateID: w.replicaID, AggregateVersion: version,
+			Kind: "replica.beat", AggregateType: "replica", AggregateID: w.replica.ID, AggregateVersion: version,
 			Payload: &nodev1.ReplicaBeat{
-				ReplicaId: w.replicaID, StartedAt: timestamppb.New(startedAt), BeatAt: timestamppb.New(beatAt),
+				ReplicaId: w.replica.ID, Address: w.replica.Address, StartedAt: timestamppb.New(startedAt), BeatAt: timestamppb.New(beatAt),
 				Sessions: int32(sessions), Late: int32(late), Leaving: leaving, Version: version, //nolint:gosec // counts of sessions of one process
 			},
 		})

@@ -78,6 +78,7 @@ type Session struct {
 // AgentFacts are what Hello said of the agent.
 type AgentFacts struct {
 	Version  string
+	Protocol int32
 	LedgerID string
 	BootID   string
 	Host     *commonv1.HostFacts
@@ -137,6 +138,13 @@ func (s *Session) LedgerID() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.agent.LedgerID
+}
+
+// Protocol is the version of the protocol that the agent speaks.
+func (s *Session) Protocol() int32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.agent.Protocol
 }
 
 // SetWorkReady says that lifecycle has raised the gate to this session: leases may be asked for.

@@ -171,7 +171,7 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	nonce := h.sess.ID + "." + rand.Text()[:16]
 	h.join = res.GetJoinState()
 	h.sess.Welcomed(hello.GetNodeInstanceId(), res.GetGeneration(), nonce, hello.GetReplacesNonce(), roster.AgentFacts{
-		Version: hello.GetAgentVersion(), LedgerID: hello.GetLedgerId(), BootID: hello.GetBootId(),
+		Version: hello.GetAgentVersion(), Protocol: hello.GetProtocolVersion(), LedgerID: hello.GetLedgerId(), BootID: hello.GetBootId(),
 		Host: hello.GetHost(), Profile: hello.GetProfile(), Diags: hello.GetDiagnostics(),
 	})
 	policy := h.server.deps.Policy()
@@ -379,6 +379,9 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 		return work.Result(ctx, h.sess, f.TaskResult)
 	case *nodev1.ConnectRequest_Observation:
 		h.server.deps.Observe(h.sess, f.Observation)
+		return nil
+	case *nodev1.ConnectRequest_OutputChunk:
+		h.server.deps.Output(h.sess, f.OutputChunk)
 		return nil
 	case *nodev1.ConnectRequest_Diagnostic:
 		h.server.deps.Diagnose(h.sess, f.Diagnostic.GetDiagnostics())

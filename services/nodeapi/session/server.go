@@ -140,6 +140,9 @@ type Deps struct {
 	Diagnose  func(s *roster.Session, d []*commonv1.Diagnostic)
 	Host      func(s *roster.Session, changed *commonv1.HostFacts)
 	Policy    func() *commonv1.NodePolicy
+	// Output is given what an agent answers to a request for a workload's output; Gone is told of each stream that has ended. Neither blocks.
+	Output func(s *roster.Session, chunk *nodev1.OutputChunk)
+	Gone   func(s *roster.Session)
 }
 
 // Config of the server.
@@ -341,6 +344,7 @@ func (s *Server) Connect(stream grpc.BidiStreamingServer[nodev1.ConnectRequest, 
 		return s.refuse(stream, fault.New(commonv1.Reason_REASON_CERTIFICATE_EXPIRED, "the certificate of this connection has run out"))
 	}
 	sess := s.deps.Roster.Add(ids.New(), ident, stream, now.Add(s.lim.FirstFrame), roster.RetireTime(now, maxAge))
+	defer s.deps.Gone(sess)
 	defer s.deps.Roster.Remove(sess)
 	h := &handler{server: s, stream: stream, sess: sess, leaf: info.peer, who: who}
 	err = h.run(stream.Context())

@@ -29,6 +29,7 @@ type Owners struct {
 	Allocations lifecyclev1connect.AllocationServiceClient
 	Findings    lifecyclev1connect.FindingServiceClient
 	Instances   lifecyclev1connect.InstanceServiceClient
+	Outputs     lifecyclev1connect.OutputServiceClient
 	Tasks       lifecyclev1connect.TaskServiceClient
 	Gates       lifecyclev1connect.GateServiceClient
 	Identities  recoveryv1connect.IdentityServiceClient

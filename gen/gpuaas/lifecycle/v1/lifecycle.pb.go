@@ -2686,11 +2686,141 @@ func (x *EndInstanceResponse) GetPos() string {
 	return ""
 }
 
+// ReadOutputRequest names the workload.
+type ReadOutputRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WorkspaceId   string                 `protobuf:"bytes,1,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	Workload      string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`                  // empty: the only one
+	Previous      bool                   `protobuf:"varint,3,opt,name=previous,proto3" json:"previous,omitempty"`                 // the run before the present one
+	From          *v11.OutputCursor      `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`                          // unset: the newest
+	MaxBytes      int32                  `protobuf:"varint,5,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"` // 0: 65536
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadOutputRequest) Reset() {
+	*x = ReadOutputRequest{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadOutputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadOutputRequest) ProtoMessage() {}
+
+func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
+func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ReadOutputRequest) GetWorkspaceId() string {
+	if x != nil {
+		return x.WorkspaceId
+	}
+	return ""
+}
+
+func (x *ReadOutputRequest) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *ReadOutputRequest) GetPrevious() bool {
+	if x != nil {
+		return x.Previous
+	}
+	return false
+}
+
+func (x *ReadOutputRequest) GetFrom() *v11.OutputCursor {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *ReadOutputRequest) GetMaxBytes() int32 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+// ReadOutputResponse carries the piece.
+type ReadOutputResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	Output        *v11.WorkloadOutput    `protobuf:"bytes,2,opt,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadOutputResponse) Reset() {
+	*x = ReadOutputResponse{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadOutputResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadOutputResponse) ProtoMessage() {}
+
+func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
+func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ReadOutputResponse) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *ReadOutputResponse) GetOutput() *v11.WorkloadOutput {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
 var File_gpuaas_lifecycle_v1_lifecycle_proto protoreflect.FileDescriptor
 
 const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\n" +
-	"#gpuaas/lifecycle/v1/lifecycle.proto\x12\x13gpuaas.lifecycle.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\x1a\x19gpuaas/node/v1/node.proto\"\x8c\x03\n" +
+	"#gpuaas/lifecycle/v1/lifecycle.proto\x12\x13gpuaas.lifecycle.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\"gpuaas/lifecycle/v1/entities.proto\x1a\x19gpuaas/node/v1/node.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\x8c\x03\n" +
 	"\x11ApplyFenceRequest\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x12(\n" +
 	"\vfence_epoch\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\n" +
@@ -2912,7 +3042,16 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x13EndInstanceResponse\x129\n" +
 	"\binstance\x18\x01 \x01(\v2\x1d.gpuaas.lifecycle.v1.InstanceR\binstance\x12 \n" +
 	"\vconsequence\x18\x02 \x01(\tR\vconsequence\x12\x10\n" +
-	"\x03pos\x18\x03 \x01(\tR\x03pos*g\n" +
+	"\x03pos\x18\x03 \x01(\tR\x03pos\"\xdd\x01\n" +
+	"\x11ReadOutputRequest\x12+\n" +
+	"\fworkspace_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\vworkspaceId\x12#\n" +
+	"\bworkload\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18?R\bworkload\x12\x1a\n" +
+	"\bprevious\x18\x03 \x01(\bR\bprevious\x120\n" +
+	"\x04from\x18\x04 \x01(\v2\x1c.gpuaas.node.v1.OutputCursorR\x04from\x12(\n" +
+	"\tmax_bytes\x18\x05 \x01(\x05B\v\xbaH\b\x1a\x06\x18\x80\x80\x04(\x00R\bmaxBytes\"h\n" +
+	"\x12ReadOutputResponse\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x126\n" +
+	"\x06output\x18\x02 \x01(\v2\x1e.gpuaas.node.v1.WorkloadOutputR\x06output*g\n" +
 	"\bTaskVerb\x12\x19\n" +
 	"\x15TASK_VERB_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TASK_VERB_CANCEL\x10\x01\x12\x15\n" +
@@ -2960,7 +3099,11 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\treadmodel\x10\x03\x1a\boperator2\x90\x01\n" +
 	"\x0fInstanceService\x12}\n" +
 	"\vEndInstance\x12'.gpuaas.lifecycle.v1.EndInstanceRequest\x1a(.gpuaas.lifecycle.v1.EndInstanceResponse\"\x1b\xe2\xe0\x18\x17\n" +
-	"\treadmodel\x10\x03\x1a\boperatorB\xd3\x01\n" +
+	"\treadmodel\x10\x03\x1a\boperator2\xa6\x01\n" +
+	"\rOutputService\x12\x94\x01\n" +
+	"\n" +
+	"ReadOutput\x12&.gpuaas.lifecycle.v1.ReadOutputRequest\x1a'.gpuaas.lifecycle.v1.ReadOutputResponse\"5\xe2\xe0\x181\n" +
+	"\treadmodel\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06tenant\x1a\x06viewerB\xd3\x01\n" +
 	"\x17com.gpuaas.lifecycle.v1B\x0eLifecycleProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1;lifecyclev1\xa2\x02\x03GLX\xaa\x02\x13Gpuaas.Lifecycle.V1\xca\x02\x13Gpuaas\\Lifecycle\\V1\xe2\x02\x1fGpuaas\\Lifecycle\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Lifecycle::V1b\x06proto3"
 
 var (
@@ -2976,7 +3119,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(TaskVerb)(0),                      // 0: gpuaas.lifecycle.v1.TaskVerb
 	(*ApplyFenceRequest)(nil),          // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
@@ -3019,118 +3162,126 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*ForceReleaseResponse)(nil),       // 38: gpuaas.lifecycle.v1.ForceReleaseResponse
 	(*EndInstanceRequest)(nil),         // 39: gpuaas.lifecycle.v1.EndInstanceRequest
 	(*EndInstanceResponse)(nil),        // 40: gpuaas.lifecycle.v1.EndInstanceResponse
-	(*v1.TaskInFlight)(nil),            // 41: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                   // 42: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),               // 43: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                  // 44: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),                // 45: gpuaas.node.v1.TaskRef
-	(*v11.WorkspaceEpoch)(nil),         // 46: gpuaas.node.v1.WorkspaceEpoch
-	(*NodeGate)(nil),                   // 47: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),              // 48: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),            // 49: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),           // 50: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),             // 51: gpuaas.node.v1.TaskResult
-	(*v11.SignedTask)(nil),             // 52: gpuaas.node.v1.SignedTask
-	(*Task)(nil),                       // 53: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                      // 54: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                     // 55: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),              // 56: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),              // 57: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 58: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                  // 59: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),               // 60: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),      // 61: google.protobuf.Timestamp
-	(*Finding)(nil),                    // 62: gpuaas.lifecycle.v1.Finding
-	(*Allocation)(nil),                 // 63: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                      // 64: gpuaas.lifecycle.v1.Claim
-	(*Instance)(nil),                   // 65: gpuaas.lifecycle.v1.Instance
+	(*ReadOutputRequest)(nil),          // 41: gpuaas.lifecycle.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),         // 42: gpuaas.lifecycle.v1.ReadOutputResponse
+	(*v1.TaskInFlight)(nil),            // 43: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                   // 44: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),               // 45: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                  // 46: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),                // 47: gpuaas.node.v1.TaskRef
+	(*v11.WorkspaceEpoch)(nil),         // 48: gpuaas.node.v1.WorkspaceEpoch
+	(*NodeGate)(nil),                   // 49: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 50: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 51: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 52: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 53: gpuaas.node.v1.TaskResult
+	(*v11.SignedTask)(nil),             // 54: gpuaas.node.v1.SignedTask
+	(*Task)(nil),                       // 55: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 56: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 57: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 58: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 59: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 60: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 61: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 62: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 63: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 64: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 65: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 66: gpuaas.lifecycle.v1.Claim
+	(*Instance)(nil),                   // 67: gpuaas.lifecycle.v1.Instance
+	(*v11.OutputCursor)(nil),           // 68: gpuaas.node.v1.OutputCursor
+	(*v11.WorkloadOutput)(nil),         // 69: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	41, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	42, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	43, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	44, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	45, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	45, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
-	46, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	43, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	44, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	45, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	46, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	47, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	47, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	48, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
 	3,  // 7: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
 	4,  // 8: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	47, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	49, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
 	11, // 10: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	45, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	47, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
 	12, // 12: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	48, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	45, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	50, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	47, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
 	14, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
 	16, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	44, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	45, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	49, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	50, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	51, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
-	52, // 22: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
+	46, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	47, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	51, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	52, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	53, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	54, // 22: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
 	17, // 23: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	45, // 24: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
-	44, // 25: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	45, // 26: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	44, // 27: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	47, // 24: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
+	46, // 25: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	47, // 26: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	46, // 27: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
 	19, // 28: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
 	20, // 29: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	53, // 30: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	55, // 30: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
 	0,  // 31: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	53, // 32: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	54, // 33: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	55, // 34: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	56, // 35: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	57, // 36: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	55, // 32: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	56, // 33: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	57, // 34: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	58, // 35: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	59, // 36: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
 	28, // 37: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	58, // 38: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	59, // 39: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	60, // 40: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	61, // 41: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	62, // 42: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	59, // 43: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	63, // 44: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	58, // 45: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	59, // 46: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	63, // 47: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	64, // 48: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	65, // 49: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	1,  // 50: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 51: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 52: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 53: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 54: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 55: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	22, // 56: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	24, // 57: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	26, // 58: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	29, // 59: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	31, // 60: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	33, // 61: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	35, // 62: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	37, // 63: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	39, // 64: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
-	2,  // 65: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 66: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 67: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 68: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 69: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	21, // 70: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	23, // 71: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	25, // 72: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	27, // 73: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	30, // 74: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	32, // 75: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	34, // 76: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	36, // 77: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	38, // 78: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	40, // 79: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
-	65, // [65:80] is the sub-list for method output_type
-	50, // [50:65] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	60, // 38: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	61, // 39: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	62, // 40: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	63, // 41: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	64, // 42: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	61, // 43: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	65, // 44: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	60, // 45: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	61, // 46: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	65, // 47: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	66, // 48: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	67, // 49: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	68, // 50: gpuaas.lifecycle.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	69, // 51: gpuaas.lifecycle.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	1,  // 52: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 53: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	7,  // 54: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	9,  // 55: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	13, // 56: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	18, // 57: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	22, // 58: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	24, // 59: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	26, // 60: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	29, // 61: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	31, // 62: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	33, // 63: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	35, // 64: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	37, // 65: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	39, // 66: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
+	41, // 67: gpuaas.lifecycle.v1.OutputService.ReadOutput:input_type -> gpuaas.lifecycle.v1.ReadOutputRequest
+	2,  // 68: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 69: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	8,  // 70: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	10, // 71: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	15, // 72: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	21, // 73: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	23, // 74: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	25, // 75: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	27, // 76: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	30, // 77: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	32, // 78: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	34, // 79: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	36, // 80: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	38, // 81: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	40, // 82: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
+	42, // 83: gpuaas.lifecycle.v1.OutputService.ReadOutput:output_type -> gpuaas.lifecycle.v1.ReadOutputResponse
+	68, // [68:84] is the sub-list for method output_type
+	52, // [52:68] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -3149,9 +3300,9 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
-			NumServices:   6,
+			NumServices:   7,
 		},
 		GoTypes:           file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes,
 		DependencyIndexes: file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs,

@@ -1031,3 +1031,111 @@ var InstanceService_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "gpuaas/lifecycle/v1/lifecycle.proto",
 }
+
+const (
+	OutputService_ReadOutput_FullMethodName = "/gpuaas.lifecycle.v1.OutputService/ReadOutput"
+)
+
+// OutputServiceClient is the client API for OutputService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// OutputService returns what workloads write. Nothing of it is kept in the control plane.
+type OutputServiceClient interface {
+	// ReadOutput returns a piece of a workload's output, from the agent of its node. It is for people of the workspace's tenant and for operators.
+	ReadOutput(ctx context.Context, in *ReadOutputRequest, opts ...grpc.CallOption) (*ReadOutputResponse, error)
+}
+
+type outputServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewOutputServiceClient(cc grpc.ClientConnInterface) OutputServiceClient {
+	return &outputServiceClient{cc}
+}
+
+func (c *outputServiceClient) ReadOutput(ctx context.Context, in *ReadOutputRequest, opts ...grpc.CallOption) (*ReadOutputResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadOutputResponse)
+	err := c.cc.Invoke(ctx, OutputService_ReadOutput_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// OutputServiceServer is the server API for OutputService service.
+// All implementations must embed UnimplementedOutputServiceServer
+// for forward compatibility.
+//
+// OutputService returns what workloads write. Nothing of it is kept in the control plane.
+type OutputServiceServer interface {
+	// ReadOutput returns a piece of a workload's output, from the agent of its node. It is for people of the workspace's tenant and for operators.
+	ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error)
+	mustEmbedUnimplementedOutputServiceServer()
+}
+
+// UnimplementedOutputServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedOutputServiceServer struct{}
+
+func (UnimplementedOutputServiceServer) ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadOutput not implemented")
+}
+func (UnimplementedOutputServiceServer) mustEmbedUnimplementedOutputServiceServer() {}
+func (UnimplementedOutputServiceServer) testEmbeddedByValue()                       {}
+
+// UnsafeOutputServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to OutputServiceServer will
+// result in compilation errors.
+type UnsafeOutputServiceServer interface {
+	mustEmbedUnimplementedOutputServiceServer()
+}
+
+func RegisterOutputServiceServer(s grpc.ServiceRegistrar, srv OutputServiceServer) {
+	// If the following call panics, it indicates UnimplementedOutputServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&OutputService_ServiceDesc, srv)
+}
+
+func _OutputService_ReadOutput_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadOutputRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OutputServiceServer).ReadOutput(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OutputService_ReadOutput_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OutputServiceServer).ReadOutput(ctx, req.(*ReadOutputRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// OutputService_ServiceDesc is the grpc.ServiceDesc for OutputService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var OutputService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "gpuaas.lifecycle.v1.OutputService",
+	HandlerType: (*OutputServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ReadOutput",
+			Handler:    _OutputService_ReadOutput_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "gpuaas/lifecycle/v1/lifecycle.proto",
+}

@@ -29,6 +29,7 @@ const (
 	QueryService_GetWorkspace_FullMethodName    = "/gpuaas.readmodel.v1.QueryService/GetWorkspace"
 	QueryService_GetTimeline_FullMethodName     = "/gpuaas.readmodel.v1.QueryService/GetTimeline"
 	QueryService_GetActions_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/GetActions"
+	QueryService_ReadOutput_FullMethodName      = "/gpuaas.readmodel.v1.QueryService/ReadOutput"
 	QueryService_ListTasks_FullMethodName       = "/gpuaas.readmodel.v1.QueryService/ListTasks"
 	QueryService_GetTask_FullMethodName         = "/gpuaas.readmodel.v1.QueryService/GetTask"
 	QueryService_ListInstances_FullMethodName   = "/gpuaas.readmodel.v1.QueryService/ListInstances"
@@ -65,6 +66,9 @@ type QueryServiceClient interface {
 	GetTimeline(ctx context.Context, in *GetTimelineRequest, opts ...grpc.CallOption) (*GetTimelineResponse, error)
 	// GetActions asks the owner which verbs are possible now.
 	GetActions(ctx context.Context, in *GetActionsRequest, opts ...grpc.CallOption) (*GetActionsResponse, error)
+	// ReadOutput returns a piece of what a workload writes, for people of the workspace's tenant and for operators. At most one piece in two seconds is
+	// read of a workload.
+	ReadOutput(ctx context.Context, in *ReadOutputRequest, opts ...grpc.CallOption) (*ReadOutputResponse, error)
 	// ListTasks lists tasks.
 	ListTasks(ctx context.Context, in *ListTasksRequest, opts ...grpc.CallOption) (*ListTasksResponse, error)
 	// GetTask answers one task with every transition.
@@ -191,6 +195,16 @@ func (c *queryServiceClient) GetActions(ctx context.Context, in *GetActionsReque
 	return out, nil
 }
 
+func (c *queryServiceClient) ReadOutput(ctx context.Context, in *ReadOutputRequest, opts ...grpc.CallOption) (*ReadOutputResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadOutputResponse)
+	err := c.cc.Invoke(ctx, QueryService_ReadOutput_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *queryServiceClient) ListTasks(ctx context.Context, in *ListTasksRequest, opts ...grpc.CallOption) (*ListTasksResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListTasksResponse)
@@ -306,6 +320,9 @@ type QueryServiceServer interface {
 	GetTimeline(context.Context, *GetTimelineRequest) (*GetTimelineResponse, error)
 	// GetActions asks the owner which verbs are possible now.
 	GetActions(context.Context, *GetActionsRequest) (*GetActionsResponse, error)
+	// ReadOutput returns a piece of what a workload writes, for people of the workspace's tenant and for operators. At most one piece in two seconds is
+	// read of a workload.
+	ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error)
 	// ListTasks lists tasks.
 	ListTasks(context.Context, *ListTasksRequest) (*ListTasksResponse, error)
 	// GetTask answers one task with every transition.
@@ -361,6 +378,9 @@ func (UnimplementedQueryServiceServer) GetTimeline(context.Context, *GetTimeline
 }
 func (UnimplementedQueryServiceServer) GetActions(context.Context, *GetActionsRequest) (*GetActionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetActions not implemented")
+}
+func (UnimplementedQueryServiceServer) ReadOutput(context.Context, *ReadOutputRequest) (*ReadOutputResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadOutput not implemented")
 }
 func (UnimplementedQueryServiceServer) ListTasks(context.Context, *ListTasksRequest) (*ListTasksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTasks not implemented")
@@ -587,6 +607,24 @@ func _QueryService_GetActions_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _QueryService_ReadOutput_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadOutputRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QueryServiceServer).ReadOutput(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: QueryService_ReadOutput_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QueryServiceServer).ReadOutput(ctx, req.(*ReadOutputRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _QueryService_ListTasks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListTasksRequest)
 	if err := dec(in); err != nil {
@@ -770,6 +808,10 @@ var QueryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetActions",
 			Handler:    _QueryService_GetActions_Handler,
+		},
+		{
+			MethodName: "ReadOutput",
+			Handler:    _QueryService_ReadOutput_Handler,
 		},
 		{
 			MethodName: "ListTasks",

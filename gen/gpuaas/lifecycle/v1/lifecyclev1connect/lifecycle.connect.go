@@ -33,6 +33,8 @@ const (
 	AllocationServiceName = "gpuaas.lifecycle.v1.AllocationService"
 	// InstanceServiceName is the fully-qualified name of the InstanceService service.
 	InstanceServiceName = "gpuaas.lifecycle.v1.InstanceService"
+	// OutputServiceName is the fully-qualified name of the OutputService service.
+	OutputServiceName = "gpuaas.lifecycle.v1.OutputService"
 )
 
 // These constants are the fully-qualified names of the RPCs defined in this package. They're
@@ -82,6 +84,9 @@ const (
 	// InstanceServiceEndInstanceProcedure is the fully-qualified name of the InstanceService's
 	// EndInstance RPC.
 	InstanceServiceEndInstanceProcedure = "/gpuaas.lifecycle.v1.InstanceService/EndInstance"
+	// OutputServiceReadOutputProcedure is the fully-qualified name of the OutputService's ReadOutput
+	// RPC.
+	OutputServiceReadOutputProcedure = "/gpuaas.lifecycle.v1.OutputService/ReadOutput"
 )
 
 // GateServiceClient is a client for the gpuaas.lifecycle.v1.GateService service.
@@ -825,4 +830,80 @@ type UnimplementedInstanceServiceHandler struct{}
 
 func (UnimplementedInstanceServiceHandler) EndInstance(context.Context, *v1.EndInstanceRequest) (*v1.EndInstanceResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.InstanceService.EndInstance is not implemented"))
+}
+
+// OutputServiceClient is a client for the gpuaas.lifecycle.v1.OutputService service.
+type OutputServiceClient interface {
+	// ReadOutput returns a piece of a workload's output, from the agent of its node. It is for people of the workspace's tenant and for operators.
+	ReadOutput(context.Context, *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error)
+}
+
+// NewOutputServiceClient constructs a client for the gpuaas.lifecycle.v1.OutputService service. By
+// default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses,
+// and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewOutputServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) OutputServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	outputServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("OutputService").Methods()
+	return &outputServiceClient{
+		readOutput: connect.NewClient[v1.ReadOutputRequest, v1.ReadOutputResponse](
+			httpClient,
+			baseURL+OutputServiceReadOutputProcedure,
+			connect.WithSchema(outputServiceMethods.ByName("ReadOutput")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// outputServiceClient implements OutputServiceClient.
+type outputServiceClient struct {
+	readOutput *connect.Client[v1.ReadOutputRequest, v1.ReadOutputResponse]
+}
+
+// ReadOutput calls gpuaas.lifecycle.v1.OutputService.ReadOutput.
+func (c *outputServiceClient) ReadOutput(ctx context.Context, req *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error) {
+	response, err := c.readOutput.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// OutputServiceHandler is an implementation of the gpuaas.lifecycle.v1.OutputService service.
+type OutputServiceHandler interface {
+	// ReadOutput returns a piece of a workload's output, from the agent of its node. It is for people of the workspace's tenant and for operators.
+	ReadOutput(context.Context, *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error)
+}
+
+// NewOutputServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewOutputServiceHandler(svc OutputServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	outputServiceMethods := v1.File_gpuaas_lifecycle_v1_lifecycle_proto.Services().ByName("OutputService").Methods()
+	outputServiceReadOutputHandler := connect.NewUnaryHandlerSimple(
+		OutputServiceReadOutputProcedure,
+		svc.ReadOutput,
+		connect.WithSchema(outputServiceMethods.ByName("ReadOutput")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/gpuaas.lifecycle.v1.OutputService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case OutputServiceReadOutputProcedure:
+			outputServiceReadOutputHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedOutputServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedOutputServiceHandler struct{}
+
+func (UnimplementedOutputServiceHandler) ReadOutput(context.Context, *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.OutputService.ReadOutput is not implemented"))
 }

@@ -59,6 +59,8 @@ const (
 	QueryServiceGetTimelineProcedure = "/gpuaas.readmodel.v1.QueryService/GetTimeline"
 	// QueryServiceGetActionsProcedure is the fully-qualified name of the QueryService's GetActions RPC.
 	QueryServiceGetActionsProcedure = "/gpuaas.readmodel.v1.QueryService/GetActions"
+	// QueryServiceReadOutputProcedure is the fully-qualified name of the QueryService's ReadOutput RPC.
+	QueryServiceReadOutputProcedure = "/gpuaas.readmodel.v1.QueryService/ReadOutput"
 	// QueryServiceListTasksProcedure is the fully-qualified name of the QueryService's ListTasks RPC.
 	QueryServiceListTasksProcedure = "/gpuaas.readmodel.v1.QueryService/ListTasks"
 	// QueryServiceGetTaskProcedure is the fully-qualified name of the QueryService's GetTask RPC.
@@ -129,6 +131,9 @@ type QueryServiceClient interface {
 	GetTimeline(context.Context, *v1.GetTimelineRequest) (*v1.GetTimelineResponse, error)
 	// GetActions asks the owner which verbs are possible now.
 	GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error)
+	// ReadOutput returns a piece of what a workload writes, for people of the workspace's tenant and for operators. At most one piece in two seconds is
+	// read of a workload.
+	ReadOutput(context.Context, *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error)
 	// ListTasks lists tasks.
 	ListTasks(context.Context, *v1.ListTasksRequest) (*v1.ListTasksResponse, error)
 	// GetTask answers one task with every transition.
@@ -218,6 +223,12 @@ func NewQueryServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(queryServiceMethods.ByName("GetActions")),
 			connect.WithClientOptions(opts...),
 		),
+		readOutput: connect.NewClient[v1.ReadOutputRequest, v1.ReadOutputResponse](
+			httpClient,
+			baseURL+QueryServiceReadOutputProcedure,
+			connect.WithSchema(queryServiceMethods.ByName("ReadOutput")),
+			connect.WithClientOptions(opts...),
+		),
 		listTasks: connect.NewClient[v1.ListTasksRequest, v1.ListTasksResponse](
 			httpClient,
 			baseURL+QueryServiceListTasksProcedure,
@@ -281,6 +292,7 @@ type queryServiceClient struct {
 	getWorkspace    *connect.Client[v1.GetWorkspaceRequest, v1.GetWorkspaceResponse]
 	getTimeline     *connect.Client[v1.GetTimelineRequest, v1.GetTimelineResponse]
 	getActions      *connect.Client[v1.GetActionsRequest, v1.GetActionsResponse]
+	readOutput      *connect.Client[v1.ReadOutputRequest, v1.ReadOutputResponse]
 	listTasks       *connect.Client[v1.ListTasksRequest, v1.ListTasksResponse]
 	getTask         *connect.Client[v1.GetTaskRequest, v1.GetTaskResponse]
 	listInstances   *connect.Client[v1.ListInstancesRequest, v1.ListInstancesResponse]
@@ -381,6 +393,15 @@ func (c *queryServiceClient) GetActions(ctx context.Context, req *v1.GetActionsR
 	return nil, err
 }
 
+// ReadOutput calls gpuaas.readmodel.v1.QueryService.ReadOutput.
+func (c *queryServiceClient) ReadOutput(ctx context.Context, req *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error) {
+	response, err := c.readOutput.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ListTasks calls gpuaas.readmodel.v1.QueryService.ListTasks.
 func (c *queryServiceClient) ListTasks(ctx context.Context, req *v1.ListTasksRequest) (*v1.ListTasksResponse, error) {
 	response, err := c.listTasks.CallUnary(ctx, connect.NewRequest(req))
@@ -471,6 +492,9 @@ type QueryServiceHandler interface {
 	GetTimeline(context.Context, *v1.GetTimelineRequest) (*v1.GetTimelineResponse, error)
 	// GetActions asks the owner which verbs are possible now.
 	GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error)
+	// ReadOutput returns a piece of what a workload writes, for people of the workspace's tenant and for operators. At most one piece in two seconds is
+	// read of a workload.
+	ReadOutput(context.Context, *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error)
 	// ListTasks lists tasks.
 	ListTasks(context.Context, *v1.ListTasksRequest) (*v1.ListTasksResponse, error)
 	// GetTask answers one task with every transition.
@@ -556,6 +580,12 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(queryServiceMethods.ByName("GetActions")),
 		connect.WithHandlerOptions(opts...),
 	)
+	queryServiceReadOutputHandler := connect.NewUnaryHandlerSimple(
+		QueryServiceReadOutputProcedure,
+		svc.ReadOutput,
+		connect.WithSchema(queryServiceMethods.ByName("ReadOutput")),
+		connect.WithHandlerOptions(opts...),
+	)
 	queryServiceListTasksHandler := connect.NewUnaryHandlerSimple(
 		QueryServiceListTasksProcedure,
 		svc.ListTasks,
@@ -626,6 +656,8 @@ func NewQueryServiceHandler(svc QueryServiceHandler, opts ...connect.HandlerOpti
 			queryServiceGetTimelineHandler.ServeHTTP(w, r)
 		case QueryServiceGetActionsProcedure:
 			queryServiceGetActionsHandler.ServeHTTP(w, r)
+		case QueryServiceReadOutputProcedure:
+			queryServiceReadOutputHandler.ServeHTTP(w, r)
 		case QueryServiceListTasksProcedure:
 			queryServiceListTasksHandler.ServeHTTP(w, r)
 		case QueryServiceGetTaskProcedure:
@@ -689,6 +721,10 @@ func (UnimplementedQueryServiceHandler) GetTimeline(context.Context, *v1.GetTime
 
 func (UnimplementedQueryServiceHandler) GetActions(context.Context, *v1.GetActionsRequest) (*v1.GetActionsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.QueryService.GetActions is not implemented"))
+}
+
+func (UnimplementedQueryServiceHandler) ReadOutput(context.Context, *v1.ReadOutputRequest) (*v1.ReadOutputResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.QueryService.ReadOutput is not implemented"))
 }
 
 func (UnimplementedQueryServiceHandler) ListTasks(context.Context, *v1.ListTasksRequest) (*v1.ListTasksResponse, error) {

@@ -1,0 +1,66 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/mesh/agent/runtime/process"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
+
+const (
+	outputsWaiting = 4               // requests for output that wait for their turn
+	outputWithin   = 4 * time.Second // of one read; the control plane waits a little longer
+)
+
+// askOutput hands a request to the loop that reads output. The session's reader does not wait for it.
+func (a *Agent) askOutput(ctx context.Context, req *nodev1.OutputRequest) {
+	select {
+	case a.outputs <- req:
+	default:
+		a.tellOutput(ctx, &nodev1.OutputChunk{
+			RequestId: req.GetRequestId(),
+			Denied:    fault.ToDenial(fault.New(commonv1.Reason_REASON_AGENT_BUSY, "the agent has too many requests for output", fault.Remedy("ask again")), ""),
+		})
+	}
+}
+
+// readOutputs answers requests for output, one at a time, until ctx ends.
+func (a *Agent) readOutputs(ctx context.Context) error {
+	for {
+		select {
+		case req := <-a.outputs:
+			a.tellOutput(ctx, a.readOutput(ctx, req))
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (a *Agent) readOutput(ctx context.Context, req *nodev1.OutputRequest) *nodev1.OutputChunk {
+	ctx, cancel := context.WithTimeout(ctx, outputWithin)
+	defer cancel()
+	out, err := a.work.Output(ctx, process.OutputRequest{
+		WorkspaceID: req.GetWorkspaceId(), Epoch: req.GetEpoch(), Name: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(),
+		Max: int(req.GetMaxBytes()),
+	})
+	if err != nil {
+		return &nodev1.OutputChunk{RequestId: req.GetRequestId(), Denied: fault.ToDenial(err, "")}
+	}
+	return &nodev1.OutputChunk{RequestId: req.GetRequestId(), Output: out}
+}
+
+func (a *Agent) tellOutput(ctx context.Context, chunk *nodev1.OutputChunk) {
+	a.mu.Lock()
+	client := a.client
+	a.mu.Unlock()
+	if client == nil {
+		return
+	}
+	if err := client.Output(chunk); err != nil { // who asked is told that the session ended, or that nothing came
+		a.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "output not sent", slog.Any("error", err))
+	}
+}

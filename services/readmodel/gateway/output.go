@@ -1,0 +1,45 @@
+package gateway
+
+import (
+	"context"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// outputWithin bounds a read of output; lifecycle and nodeapi wait a little shorter.
+const outputWithin = 9 * time.Second
+
+// ReadOutput passes a read of a workload's output on to its owner. Nothing of it is kept.
+func (q *Query) ReadOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
+	scope, err := scopeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !scope.Outputs() {
+		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the output of workloads is for people of their tenant and for operators")
+	}
+	var id string
+	// A workspace is named that was just made: it is waited for as for a command.
+	err = NewCommand(q.deps).find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+		w, err := s.Workspace(ctx, req.GetWorkspace())
+		id = w.GetWorkspaceId()
+		return err //nolint:wrapcheck // it is the answer
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, outputWithin)
+	defer cancel()
+	answer, err := q.deps.Owners.Outputs.ReadOutput(ctx, &lifecyclev1.ReadOutputRequest{
+		WorkspaceId: id, Workload: req.GetWorkload(), Previous: req.GetPrevious(), From: req.GetFrom(), MaxBytes: req.GetMaxBytes(),
+	})
+	if err != nil {
+		return nil, ownerError("lifecycle", err)
+	}
+	return &readmodelv1.ReadOutputResponse{Workload: answer.GetWorkload(), Output: answer.GetOutput()}, nil
+}
