@@ -84,6 +84,52 @@ func escapeLength(raw []byte) int {
 	return 1
 }
 
+// Unfinished returns how many bytes at the end of a piece belong to what the next piece may complete: an escape sequence, a line end, or a character.
+func Unfinished(raw []byte) int {
+	const most = 256
+	for i := max(0, len(raw)-most); i < len(raw); i++ {
+		if raw[i] == escape && open(raw[i:]) {
+			return len(raw) - i
+		}
+	}
+	if len(raw) > 0 && raw[len(raw)-1] == '\r' {
+		return 1
+	}
+	for n := 1; n <= min(utf8.UTFMax-1, len(raw)); n++ {
+		if part := raw[len(raw)-n:]; utf8.RuneStart(part[0]) {
+			if !utf8.FullRune(part) {
+				return n
+			}
+			break
+		}
+	}
+	return 0
+}
+
+// open reports whether an escape sequence at the start of raw goes on to its end.
+func open(raw []byte) bool {
+	if len(raw) == 1 {
+		return true
+	}
+	switch raw[1] {
+	case '[':
+		for _, c := range raw[2:] {
+			if c < 0x20 || c > 0x3f {
+				return false
+			}
+		}
+		return true
+	case ']', 'P', 'X', '^', '_':
+		for i, c := range raw[2:] {
+			if c == '\a' || c == '\n' || c == escape && i+3 < len(raw) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
+
 // Tail returns the end of a clean text: at most limit bytes, from a whole character on, and from the start of a line if one begins soon.
 func Tail(text string, limit int) string {
 	text = strings.Trim(text, "\n")

@@ -117,3 +117,25 @@ func TestHeld(t *testing.T) {
 		}
 	}
 }
+
+// TestCleanInPieces: wherever a text is cut, its pieces give the same as the whole, if what is unfinished goes with the next.
+func TestCleanInPieces(t *testing.T) {
+	t.Parallel()
+	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n")
+	want := showable.Clean(text)
+	for first := range len(text) {
+		for second := first; second <= len(text); second++ {
+			var got string
+			var carried []byte
+			for _, piece := range [][]byte{text[:first], text[first:second], text[second:]} {
+				data := append(append([]byte{}, carried...), piece...)
+				keep := showable.Unfinished(data)
+				got += showable.Clean(data[:len(data)-keep])
+				carried = data[len(data)-keep:]
+			}
+			if got += showable.Clean(carried); got != want {
+				t.Fatalf("cut at %d and %d: %q, want %q", first, second, got, want)
+			}
+		}
+	}
+}

@@ -122,7 +122,7 @@ func stock(f *fake) {
 			{
 				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED, StartedAt: at(2),
 				DurationSeconds: 75, Stalled: true, Error: "the box did not start", ErrorCode: "launch_failed", ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
-				LikelyCause: "no memory", Advice: "add memory",
+				LikelyCause: "no memory", Advice: "add memory", LastOutput: "first line\nKilled \x1b[1mby\x1b[0m the kernel",
 			},
 			{
 				Step: "2", Name: "launch_box", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 3, State: commonv1.AttemptState_ATTEMPT_STATE_RUNNING, StartedAt: at(4),

@@ -137,7 +137,7 @@ func TestHelp(t *testing.T) {
 	for _, want := range []string{
 		"policy get", "policy set", "status", "tenants create", "tenants list", "tenants get", "nodes list", "nodes get", "nodes watch", "nodes enroll", "nodes hold", "nodes quarantine",
 		"nodes fence", "nodes reactivate", "nodes retire", "nodes cordon", "nodes uncordon", "nodes probe", "workspaces create", "workspaces list", "workspaces get", "workspaces watch",
-		"workspaces wait", "workspaces timeline", "workspaces actions", "workspaces cancel", "workspaces reset", "workspaces retry", "workspaces retry-undo", "workspaces skip-undo",
+		"workspaces wait", "workspaces timeline", "workspaces logs", "workspaces actions", "workspaces cancel", "workspaces reset", "workspaces retry", "workspaces retry-undo", "workspaces skip-undo",
 		"workspaces recreate", "workspaces decommission", "instances list", "claims list", "allocations list", "allocations get", "tasks list", "tasks get", "tasks cancel",
 		"tasks requeue", "tasks close", "explain reason", "config view", "config use-context", "man",
 	} {

@@ -220,11 +220,32 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 	if perr != nil || reason == commonv1.Reason_REASON_UNSPECIFIED {
 		reason = commonv1.Reason_REASON_PRECONDITION_FAILED
 	}
+	for _, text := range s.lastOutput(ctx, op) {
+		note(s.err, "%s", text)
+	}
 	return &exitError{
 		code: ExitRefused, reason: reason,
 		message: fmt.Sprintf("%s is %s: %s", fullName(last), word(last.GetState()), or(last.GetLastError(), "no error is recorded")),
 		remedy:  "see where it failed: gpuaas workspaces timeline " + fullName(last),
 	}
+}
+
+// lastOutput returns the lines that a failed workload wrote last, for the person who waits. What cannot be read, or may not be seen, is left out.
+func (s *session) lastOutput(ctx context.Context, op *lifecyclev1.Operation) []string {
+	timeline, err := s.query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: op.GetWorkspaceId(), RunId: op.GetOperationId()})
+	if err != nil {
+		return nil
+	}
+	for _, i := range slices.Backward(timeline.GetItems()) {
+		if i.GetLastOutput() != "" {
+			lines := []string{"  last output:"}
+			for _, line := range indented(i.GetLastOutput()) {
+				lines = append(lines, "  "+line)
+			}
+			return lines
+		}
+	}
+	return nil
 }
 
 // atRest says whether nothing further happens to the workspace by itself. `failed` is at rest only where no operation is open on it, which the mesh

@@ -14,6 +14,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/showable"
 )
 
 // fullName is how a workspace is named where names of several tenants stand together.
@@ -124,7 +125,7 @@ func (s *session) operation(o *lifecyclev1.Operation) error {
 
 func (p *Program) workspacesCommand() *cobra.Command {
 	return group("workspaces", "Workspaces of tenants", []string{"workspace", "ws"},
-		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(), p.workspacesTimeline(), p.workspacesActions(), p.workspacesRecoveries(),
+		p.workspacesCreate(), p.workspacesList(), p.workspacesGet(), p.workspacesWatch(), p.workspacesWait(), p.workspacesTimeline(), p.workspacesLogs(), p.workspacesActions(), p.workspacesRecoveries(),
 		p.workspacesEscalate(),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_CANCEL, "End the open operation and undo what it did"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RESET, "Make a failed workspace ready for another try"),
@@ -249,7 +250,10 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 			}
 			err = list(s.printer, timelineView, answer.GetItems(), "", member{"workspace", messages(answer.GetWorkspace())[0]},
 				member{"runs", messages(answer.GetRuns()...)}, member{"history", messages(answer.GetHistory()...)})
-			if err != nil || s.printer.structured() || s.printer.format == formatName || len(answer.GetHistory()) < 2 {
+			if err != nil || s.printer.structured() || s.printer.format == formatName {
+				return err
+			}
+			if err := s.lastOutputs(answer.GetItems()); err != nil || len(answer.GetHistory()) < 2 {
 				return err
 			}
 			return under(s.printer, runView.columns, answer.GetHistory())
@@ -257,6 +261,31 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&req.RunId, "run", "", "show this run instead of the one that stands: one of those that the timeline lists")
 	return cmd
+}
+
+// lastOutputs prints under a timeline what the workloads wrote last whose failures it shows, and what to do about them.
+func (s *session) lastOutputs(items []*readmodelv1.TimelineItem) error {
+	for _, i := range items {
+		if i.GetLastOutput() == "" {
+			continue
+		}
+		title := fmt.Sprintf("last output at step %s (%s), attempt %d:", i.GetStep(), clean(i.GetName()), i.GetAttempt())
+		for _, text := range append([]string{"", title}, indented(i.GetLastOutput())...) {
+			if err := s.line(text); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// indented returns the lines of a text of several, cleaned, two spaces in.
+func indented(text string) []string {
+	var out []string
+	for line := range strings.Lines(showable.Clean([]byte(text))) {
+		out = append(out, "  "+strings.TrimRight(line, "\n"))
+	}
+	return out
 }
 
 var actionView = view[*lifecyclev1.ActionOption]{

@@ -1,0 +1,234 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/showable"
+)
+
+// logsEvery is how often a followed output is read: no workload's is read more often.
+const logsEvery = 2 * time.Second
+
+// logsTries is how often a read is tried that comes too soon after another person's.
+const logsTries = 5
+
+func (p *Program) workspacesLogs() *cobra.Command {
+	req := &readmodelv1.ReadOutputRequest{}
+	follow := false
+	cmd := &cobra.Command{
+		Use: "logs WS", Short: "Print the newest output of a workload (at most 64 KiB), or follow it",
+		Long: `Print the newest output of a workload, at most 64 KiB of it, or follow it with -f.
+
+The output is read from the workload's host each time and is kept nowhere else: it ends with its instance. The values of the workload's environment
+are masked as **** by the agent; escape sequences and control characters are left out (-o json has the bytes as they are, in base64). It is for people of
+the workspace's tenant and for operators.`,
+		Example: "  gpuaas workspaces logs acme/demo2\n  gpuaas workspaces logs acme/demo2 -f --workload web\n  gpuaas workspaces logs acme/demo2 --previous",
+		Args:    args("WS"), ValidArgsFunction: onlyFirst(p.completeWorkspaces),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			if follow && req.GetPrevious() {
+				return Usage(errors.New("-f follows the present run: leave out --previous"))
+			}
+			if follow && s.structured() {
+				return Usage(errors.New("-f prints text: leave out -o"))
+			}
+			id, err := s.workspaceID(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			req.Workspace = id
+			if !follow {
+				answer, err := s.readOutput(ctx, req)
+				if err != nil {
+					return err
+				}
+				return s.printOutput(answer, req.GetPrevious())
+			}
+			err = (&outputFollower{s: s, req: req}).run(ctx)
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // the person's own end
+			}
+			return err
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is written, across restarts, until Ctrl-C or until the workload has ended for good")
+	cmd.Flags().StringVar(&req.Workload, "workload", "", "the workload's name; it may be left out where there is only one")
+	cmd.Flags().BoolVar(&req.Previous, "previous", false, "the run before the present one")
+	return cmd
+}
+
+// readOutput reads a piece. One that comes too soon after another is asked for again when it may be.
+func (s *session) readOutput(ctx context.Context, req *readmodelv1.ReadOutputRequest) (*readmodelv1.ReadOutputResponse, error) {
+	for try := 1; ; try++ {
+		answer, err := s.query.ReadOutput(ctx, req)
+		if err == nil || try >= logsTries || !fault.Has(err, commonv1.Reason_REASON_RATE_LIMITED) {
+			return answer, err
+		}
+		if err := rest(ctx, min(max(fault.RetryAfterOf(err), 10*time.Millisecond), 2*logsEvery)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// rest waits, or returns why ctx ended.
+func rest(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// printOutput prints one piece.
+func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous bool) error {
+	out := answer.GetOutput()
+	if s.structured() {
+		raw, err := names.MarshalJSON(answer)
+		if err != nil {
+			return fmt.Errorf("print output: %w", err)
+		}
+		return s.document(raw)
+	}
+	if n := out.GetDroppedBytes(); n > 0 {
+		note(s.err, "%d earlier bytes of this run are not shown", n)
+	}
+	text := showable.Clean(out.GetData())
+	if err := s.text(text); err != nil {
+		return err
+	}
+	if text == "" {
+		note(s.err, "%s has written nothing%s", clean(answer.GetWorkload()), onlyIf(!previous && out.GetRestarts() > 0,
+			fmt.Sprintf(" since its restart; it was restarted %d times: see --previous", out.GetRestarts())))
+	}
+	if out.GetEnded() {
+		note(s.err, "%s %s", clean(answer.GetWorkload()), exited(out.GetExitCode()))
+	}
+	return nil
+}
+
+// text prints what was cleaned, as it is.
+func (s *session) text(text string) error {
+	if _, err := io.WriteString(s.out, text); err != nil {
+		return fmt.Errorf("print output: %w", err)
+	}
+	return nil
+}
+
+// exited spells an exit code.
+func exited(code int32) string {
+	switch {
+	case code < 0:
+		return "ended; its exit status was lost"
+	case code > 128:
+		return fmt.Sprintf("was ended by signal %d", code-128)
+	default:
+		return fmt.Sprintf("exited with status %d", code)
+	}
+}
+
+// outputFollower prints each byte of a workload's output once, and notes what it could not print.
+type outputFollower struct {
+	s       *session
+	req     *readmodelv1.ReadOutputRequest
+	carried []byte // of an escape sequence or a character that the next piece completes
+	broken  bool   // it was noted that nothing can be read
+	printed string // the run that was printed last
+	ended   string // the run whose end was noted
+}
+
+func (f *outputFollower) run(ctx context.Context) error {
+	for {
+		answer, err := f.s.readOutput(ctx, f.req)
+		switch {
+		case err == nil:
+			f.broken = false
+			f.req.Workload = answer.GetWorkload()
+			if over, err := f.print(answer); over || err != nil {
+				return err
+			}
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case f.req.GetFrom() == nil || !mends(err) && !fault.Has(err, commonv1.Reason_REASON_NODE_NOT_CONNECTED):
+			return err
+		case !f.broken:
+			f.broken = true
+			note(f.s.err, "the output cannot be read now (%s); asking again until it can", names.Of(fault.ReasonOf(err)))
+		}
+		if err := rest(ctx, logsEvery); err != nil {
+			return err
+		}
+	}
+}
+
+// print prints a piece, and reports whether nothing follows it.
+func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, error) {
+	out, from := answer.GetOutput(), f.req.GetFrom()
+	restarted := from != nil && f.printed != out.GetRun()
+	f.printed = out.GetRun()
+	if n := out.GetDroppedBytes(); from == nil && n > 0 {
+		note(f.s.err, "%d earlier bytes of this run are not shown", n)
+	} else if n > 0 || out.GetRestarted() || restarted {
+		if err := f.flush(); err != nil { // what was carried is not completed
+			return false, err
+		}
+	}
+	switch {
+	case out.GetRestarted():
+		note(f.s.err, "%s was restarted, and the end of the run before is not kept", clean(answer.GetWorkload()))
+	case restarted:
+		note(f.s.err, "%s was restarted", clean(answer.GetWorkload()))
+	}
+	if n := out.GetDroppedBytes(); from != nil && n > 0 {
+		note(f.s.err, "%d bytes were dropped: they were written faster than they could be read", n)
+	}
+	data := append(f.carried, out.GetData()...)
+	keep := showable.Unfinished(data)
+	f.carried = append([]byte(nil), data[len(data)-keep:]...)
+	if err := f.s.text(showable.Clean(data[:len(data)-keep])); err != nil {
+		return false, err
+	}
+	f.req.From = out.GetNext()
+	if f.req.GetFrom() == nil {
+		f.req.From = &nodev1.OutputCursor{Run: out.GetRun(), Offset: out.GetOffset() + int64(len(out.GetData()))}
+	}
+	if !out.GetEnded() {
+		return false, nil
+	}
+	if err := f.flush(); err != nil {
+		return false, err
+	}
+	if f.ended != out.GetRun() {
+		f.ended = out.GetRun()
+		note(f.s.err, "%s %s", clean(answer.GetWorkload()), exited(out.GetExitCode()))
+	}
+	return !out.GetMore() && final(out.GetPhase()), nil
+}
+
+// flush prints what was carried.
+func (f *outputFollower) flush() error {
+	text := showable.Clean(f.carried)
+	f.carried = nil
+	return f.s.text(text)
+}
+
+// final reports whether a workload in this phase starts again by nothing but a person.
+func final(phase nodev1.WorkloadPhase) bool {
+	switch phase { //nolint:exhaustive // the others go on, or begin again
+	case nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, nodev1.WorkloadPhase_WORKLOAD_PHASE_STOPPED, nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
+		return true
+	}
+	return false
+}
