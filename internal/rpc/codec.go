@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -91,10 +92,15 @@ func (c *codec) Unmarshal(data []byte, message any) error {
 	return nil
 }
 
-// decodeProblem is the text of a decoding error without the name of the library, and with ordinary spaces.
+// quoting are the decoding errors that quote the body, and with it perhaps a secret: a refusal is logged. Their first group is what can be repeated.
+var quoting = regexp.MustCompile( //nolint:gochecknoglobals // data
+	`(?s)^(syntax error \(line \d+:\d+\)|\(line \d+:\d+\): (?:unexpected token|invalid value for (?:string|bytes) field [^\s:]+)).*$`)
+
+// decodeProblem is the text of a decoding error without the name of the library and what stands in the body, and with ordinary spaces.
 func decodeProblem(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\u00a0", " ")
 	text = strings.TrimSpace(strings.TrimPrefix(text, "proto:"))
+	text = quoting.ReplaceAllString(text, "$1")
 	if strings.Contains(text, "unknown field") || strings.HasPrefix(text, "(line ") {
 		return text
 	}

@@ -108,10 +108,10 @@ func (k *Keys) OpenDeploy(deploy *nodev1.WorkloadDeploy, owner Owner) error {
 }
 
 func (k *Keys) openAll(
-	clear map[string]string, sealed map[string][]byte, owner Owner, workload, purpose string,
+	plain map[string]string, sealed map[string][]byte, owner Owner, workload, purpose string,
 ) (map[string]string, error) {
-	out := make(map[string]string, len(clear)+len(sealed))
-	maps.Copy(out, clear)
+	out := make(map[string]string, len(plain)+len(sealed))
+	maps.Copy(out, plain)
 	for _, name := range slices.Sorted(maps.Keys(sealed)) { // in order, so that the same one is refused each time
 		value, err := k.open(sealed[name], place{owner, workload, purpose, name})
 		if err != nil {

@@ -159,11 +159,11 @@ func read(t *testing.T, client *person.Client, mayEscalate bool) map[string]stri
 		t.Fatal(err)
 	}
 	defer func() { _ = stream.Close() }()
-	watched := ""
+	var watched strings.Builder
 	for stream.Receive() && stream.Msg().GetBootstrapped() == nil {
-		watched += protojson.Format(stream.Msg())
+		watched.WriteString(protojson.Format(stream.Msg()))
 	}
-	out := map[string]string{"get": protojson.Format(got), "list": protojson.Format(listed), "watch": watched}
+	out := map[string]string{"get": protojson.Format(got), "list": protojson.Format(listed), "watch": watched.String()}
 	if mayEscalate {
 		if bundle := escalate(t, client); strings.Contains(bundle, canary) {
 			t.Error("the escalation bundle has the value")

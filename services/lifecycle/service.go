@@ -425,7 +425,7 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 	}
 }
 
-// sealStored seals, once, what a build before sealed values has stored.
+// sealStored seals what a build before sealed values has stored. It looks again now and then: a replica of that build may end later than this one starts.
 func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
 	for {
 		rows, err := sealer.Seal(ctx)
@@ -433,20 +433,24 @@ func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, task
 		if rows+queued > 0 {
 			s.base.Logger.InfoContext(ctx, "stored environment values sealed", slog.Int("rows", rows), slog.Int("tasks", queued))
 		}
-		err = errors.Join(err, taskErr)
-		if err == nil || ctx.Err() != nil {
-			<-ctx.Done()
-			return nil
+		wait := sealRetry
+		switch err = errors.Join(err, taskErr); {
+		case err == nil:
+			wait = sealAgain
+		case ctx.Err() == nil:
+			s.base.Logger.WarnContext(ctx, "stored environment values not sealed yet", obs.Err(err))
 		}
-		s.base.Logger.WarnContext(ctx, "stored environment values not sealed yet", obs.Err(err))
-		if !app.Sleep(ctx, sealRetry) {
+		if !app.Sleep(ctx, wait) {
 			return nil
 		}
 	}
 }
 
-// sealRetry is how long sealStored waits after a failure.
-const sealRetry = 10 * time.Second
+// sealRetry is how long sealStored waits after a failure, and sealAgain after it has sealed all there was.
+const (
+	sealRetry = 10 * time.Second
+	sealAgain = time.Hour
+)
 
 // Run serves until ctx ends, then stops in order.
 func (s *Service) Run(ctx context.Context) error {

@@ -35,9 +35,6 @@ type plane struct {
 	db    *testkit.Database
 	world *world
 	seats []*seat
-	// secrets are the keys of every seat, unless a test gave its own.
-	secrets *secretenv.Keys // nil: a fresh key
-	signing *secretenv.Keys // of the replica that hands out tasks; nil: secrets
 }
 
 // seat is one replica: its own connections, server and driver of sagas.

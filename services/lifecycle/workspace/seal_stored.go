@@ -94,12 +94,12 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 		if err != nil {
 			return fmt.Errorf("read workspace %s: %w", id, err)
 		}
-		sealed, clear, err := s.spec(raw, secretenv.Owner{TenantID: tenantID, WorkspaceID: id})
+		sealed, plain, err := s.spec(raw, secretenv.Owner{TenantID: tenantID, WorkspaceID: id})
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", id, err)
 		}
 		sum, bare := secretenv.Bare(digest)
-		if !clear && !bare {
+		if !plain && !bare {
 			return nil // another replica was here
 		}
 		if bare {
@@ -137,8 +137,8 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return false, fmt.Errorf("read input of run %s: %w", id, err)
 	}
-	sealed, clear, err := s.spec(in.Spec, owner)
-	if err != nil || !clear {
+	sealed, plain, err := s.spec(in.Spec, owner)
+	if err != nil || !plain {
 		return false, err
 	}
 	// Whatever else the input has stays. One that was amended meanwhile is read again by the next run of this.

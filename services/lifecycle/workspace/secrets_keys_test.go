@@ -79,9 +79,10 @@ func TestWhatOnlyAnswersHaveIsRefusedInRequests(t *testing.T) {
 	} {
 		req := withEnv("acme", "demo", "", nil)
 		edit(req.GetCreate().GetSpec().GetWorkloads()[0])
-		for _, req.DryRun = range []bool{true, false} {
+		for _, dry := range []bool{true, false} {
+			req.DryRun = dry
 			if _, err := b.server.RequestOperation(t.Context(), req); !fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) {
-				t.Errorf("%s, dry run %t: %v", name, req.GetDryRun(), err)
+				t.Errorf("%s, dry run %t: %v", name, dry, err)
 			}
 		}
 	}
