@@ -131,7 +131,7 @@ func TestEscalation(t *testing.T) {
 		}
 	}
 	for name, want := range map[string][]string{
-		"workspace.json": {k.A.WorkspaceID, `"DB_URL": "[redacted]"`}, "runs.json": {k.A.RunID}, "timeline.json": {"Allocate storage", `"failed"`},
+		"workspace.json": {k.A.WorkspaceID, `"env_names": [`, `"DB_URL"`}, "runs.json": {k.A.RunID}, "timeline.json": {"Allocate storage", `"failed"`},
 		"tasks.json": {k.A.TaskID, `"transitions"`}, "claims.json": {k.A.ClaimID}, "allocations.json": {k.A.AllocationID}, "instances.json": {k.A.InstanceID},
 		"nodes.json": {k.A.NodeID, k.A.SessionID}, "audit.json": {"again alpha", `"hash"`}, "policy.json": {"saga.retry_limit"}, "actions.json": {"cancel"},
 		"versions.json": {"lifecycle", "recovery", "schema"}, "ids.json": {k.A.RunID, "alpha/ws-alpha", k.A.ID}, "same_name.json": {k.A.WorkspaceID},

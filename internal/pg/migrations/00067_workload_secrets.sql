@@ -9,8 +9,8 @@ CREATE FUNCTION pg_temp.names_only(spec jsonb) RETURNS jsonb LANGUAGE sql AS $$
     SELECT CASE WHEN jsonb_typeof(spec->'workloads') IS DISTINCT FROM 'array' THEN spec ELSE jsonb_set(spec, '{workloads}', (
         SELECT coalesce(jsonb_agg(CASE
             WHEN jsonb_typeof(w.one->'env') = 'object' AND w.one->'env' <> '{}' THEN
-                (w.one - 'env') || jsonb_build_object('env_names', (SELECT jsonb_agg(k ORDER BY k COLLATE "C") FROM jsonb_object_keys(w.one->'env') k))
-            ELSE w.one - 'env' END ORDER BY w.at), '[]')
+                (w.one - 'env' - 'sealed_env') || jsonb_build_object('env_names', (SELECT jsonb_agg(k ORDER BY k COLLATE "C") FROM jsonb_object_keys(w.one->'env') k))
+            ELSE w.one - 'env' - 'sealed_env' END ORDER BY w.at), '[]')
         FROM jsonb_array_elements(spec->'workloads') WITH ORDINALITY AS w (one, at)))
     END
 $$;

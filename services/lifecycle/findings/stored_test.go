@@ -158,6 +158,19 @@ func TestWhatEarlierBuildsStoredIsSealed(t *testing.T) {
 		FROM readmodel.workspace WHERE workspace_id = $1`, id).Scan(&shown); err != nil || !cmp.Equal(shown, []string{"BAR", "FOO"}) {
 		t.Errorf("the projection shows %v: %v", shown, err)
 	}
+	// What is projected of an event of that build is what the migration made of the row, so that a rebuild finds no difference.
+	old, err := names.MarshalJSON(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	projected, err := secretenv.ShowNamesIn([]byte(`{"spec": ` + string(old) + `}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var same bool
+	if err := b.db.OwnerPool().QueryRow(t.Context(), `SELECT body = $2::jsonb FROM readmodel.workspace WHERE workspace_id = $1`, id, projected).Scan(&same); err != nil || !same {
+		t.Errorf("the migration and the projection differ: %v", err)
+	}
 	if n, err := sealer.Seal(t.Context()); n != 0 || err != nil {
 		t.Errorf("sealed %d rows again: %v", n, err)
 	}

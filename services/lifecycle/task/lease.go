@@ -45,8 +45,9 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	}
 	var res *lifecyclev1.LeaseTasksResponse
 	var tasks []picked
+	wrote := false
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		res, tasks = &lifecyclev1.LeaseTasksResponse{}, nil // a second try begins with nothing
+		res, tasks, wrote = &lifecyclev1.LeaseTasksResponse{}, nil, false // a second try begins with nothing
 		gates, err := gate.LockForWork(ctx, tx, nodes)
 		if err != nil {
 			return fmt.Errorf("lock gates: %w", err)
@@ -80,6 +81,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 				return fmt.Errorf("report tasks: %w", err)
 			}
 		}
+		wrote = len(tasks) > 0
 		if tasks, err = s.openValues(ctx, tx, tasks); err != nil {
 			return err
 		}
@@ -91,7 +93,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	if err := failpoint.Hit("lifecycle.lease.after_commit"); err != nil {
 		return nil, err
 	}
-	if len(tasks) > 0 {
+	if wrote {
 		s.deps.Committed()
 	}
 	return s.sign(res, tasks, leases)

@@ -47,7 +47,7 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	}
 	deploy := &nodev1.WorkloadDeploy{}
 	if err := proto.Unmarshal(t.payload, deploy); err != nil {
-		return nil, fmt.Errorf("read payload of task %s: %w", t.TaskID, err)
+		return t.payload, nil //nolint:nilerr // the agent cannot read it either, and refuses this one task
 	}
 	if err := s.deps.Secrets.OpenDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
 		return nil, err //nolint:wrapcheck // a fault that names the variable
@@ -82,11 +82,8 @@ func (s *Server) SealStored(ctx context.Context) (int, error) {
 		for _, t := range found {
 			last = t.TaskID
 			deploy := &nodev1.WorkloadDeploy{}
-			if err := proto.Unmarshal(t.Payload, deploy); err != nil {
-				return total, fmt.Errorf("read payload of task %s: %w", t.TaskID, err)
-			}
-			if len(deploy.GetWorkload().GetEnv())+len(deploy.GetSecretEnv()) == 0 {
-				continue
+			if err := proto.Unmarshal(t.Payload, deploy); err != nil || len(deploy.GetWorkload().GetEnv())+len(deploy.GetSecretEnv()) == 0 {
+				continue // what cannot be read has no value that could be
 			}
 			if err := s.deps.Secrets.SealDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
 				return total, err //nolint:wrapcheck // it says what it did
