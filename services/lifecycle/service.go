@@ -120,8 +120,16 @@ func (s *Service) material() (material, error) {
 		return m, errors.New("read secret: it is shorter than 32 characters")
 	}
 	m.secret = []byte(secret.Reveal())
-	m.values, err = secretenv.Load(s.cfg.WorkloadSecretsKeysFile)
-	return m, err //nolint:wrapcheck // it says what it did
+	m.values, err = workloadSecrets(s.cfg)
+	return m, err
+}
+
+func workloadSecrets(cfg Config) (*secretenv.Keys, error) {
+	keys, err := secretenv.Load(cfg.WorkloadSecretsKeysFile)
+	if err != nil {
+		return nil, fmt.Errorf("read workload_secrets_keys_file: %w", err)
+	}
+	return keys, nil
 }
 
 // taskVerifiers returns the keys that may have signed a task: our own, and those of the file that agents get, which
