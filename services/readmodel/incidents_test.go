@@ -74,6 +74,7 @@ func TestIncidentsRecoveriesAndTheBrake(t *testing.T) {
 
 	list, err := operator.ListIncidents(ctx, &readmodelv1.ListIncidentsRequest{MinPos: pos})
 	k.check(err)
+	open.Workspaces = []string{k.A.Name + "/" + k.A.WorkspaceName, k.B.Name + "/" + k.B.WorkspaceName} // names come with the answer
 	if len(list.GetItems()) != 1 || !proto.Equal(list.GetItems()[0], open) {
 		t.Fatalf("%v", list)
 	}

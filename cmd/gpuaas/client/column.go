@@ -140,6 +140,19 @@ func lines(_ *printer, fields []field) string {
 	return strings.Join(parts, "\n")
 }
 
+// named prints the names of a list of ids, one a line, and the id where there is no name. The fields are the names and the ids.
+func named(_ *printer, fields []field) string {
+	known, ids := fields[0].value.List(), fields[1].value.List()
+	parts := make([]string, ids.Len())
+	for i := range parts {
+		parts[i] = ids.Get(i).String()
+		if i < known.Len() {
+			parts[i] = or(known.Get(i).String(), parts[i])
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
 // length counts a list.
 func length(_ *printer, fields []field) string { return fmt.Sprint(fields[0].value.List().Len()) }
 

@@ -14,7 +14,7 @@ import (
 func incident() *recoveryv1.Incident {
 	return &recoveryv1.Incident{
 		IncidentId: claimID, Kind: commonv1.IncidentKind_INCIDENT_KIND_FLEET_BRAKE, Severity: commonv1.Severity_SEVERITY_P0, Summary: "5 of 9 failed at once",
-		WorkspaceIds: []string{workspaceID}, TenantIds: []string{tenantID}, OpenedAt: at(2), LastSeenAt: at(3), NextAction: "find what they have in common", Count: 2,
+		WorkspaceIds: []string{workspaceID, taskID}, Workspaces: []string{"acme/demo2", ""}, TenantIds: []string{tenantID}, OpenedAt: at(2), LastSeenAt: at(3), NextAction: "find what they have in common", Count: 2,
 	}
 }
 
@@ -39,7 +39,7 @@ func TestIncidentsAndRecoveries(t *testing.T) {
 	always(f, "ListRecoveries", &readmodelv1.ListRecoveriesResponse{Items: recoveries()})
 	for line, want := range map[string][]string{
 		"incidents list":                                                    {claimID, "fleet_brake", "P0", "5 of 9 failed at once"},
-		"incidents get " + claimID:                                          {"find what they have in common", workspaceID, tenantID, "acme/demo2", "recreate"},
+		"incidents get " + claimID:                                          {"find what they have in common", "WORKSPACE\tacme/demo2", taskID, tenantID, "acme/demo2", "recreate"},
 		"workspaces recoveries acme/demo2":                                  {"session_lost", "recovered", "recreate", "Allocate storage", "the budget is used up (next "},
 		"workspaces recoveries acme/demo2 -o wide":                          {"it was away"},
 		"workspaces recoveries acme/demo2 -o name":                          {taskID, runID},

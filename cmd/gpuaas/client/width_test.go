@@ -298,3 +298,31 @@ func TestFollowedRowsStayInTheirColumns(t *testing.T) {
 		t.Errorf("rows (-want +got):\n%s\n%s", diff, out.String())
 	}
 }
+
+// TestWideCharacters: columns stand below each other whatever the width of the characters, and what is cut stays within the width.
+func TestWideCharacters(t *testing.T) {
+	var out bytes.Buffer
+	nodes := []*readmodelv1.Node{{Name: "東京-1", Connected: true}, {Name: "n", Connected: true}}
+	if err := list(terminal(&out, 80), nodeView, nodes, ""); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		before, _, found := strings.Cut(line, "yes")
+		if found && ansi.StringWidth(before) != len("東京-1")-2+len(between) { // six bytes that are four wide
+			t.Errorf("%q begins its second column at %d", line, ansi.StringWidth(before))
+		}
+	}
+	out.Reset()
+	failed := &readmodelv1.Workspace{Tenant: "acme", Name: "demo", LastError: strings.Repeat("東京", 60)}
+	if err := list(terminal(&out, 80), workspaceView, []*readmodelv1.Workspace{failed}, ""); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if width := ansi.StringWidth(strings.TrimSuffix(line, "\n")); width > 80 {
+			t.Errorf("%q is %d wide", line, width)
+		}
+	}
+	if !strings.Contains(out.String(), cut) {
+		t.Errorf("nothing was cut:\n%s", out.String())
+	}
+}

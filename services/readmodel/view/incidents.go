@@ -42,7 +42,26 @@ func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*re
 	if !closed {
 		l.and("x.open")
 	}
-	return run(ctx, s, l, page, scanBody[recoveryv1.Incident])
+	items, next, err := run(ctx, s, l, page, scanBody[recoveryv1.Incident])
+	if err != nil {
+		return nil, "", err
+	}
+	return items, next, s.nameIncidents(ctx, items...)
+}
+
+// nameIncidents fills in the names of what incidents befell; one that is not known stays empty.
+func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incident) error {
+	var objects []nameless
+	for _, i := range items {
+		i.Workspaces, i.NodeNames = make([]string, len(i.GetWorkspaceIds())), make([]string, len(i.GetNodeIds()))
+		for n, id := range i.GetWorkspaceIds() {
+			objects = append(objects, nameless{workspaceID: id, workspace: &i.Workspaces[n]})
+		}
+		for n, id := range i.GetNodeIds() {
+			objects = append(objects, nameless{nodeID: id, node: &i.NodeNames[n]})
+		}
+	}
+	return s.withNames(ctx, objects)
 }
 
 // incidentLead is how long before an incident was opened the recoveries began that it may speak of.
@@ -59,6 +78,9 @@ func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Inciden
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("read incident: %w", err)
+	}
+	if err := s.nameIncidents(ctx, i); err != nil {
+		return nil, nil, err
 	}
 	workspaces := i.GetWorkspaceIds()
 	if len(workspaces) == 0 {

@@ -249,6 +249,8 @@ type Incident struct {
 	ClosedBy      string                 `protobuf:"bytes,15,opt,name=closed_by,json=closedBy,proto3" json:"closed_by,omitempty"`
 	Count         int64                  `protobuf:"varint,16,opt,name=count,proto3" json:"count,omitempty"`
 	Version       int64                  `protobuf:"varint,17,opt,name=version,proto3" json:"version,omitempty"`
+	Workspaces    []string               `protobuf:"bytes,18,rep,name=workspaces,proto3" json:"workspaces,omitempty"`                // tenant/name of each of `workspace_ids`, in answers to people
+	NodeNames     []string               `protobuf:"bytes,19,rep,name=node_names,json=nodeNames,proto3" json:"node_names,omitempty"` // of each of `node_ids`, in answers to people
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -400,6 +402,20 @@ func (x *Incident) GetVersion() int64 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *Incident) GetWorkspaces() []string {
+	if x != nil {
+		return x.Workspaces
+	}
+	return nil
+}
+
+func (x *Incident) GetNodeNames() []string {
+	if x != nil {
+		return x.NodeNames
+	}
+	return nil
 }
 
 // Brake stops automatic remedies when too much of the fleet needs them at once. Event kind `brake.changed`.
@@ -657,7 +673,7 @@ const file_gpuaas_recovery_v1_watchdog_proto_rawDesc = "" +
 	"userImpact\x12\x1a\n" +
 	"\battempts\x18\x13 \x01(\x05R\battempts\x12%\n" +
 	"\x0ecorrelation_id\x18\x14 \x01(\tR\rcorrelationId\x12\x18\n" +
-	"\aversion\x18\x15 \x01(\x03R\aversion\"\xa0\x05\n" +
+	"\aversion\x18\x15 \x01(\x03R\aversion\"\xdf\x05\n" +
 	"\bIncident\x12\x1f\n" +
 	"\vincident_id\x18\x01 \x01(\tR\n" +
 	"incidentId\x122\n" +
@@ -682,7 +698,12 @@ const file_gpuaas_recovery_v1_watchdog_proto_rawDesc = "" +
 	"\tclosed_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\bclosedAt\x12\x1b\n" +
 	"\tclosed_by\x18\x0f \x01(\tR\bclosedBy\x12\x14\n" +
 	"\x05count\x18\x10 \x01(\x03R\x05count\x12\x18\n" +
-	"\aversion\x18\x11 \x01(\x03R\aversion\"\xf3\x02\n" +
+	"\aversion\x18\x11 \x01(\x03R\aversion\x12\x1e\n" +
+	"\n" +
+	"workspaces\x18\x12 \x03(\tR\n" +
+	"workspaces\x12\x1d\n" +
+	"\n" +
+	"node_names\x18\x13 \x03(\tR\tnodeNames\"\xf3\x02\n" +
 	"\x05Brake\x12\x18\n" +
 	"\aengaged\x18\x01 \x01(\bR\aengaged\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1a\n" +
