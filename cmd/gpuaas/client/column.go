@@ -140,8 +140,8 @@ func lines(_ *printer, fields []field) string {
 	return strings.Join(parts, "\n")
 }
 
-// named prints the names of a list of ids, one a line, and the id where there is no name. The fields are the names and the ids.
-func named(_ *printer, fields []field) string {
+// nameOrID prints the names of a list of ids, one a line, and the id where there is no name. The fields are the names and the ids.
+func nameOrID(_ *printer, fields []field) string {
 	known, ids := fields[0].value.List(), fields[1].value.List()
 	parts := make([]string, ids.Len())
 	for i := range parts {

@@ -33,8 +33,8 @@ var incidentView = view[*recoveryv1.Incident]{
 		{title: "SEEN", path: "count", as: nonzero},
 		{title: "CLOSED BY", path: "closed_by"},
 		{title: "TENANTS", path: "tenant_ids", as: lines},
-		{title: "WORKSPACE", path: "workspaces workspace_ids", as: named},
-		{title: "NODES", path: "node_names node_ids", as: named},
+		{title: "WORKSPACE", path: "workspaces workspace_ids", as: nameOrID},
+		{title: "NODES", path: "node_names node_ids", as: nameOrID},
 	},
 }
 
