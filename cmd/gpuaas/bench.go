@@ -80,10 +80,10 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bench", Short: "Measure this build against raw baselines on this machine", GroupID: groupMesh, Args: noArgs,
 		Long: "Each bench measures its raw baseline in the same run and prints both in absolutes, with the environment and the ratio.\n" +
-			"It makes a Postgres of its own, with fsync on. A ratio that misses what is required ends with exit code 7.",
+			"It starts a Postgres of its own, with fsync on. A ratio that misses what is required ends with exit code 7.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what the parts under measurement say")
+	cmd.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what the measured parts log")
 	add := func(use, short string, agents int, which ...bencher) {
 		sub := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error { return runBenches(cmd, o, which) }}
 		if agents > 0 {
@@ -99,10 +99,10 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("streams", "Server memory of each connected, heartbeating agent", 5000, benchStreams)
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
 	add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
-	add("join", "How soon somebody is answered who joins a recreation, with Redis and without", 0, benchJoin, benchJoinAlone)
-	add("cancel", "How soon a cancel reaches the step that runs, whichever replica drives it, and by heartbeats alone", 0, benchCancel, benchCancelAlone)
-	add("resume", "How long an operation stands still when the process that drives it is killed", 0, benchResume)
-	add("all", "All of them, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
+	add("join", "Time until a request that joins a recreation is answered, with Redis and without", 0, benchJoin, benchJoinAlone)
+	add("cancel", "Time until a cancel reaches the running step, with notifications and by heartbeats alone", 0, benchCancel, benchCancelAlone)
+	add("resume", "How long an operation pauses when the process that drives it is killed", 0, benchResume)
+	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return runBenchChild(cmd, args[0]) },

@@ -23,7 +23,7 @@ func newClusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cluster", Short: "Run a mesh of separate processes on this machine", GroupID: groupMesh,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s wants up", cmd.CommandPath()))
+			return client.Usage(fmt.Errorf("%s needs up", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -37,7 +37,7 @@ func newClusterUpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "up", Short: "Start every service as a process of its own, and keep them running until Ctrl-C", Args: noArgs,
 		Long: "up runs the topology of a production mesh as separate processes: each service by its own command and configuration file, in replicas\n" +
-			"behind TCP balancers, agents, Postgres and Redis. Whatever ends by itself is started again, so kill what you like.\n" +
+			"behind TCP balancers, agents, Postgres and Redis. Whatever ends by itself is started again, so any of it may be killed.\n" +
 			"The node authority is embedded in recovery here, and the balancers stand where an ingress would: new connections go to replicas\n" +
 			"that are ready and answer.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return runCluster(cmd, cfg, level, contextName) },

@@ -19,9 +19,9 @@ import (
 // newComposeCommand holds what the containers of docker-compose.yaml run once.
 func newComposeCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "compose", Short: "Prepare what the containers of docker-compose.yaml stand on", GroupID: groupServices,
+		Use: "compose", Short: "Prepare the state that the containers of docker-compose.yaml need", GroupID: groupServices,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s wants prepare or admit", cmd.CommandPath()))
+			return client.Usage(fmt.Errorf("%s needs prepare or admit", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}

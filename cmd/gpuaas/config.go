@@ -34,12 +34,12 @@ func newConfigCheckCommand() *cobra.Command {
 		names = append(names, k.Name)
 	}
 	cmd := &cobra.Command{
-		Use: "check FILE", Short: "Tell everything that is wrong with a service's configuration file",
-		Long: "check reads a configuration file as the service would and tells all problems at once, each with its line.\n" +
-			"Whose file it is says its key `service`, or --service. Nothing is contacted.",
+		Use: "check FILE", Short: "Show all problems of a service's configuration file",
+		Long: "check reads a configuration file as the service would and reports all problems at once, each with its line.\n" +
+			"The key `service` or --service names the service that the file is for. Nothing is contacted.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return client.Usage(fmt.Errorf("%s wants one FILE", cmd.CommandPath()))
+				return client.Usage(fmt.Errorf("%s needs one FILE", cmd.CommandPath()))
 			}
 			return nil
 		},

@@ -34,7 +34,7 @@ func newDrillCommand(program *client.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "drill", Short: "Break a mesh on purpose and measure how it is seen and how it recovers", GroupID: groupMesh,
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s wants list or run", cmd.CommandPath()))
+			return client.Usage(fmt.Errorf("%s needs list or run", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -118,7 +118,8 @@ func newDrillRunCommand(program *client.Program) *cobra.Command {
 	var o drillOptions
 	cmd := &cobra.Command{
 		Use: "run NAME...|--all", Short: "Run drills and judge them by their budgets",
-		Long: "run brings up a mesh of separate processes, hurts it for real, and judges what the API says and how long recovery takes. The mesh ends with it.\n" +
+		Long: "run starts a mesh of separate processes, injects real faults, and holds what the API reports and how long recovery takes to the budgets.\n" +
+			"The mesh ends with it.\n" +
 			"With --context it runs on the mesh of that context, limited to what can be injected through its API; the others are refused.\n" +
 			"A drill that fails or misses a budget ends with exit code 7. Without --production-timers the mesh has short policy values and the budgets are scaled.",
 		Example: "  gpuaas drill run saga-step-wedged\n  gpuaas drill run --all --controls -o json",
@@ -135,7 +136,7 @@ func newDrillRunCommand(program *client.Program) *cobra.Command {
 	f.BoolVar(&o.all, "all", false, "every drill, in the order of the matrix")
 	f.BoolVar(&o.controls, "controls", false, "run both controls of each drill too: they must fail, and pass if they do")
 	f.BoolVar(&o.production, "production-timers", false, "with the policy values and the budgets of production")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "tell on stderr what is done and what the mesh's parts say")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log on stderr what is done, and what the parts of the mesh log")
 	f.StringVar(&o.dir, "data-dir", "", "directory of the drills' own mesh, which is kept (default: a temporary one, removed)")
 	return cmd
 }

@@ -42,14 +42,14 @@ func (c migrateConfig) Validate() error {
 func newMigrateCommand() *cobra.Command {
 	var file, ownerURL string
 	cmd := &cobra.Command{
-		Use: "migrate", Short: "Make databases, roles and schema, and tell what is missing", GroupID: groupServices,
+		Use: "migrate", Short: "Create databases, roles and schema, and show which migrations are applied", GroupID: groupServices,
 		Long: "migrate up makes the databases and one role for each service, then brings the schema up to this version; it may be run again at any time.\n" +
 			"With --database-url-file it only brings the schema up, as the owner of the schema.\n" +
-			"migrate status tells which migrations the database has, its era, and whether rollback mode is active.\n" +
+			"migrate status shows which migrations the database has, its era, and whether rollback mode is active.\n" +
 			"migrate restored is run once after the database was restored from a backup, before any service is started:\n" +
 			"see docs/restore.md.",
 		Args: func(cmd *cobra.Command, _ []string) error {
-			return client.Usage(fmt.Errorf("%s wants up, status or restored", cmd.CommandPath()))
+			return client.Usage(fmt.Errorf("%s needs up, status or restored", cmd.CommandPath()))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -58,10 +58,10 @@ func newMigrateCommand() *cobra.Command {
 	flags.StringVar(&ownerURL, "database-url-file", "", "file with the connection string of the schema's owner")
 	cmd.MarkFlagsMutuallyExclusive("config", "database-url-file")
 	cmd.AddCommand(
-		&cobra.Command{Use: "up", Short: "Make or bring up to date", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		&cobra.Command{Use: "up", Short: "Create the schema, or bring it up to date", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return migrateUp(cmd, file, ownerURL)
 		}},
-		&cobra.Command{Use: "status", Short: "Tell which migrations the database has", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		&cobra.Command{Use: "status", Short: "Show which migrations the database has", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return migrateStatus(cmd, file, ownerURL)
 		}},
 		newRestoredCommand(&file, &ownerURL),

@@ -131,9 +131,9 @@ var identityRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_MINT_CONSUMED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 10 * time.Second, Owner: ownerRecovery,
-		Public: "this box's launch secret is in use by another key of the same box",
+		Public: "the launch secret of this instance is in use by another key of the same instance",
 		Remedy: "wait: the gate opens again for the current epoch if the first key never becomes ready",
-		Impact: "the workspace waits for its box; the count is shown on the workspace",
+		Impact: "the workspace waits for its instance; the count is shown on the workspace",
 	},
 	commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT: {
 		Code: connect.CodeAborted, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerRecovery,
@@ -144,7 +144,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 10 * time.Second, Owner: ownerControl,
 		Public: "the certificate authority does not answer or is stopped",
-		Remedy: "`gpuaas ca status` shows why; nodes wait by themselves",
+		Remedy: "`gpuaas status` shows what is wrong; nodes wait by themselves",
 		Impact: "no certificates are issued; open sessions and workloads go on",
 	},
 }
@@ -165,9 +165,9 @@ var sessionRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_EPOCH_SUPERSEDED: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerLifecycle,
-		Public: "a later epoch of this workspace exists: this box has been replaced",
-		Remedy: "stop this box; its successor has the workspace",
-		Impact: "this box only; the workspace lives on in its successor",
+		Public: "a later epoch of this workspace exists: this instance has been replaced",
+		Remedy: "stop this instance; its successor has the workspace",
+		Impact: "this instance only; the workspace lives on in its successor",
 	},
 	commonv1.Reason_REASON_STREAM_MAX_AGE: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: time.Second, Owner: ownerNodeapi,

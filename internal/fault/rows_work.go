@@ -152,9 +152,9 @@ var workspaceRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE: {
 		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: 10 * time.Second, Owner: ownerOperator,
-		Public: "the box of the previous epoch is not confirmed ended",
-		Remedy: "wait for the driver's word, or give a fenced proof",
-		Impact: "this workspace waits, so that never two of its boxes live",
+		Public: "the instance of the previous epoch is not confirmed ended",
+		Remedy: "wait until the placement confirms its end, or recreate with --fenced-proof",
+		Impact: "this workspace waits, so that two of its instances never run at once",
 	},
 	commonv1.Reason_REASON_INSTANCE_OF_LOST_HISTORY: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerControl,
@@ -164,7 +164,7 @@ var workspaceRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_LAUNCH_FAILED: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerLifecycle,
-		Public: "the placement driver could not launch the box",
+		Public: "the placement driver could not launch the instance",
 		Remedy: "look at the step's error in the timeline; it is tried again within its budget",
 		Impact: "this workspace is not provisioned yet",
 	},

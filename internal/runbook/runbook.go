@@ -59,7 +59,8 @@ var failures = []Row{
 }
 
 // patience is the way on for every step of a teardown: it never goes back, so it is tried again or passed over.
-const patience = "once that is mended, `workspaces retry-undo`; if it never will be, `workspaces skip-undo` with a reason leaves an orphan claim and goes on"
+const patience = "once that is repaired, `gpuaas workspaces retry-undo WS`; if it never will be, " +
+	"`gpuaas workspaces skip-undo WS --reason TEXT` leaves an orphan claim and goes on"
 
 var rows = []Row{
 	{
@@ -69,29 +70,29 @@ var rows = []Row{
 	},
 	{
 		Step:  "End previous box",
-		Cause: "the placement does not confirm that the box of the former epoch has ended, or the machine that holds the workspace cannot be reached",
+		Cause: "the placement does not confirm that the instance of the former epoch has ended, or the machine that holds the workspace cannot be reached",
 		Advice: "look at the node and at the placement's own list: the next epoch never starts before the former is confirmed ended; for a machine that never " +
-			"comes back, `workspaces cancel`, and once it rests `workspaces recreate --fenced-proof` with a reason",
+			"comes back, `gpuaas workspaces cancel WS`, and once it is failed `gpuaas workspaces recreate WS --fenced-proof PROOF --reason TEXT`",
 	},
 	{
 		Step:  StepBox,
-		Cause: "no slot, device or storage is free, the box does not start, or its agent cannot enrol",
+		Cause: "no slot, device or storage is free, the instance does not start, or its agent cannot enrol",
 		Advice: "look at the platform's health, at free capacity and at the workspace's register failures; after five minutes without progress the " +
-			"watchdog replaces a box that does not come, within its budgets; otherwise cancel, reset and retry",
+			"watchdog replaces an instance that does not connect, within its budgets; otherwise cancel, reset and retry",
 	},
 	{
 		Step:   "Allocate workflow handle",
 		Cause:  "the control plane could not write the workspace's handle",
-		Advice: "this is ours: look at lifecycle and its database, and escalate",
+		Advice: "the control plane is at fault: look at lifecycle and its database, and escalate",
 	},
 	{
 		Step:   "Apply per-tenant schema",
 		Cause:  "the workload database refused a statement of a migration, or does not answer",
-		Advice: "read the step's error; reset and retry mends what was passing",
+		Advice: "read the step's error; if it was temporary, reset and retry",
 	},
 	{
 		Step:   "Deploy tenant workloads",
-		Cause:  "a workload's image, command or device is not to be had on the node, or the node does not answer",
+		Cause:  "a workload's image, command or device is not available on the node, or the node does not answer",
 		Advice: "cancel, reset, retry; if it fails again, look at the task's error on the node",
 	},
 	{
@@ -102,7 +103,7 @@ var rows = []Row{
 	{
 		Step:   "Mark active",
 		Cause:  "the last change of state was not committed; this is rare",
-		Advice: "reset and retry: everything that was made is kept and adopted, and only the flip is tried again",
+		Advice: "reset and retry: everything that was made is kept, and only the last change is tried again",
 	},
 	{
 		Step:   "Remove tenant workloads",
@@ -117,11 +118,11 @@ var rows = []Row{
 	{
 		Step:   "Release workflow handle",
 		Cause:  "the control plane could not remove the workspace's handle",
-		Advice: "this is ours: look at lifecycle and its database; " + patience,
+		Advice: "the control plane is at fault: look at lifecycle and its database; " + patience,
 	},
 	{
 		Step:   "Release storage and box",
-		Cause:  "the placement does not confirm the end of the box, or the machine that holds the storage cannot be reached",
+		Cause:  "the placement does not confirm the end of the instance, or the machine that holds the storage cannot be reached",
 		Advice: "look at the node and at the placement's own list; " + patience,
 	},
 	{

@@ -20,8 +20,8 @@ func TestMistakesAreAnsweredWithWhatWasMeant(t *testing.T) {
 		"workspaces lst":              `unknown command "lst" of "gpuaas workspaces": did you mean list`,
 		"workspaces nothinglikeit":    `unknown command "nothinglikeit" of "gpuaas workspaces"`,
 		"workspaces create x":         "--tenant T, or $GPUAAS_TENANT",
-		"allocations force-release A": "wants --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas allocations get A`",
-		"allocations force-release A --reason x --expected-fence 3": "wants --fenced-proof P:",
+		"allocations force-release A": "needs --expected-fence F, --fenced-proof P, --reason TEXT: `gpuaas allocations get A`",
+		"allocations force-release A --reason x --expected-fence 3": "needs --fenced-proof P:",
 		"instances end I": "instances end needs --reason TEXT",
 	} {
 		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) {

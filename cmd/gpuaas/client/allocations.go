@@ -39,7 +39,7 @@ func (p *Program) allocationsCommand() *cobra.Command {
 		workspace string
 	)
 	ls := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the holds on slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
+		Use: "list", Aliases: []string{"ls"}, Short: "List allocations of slots and GPUs", Example: "  gpuaas allocations list --workspace acme/demo2", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			id, err := s.workspaceID(ctx, workspace)
 			if err != nil {
@@ -78,7 +78,7 @@ func (p *Program) allocationsCommand() *cobra.Command {
 			return under(s.printer, claimView.columns, answer.GetClaims())
 		}),
 	}
-	return group("allocations", "Holds on slots and their GPUs", []string{"allocation", "alloc"}, ls, get, p.retryReleaseCommand(), p.forceReleaseCommand())
+	return group("allocations", "Allocations of slots and GPUs to workspaces", []string{"allocation", "alloc"}, ls, get, p.retryReleaseCommand(), p.forceReleaseCommand())
 }
 
 func (p *Program) retryReleaseCommand() *cobra.Command {
@@ -100,7 +100,7 @@ func (p *Program) retryReleaseCommand() *cobra.Command {
 		}),
 	}
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
-	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "say what it would do")
+	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "only show what it would do")
 	return cmd
 }
 
@@ -108,7 +108,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	req := &lifecyclev1.ForceReleaseRequest{}
 	var proof string
 	cmd := &cobra.Command{
-		Use: "force-release ALLOC", Short: "Free an allocation on your word; what cannot be cleaned becomes orphan claims",
+		Use: "force-release ALLOC", Short: "Free an allocation on your own statement that nothing of it runs; what cannot be cleaned becomes orphan claims",
 		Example: "  gpuaas allocations force-release 0192f0c1-0000-7000-8000-000000000001 --expected-fence 5 --fenced-proof powered_off --ack-orphan CLAIM --reason 'rack 12 is dead' --dry-run",
 		Args:    args("ALLOC"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
@@ -146,7 +146,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	flags.StringVar(&proof, "fenced-proof", "", "why nothing of it runs any more: powered_off, network_isolated, reimaged, operator_asserts")
 	flags.StringSliceVar(&req.AckOrphans, "ack-orphan", nil, "claim that may be left behind; give each")
 	flags.StringVar(&req.Reason, "reason", "", "why, for the audit log")
-	flags.BoolVar(&req.DryRun, "dry-run", false, "say what it would do, and which claims it may leave behind")
+	flags.BoolVar(&req.DryRun, "dry-run", false, "only show what it would do, and which claims it may leave behind")
 	asks(cmd)
 	next := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -158,7 +158,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 		}
 		if len(missing) > 0 {
 			slices.Sort(missing)
-			return Usage(fmt.Errorf("force-release wants %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
+			return Usage(fmt.Errorf("force-release needs %s: `gpuaas allocations get %s` shows the fence and the claims", strings.Join(missing, ", "), args[0]))
 		}
 		return next(cmd, args)
 	}
@@ -177,7 +177,7 @@ func (s *session) losesAllocation(id string) func(context.Context) (question, er
 			name = fullName(w.GetWorkspace())
 		}
 		return question{name, []string{
-			fmt.Sprintf("The slot and the GPUs of %s will be free for others, on your word that nothing of it runs any more.", name),
+			fmt.Sprintf("The slot and the GPUs of %s will be free for others, on your statement that nothing of it runs any more.", name),
 			"What could not be cleaned stays behind as orphan claims. If something does run, two workspaces share a machine.",
 		}}, nil
 	}

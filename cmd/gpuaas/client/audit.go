@@ -30,7 +30,7 @@ var auditView = view[*readmodelv1.AuditRow]{
 }
 
 func (p *Program) auditCommand() *cobra.Command {
-	return group("audit", "Who decided what", nil, p.auditList(), p.auditVerify())
+	return group("audit", "The audit log: who decided what", nil, p.auditList(), p.auditVerify())
 }
 
 func (p *Program) auditList() *cobra.Command {

@@ -46,7 +46,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
-	flags.StringVar(&f.placement, "placement", "", "how the box comes to be: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
+	flags.StringVar(&f.placement, "placement", "", "where the workspace runs: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
 	flags.StringVar(&f.plan, "plan", "", "plan (default: the mesh's)")
 	flags.StringVar(&f.region, "region", "", "region (default: the mesh's)")
 }
@@ -115,7 +115,7 @@ func (f *specFlags) parseWorkload() (*nodev1.Workload, error) {
 	for _, text := range f.env {
 		name, value, ok := strings.Cut(text, "=")
 		if !ok || name == "" {
-			return nil, errors.New("--env wants NAME=VALUE")
+			return nil, errors.New("--env needs NAME=VALUE")
 		}
 		if w.Env == nil {
 			w.Env = map[string]string{}
@@ -202,7 +202,7 @@ func (p *Program) workspacesCreate() *cobra.Command {
 	}
 	cmd.RunE = p.run(func(ctx context.Context, s *session, args []string) error {
 		if req.GetTenant() == "" {
-			return Usage(errors.New("gpuaas workspaces create wants --tenant T, or $GPUAAS_TENANT: `gpuaas tenants list` shows those that exist"))
+			return Usage(errors.New("gpuaas workspaces create needs --tenant T, or $GPUAAS_TENANT: `gpuaas tenants list` shows those that exist"))
 		}
 		var err error
 		if req.Spec, err = spec.spec(cmd.Flags().Changed, cmd.InOrStdin()); err != nil {
@@ -221,9 +221,9 @@ func (p *Program) workspacesCreate() *cobra.Command {
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")
-	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "the same key answers the same operation")
-	flags.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do, and what is unmet")
-	flags.BoolVar(&wait, "wait", false, "tell each step, wait until the workspace is active, and print it with its endpoints")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "a repeated request with the same `key` gets the same operation")
+	flags.BoolVar(&req.DryRun, "dry-run", false, "only show what it would do, or what stands in the way")
+	flags.BoolVar(&wait, "wait", false, "print each step, wait until the workspace is active, and print it with its endpoints")
 	flags.DurationVar(&timeout, "timeout", 10*time.Minute, "give up waiting after this long (exit 6); the operation goes on; 0 waits without end")
 	spec.add(flags)
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)

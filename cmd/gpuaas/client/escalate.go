@@ -43,7 +43,7 @@ type bundleReport struct {
 func (p *Program) workspacesEscalate() *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
-		Use: "escalate WS --out FILE.zip", Short: "Write all that is known of a workspace into one file, for whoever is to look into it",
+		Use: "escalate WS --out FILE.zip", Short: "Write all that is known of a workspace into one file, to hand on for investigation",
 		Example: "  gpuaas workspaces escalate acme/demo2 --out demo2.zip", Args: args("WS"), ValidArgsFunction: onlyFirst(p.completeWorkspaces),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			if out == "" {

@@ -141,7 +141,7 @@ func (p *Program) findingsCommand() *cobra.Command {
 	ls.Flags().BoolVar(&req.IncludeResolved, "all", false, "those that are over as well")
 	ls.Flags().StringVar(&req.Workspace, "workspace", "", "only those of this workspace")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	return group("findings", "What contradicts itself, and rows changed behind their saga's back", []string{"finding"}, ls, p.getFindingCommand(), p.acknowledgeCommand())
+	return group("findings", "Contradictions between records, and rows that were changed by hand", []string{"finding"}, ls, p.getFindingCommand(), p.acknowledgeCommand())
 }
 
 func (p *Program) getFindingCommand() *cobra.Command {

@@ -31,7 +31,7 @@ func (p *Program) tenantsCommand() *cobra.Command {
 		storage          string
 	}
 	create := &cobra.Command{
-		Use: "create NAME", Short: "Make a tenant with its quota; one that is there already is answered as it is",
+		Use: "create NAME", Short: "Make a tenant with its quota; one that exists is left as it is",
 		Example: "  gpuaas tenants create acme --workspaces 10 --gpus 8 --storage 1Ti",
 		Args:    args("NAME"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
@@ -149,7 +149,7 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), member{"pos", answer.GetResponse().GetPos()})
 		}),
 	}
-	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "only say what it would do")
+	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "only show what it would do")
 	asks(cmd)
 	reasonFlag(cmd, &req.Reason, true)
 	return cmd
@@ -264,5 +264,5 @@ func (p *Program) claimsCommand() *cobra.Command {
 	ls.Flags().BoolVar(&orphaned, "orphaned", false, "only those that were given up without being confirmed gone")
 	ls.Flags().BoolVar(&all, "all", false, "released ones too")
 	_ = ls.RegisterFlagCompletionFunc("workspace", p.completeWorkspaces)
-	return group("claims", "Resource claims", []string{"claim"}, ls)
+	return group("claims", "Resources that operations made or meant to make", []string{"claim"}, ls)
 }

@@ -18,7 +18,7 @@ import (
 
 func (p *Program) statusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show how the parts of the mesh are", Example: "  gpuaas status\n  gpuaas status -o json --jq '.components[] | select(.ok | not).name'", Args: args(),
+		Use: "status", Short: "Show the state of each part of the mesh", Example: "  gpuaas status\n  gpuaas status -o json --jq '.components[] | select(.ok | not).name'", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.query.GetStatus(ctx, &readmodelv1.GetStatusRequest{})
 			if err != nil {
@@ -138,8 +138,8 @@ func (p *Program) policyCommand() *cobra.Command {
 		}),
 	}
 	reasonFlag(set, &req.Reason, false)
-	set.Flags().BoolVar(&req.AcknowledgeWeakening, "acknowledge-weakening", false, "accept that the new value weakens a promise; wants --reason")
-	return group("policy", "Policy keys: cadences, budgets and limits as data", nil, get, set)
+	set.Flags().BoolVar(&req.AcknowledgeWeakening, "acknowledge-weakening", false, "accept that the new value weakens a budget; needs --reason")
+	return group("policy", "Policy keys: intervals, budgets and limits", nil, get, set)
 }
 
 var reasonView = view[*readmodelv1.ReasonText]{
@@ -155,7 +155,7 @@ var reasonView = view[*readmodelv1.ReasonText]{
 
 func (p *Program) explainCommand() *cobra.Command {
 	reason := &cobra.Command{
-		Use: "reason [CODE]", Short: "Say what a reason means, whom it affects, whose it is and what to do; without a code, all of them",
+		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; without a code, all reasons",
 		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
 		ValidArgs: names.Spellings[commonv1.Reason](),
 		RunE: p.local(func(_ context.Context, pr *printer, args []string) error {
@@ -174,7 +174,7 @@ func (p *Program) explainCommand() *cobra.Command {
 			return one(pr, reasonView, reasonText(fault.Explain(reason)))
 		}),
 	}
-	return group("explain", "Meaning of what the mesh says", nil, reason)
+	return group("explain", "Explain reason codes", nil, reason)
 }
 
 func reasonText(e fault.Explanation) *readmodelv1.ReasonText {

@@ -120,7 +120,7 @@ func hostText(_ *printer, n *readmodelv1.Node) string {
 }
 
 func (p *Program) nodesCommand() *cobra.Command {
-	return group("nodes", "The fleet: machines and boxes", []string{"node"},
+	return group("nodes", "The fleet: machines, and instances of workspaces", []string{"node"},
 		p.nodesList(), p.nodesGet(), p.nodesWatch(), p.nodesEnroll(),
 		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_HOLD, "Close the node's session and give it no work until it is reactivated"),
 		p.nodesIdentity(recoveryv1.IdentityVerb_IDENTITY_VERB_QUARANTINE, "Set a suspicious node aside"),

@@ -229,7 +229,7 @@ func group(use, short string, aliases []string, subs ...*cobra.Command) *cobra.C
 					names = append(names, sub.Name())
 				}
 			}
-			return Usage(fmt.Errorf("%s wants one of: %s", cmd.CommandPath(), strings.Join(names, ", ")))
+			return Usage(fmt.Errorf("%s needs one of: %s", cmd.CommandPath(), strings.Join(names, ", ")))
 		},
 	}
 	cmd.AddCommand(subs...)
@@ -250,7 +250,7 @@ func firstExamples(cmds []*cobra.Command) string {
 func args(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		if len(given) < len(names) {
-			return Usage(fmt.Errorf("%s wants %s", cmd.CommandPath(), strings.Join(names[len(given):], " and ")))
+			return Usage(fmt.Errorf("%s needs %s", cmd.CommandPath(), strings.Join(names[len(given):], " and ")))
 		}
 		if len(given) > len(names) {
 			return Usage(fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), given[len(names)]))

@@ -58,9 +58,9 @@ func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.Ta
 }
 
 func (p *Program) tasksCommand() *cobra.Command {
-	return group("tasks", "What agents were asked to do", []string{"task"},
-		p.tasksList(), p.tasksGet(), p.tasksChange("cancel", "Ask for a task's end; one that never reached its agent ends at once"),
-		p.tasksChange("requeue", "Queue a task that ended without an effect once more"),
+	return group("tasks", "Tasks of node agents", []string{"task"},
+		p.tasksList(), p.tasksGet(), p.tasksChange("cancel", "Cancel a task; one that has not reached its agent ends at once"),
+		p.tasksChange("requeue", "Queue a task again that ended without an effect"),
 		p.tasksChange("close", "Close a task whose outcome is unknown and stays so"))
 }
 

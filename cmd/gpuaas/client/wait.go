@@ -125,7 +125,7 @@ func (p *Program) workspacesWait() *cobra.Command {
 	cmd.Flags().StringVar(&for_, "for", "state=active", "what to wait for: state=S[,S...] or user_state=S[,S...]")
 	_ = cmd.RegisterFlagCompletionFunc("for", completeConditions)
 	cmd.Flags().DurationVar(&timeout, "timeout", 60*time.Second, "give up after this long (exit 6); 0 waits without end")
-	cmd.Flags().StringVar(&minPos, "min-pos", "", "the pos of an earlier command's answer: look at nothing older")
+	cmd.Flags().StringVar(&minPos, "min-pos", "", "`position` that an earlier command printed as pos: ignore anything older")
 	return cmd
 }
 

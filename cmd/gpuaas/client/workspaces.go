@@ -132,7 +132,7 @@ func (p *Program) workspacesCommand() *cobra.Command {
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY, "Provision a failed workspace again"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO, "Try the undo of a stuck workspace again"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO, "Give up an undo that cannot succeed; its claims become orphans"),
-		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's box and launch another with the next epoch"),
+		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_RECREATE, "End the workspace's instance and launch another with the next epoch"),
 		p.workspacesOperate(commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, "End a workspace and give back all it holds"),
 	)
 }
@@ -259,7 +259,7 @@ func (p *Program) workspacesTimeline() *cobra.Command {
 			return under(s.printer, runView.columns, answer.GetHistory())
 		}),
 	}
-	cmd.Flags().StringVar(&req.RunId, "run", "", "show this run instead of the one that stands: one of those that the timeline lists")
+	cmd.Flags().StringVar(&req.RunId, "run", "", "show this `run` instead of the newest: one of those that the timeline lists")
 	return cmd
 }
 
@@ -357,7 +357,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 				return err
 			}
 			if proof != "" && strings.TrimSpace(req.GetReason()) == "" {
-				return Usage(errors.New("--fenced-proof wants --reason TEXT: it goes into the record"))
+				return Usage(errors.New("--fenced-proof needs --reason TEXT: it goes into the record"))
 			}
 			req.Workspace = args[0]
 			if lost != "" {
@@ -379,11 +379,11 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 	flags := cmd.Flags()
 	flags.StringVar(&req.Reason, "reason", "", "why, in words, for the record"+onlyIf(lost != "", " (required, except with --dry-run)"))
 	flags.BoolVar(&req.Override, "override", false, "go beyond the limit of retries; needs the operator role")
-	flags.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do, and what is unmet")
-	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "the same key answers the same operation")
+	flags.BoolVar(&req.DryRun, "dry-run", false, "only show what it would do, or what stands in the way")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "a repeated request with the same `key` gets the same operation")
 	if kind == commonv1.OperationKind_OPERATION_KIND_RECREATE {
 		proofs := names.Spellings[commonv1.FencedProof]()
-		flags.StringVar(&proof, "fenced-proof", "", "an operator's word that nothing runs on a machine that cannot confirm it: "+strings.Join(proofs, ", ")+"; needs --reason")
+		flags.StringVar(&proof, "fenced-proof", "", "an operator's statement that nothing runs on a machine that cannot confirm it: "+strings.Join(proofs, ", ")+"; needs --reason")
 		_ = cmd.RegisterFlagCompletionFunc("fenced-proof", cobra.FixedCompletions(proofs, cobra.ShellCompDirectiveNoFileComp))
 	}
 	if _, ok := restingState[kind]; ok {

@@ -428,7 +428,7 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "no operation of the workspace is stuck", unmet}, known),
 		option(kSkipUndo, "leaves what cannot be undone as an orphan claim and goes on", condition{stuck, "no operation of the workspace is stuck", unmet}, known),
 		recreate,
-		option(kDecommission, "removes workloads, schema, handle, storage and box, for good",
+		option(kDecommission, "removes workloads, schema, handle, storage and instance, for good",
 			condition{!open || stuck, isOpen + ": cancel it first", inProgress},
 			condition{endable || open, "the workspace is " + w.State + ": one that is active, failed or stuck can be decommissioned", unmet}),
 	}, releases...), nil

@@ -267,7 +267,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 	switch {
 	case len(claims) == 0, len(away) > 0 && !stays:
 	case ownBox(spec.GetPlacement()):
-		first += fmt.Sprintf("stops the workloads and ends the box of epoch %d with the storage on it; ", w.Epoch)
+		first += fmt.Sprintf("stops the workloads and ends the instance of epoch %d with the storage on it; ", w.Epoch)
 	default:
 		first += fmt.Sprintf("removes the workloads of epoch %d; ", w.Epoch)
 		kept = "storage, schema and handle are kept, on the same machine"
@@ -276,7 +276,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 		first += "then "
 	}
 	if len(claims) == 0 {
-		kept = "no box and no workload are left to end; of schema and handle what is there is kept"
+		kept = "no instance and no workload are left to end; what is there of schema and handle is kept"
 	}
 	return first + "provisions the next epoch: " + kept +
 		". If that fails for good or is cancelled everything is undone, storage and schema too, and the workspace ends failed"
@@ -286,7 +286,7 @@ func recreateConsequence(w saga.Workspace, spec *lifecyclev1.WorkspaceSpec, clai
 func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, open, proven bool) (*lifecyclev1.ActionOption, error) {
 	if open {
 		o := &lifecyclev1.ActionOption{
-			Kind: kRecreate, Reason: commonv1.Reason_REASON_OPERATION_IN_PROGRESS, Consequence: "ends the box and provisions the workspace in a new epoch",
+			Kind: kRecreate, Reason: commonv1.Reason_REASON_OPERATION_IN_PROGRESS, Consequence: "ends the instance and provisions the workspace in a new epoch",
 			Unmet: []string{saga.IsOpen(&run)},
 		}
 		if run.State == "stuck" {
@@ -299,7 +299,7 @@ func (s *Server) recreateOption(ctx context.Context, tx pgx.Tx, w saga.Workspace
 		return nil, err
 	}
 	if r.consequence == "" {
-		r.consequence = "ends the box and provisions the workspace in a new epoch"
+		r.consequence = "ends the instance and provisions the workspace in a new epoch"
 	}
 	return &lifecyclev1.ActionOption{Kind: kRecreate, Possible: r.possible(), Unmet: r.unmet, Reason: r.reason, Consequence: r.consequence}, nil
 }

@@ -69,7 +69,7 @@ func (s *Server) replaceable(
 // leaves one without the other, and nobody's request comes between them.
 func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, reason string) error {
 	if reason == "" {
-		reason = "its box does not come"
+		reason = "its instance does not connect"
 	}
 	_, err := s.deps.Core.CancelParked(ctx, tx, run.ID, StepStorage, by, reason)
 	return err //nolint:wrapcheck // a fault, or it says what it did
@@ -77,6 +77,6 @@ func (s *Server) cancelFirst(ctx context.Context, tx pgx.Tx, run saga.Run, by, r
 
 // replaces is what a dry run says of a recreation that cancels an open run first.
 func replaces(w saga.Workspace, run saga.Run) *lifecyclev1.Operation {
-	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for a box that does not come; "+
-		"then ends that box and provisions the next epoch", run.ID, run.Kind))
+	return foretold(w, kRecreate, fmt.Sprintf("cancels operation %s (%s), which waits for an instance that does not connect; "+
+		"then ends that instance and provisions the next epoch", run.ID, run.Kind))
 }

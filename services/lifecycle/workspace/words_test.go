@@ -148,7 +148,7 @@ func TestConsequencesAreThoseOfTheMoment(t *testing.T) {
 	if got := said(id, kRetry); !strings.Contains(got, "nothing is left") || strings.Contains(got, "decommission") {
 		t.Errorf("a retry of one that is clean: %q", got)
 	}
-	if got := said(id, kRecreate); !strings.HasPrefix(got, "provisions the next epoch: no box") {
+	if got := said(id, kRecreate); !strings.HasPrefix(got, "provisions the next epoch: no instance") {
 		t.Errorf("a recreation of one that is clean: %q", got)
 	}
 	fails := func() {

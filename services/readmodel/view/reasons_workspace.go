@@ -10,14 +10,14 @@ var workspaceReasons = []*readmodelv1.ReasonText{
 	{
 		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not succeeded since; the flag stops nothing",
 		Impact: "the operation goes on waiting; other workspaces are not touched", Owner: "lifecycle",
-		NextAction: "read the likely cause and the advice of `gpuaas workspaces timeline`; a box that does not come is replaced by the watchdog within its budgets; " +
+		NextAction: "read the likely cause and the advice of `gpuaas workspaces timeline`; an instance that does not connect is replaced by the watchdog within its budgets; " +
 			"else cancel, reset and retry",
 		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "register_failing", Meaning: "the workspace's box is refused as it registers; the count and the last refusal stand on the workspace",
-		Impact: "the workspace waits for its box, whose agent asks again by itself; other workspaces are not touched", Owner: "recovery",
-		NextAction: "wait: the gate opens again for the box of the present epoch; if the count goes on growing, recreate the workspace",
+		Code: "register_failing", Meaning: "the workspace's instance is refused when it registers; `gpuaas workspaces get` shows the count and the last refusal",
+		Impact: "the workspace waits for its instance, whose agent asks again by itself; other workspaces are not touched", Owner: "recovery",
+		NextAction: "wait: the gate opens again for the instance of the present epoch; if the count goes on growing, recreate the workspace",
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
@@ -26,8 +26,8 @@ var workspaceReasons = []*readmodelv1.ReasonText{
 		Action: commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: "release_failed", Meaning: "what a hold has left on its node could not be cleaned up before the deadline",
-		Impact: "the node is cordoned and the hold stays occupied; what already runs on the node goes on", Owner: "lifecycle",
+		Code: "release_failed", Meaning: "what an allocation has left on its node could not be cleaned up before the deadline",
+		Impact: "the node is cordoned and the allocation stays occupied; what already runs on the node goes on", Owner: "lifecycle",
 		NextAction: "bring the node back and `gpuaas allocations retry-release`; or `gpuaas allocations force-release` with evidence and a reason",
 		Action:     commonv1.Action_ACTION_WAIT,
 	},

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/runbook"
+)
+
+// TestAdviceNamesCommandsThatExist: each command line in the advice of a reason or of a step can be parsed.
+func TestAdviceNamesCommandsThatExist(t *testing.T) {
+	var texts []string
+	for _, e := range fault.Catalogue() {
+		texts = append(texts, e.Meaning, e.NextAction, e.Impact)
+	}
+	for _, step := range runbook.Rows() {
+		texts = append(texts, step.Cause, step.Advice)
+	}
+	quoted := regexp.MustCompile("`gpuaas ([^`]*)`")
+	n := 0
+	for _, text := range texts {
+		for _, line := range quoted.FindAllStringSubmatch(text, -1) {
+			n++
+			if err := parses(strings.Fields(line[1])); err != nil {
+				t.Errorf("%q advises `gpuaas %s`: %v", text, line[1], err)
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("only %d command lines are found", n)
+	}
+}
+
+// parses reports what is wrong with a command line, as far as names and flags go.
+func parses(words []string) error {
+	root := newRoot(client.New())
+	cmd, rest, err := root.Find(words)
+	if err != nil {
+		return err
+	}
+	if cmd.HasSubCommands() {
+		return client.UnknownCommand(cmd, strings.Join(append(rest, "?"), " "))
+	}
+	for _, word := range rest {
+		if name, ok := strings.CutPrefix(word, "--"); ok && cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
+			return client.Usage(errUnknownFlag(word))
+		}
+	}
+	return nil
+}
+
+type errUnknownFlag string
+
+func (e errUnknownFlag) Error() string { return "unknown flag " + string(e) }
