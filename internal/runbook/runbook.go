@@ -28,35 +28,18 @@ func Of(step string) (Row, bool) {
 	return rows[i], true
 }
 
-// OfFailure returns the row of a step that failed with a reason: the reason's own where it says more than the step does, else the step's.
-func OfFailure(step, reason string) (Row, bool) {
-	if i := slices.IndexFunc(failures, func(r Row) bool { return r.Step == reason }); i >= 0 {
-		row := failures[i]
-		row.Step = step
-		return row, true
+// OfWorkload returns the row of a step that failed because what the tenant runs ended: what the step itself says would look for it in the platform.
+func OfWorkload(step string) Row {
+	return Row{
+		Step:  step,
+		Cause: "the tenant's workload ends, or starts and ends again and again; its node and the platform work",
+		Advice: "this is the tenant's, not the platform's: read the last output, correct the command, the image or the environment, and create the " +
+			"workspace anew",
 	}
-	return Of(step)
 }
 
 // Rows answers all of them, in the order in which the steps come.
 func Rows() []Row { return slices.Clone(rows) }
-
-// crashed is what to do about a workload that ends.
-const crashed = "this is the tenant's, not the platform's: read the last output, correct the command, the image or the environment, and create the workspace anew"
-
-// failures are rows of reasons, spelled as they are in the timeline, in the place of the step.
-var failures = []Row{
-	{
-		Step:   "workload_crash_loop",
-		Cause:  "the tenant's workload starts and exits, again and again; its node and the platform work",
-		Advice: crashed,
-	},
-	{
-		Step:   "workload_failed",
-		Cause:  "the tenant's workload ended or cannot be started; its node and the platform work",
-		Advice: crashed,
-	},
-}
 
 // patience is the way on for every step of a teardown: it never goes back, so it is tried again or passed over.
 const patience = "once that is repaired, `gpuaas workspaces retry-undo WS`; if it never will be, " +

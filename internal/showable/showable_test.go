@@ -123,18 +123,19 @@ func TestCleanInPieces(t *testing.T) {
 	t.Parallel()
 	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n")
 	want := showable.Clean(text)
-	for first := range len(text) {
+	for first := range text {
 		for second := first; second <= len(text); second++ {
-			var got string
+			var got strings.Builder
 			var carried []byte
 			for _, piece := range [][]byte{text[:first], text[first:second], text[second:]} {
 				data := append(append([]byte{}, carried...), piece...)
 				keep := showable.Unfinished(data)
-				got += showable.Clean(data[:len(data)-keep])
+				got.WriteString(showable.Clean(data[:len(data)-keep]))
 				carried = data[len(data)-keep:]
 			}
-			if got += showable.Clean(carried); got != want {
-				t.Fatalf("cut at %d and %d: %q, want %q", first, second, got, want)
+			got.WriteString(showable.Clean(carried))
+			if got.String() != want {
+				t.Fatalf("cut at %d and %d: %q, want %q", first, second, got.String(), want)
 			}
 		}
 	}

@@ -117,6 +117,7 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 	if diff := cmp.Diff([]string{"queued", "dispatched", "delivered", "running", "succeeded"}, slices.Compact(states)); diff != "" {
 		t.Errorf("the probe's states: %s", diff)
 	}
+	readsOutput(t, c, run)
 	run("workspaces", "decommission", "demo2", "--reason", "the test is over", "--yes")
 	t.must("the workspace to be decommissioned", 30*time.Second, func(context.Context) error {
 		if s := workspace(t, c, "acme/demo2").GetState().String(); s != "WORKSPACE_STATE_DECOMMISSIONED" {
@@ -126,6 +127,51 @@ func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
 	})
 	judgeWorld(t, c)
 	judgeLogs(t, c, nil)
+}
+
+// readsOutput reads what a workload writes through all services and its agent, and what one wrote last that exits again and again.
+func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
+	t.Helper()
+	const canary = "E2E-OUTPUT-91be"
+	create := func(name, script string, more ...string) {
+		run(append([]string{
+			"workspaces", "create", name, "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg", script, "--env", "API_KEY=" + canary,
+		}, more...)...)
+	}
+	create("chats", `echo "key $API_KEY"; exec sleep 6000`, "--wait", "--timeout", "0")
+	t.must("the output", 10*time.Second, func(context.Context) error {
+		if out := string(run("workspaces", "logs", "acme/chats")); out != "key ****\n" {
+			return fmt.Errorf("the output is %q", out)
+		}
+		return nil
+	})
+	create("loops", `echo "key $API_KEY"; echo "no such model"; exit 3`, "--port", "0")
+	began := time.Now()
+	t.must("the crash loop to be found", time.Minute, func(context.Context) error {
+		if ws := workspace(t, c, "acme/loops"); ws.GetState().String() != "WORKSPACE_STATE_FAILED" {
+			return fmt.Errorf("the workspace is %s: %s", ws.GetState(), ws.GetWhyWaiting())
+		}
+		return nil
+	})
+	t.Logf("create to failed by a crash loop: %.1f s", time.Since(began).Seconds())
+	var timeline struct {
+		Items []struct {
+			ErrorCode  string `json:"error_code"`
+			ErrorLayer string `json:"error_layer"`
+			LastOutput string `json:"last_output"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(run("workspaces", "timeline", "acme/loops", "-o", "json"), &timeline); err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, i := range timeline.Items {
+		found = found || i.ErrorCode == "workload_crash_loop" && i.ErrorLayer == "workload" && i.LastOutput == "key ****\nno such model"
+	}
+	if !found {
+		t.Errorf("the timeline holds no last output of the crash loop: %+v", timeline.Items)
+	}
+	run("workspaces", "decommission", "chats", "--reason", "the test is over")
 }
 
 func workspace(t test, c *cluster.Cluster, name string) *readmodelv1.Workspace {

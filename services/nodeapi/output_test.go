@@ -4,10 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpuaas/mesh/gen/gpuaas/node/v1/nodev1connect"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/node/v1/nodev1connect"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,7 +70,7 @@ func lockOutput(ctx context.Context, dir string, how int) (*os.File, error) {
 
 // lockOutputBriefly takes the lock for a change, which waits for readers for a moment only: they are bounded, and a workload must start.
 func lockOutputBriefly(dir string) (*os.File, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), lockWait)
+	ctx, cancel := context.WithTimeout(context.Background(), lockWait) //nolint:forbidigo // a shim has no caller: signals end it between its steps
 	defer cancel()
 	return lockOutput(ctx, dir, unix.LOCK_EX)
 }
@@ -163,7 +164,8 @@ func sizeOf(path string) int64 {
 	return info.Size()
 }
 
-// secretsOf returns the values of an environment that are hidden in output: all but those of names that everybody knows, or that the agent has set.
+// secretsOf returns the values of an environment that are hidden in output: all but those of names that everybody knows, or that the agent has set. Of a
+// URL the password is hidden by itself too.
 func secretsOf(env map[string]string) []string {
 	known := []string{"PATH", "HOME", "LANG", "TMPDIR", "PORT", "CUDA_VISIBLE_DEVICES", "PGSCHEMA"}
 	var out []string
@@ -172,6 +174,11 @@ func secretsOf(env map[string]string) []string {
 			continue
 		}
 		out = append(out, env[name])
+		if u, err := url.Parse(env[name]); err == nil && u.User != nil {
+			if password, ok := u.User.Password(); ok {
+				out = append(out, password, url.QueryEscape(password))
+			}
+		}
 	}
 	return out
 }

@@ -250,7 +250,12 @@ func (r *Runtime) LastOutput(ctx context.Context, workspaceID, name string) stri
 		return ""
 	}
 	const raw = 4 * showable.MaxTail // most of it may be colours
-	out, err := r.Output(ctx, OutputRequest{WorkspaceID: workspaceID, Name: name, Previous: !s.HasExited, Max: raw})
+	req := OutputRequest{WorkspaceID: workspaceID, Name: name, Previous: !s.HasExited, Max: raw}
+	out, err := r.Output(ctx, req)
+	if err == nil && !req.Previous && out.GetRun() != s.Run { // the next run has its file already
+		req.Previous = true
+		out, err = r.Output(ctx, req)
+	}
 	if err != nil {
 		return ""
 	}

@@ -177,10 +177,11 @@ func TestSecretsOfAFormerDeployStayHidden(t *testing.T) {
 	g.deploy(w)
 	g.output("rolled", secret)
 	w = sh("rolled", `echo "key $KEY"; exec sleep 600`)
-	w.Env = map[string]string{"KEY": "quite-another"}
+	w.Env = map[string]string{"KEY": "quite-another", "URL": "postgresql://role:pass-of-url@host/db"}
+	w.Command[2] = `echo "key $KEY"; echo pass-of-url at host; exec sleep 600`
 	g.deploy(w)
-	g.output("rolled", "quite-another")
-	for previous, want := range map[bool]string{true: "key ****\n", false: "key ****\n"} {
+	g.output("rolled", "at host")
+	for previous, want := range map[bool]string{true: "key ****\n", false: "key ****\n**** at host\n"} {
 		if got := g.read(process.OutputRequest{Name: "rolled", Previous: previous}); string(got.GetData()) != want {
 			t.Errorf("previous %t: %q", previous, got.GetData())
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -194,7 +195,7 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 	if n := out.GetDroppedBytes(); from != nil && n > 0 {
 		note(f.s.err, "%d bytes were dropped: they were written faster than they could be read", n)
 	}
-	data := append(f.carried, out.GetData()...)
+	data := slices.Concat(f.carried, out.GetData())
 	keep := showable.Unfinished(data)
 	f.carried = append([]byte(nil), data[len(data)-keep:]...)
 	if err := f.s.text(showable.Clean(data[:len(data)-keep])); err != nil {

@@ -174,7 +174,10 @@ func item(r *lifecyclev1.Run, a *lifecyclev1.StepAttempt, now time.Time) *readmo
 		i.HeartbeatAgeSeconds = between(a.GetHeartbeatAt(), nil, now)
 	}
 	if a.GetStalled() || failed(a.GetState()) {
-		row, _ := runbook.OfFailure(a.GetName(), a.GetErrorCode())
+		row, _ := runbook.Of(a.GetName())
+		if a.GetErrorLayer() == commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD {
+			row = runbook.OfWorkload(a.GetName())
+		}
 		i.LikelyCause, i.Advice = row.Cause, row.Advice
 	}
 	if project.OpenAttempt(a.GetState()) && i.GetWhyWaiting() == "" {
