@@ -178,7 +178,7 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 	}
 	place := tokenPlace{path: path, context: contextName, dir: out, name: or(contextName, person)}
 	if out == "" && contextName == "" {
-		place.context = PersonContext(s.target.context, person)
+		place.context = personContext(s.target.context, person)
 	}
 	if place.context != "" {
 		if _, err := file.Get(place.context); err == nil {
@@ -206,8 +206,8 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 	return place, nil
 }
 
-// PersonContext is the name of the context of a further person of the mesh that a context stands for.
-func PersonContext(mesh, person string) string {
+// personContext returns the name of the context of a further person of the mesh that a context stands for.
+func personContext(mesh, person string) string {
 	if mesh == "" {
 		return person
 	}
@@ -223,7 +223,9 @@ func (l tokenPlace) write(t target, token string) error {
 		Token:       token,
 	}
 	if l.context != "" {
-		if err := contexts.Put(l.path, c, false); err != nil {
+		own := c
+		own.Mesh, own.Ephemeral = t.mesh, t.ephemeral // it ends with an ephemeral mesh
+		if err := contexts.Put(l.path, own, false); err != nil {
 			return err
 		}
 	}
@@ -263,11 +265,7 @@ func (p *Program) peopleList() *cobra.Command {
 		Example: "  gpuaas people list --live\n  gpuaas people list -o wide",
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			items, next, err := s.people(ctx, page, live)
-			if err != nil {
-				return err
-			}
-			return list(s.printer, personView, items, next)
+			return show(ctx, s, page, source[*readmodelv1.Person]{view: personView, fetch: s.people(live)})
 		}),
 	}
 	page.flags(cmd)
@@ -275,14 +273,12 @@ func (p *Program) peopleList() *cobra.Command {
 	return cmd
 }
 
-func (s *session) people(ctx context.Context, page paging, live bool) ([]*readmodelv1.Person, string, error) {
-	return pages(page.limit, page.token, func(size int32, token string) ([]*readmodelv1.Person, string, error) {
-		answer, err := s.client.People.ListPeople(
-			ctx,
-			&readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token},
-		)
+// people returns what reads a page of the people.
+func (s *session) people(live bool) func(context.Context, int32, string) ([]*readmodelv1.Person, string, error) {
+	return func(ctx context.Context, size int32, token string) ([]*readmodelv1.Person, string, error) {
+		answer, err := s.client.People.ListPeople(ctx, &readmodelv1.ListPeopleRequest{LiveOnly: live, PageSize: size, PageToken: token})
 		return answer.GetItems(), answer.GetNextPageToken(), err
-	})
+	}
 }
 
 func (p *Program) peopleEnd() *cobra.Command {
@@ -312,7 +308,7 @@ func (p *Program) peopleEnd() *cobra.Command {
 
 func (p *Program) completePeople(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return p.complete(cmd, func(ctx context.Context, s *session) ([]string, error) {
-		items, _, err := s.people(ctx, paging{limit: 200}, true)
+		items, _, err := s.people(true)(ctx, 200, "")
 		return namesOf(items, personView.name), err
 	})
 }

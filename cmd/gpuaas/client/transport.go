@@ -37,6 +37,8 @@ type target struct {
 	ca          []byte
 	token       string
 	context     string // its name, empty without one
+	mesh        string // directory of the mesh on this machine that wrote the context
+	ephemeral   bool   // the mesh's directory, and its contexts, go at its end
 }
 
 // connect finds the server and prepares to talk to it; nothing is sent yet.
@@ -83,6 +85,9 @@ func (p *Program) target() (target, error) {
 		return target{}, fmt.Errorf("--ca-file trusts another authority than context %q: its token is not sent there; name --token-file too", c.Name)
 	}
 	t := target{server: or(server, c.Server), trustDomain: or(p.trustDomain, or(c.TrustDomain, contexts.DefaultTrustDomain)), token: c.Token, context: c.Name}
+	if t.server == c.Server {
+		t.mesh, t.ephemeral = c.Mesh, c.Ephemeral
+	}
 	switch {
 	case caFile != "":
 		t.ca, err = pki.ReadFile(caFile)
