@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -46,12 +47,8 @@ func parses(words []string) error {
 	}
 	for _, word := range rest {
 		if name, ok := strings.CutPrefix(word, "--"); ok && cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
-			return client.Usage(errUnknownFlag(word))
+			return client.Usage(fmt.Errorf("unknown flag %s", word))
 		}
 	}
 	return nil
 }
-
-type errUnknownFlag string
-
-func (e errUnknownFlag) Error() string { return "unknown flag " + string(e) }

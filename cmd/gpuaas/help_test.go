@@ -33,8 +33,7 @@ func TestEveryCommandShowsItsUse(t *testing.T) {
 	root := newRoot(client.New())
 	root.InitDefaultHelpFlag()
 	leaves(root, func(cmd *cobra.Command) {
-		lines := strings.Split(cmd.Example, "\n")
-		for _, line := range lines {
+		for line := range strings.SplitSeq(cmd.Example, "\n") {
 			if !strings.HasPrefix(line, "  "+cmd.CommandPath()) || strings.HasSuffix(line, "--help") {
 				t.Errorf("%s: example %q", cmd.CommandPath(), line)
 			}

@@ -11,7 +11,7 @@ import (
 // Terminal opens a terminal of 80 columns and returns both of its sides: what a person's screen and keyboard are
 // connected to, and what a program has as its standard files. Nothing answers queries. Reads of the person's side end
 // with an error once all holders of the other have closed it. The caller may close either; the test closes both.
-func Terminal(t testing.TB) (person, program *os.File) {
+func Terminal(t testing.TB) (*os.File, *os.File) {
 	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -25,7 +25,7 @@ func Terminal(t testing.TB) (person, program *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	program, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,8 +94,7 @@ func namesOf[T any](items []T, name func(T) string) []string {
 }
 
 // files are the flags whose values are files or directories: the shell completes those by itself.
-var files = map[string]bool{"spec": true, "out": true, "ca-file": true, "token-file": true, "file": true, "policy": true, "config": true, "data-dir": true,
-	"agent-binary": true}
+var files = map[string]bool{"spec": true, "out": true, "ca-file": true, "token-file": true, "file": true}
 
 // completeNothingElse keeps the shell from offering file names where none belongs: at the arguments of the client's
 // commands, and at the values of their flags.

@@ -97,6 +97,7 @@ func asked(t *testing.T, act func(keyboard *os.File, interrupt context.CancelFun
 }
 
 func types(t *testing.T, text string) func(*os.File, context.CancelFunc) {
+	t.Helper()
 	return func(keyboard *os.File, _ context.CancelFunc) {
 		if _, err := keyboard.WriteString(text); err != nil {
 			t.Error(err)

@@ -38,18 +38,18 @@ func (s *session) explainFailure(err error) error {
 
 // foundElse says what answers at the server's address in place of the API, and what to do. It returns nothing if
 // nothing is known to answer.
-func (s *session) foundElse(err error) (public, remedy string) {
+func (s *session) foundElse(err error) (string, string) {
 	const api = "name the address of the API with --server (`gpuaas dev` prints it), or choose a context with --context"
 	if other, ok := errors.AsType[*pki.WrongServerError](err); ok {
-		public = fmt.Sprintf("%s was reached, but another service of the mesh listens there: %s", s.server, other.Got.Name)
+		public := fmt.Sprintf("%s was reached, but another service of the mesh listens there: %s", s.server, other.Got.Name)
 		return public, api
 	}
 	if domain, ok := errors.AsType[*pki.TrustDomainError](err); ok {
-		public = fmt.Sprintf("%s was reached, but it belongs to the trust domain %q, and %q was expected", s.server, domain.Got, domain.Want)
+		public := fmt.Sprintf("%s was reached, but it belongs to the trust domain %q, and %q was expected", s.server, domain.Got, domain.Want)
 		return public, "correct --trust-domain or the context, if this is the mesh that you mean; else name another server"
 	}
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		public = s.server + " was reached, but its certificate is not from the authority that is trusted here: it belongs to another mesh, or is no mesh"
+		public := s.server + " was reached, but its certificate is not from the authority that is trusted here: it belongs to another mesh, or is no mesh"
 		return public, "if the mesh was made anew, start it again or write its context anew; else correct --server, --context or --ca-file"
 	}
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {

@@ -86,7 +86,7 @@ func Load(path string) (File, error) {
 	return f, nil
 }
 
-func (f File) validate() error {
+func (f *File) validate() error {
 	var problems []error
 	seen := map[string]bool{}
 	for i, c := range f.Contexts {
@@ -114,7 +114,7 @@ func (f File) validate() error {
 }
 
 // Get returns a context by name; the empty name is the current one. ErrUnknown is wrapped if there is none.
-func (f File) Get(name string) (Context, error) {
+func (f *File) Get(name string) (Context, error) {
 	if name == "" {
 		name = f.Current
 	}

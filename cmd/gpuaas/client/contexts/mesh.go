@@ -65,7 +65,8 @@ func abandoned(ctx context.Context, c Context) bool {
 	return false
 }
 
-func address(server string) (host, port string) {
+// address returns the host and the port of a server.
+func address(server string) (string, string) {
 	if u, err := url.Parse(server); err == nil && u.Host != "" {
 		server = u.Host
 	}
