@@ -51,6 +51,7 @@ func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
 	}()
 	const crowd, good = 100, 20
 	silent := make([]net.Conn, 0, crowd)
+	spoken := finished.Load()
 	for i := range crowd {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
 		if err != nil {
@@ -65,13 +66,15 @@ func TestWhoNeverSpeaksKeepsNobodyOut(t *testing.T) {
 			t.Fatalf("beside %d silent ones: %v", len(silent), err)
 		}
 		_ = speaks.Close()
+		// The client is through before the server is, which on a busy machine may still be at it when nine more have come.
+		spoken++
+		testkit.Eventually(t, time.Minute, func() error {
+			if finished.Load() != spoken {
+				return fmt.Errorf("%d of %d handshakes finished", finished.Load(), spoken)
+			}
+			return nil
+		})
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
-		if finished.Load() != good {
-			return fmt.Errorf("%d of %d handshakes finished", finished.Load(), good)
-		}
-		return nil
-	})
 	testkit.Eventually(t, 10*time.Second, func() error {
 		if got := overload.Load(); got < crowd-8 || got > crowd || other.Load() != 0 {
 			return fmt.Errorf("%d are counted as overload and %d otherwise", got, other.Load())
