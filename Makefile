@@ -75,6 +75,10 @@ drill: build postgres ## Run the failure drills (ARGS="ca-restart-drift")
 gen: $(BUF) ## Regenerate the code of proto/
 	@scripts/gen.sh
 
+.PHONY: first-hour
+first-hour: postgres ## Record docs/first-hour.md anew
+	@$(ENV) GPUAAS_UPDATE_GOLDEN=1 $(GO) test -count=1 ./mesh/firsthour -run TestTheFirstHour
+
 .PHONY: fmt
 fmt: $(LINTER) ## Format the Go code (ARGS="./services/nodeapi/...")
 	bin/golangci-lint fmt $(or $(ARGS),./...)
