@@ -13,23 +13,31 @@ func TestCompare(t *testing.T) {
 		shown, printed []string
 		some, same     bool
 	}{
-		{name: "ages, ids and ports", same: true,
+		{
+			name: "ages, ids and ports", same: true,
 			shown:   []string{"n1 01a2d0f6-1122-7333-8444-a1b2c3d4e5f6 12s ago http://127.0.0.1:4000 took 1.5s"},
-			printed: []string{"n1 01a2d0f6-9999-7333-8444-a1b2c3d4ffff 1h2m ago http://127.0.0.1:41234 took 30ms"}},
+			printed: []string{"n1 01a2d0f6-9999-7333-8444-a1b2c3d4ffff 1h2m ago http://127.0.0.1:41234 took 30ms"},
+		},
 		{name: "another word", shown: []string{"acme/demo active"}, printed: []string{"acme/demo failed"}},
 		{name: "a line more", shown: []string{"one"}, printed: []string{"one", "two"}},
 		{name: "a line more where lines vary", some: true, same: true, shown: []string{"one", "three"}, printed: []string{"one", "two", "three"}},
 		{name: "another last line where lines vary", some: true, shown: []string{"one", "three"}, printed: []string{"one", "three", "[exit status 1]"}},
 		{name: "nothing printed where lines vary", some: true, shown: []string{"one"}},
-		{name: "a column that went", same: true,
+		{
+			name: "a column that went", same: true,
 			shown:   []string{"NAME  STATE   SINCE    NODE", "demo  active  10s ago  n1"},
-			printed: []string{"NAME        STATE   NODE", "demo        active  n1"}},
-		{name: "another word in a column that stayed",
+			printed: []string{"NAME        STATE   NODE", "demo        active  n1"},
+		},
+		{
+			name:    "another word in a column that stayed",
 			shown:   []string{"NAME  STATE   SINCE    NODE", "demo  active  10s ago  n1"},
-			printed: []string{"NAME  STATE   NODE", "demo  failed  n1"}},
-		{name: "a cell cut short", same: true,
+			printed: []string{"NAME  STATE   NODE", "demo  failed  n1"},
+		},
+		{
+			name: "a cell cut short", same: true,
 			shown:   []string{"NAME  ERROR", "demo  it exited wi..."},
-			printed: []string{"NAME  ERROR", "demo  it exited with status 1"}},
+			printed: []string{"NAME  ERROR", "demo  it exited with status 1"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := compare(c.shown, c.printed, c.some); (err == nil) != c.same {
