@@ -11,7 +11,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -59,14 +61,23 @@ func newMigrateCommand() *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("config", "database-url-file")
 	cmd.AddCommand(
 		&cobra.Command{Use: "up", Short: "Create the schema, or bring it up to date", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			return migrateUp(cmd, file, ownerURL)
+			return reached(migrateUp(cmd, file, ownerURL))
 		}},
 		&cobra.Command{Use: "status", Short: "Show which migrations the database has", Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error {
-			return migrateStatus(cmd, file, ownerURL)
+			return reached(migrateStatus(cmd, file, ownerURL))
 		}},
 		newRestoredCommand(&file, &ownerURL),
 	)
 	return cmd
+}
+
+// reached tells a database that cannot be reached, or is not ready, from what is wrong with this program.
+func reached(err error) error {
+	if err == nil || !pg.IsConnError(err) {
+		return err
+	}
+	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database cannot be reached", fault.Unmet(err.Error()),
+		fault.Remedy("start the database, or correct the connection string in the file that was named"), fault.Cause(err))
 }
 
 // migration is where to migrate, and what to make before.

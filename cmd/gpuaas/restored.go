@@ -41,7 +41,7 @@ func newRestoredCommand(file, ownerURL *string) *cobra.Command {
 			}
 			state, err := pg.DeclareRestored(cmd.Context(), m.url, strings.TrimSpace(reason))
 			if err != nil {
-				return err
+				return reached(err)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "the era is %d now\n%s", state.Era, afterRestore)
 			return err

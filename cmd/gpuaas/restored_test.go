@@ -54,3 +54,18 @@ func TestMigrateRestored(t *testing.T) {
 		t.Fatalf("%d %s %s", code, out, err)
 	}
 }
+
+// A database that cannot be reached is said to be that, for each command, and the password is not in what is said.
+func TestMigrateWithoutADatabase(t *testing.T) {
+	testkit.IO(t)
+	url := filepath.Join(t.TempDir(), "owner")
+	if err := pki.WriteFile(url, []byte("postgres://owner:s3cret@127.0.0.1:1/gpuaas\n")); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"up"}, {"status"}, {"restored", "--reason", "a trial"}} {
+		code, _, err := migrate(t, append(args, "--database-url-file", url)...)
+		if code != 1 || !strings.HasPrefix(err, "error: unavailable: the database cannot be reached\n") || strings.Contains(err, "s3cret") {
+			t.Errorf("%v: %d %s", args, code, err)
+		}
+	}
+}
