@@ -125,13 +125,15 @@ func TestAPausedReplicaLosesItsSessions(t *testing.T) {
 	const agents, within = 9, 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		gates := []*gate{{}, {}, {}}
-		var next atomic.Int64
 		var spread atomic.Bool
 		var fleet []*harness
 		away := make([]absence, agents)
 		for i := range agents {
 			p := newPlane(t)
 			behind := p.replicas(gates)
+			// Each agent's connections go round: with one turn for all, what others dial meanwhile decides how often one meets the stopped replica.
+			var next atomic.Int64
+			next.Store(int64(i))
 			fleet = append(fleet, start(t, p, p.memory(), func(d *session.Deps, cfg *session.Config) {
 				seeded(uint64(i))(d, cfg)
 				d.Dial = func(ctx context.Context, address string) (net.Conn, error) {

@@ -163,9 +163,14 @@ func announce(notes io.Writer, base string) func(context.Context, dev.Announceme
 			fmt.Fprintf(notes, "context %s is in use by another mesh; the context of this one is %s\n", base, name)
 		}
 		for _, p := range a.People {
-			own.Name, own.Token = dev.PersonContext(name, p.Role), p.Token
-			if err := contexts.Put(path, own, false); err != nil {
+			own.Token = p.Token
+			want := dev.PersonContext(name, p.Role)
+			got, err := contexts.Share(ctx, path, want, own)
+			if err != nil {
 				return "", err
+			}
+			if got != want {
+				fmt.Fprintf(notes, "context %s is another's; the one of this mesh's %s is %s\n", want, p.Role, got)
 			}
 		}
 		return name, nil

@@ -19,6 +19,9 @@ func execute(ctx context.Context, args []string, in io.Reader, out, errOut io.Wr
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Version, _ = obs.Build()
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = program.HelpError()
+	}
 	client.Report(errOut, err, program.JSON() || asksJSON(args))
 	return client.Exit(err)
 }

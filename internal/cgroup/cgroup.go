@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -134,9 +135,21 @@ func remove(dir string) error {
 			}
 		}
 	}
-	// rmdir alone: the files of a group cannot be unlinked, and go with it.
-	if err := syscall.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove control group %s: %w", dir, err)
+	// rmdir alone: the files of a group cannot be unlinked, and go with it. A group is busy for a moment after its last process has ended.
+	for began := time.Now(); ; time.Sleep(busyPoll) {
+		err := syscall.Rmdir(dir)
+		switch {
+		case err == nil || errors.Is(err, fs.ErrNotExist):
+			return nil
+		case errors.Is(err, syscall.EBUSY) && time.Since(began) < busyFor:
+		default:
+			return fmt.Errorf("remove control group %s: %w", dir, err)
+		}
 	}
-	return nil
 }
+
+// busyFor is how long the removal of a group waits for the kernel to be done with its processes.
+const (
+	busyFor  = 2 * time.Second
+	busyPoll = 20 * time.Millisecond
+)

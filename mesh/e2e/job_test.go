@@ -171,7 +171,7 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	if !found {
 		t.Errorf("the timeline holds no last output of the crash loop: %+v", timeline.Items)
 	}
-	run("workspaces", "decommission", "chats", "--reason", "the test is over")
+	run("workspaces", "decommission", "chats", "--reason", "the test is over", "--yes")
 }
 
 func workspace(t test, c *cluster.Cluster, name string) *readmodelv1.Workspace {

@@ -117,13 +117,15 @@ var destructive = []struct {
 	{"nodes retire " + nodeID + " --reason r", "node-1", "will be ended for good", false},
 	{"nodes fence node-1 --reason r", "node-1", "only the security role lets it in again", false},
 	{"instances end process:1 --reason r", "process:1", "its data is lost", true},
+	{"people end " + claimID[len(claimID)-8:] + " --reason r", "ana", "The token of ana will be good no more", false},
 	{"rollback accept --reason r", "rollback", "cannot be taken back", false},
 }
 
 // acted counts the requests that change something.
 func acted(f *fake) int {
 	n := len(sent[*readmodelv1.OperateWorkspaceRequest](f)) + len(sent[*readmodelv1.ForceReleaseRequest](f)) +
-		len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(sent[*readmodelv1.AcceptRollbackRequest](f))
+		len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(sent[*readmodelv1.AcceptRollbackRequest](f)) +
+		len(sent[*readmodelv1.EndPersonRequest](f))
 	for _, req := range sent[*readmodelv1.EndInstanceRequest](f) {
 		if !req.GetRequest().GetDryRun() {
 			n++

@@ -48,7 +48,7 @@ func (p *Program) nodesEnroll() *cobra.Command {
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			if name == "" {
-				return Usage(errors.New("enroll wants --name N"))
+				return Usage(errors.New("enroll needs --name N"))
 			}
 			if out == "" && !s.structured() {
 				return Usage(errors.New("the bundle holds a token: name a directory with --out DIR, or take it as data with -o json"))

@@ -16,7 +16,7 @@ const helpWidth = 120
 
 // help prints the help of a command. It asks the terminal nothing: an answer would land in the input of what runs next,
 // and a terminal that gives none would be waited for.
-func help(cmd *cobra.Command, _ []string) {
+func (p *Program) help(cmd *cobra.Command, _ []string) {
 	out := cmd.OutOrStdout()
 	h := &helper{out: out, width: helpWidth}
 	if file, ok := out.(*os.File); ok {
@@ -31,16 +31,26 @@ func help(cmd *cobra.Command, _ []string) {
 	if cmd.Runnable() || cmd.HasSubCommands() {
 		h.usage(cmd)
 	}
+	p.helpFailed = h.failed
 }
+
+// HelpError returns why the help that was asked for could not be written, or nil.
+func (p *Program) HelpError() error { return p.helpFailed }
 
 // helper writes help.
 type helper struct {
 	out   io.Writer
 	width int
 	bold  bool
+
+	failed error // the first of the writes that failed
 }
 
-func (h *helper) print(format string, values ...any) { _, _ = fmt.Fprintf(h.out, format, values...) }
+func (h *helper) print(format string, values ...any) {
+	if _, err := fmt.Fprintf(h.out, format, values...); err != nil && h.failed == nil {
+		h.failed = fmt.Errorf("print help: %w", err)
+	}
+}
 
 func (h *helper) title(text string) {
 	if h.bold {

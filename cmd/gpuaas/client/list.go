@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -79,13 +78,10 @@ func show[T proto.Message](ctx context.Context, s *session, page paging, from so
 		})
 	}
 	if ctx.Err() != nil {
-		return errInterrupted
+		return interrupted("interrupted")
 	}
 	return err
 }
-
-// errInterrupted ends a list that is followed, as the person meant it to: with an exit code and without a word.
-var errInterrupted = &exitError{code: 130, reason: commonv1.Reason_REASON_CANCEL_REQUESTED}
 
 // follower prints the rows of a list as they change.
 type follower[T proto.Message] struct {

@@ -57,7 +57,7 @@ the workspace's tenant and for operators.`,
 			}
 			err = (&outputFollower{s: s, req: req}).run(ctx)
 			if ctx.Err() != nil {
-				return nil //nolint:nilerr // the person's own end
+				return interrupted("interrupted")
 			}
 			return err
 		}),

@@ -104,7 +104,7 @@ func TestLogsFollowEndsWithThePerson(t *testing.T) {
 		cancel()
 		return &readmodelv1.ReadOutputResponse{Workload: "main", Output: &nodev1.WorkloadOutput{Run: "r1", Next: &nodev1.OutputCursor{Run: "r1"}}}, nil
 	})
-	if got := callIn(ctx, nil, "workspaces", "logs", workspaceID, "-f"); got.code != 0 {
+	if got := callIn(ctx, nil, "workspaces", "logs", workspaceID, "-f"); got.code != 130 || got.err != "interrupted\n" {
 		t.Errorf("exit %d: %s", got.code, got.err)
 	}
 }

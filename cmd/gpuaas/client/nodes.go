@@ -204,12 +204,13 @@ func (p *Program) nodesIdentity(verb recoveryv1.IdentityVerb, short string) *cob
 		Use: name + " NODE", Short: short, Example: example, Args: args("NODE"),
 		ValidArgsFunction: onlyFirst(p.completeNodes),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			node := args[0]
 			if lost != "" {
-				if err := s.confirmed(ctx, s.losesNode(args[0], lost)); err != nil {
+				if err := s.confirmed(ctx, s.losesNode(&node, lost)); err != nil {
 					return err
 				}
 			}
-			answer, err := s.command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: args[0], Verb: verb, Reason: reason})
+			answer, err := s.command.ChangeNodeIdentity(ctx, &readmodelv1.ChangeNodeIdentityRequest{Node: node, Verb: verb, Reason: reason})
 			if err != nil {
 				return err
 			}
@@ -230,14 +231,15 @@ var nodeLostBy = map[recoveryv1.IdentityVerb]string{
 	recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE: "The identity of %s will be ended for good: the machine can come back only as a new node.",
 }
 
-// losesNode asks about a node by its name.
-func (s *session) losesNode(ref, lost string) func(context.Context) (question, error) {
+// losesNode asks about a node by its name, and puts its id in the reference.
+func (s *session) losesNode(ref *string, lost string) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
-		answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: ref})
+		answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: *ref})
 		if err != nil {
 			return question{}, err
 		}
 		n := answer.GetNode()
+		*ref = n.GetNodeId()
 		state := fmt.Sprintf("It is %sconnected now, with %d of its %d slots in use.", onlyIf(!n.GetConnected(), "not "),
 			n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
 		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}}, nil

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ func (p *Program) peopleCreate() *cobra.Command {
 		Args: args("NAME"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			if len(req.GetRoles()) == 0 {
-				return Usage(errors.New("create wants --role, one of " + strings.Join(rpc.Roles(), ", ")))
+				return Usage(errors.New("create needs --role, one of " + strings.Join(rpc.Roles(), ", ")))
 			}
 			req.Name = args[0]
 			if expires != "" {
@@ -292,7 +293,7 @@ func (p *Program) peopleEnd() *cobra.Command {
 		ValidArgsFunction: onlyFirst(p.completePeople),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Person = args[0]
-			if err := s.confirmed(ctx, named(args[0], "The token of "+args[0]+" will be good no more, and what uses it stops working. A new person gets a new token.")); err != nil {
+			if err := s.confirmed(ctx, s.losesPerson(&req.Person)); err != nil {
 				return err
 			}
 			answer, err := s.client.People.EndPerson(ctx, req)
@@ -304,6 +305,27 @@ func (p *Program) peopleEnd() *cobra.Command {
 	}
 	reasonFlag(cmd, &req.Reason, false)
 	return asks(cmd)
+}
+
+// losesPerson asks about a person by name, and puts the id in the reference. One that it does not find is left to the mesh to refuse.
+func (s *session) losesPerson(ref *string) func(context.Context) (question, error) {
+	return func(ctx context.Context) (question, error) {
+		found, _, err := pages(0, "", func(size int32, token string) ([]*readmodelv1.Person, string, error) {
+			return s.people(true)(ctx, size, token)
+		})
+		if err != nil {
+			return question{}, err
+		}
+		part := strings.ToLower(*ref)
+		found = slices.DeleteFunc(found, func(p *readmodelv1.Person) bool {
+			return p.GetName() != *ref && (len(part) < 6 || !strings.HasPrefix(p.GetPersonId(), part) && !strings.HasSuffix(p.GetPersonId(), part))
+		})
+		name := *ref
+		if len(found) == 1 {
+			name, *ref = found[0].GetName(), found[0].GetPersonId()
+		}
+		return question{name, []string{"The token of " + name + " will be good no more, and what uses it stops working. A new person gets a new token."}}, nil
+	}
 }
 
 func (p *Program) completePeople(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {

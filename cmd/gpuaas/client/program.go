@@ -41,7 +41,8 @@ type Program struct {
 	trustDomain string
 	timeout     time.Duration
 
-	now func() time.Time
+	now        func() time.Time
+	helpFailed error
 }
 
 // New makes a program.
@@ -63,7 +64,7 @@ func (p *Program) Attach(root *cobra.Command) {
 		root.AddCommand(cmd)
 	}
 	root.AddCommand(manCommand(), exitCodesTopic())
-	root.SetHelpFunc(help)
+	root.SetHelpFunc(p.help)
 	completeNothingElse(root)
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
@@ -203,7 +204,7 @@ func checkFilter(expression string) error {
 func UnknownCommand(cmd *cobra.Command, name string) error {
 	text := fmt.Sprintf("unknown command %q of %q", name, cmd.CommandPath())
 	cmd.SuggestionsMinimumDistance = max(cmd.SuggestionsMinimumDistance, 2)
-	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+	if near := cmd.SuggestionsFor(name); len(near) > 0 && name != "" {
 		slices.SortStableFunc(near, func(a, b string) int { // those that begin alike come first
 			return strings.Index(b[:1], name[:1]) - strings.Index(a[:1], name[:1])
 		})

@@ -361,7 +361,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 			}
 			req.Workspace = args[0]
 			if lost != "" {
-				if err := s.confirmed(ctx, s.loses(args[0], lost)); err != nil {
+				if err := s.confirmed(ctx, s.loses(&req.Workspace, lost)); err != nil {
 					return err
 				}
 			}
@@ -404,13 +404,15 @@ var lostBy = map[commonv1.OperationKind]string{
 }
 
 // loses asks about a workspace by its full name.
-func (s *session) loses(ref, lost string) func(context.Context) (question, error) {
+// What is asked about is what the request then names, whatever has the name by then.
+func (s *session) loses(ref *string, lost string) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
-		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
+		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: *ref})
 		if err != nil {
 			return question{}, err
 		}
 		w := answer.GetWorkspace()
+		*ref = w.GetWorkspaceId()
 		state := fmt.Sprintf("It is %s now%s.", word(w.GetState()), onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
 		return question{fullName(w), []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
 	}

@@ -17,12 +17,21 @@ import (
 // base-2, base-3 and so on where base is the name of another mesh that runs, or of a context that a person wrote. A mesh
 // keeps the name that it has. c.Mesh is required; c.Name is ignored.
 func Announce(ctx context.Context, path, base string, c Context) (string, error) {
+	return announce(ctx, path, base, c, true)
+}
+
+// Share is Announce for a further person of the mesh, whose context does not become current.
+func Share(ctx context.Context, path, base string, c Context) (string, error) {
+	return announce(ctx, path, base, c, false)
+}
+
+func announce(ctx context.Context, path, base string, c Context, current bool) (string, error) {
 	if c.Mesh == "" {
 		return "", errors.New("announce mesh: it has no directory")
 	}
 	err := change(path, func(f *File) error {
 		c.Name = f.nameFor(ctx, base, c)
-		f.put(c, true)
+		f.put(c, current)
 		return nil
 	})
 	return c.Name, err
