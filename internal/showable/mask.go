@@ -1,9 +1,9 @@
 package showable
 
 import (
-	"bytes"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Masked stands for a secret value. No value that is masked is shorter.
@@ -12,10 +12,12 @@ const Masked = "****"
 // Mask hides the values of an environment in a program's output. The zero value hides nothing.
 type Mask struct {
 	values [][]byte // longest first
+	find   func() *automaton
 }
 
 // NewMask returns the mask of values. Shorter ones than Masked are not hidden: they would be found everywhere, and hiding them would tell more than it
 // hides. Of a value of several lines each line of eight characters and more is hidden by itself too, as is a value without the space around it.
+// The first use of a mask takes time and memory in proportion to the values, each further one in proportion to the text: keep a mask.
 func NewMask(values []string) Mask {
 	const line = 8
 	var all []string
@@ -42,6 +44,7 @@ func NewMask(values []string) Mask {
 			m.values = append(m.values, []byte(value))
 		}
 	}
+	m.find = sync.OnceValue(func() *automaton { return newAutomaton(m.values) })
 	return m
 }
 
@@ -60,13 +63,19 @@ type span struct{ from, to int }
 // behind it is hidden in this piece, and its rest in the next. head and tail say that the window begins or ends where something is missing: what may be
 // the end or the beginning of a value there is hidden as well.
 func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
-	spans := m.spans(window)
+	if len(m.values) == 0 {
+		return slices.Clone(window[from:to])
+	}
+	spans, state := m.find().scan(window)
 	if head {
-		spans = append(spans, span{0, m.cut(window, bytes.HasPrefix, func(value []byte, n int) []byte { return value[len(value)-n:] })})
+		if n := m.ending(window); n >= len(Masked) {
+			spans = append(spans, span{0, n})
+		}
 	}
 	if tail {
-		n := m.cut(window, bytes.HasSuffix, func(value []byte, n int) []byte { return value[:n] })
-		spans = append(spans, span{len(window) - n, len(window)})
+		if n := m.find().begun(state); n >= len(Masked) {
+			spans = append(spans, span{len(window) - n, len(window)})
+		}
 	}
 	slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
 	out := make([]byte, 0, to-from)
@@ -86,58 +95,41 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 
 // Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet.
 func (m Mask) Held(data []byte) int {
-	spans := m.spans(data)
+	if len(m.values) == 0 {
+		return 0
+	}
+	spans, state := m.find().scan(data)
+	begun := m.find().begun(state)
+	if n := len(spans); n > 0 && spans[n-1].to == len(data) && spans[n-1].from <= len(data)-begun {
+		return 0 // it is hidden already
+	}
+	return begun
+}
+
+// ending returns how many bytes at the start of a window may be the end of a value whose beginning is missing. It follows each value through the window's
+// beginning as the method of Knuth, Morris and Pratt does.
+func (m Mask) ending(window []byte) int {
+	window = window[:min(len(window), m.Margin())]
+	border := make([]int, len(window)+1) // of each beginning: the longest other beginning that it ends with
+	longer := func(n int, char byte) int {
+		for n > 0 && (n == len(window) || window[n] != char) {
+			n = border[n]
+		}
+		if n < len(window) && window[n] == char {
+			n++
+		}
+		return n
+	}
+	for i := 1; i < len(window); i++ {
+		border[i+1] = longer(border[i], window[i])
+	}
 	most := 0
 	for _, value := range m.values {
-		for n := min(len(value)-1, len(data)); n > most; n-- {
-			if bytes.HasSuffix(data, value[:n]) && !covered(spans, len(data)-n, len(data)) {
-				most = n
-				break
-			}
+		n := 0
+		for _, char := range value[1:] { // an end of the value, not the whole
+			n = longer(n, char)
 		}
-	}
-	return most
-}
-
-func covered(spans []span, from, to int) bool {
-	return slices.ContainsFunc(spans, func(s span) bool { return s.from <= from && s.to >= to })
-}
-
-// spans returns where values lie whole. Overlapping ones are joined.
-func (m Mask) spans(window []byte) []span {
-	var found []span
-	for _, value := range m.values {
-		for at := 0; ; {
-			i := bytes.Index(window[at:], value)
-			if i < 0 {
-				break
-			}
-			found = append(found, span{at + i, at + i + len(value)})
-			at += i + 1
-		}
-	}
-	slices.SortFunc(found, func(a, b span) int { return a.from - b.from })
-	var out []span
-	for _, s := range found {
-		if n := len(out); n > 0 && s.from < out[n-1].to {
-			out[n-1].to = max(out[n-1].to, s.to)
-			continue
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
-// cut returns the length of the longest part of a value, of at least Masked's length, that lies at an end of the window.
-func (m Mask) cut(window []byte, at func(s, part []byte) bool, part func(value []byte, n int) []byte) int {
-	most := 0
-	for _, value := range m.values {
-		for n := min(len(value)-1, len(window)); n >= max(len(Masked), most+1); n-- {
-			if at(window, part(value, n)) {
-				most = n
-				break
-			}
-		}
+		most = max(most, n)
 	}
 	return most
 }
