@@ -146,18 +146,25 @@ func environment(wl *nodev1.Workload, req Request, s spec) map[string]string {
 	}
 	maps.Copy(env, wl.GetEnv())
 	maps.Copy(env, req.Deploy.GetSecretEnv())
-	for i, p := range s.Ports {
-		number := strconv.Itoa(int(p.Port))
-		if i == 0 {
-			env["PORT"] = number
-		}
-		if p.Name != "" {
-			env[workrules.PortVariable(p.Name)] = number
-		}
-	}
+	maps.Copy(env, portVariables(s.Ports))
 	// Always, also when it is empty: without the variable a program sees every device.
 	env["CUDA_VISIBLE_DEVICES"] = strings.Join(s.GPUs, ",")
 	return env
+}
+
+// portVariables returns the variables that hold the numbers of ports.
+func portVariables(ports []port) map[string]string {
+	out := map[string]string{}
+	for i, p := range ports {
+		number := strconv.Itoa(int(p.Port))
+		if i == 0 {
+			out["PORT"] = number
+		}
+		if p.Name != "" {
+			out[workrules.PortVariable(p.Name)] = number
+		}
+	}
+	return out
 }
 
 func policyOf(p nodev1.RestartPolicy) string {

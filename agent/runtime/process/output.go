@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -86,10 +86,10 @@ func (s *shim) openOutput(run string) (*os.File, error) {
 	found, err := readFile(s.dir, fileOutputInfo, &info)
 	if err != nil || !found {
 		// Written by a shim of an earlier version, or not to be read: whatever is hidden now is hidden there.
-		info = outputInfo{runOutput: runOutput{Masked: secretsOf(s.spec.Env)}}
+		info = outputInfo{runOutput: runOutput{Masked: secretsOf(s.spec)}}
 	}
 	path, previous := filepath.Join(s.dir, fileOutput), filepath.Join(s.dir, filePrevious)
-	next := outputInfo{runOutput: runOutput{Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec.Env)}}
+	next := outputInfo{runOutput: runOutput{Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec)}}
 	for _, piece := range []string{formerPiece, ""} {
 		if err := os.Rename(path+piece, previous+piece); errors.Is(err, fs.ErrNotExist) {
 			_ = os.Remove(previous + piece)
@@ -164,21 +164,32 @@ func sizeOf(path string) int64 {
 	return info.Size()
 }
 
-// secretsOf returns the values of an environment that are hidden in output: all but those of names that everybody knows, or that the agent has set. Of a
-// URL the password is hidden by itself too.
-func secretsOf(env map[string]string) []string {
-	known := []string{"PATH", "HOME", "LANG", "TMPDIR", "PORT", "CUDA_VISIBLE_DEVICES", "PGSCHEMA"}
+// secretsOf returns the values of a workload's environment that are hidden in its output: all but those of names that everybody knows, and those that the
+// agent has set itself. Of a URL the password is hidden by itself too.
+func secretsOf(sp spec) []string {
+	public := publicVariables(sp)
 	var out []string
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		if slices.Contains(known, name) || strings.HasPrefix(name, "PORT_") || strings.HasPrefix(name, "GPUAAS_") || len(env[name]) < len(showable.Masked) {
+	for _, name := range slices.Sorted(maps.Keys(sp.Env)) {
+		value := sp.Env[name]
+		if known, ok := public[name]; ok && (known == "" || known == value) || len(value) < len(showable.Masked) {
 			continue
 		}
-		out = append(out, env[name])
-		if u, err := url.Parse(env[name]); err == nil && u.User != nil {
+		out = append(out, value)
+		if u, err := url.Parse(value); err == nil && u.User != nil {
 			if password, ok := u.User.Password(); ok {
 				out = append(out, password, url.QueryEscape(password))
 			}
 		}
 	}
+	return out
+}
+
+// publicVariables returns the variables that are no secrets: with the value that the agent gives them, or with an empty one if any value is public.
+func publicVariables(sp spec) map[string]string {
+	out := map[string]string{
+		"PATH": "", "HOME": "", "LANG": "", "TMPDIR": "", "CUDA_VISIBLE_DEVICES": "", "PGSCHEMA": "",
+		"GPUAAS_WORKSPACE_ID": sp.WorkspaceID, "GPUAAS_WORKLOAD": sp.Name, "GPUAAS_EPOCH": strconv.FormatInt(sp.Epoch, 10),
+	}
+	maps.Copy(out, portVariables(sp.Ports))
 	return out
 }

@@ -61,7 +61,7 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 		return nil, err
 	}
 	if !found { // of a shim of an earlier version
-		info.Masked = secretsOf(at.spec.Env)
+		info.Masked = secretsOf(at.spec)
 	}
 	s := at.state()
 	present := recorded{runOutput: info.runOutput, path: filepath.Join(at.dir, fileOutput)}
