@@ -44,6 +44,22 @@ type runOutput struct {
 	ExitCode  int32     `json:"exit_code"`
 	HasExited bool      `json:"has_exited"` // of a previous run: ExitCode says something
 	Masked    []string  `json:"masked"`     // the values that are hidden in it
+	File      uint64    `json:"file"`       // the inode of its file; zero if it is not known
+}
+
+// moved reports whether the file of the present run is where that of the previous one was: the start of a further run moved it there, and did not come to
+// its end. The previous run's file is gone then.
+func (i outputInfo) moved(dir string) bool {
+	return i.File != 0 && inodeOf(filepath.Join(dir, filePrevious)) == i.File
+}
+
+// inodeOf returns what identifies a file wherever it is moved; zero if there is none.
+func inodeOf(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 // lockOutput takes the lock of a workload's output files.
@@ -75,42 +91,87 @@ func lockOutputBriefly(dir string) (*os.File, error) {
 	return lockOutput(ctx, dir, unix.LOCK_EX)
 }
 
-// openOutput makes the output file of a new run. What the present run wrote becomes the previous one's.
+// openOutput makes the output file of a new run. What the present run wrote becomes the previous one's. A failure at any step, as on a full disk, loses
+// nothing of the present run: the inode in output.json finds its file, and the next call goes on from there.
 func (s *shim) openOutput(run string) (*os.File, error) {
 	lock, err := lockOutputBriefly(s.dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = lock.Close() }()
+	info, err := s.outputInfo()
+	if err != nil {
+		return nil, err
+	}
+	kept, err := info.keep(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("keep output of the former run: %w", err)
+	}
+	path := filepath.Join(s.dir, fileOutput)
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return nil, fmt.Errorf("open output: %w", err)
+	}
+	next := outputInfo{runOutput: runOutput{Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec), File: inodeOf(path)}}
+	if kept {
+		last := info.runOutput
+		if s.state.Run == last.Run && s.state.HasExited {
+			last.ExitCode, last.HasExited = s.state.ExitCode, true
+		}
+		next.Previous = &last
+	}
+	if err := writeFile(s.dir, fileOutputInfo, next); err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
+	return out, nil
+}
+
+// outputInfo returns what output.json says of the present files. Of a file that it does not know, it is written first: what is not known would not be
+// found again.
+func (s *shim) outputInfo() (outputInfo, error) {
 	var info outputInfo
 	found, err := readFile(s.dir, fileOutputInfo, &info)
 	if err != nil || !found {
 		// Written by a shim of an earlier version, or not to be read: whatever is hidden now is hidden there.
 		info = outputInfo{runOutput: runOutput{Masked: secretsOf(s.spec)}}
 	}
-	path, previous := filepath.Join(s.dir, fileOutput), filepath.Join(s.dir, filePrevious)
-	next := outputInfo{runOutput: runOutput{Run: run, StartedAt: time.Now(), Masked: secretsOf(s.spec)}}
-	for _, piece := range []string{formerPiece, ""} {
-		if err := os.Rename(path+piece, previous+piece); errors.Is(err, fs.ErrNotExist) {
-			_ = os.Remove(previous + piece)
-		} else if err != nil {
-			return nil, fmt.Errorf("keep output of the former run: %w", err)
-		} else if piece == "" {
-			last := info.runOutput
-			if s.state.Run == last.Run && s.state.HasExited {
-				last.ExitCode, last.HasExited = s.state.ExitCode, true
-			}
-			next.Previous = &last
+	file := inodeOf(filepath.Join(s.dir, fileOutput))
+	if file == 0 || info.File == file || info.moved(s.dir) {
+		return info, nil
+	}
+	info.File = file
+	return info, writeFile(s.dir, fileOutputInfo, info)
+}
+
+// keep moves the files of the present run to where those of the previous one are, and reports whether there is one. Of what an earlier call began it does
+// the rest. The piece of the previous run goes first: a file is never beside the piece of another run.
+func (i outputInfo) keep(dir string) (bool, error) {
+	path, previous := filepath.Join(dir, fileOutput), filepath.Join(dir, filePrevious)
+	if !i.moved(dir) {
+		if err := removeFile(previous + formerPiece); err != nil {
+			return false, err
+		}
+		err := os.Rename(path, previous)
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, errors.Join(removeFile(previous), removeFile(path+formerPiece))
+		}
+		if err != nil {
+			return false, err
 		}
 	}
-	if err := writeFile(s.dir, fileOutputInfo, next); err != nil {
-		return nil, err
+	err := os.Rename(path+formerPiece, previous+formerPiece)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	out, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600) //nolint:gosec // the shim's own directory
-	if err != nil {
-		return nil, fmt.Errorf("open output: %w", err)
+	return true, err
+}
+
+// removeFile removes a file that may not be there.
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return out, nil
+	return nil
 }
 
 // rotate copies the end of an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -50,37 +52,50 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "the workload on this node is of another epoch of the workspace")
 	}
 	_, _ = readFile(at.dir, fileDesired, &at.want)
+	piece, s, err := r.excerpt(ctx, req, at)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the caller does not wait for the output any more", fault.Cause(err))
+	}
+	out := piece.masked()
+	out.Phase, out.Restarts = r.phase(at, s), s.Restarts
+	return out, nil
+}
+
+// excerpt reads what a request asks for, and the workload's state with it, while nothing changes the files. A start waits for that, so masking comes after.
+func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) (*excerpt, state, error) {
 	lock, err := lockOutput(ctx, at.dir, unix.LOCK_SH)
 	if err != nil {
-		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again", fault.Cause(err))
+		return nil, state{}, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the output is being changed: ask again", fault.Cause(err))
 	}
 	defer func() { _ = lock.Close() }()
 	var info outputInfo
-	found, err = readFile(at.dir, fileOutputInfo, &info)
+	found, err := readFile(at.dir, fileOutputInfo, &info)
 	if err != nil {
-		return nil, err
+		return nil, state{}, err
 	}
 	if !found { // of a shim of an earlier version
 		info.Masked = secretsOf(at.spec)
 	}
 	s := at.state()
-	present := recorded{runOutput: info.runOutput, path: filepath.Join(at.dir, fileOutput)}
+	present := &recorded{runOutput: info.runOutput, path: filepath.Join(at.dir, fileOutput), masks: &r.masks}
 	present.over = s.Run == present.Run && s.HasExited || s.Run == "" && !at.want.Run || !found && s.HasExited
 	present.ExitCode = s.ExitCode
 	var previous *recorded
-	if info.Previous != nil {
-		previous = &recorded{runOutput: *info.Previous, path: filepath.Join(at.dir, filePrevious), over: true}
+	switch {
+	case info.moved(at.dir): // a start of the next run was not completed
+		present.path, present.over = filepath.Join(at.dir, filePrevious), true
+	case info.Previous != nil:
+		previous = &recorded{runOutput: *info.Previous, path: filepath.Join(at.dir, filePrevious), over: true, masks: &r.masks}
 	}
-	out, err := choose(req, &present, previous)
-	if err != nil {
-		return nil, err
-	}
-	out.Phase, out.Restarts = r.phase(at, s), s.Restarts
-	return out, nil
+	out, err := choose(req, present, previous)
+	return out, s, err
 }
 
 // choose reads of the run that the request means. Whoever follows the output and was at the run before the present one is given its end first.
-func choose(req OutputRequest, present, previous *recorded) (*nodev1.WorkloadOutput, error) {
+func choose(req OutputRequest, present, previous *recorded) (*excerpt, error) {
 	from := req.From
 	if req.Previous {
 		if previous == nil {
@@ -97,17 +112,18 @@ func choose(req OutputRequest, present, previous *recorded) (*nodev1.WorkloadOut
 	}
 	if previous != nil && from.GetRun() == previous.Run {
 		out, err := previous.read(from, req.Max)
-		if err != nil || len(out.GetData()) > 0 || out.GetDroppedBytes() > 0 {
-			if err == nil && !out.GetMore() {
-				out.Next, out.More = &nodev1.OutputCursor{Run: present.Run}, true
-			}
-			return out, err
+		if err != nil {
+			return nil, err
+		}
+		if out.to > out.at || out.dropped > 0 {
+			out.then = present.Run
+			return out, nil
 		}
 		return present.read(&nodev1.OutputCursor{Run: present.Run}, req.Max)
 	}
 	out, err := present.read(&nodev1.OutputCursor{Run: present.Run}, req.Max)
 	if err == nil {
-		out.Restarted = true
+		out.restarted = true
 	}
 	return out, err
 }
@@ -115,8 +131,9 @@ func choose(req OutputRequest, present, previous *recorded) (*nodev1.WorkloadOut
 // recorded is the output of one run on disk.
 type recorded struct {
 	runOutput
-	path string
-	over bool // the run has ended: nothing is added
+	path  string
+	over  bool // the run has ended: nothing is added
+	masks *maskCache
 }
 
 // stretch is an unbroken part of a run's output, in one file or two.
@@ -136,8 +153,24 @@ func (o *recorded) stretches() []stretch {
 	return []stretch{piece, file}
 }
 
+// excerpt is a piece of a run's output as it lies on disk, with as much around it as its mask must see.
+type excerpt struct {
+	run       *recorded
+	mask      showable.Mask
+	window    []byte
+	begin     int64 // of the window
+	at, to    int64 // the piece
+	dropped   int64 // bytes before the piece that were asked for and are not kept
+	end       int64 // of what is written
+	last      bool  // the piece reaches to the end
+	cutBefore bool  // what lies before the window is not kept
+	cutBehind bool  // nothing follows the window
+	restarted bool
+	then      string // the run that follows once this one is read; empty if none is asked for
+}
+
 // read returns what follows a cursor, or the end.
-func (o *recorded) read(from *nodev1.OutputCursor, most int) (*nodev1.WorkloadOutput, error) {
+func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 	if most <= 0 || most > MaxOutput {
 		most = MaxOutput
 	}
@@ -154,15 +187,11 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*nodev1.WorkloadOu
 			break
 		}
 	}
-	out := &nodev1.WorkloadOutput{Run: o.Run, Offset: at, DroppedBytes: max(0, at-asked)}
+	out := &excerpt{run: o, at: at, dropped: max(0, at-asked), mask: o.masks.of(o.Masked)}
 	if from == nil {
-		out.DroppedBytes = at
+		out.dropped = at
 	}
-	if !o.StartedAt.IsZero() {
-		out.StartedAt = timestamppb.New(o.StartedAt)
-	}
-	mask := showable.NewMask(o.Masked)
-	margin := int64(mask.Margin())
+	margin := int64(out.mask.Margin())
 	to := min(at+int64(most), in.to)
 	begin, stop := max(in.from, at-margin), min(in.to, to+margin)
 	window, err := o.bytes(begin, stop)
@@ -170,24 +199,74 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*nodev1.WorkloadOu
 		return nil, err
 	}
 	stop = begin + int64(len(window)) // a file that was cut meanwhile by somebody else is shorter
-	to = min(to, stop)
-	last := to == end
-	if last && !o.over {
-		to -= int64(mask.Held(window[:to-begin]))
-	}
-	to = max(at, to)
-	if !last || !o.over {
-		to -= int64(partial(window[at-begin : to-begin]))
-	}
+	out.window, out.begin, out.to = window, begin, min(to, stop)
+	out.last, out.end = out.to == end, end
 	// Where something is missing, or the run ended in the middle of a value, a part of it may stand alone.
-	head := begin == in.from && begin > 0
-	tail := stop == in.to && (in.to < end || o.over)
-	out.Data = mask.Piece(window, int(at-begin), int(to-begin), head, tail)
-	out.Next, out.More = &nodev1.OutputCursor{Run: o.Run, Offset: to}, to < end && (o.over || !last)
-	if o.over && to == end {
-		out.Ended, out.ExitCode = true, o.ExitCode
-	}
+	out.cutBefore = begin == in.from && begin > 0
+	out.cutBehind = stop == in.to && (in.to < end || o.over)
 	return out, nil
+}
+
+// masked returns the piece as it may be shown.
+func (e *excerpt) masked() *nodev1.WorkloadOutput {
+	run, to := e.run, e.to
+	if e.last && !run.over {
+		to -= int64(e.mask.Held(e.window[:to-e.begin]))
+	}
+	to = max(e.at, to)
+	if !e.last || !run.over {
+		to -= int64(partial(e.window[e.at-e.begin : to-e.begin]))
+	}
+	out := &nodev1.WorkloadOutput{
+		Run: run.Run, Offset: e.at, DroppedBytes: e.dropped, Restarted: e.restarted,
+		Data: e.mask.Piece(e.window, int(e.at-e.begin), int(to-e.begin), e.cutBefore, e.cutBehind),
+		Next: &nodev1.OutputCursor{Run: run.Run, Offset: to},
+		More: to < e.end && (run.over || !e.last),
+	}
+	if !run.StartedAt.IsZero() {
+		out.StartedAt = timestamppb.New(run.StartedAt)
+	}
+	if run.over && to == e.end {
+		out.Ended, out.ExitCode = true, run.ExitCode
+	}
+	if e.then != "" && !out.GetMore() {
+		out.Next, out.More = &nodev1.OutputCursor{Run: e.then}, true
+	}
+	return out
+}
+
+// maskCache keeps the masks that were used last: to make one takes much longer than to use it. It is safe for concurrent use.
+type maskCache struct {
+	mu    sync.Mutex
+	masks []cachedMask // the last used one first
+}
+
+type cachedMask struct {
+	values []string
+	mask   showable.Mask
+}
+
+// of returns the mask of values.
+func (c *maskCache) of(values []string) showable.Mask {
+	const most = 4 // each may take some MiB
+	if len(values) == 0 {
+		return showable.Mask{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := slices.IndexFunc(c.masks, func(m cachedMask) bool { return slices.Equal(m.values, values) })
+	var found cachedMask
+	if at >= 0 {
+		found = c.masks[at]
+		c.masks = slices.Delete(c.masks, at, at+1)
+	} else {
+		found = cachedMask{values, showable.NewMask(values)}
+	}
+	c.masks = slices.Insert(c.masks, 0, found)
+	if len(c.masks) > most {
+		c.masks = slices.Delete(c.masks, most, len(c.masks))
+	}
+	return found.mask
 }
 
 // partial returns how many bytes at the end are the beginning of a character.

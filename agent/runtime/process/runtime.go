@@ -98,6 +98,7 @@ type Runtime struct {
 	claimed   map[int32]key             // picked ports
 	listed    func(WorkspaceEpoch) bool // nil until the control plane has listed what may run here
 
+	masks   maskCache
 	changed chan struct{}
 	shims   sync.WaitGroup // waits on our own shims, so that they are reaped
 }
