@@ -51,7 +51,7 @@ func (s *Server) intake(w http.ResponseWriter, r *http.Request) *http.Request {
 	if policy.StreamsRequests() {
 		return r
 	}
-	body, err := s.readBody(w, r)
+	body, err := s.readBody(w, r, int64(s.cfg.MaxReadBytes)+envelopeBytes, s.cfg.BodyTimeout)
 	if err == nil {
 		body, err = s.inflate(r, body)
 	}
@@ -82,19 +82,18 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	return true
 }
 
-// readBody reads the one message of a request.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	limit := int64(s.cfg.MaxReadBytes) + envelopeBytes
+// readBody reads the one message of a request, of at most limit bytes, within a time.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, limit int64, within time.Duration) ([]byte, error) {
 	if r.ContentLength > limit {
 		return nil, fault.New(commonv1.Reason_REASON_FRAME_TOO_LARGE, "")
 	}
 	controller := http.NewResponseController(w)
-	deadline := controller.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout)) // a recorder of tests has none
+	deadline := controller.SetReadDeadline(time.Now().Add(within)) // a recorder of tests has none
 	buffer := bytes.NewBuffer(make([]byte, 0, max(r.ContentLength, 0)+bytes.MinRead))
 	_, err := buffer.ReadFrom(io.LimitReader(r.Body, limit+1))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, fmt.Sprintf("the request's body did not arrive within %s", s.cfg.BodyTimeout))
+		return nil, fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, fmt.Sprintf("the request's body did not arrive within %s", within))
 	case err != nil:
 		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the request's body could not be read", fault.Cause(err))
 	case int64(buffer.Len()) > limit:

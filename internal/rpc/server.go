@@ -47,7 +47,7 @@ type ServerConfig struct {
 	MaxConnections int
 	// StrangerTimeout is how long a call that needs no token may take, of health or reflection, streams included; default 30 s.
 	StrangerTimeout time.Duration
-	// MaxStrangers are the calls without a token that are open at once; default 64.
+	// MaxStrangers are the calls without a token that are open at once, of health and of reflection each; default 64.
 	MaxStrangers int
 	// IdleTimeout of a connection without requests; default 2 min.
 	IdleTimeout time.Duration
@@ -115,12 +115,12 @@ type Server struct {
 	guard    *guard
 	policies PolicySet
 	services map[string]http.Handler
-	// unchecked names those of services that have no policies; strangers holds one place for each call of them that is open.
-	unchecked map[string]bool
-	strangers chan struct{}
-	fallback  http.Handler
-	drain     context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
-	endDrain  context.CancelCauseFunc
+	// unchecked names those of services that have no policies; checking and reflecting hold places for calls of health and of the others.
+	unchecked            map[string]bool
+	checking, reflecting *strangerPlaces
+	fallback             http.Handler
+	drain                context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
+	endDrain             context.CancelCauseFunc
 }
 
 // NewServer listens and prepares; nothing is answered before Run.
@@ -149,7 +149,8 @@ func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server,
 	s := &Server{
 		deps: deps, cfg: cfg, listener: listener, tls: tlsConfig, metrics: m,
 		policies: PolicySet{}, services: map[string]http.Handler{}, fallback: http.NotFoundHandler(),
-		unchecked: map[string]bool{}, strangers: make(chan struct{}, cfg.MaxStrangers),
+		unchecked: map[string]bool{}, checking: newStrangerPlaces(cfg.MaxStrangers, 0),
+		reflecting: newStrangerPlaces(cfg.MaxStrangers, max(1, cfg.MaxStrangers/reflectionShare)),
 	}
 	s.guard = &guard{
 		policies: s.policy, persons: deps.Persons, authenticate: deps.Authenticate, onDenied: deps.OnDenied, translate: deps.Translate,
@@ -357,7 +358,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := s.requestContext(w, r)
 	defer cancel(nil)
 	if s.unchecked[name] {
-		s.serveUnchecked(service, w, r.WithContext(ctx)) //nolint:contextcheck // as below
+		s.serveUnchecked(name, service, w, r.WithContext(ctx)) //nolint:contextcheck // as below
 		return
 	}
 	if r = s.intake(w, r.WithContext(ctx)); r != nil { //nolint:contextcheck // ctx is made from the request's.

@@ -1,10 +1,13 @@
 package rpc
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -19,10 +22,19 @@ import (
 )
 
 // What clients that know nothing of the mesh ask of any gRPC server, without a token: health and reflection. Neither
-// decides anything. A call of either ends after StrangerTimeout, and MaxStrangers are served at once.
+// decides anything. A call of either ends after StrangerTimeout. Each has MaxStrangers places: those of health are taken
+// once the question has arrived, those of reflection by streams, of which one address has a quarter.
 
-// healthFresh is how long the last look at the health answers for.
-const healthFresh = time.Second
+const (
+	// healthFresh is how long the last look at the health answers for, and healthStale while somebody looks again.
+	healthFresh = time.Second
+	healthStale = 15 * time.Second
+	// healthBody is how long a question about the health may take to arrive, and healthBytes how long it may be.
+	healthBody  = 2 * time.Second
+	healthBytes = 4 << 10
+	// reflectionShare of the places of reflection are for one address: one in so many.
+	reflectionShare = 4
+)
 
 const (
 	healthService   = "grpc.health.v1.Health"
@@ -63,9 +75,10 @@ type health struct {
 	server *Server
 	ready  func(context.Context) bool
 
-	mu   sync.Mutex
-	at   time.Time
-	last healthv1.HealthCheckResponse_ServingStatus
+	mu      sync.Mutex
+	at      time.Time
+	last    healthv1.HealthCheckResponse_ServingStatus
+	looking chan struct{} // closed at the end of the look that is under way; nil: nobody looks
 }
 
 func (h *health) check(
@@ -106,50 +119,149 @@ func (h *health) watch(
 	)
 }
 
-// status looks once a second at most, for however many ask. A caller that hangs up does not spoil the look for the
-// others.
+// status looks once a second at most, for however many ask. Who asks during a look is answered from the one before, or
+// waits for it if that is too old. A caller that hangs up does not spoil the look for the others.
 func (h *health) status(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
 	h.mu.Lock()
+	age, looking, last := time.Since(h.at), h.looking, h.last
+	switch {
+	case age < healthFresh, looking != nil && age < healthStale:
+		h.mu.Unlock()
+		return last
+	case looking == nil:
+		h.looking = make(chan struct{})
+		h.mu.Unlock()
+		return h.look(ctx)
+	}
+	h.mu.Unlock()
+	select {
+	case <-looking:
+	case <-ctx.Done():
+		return healthv1.HealthCheckResponse_NOT_SERVING
+	}
+	h.mu.Lock()
 	defer h.mu.Unlock()
-	if time.Since(h.at) < healthFresh {
-		return h.last
-	}
-	h.last = healthv1.HealthCheckResponse_NOT_SERVING
-	if h.ready(context.WithoutCancel(ctx)) {
-		h.last = healthv1.HealthCheckResponse_SERVING
-	}
-	h.at = time.Now()
 	return h.last
 }
 
+// look asks whether the process is ready, and tells those who wait.
+func (h *health) look(ctx context.Context) healthv1.HealthCheckResponse_ServingStatus {
+	status := healthv1.HealthCheckResponse_NOT_SERVING
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.last, h.at = status, time.Now()
+		close(h.looking)
+		h.looking = nil
+	}()
+	if h.ready(context.WithoutCancel(ctx)) {
+		status = healthv1.HealthCheckResponse_SERVING
+	}
+	return status
+}
+
 // serveUnchecked serves a service without policies, within the bounds for strangers.
-func (s *Server) serveUnchecked(service http.Handler, w http.ResponseWriter, r *http.Request) {
-	select {
-	case s.strangers <- struct{}{}:
-		defer func() { <-s.strangers }()
-	default:
-		refusal := fault.New(commonv1.Reason_REASON_OVERLOADED, "too many calls without a token are open here")
-		if err := connect.NewErrorWriter().Write(w, r, fault.ToConnect(refusal, ids.New())); err != nil {
-			s.deps.Logger.LogAttrs(
-				r.Context(),
-				slog.LevelDebug,
-				"refusal not written",
-				slog.String("port", s.cfg.Name),
-				slog.Any("error", err),
-			)
+func (s *Server) serveUnchecked(name string, service http.Handler, w http.ResponseWriter, r *http.Request) {
+	places, from := s.reflecting, originOf(r.RemoteAddr)
+	if name == healthService {
+		// A place of health is held for the answer alone, never while a stranger sends.
+		places, from = s.checking, ""
+		if err := s.readQuestion(w, r); err != nil {
+			s.refuseStranger(w, r, err)
+			return
 		}
+	}
+	release, ok := places.take(from)
+	if !ok {
+		s.refuseStranger(w, r, fault.New(commonv1.Reason_REASON_OVERLOADED, "too many calls without a token are open here"))
 		return
 	}
+	defer release()
 	// Who does not read the answer holds no place either.
 	controller := http.NewResponseController(w)
 	bounded := controller.SetWriteDeadline(
 		time.Now().Add(2*s.cfg.StrangerTimeout),
 	) == nil // a recorder of tests has none
-	r.Body = http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxReadBytes)+envelopeBytes)
+	if name != healthService { // whose body has been read
+		r.Body = http.MaxBytesReader(w, r.Body, int64(s.cfg.MaxReadBytes)+envelopeBytes)
+	}
 	service.ServeHTTP(w, r)
 	if bounded {
 		_ = controller.SetWriteDeadline(
 			time.Time{},
 		) // the connection may carry further requests; one that is gone needs none
 	}
+}
+
+// readQuestion reads the body of a call of health, which names a service and no more.
+func (s *Server) readQuestion(w http.ResponseWriter, r *http.Request) error {
+	limit := int64(min(healthBytes, s.cfg.MaxReadBytes)) + envelopeBytes
+	body, err := s.readBody(w, r, limit, min(healthBody, s.cfg.BodyTimeout, s.cfg.StrangerTimeout))
+	if err != nil {
+		return err
+	}
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return nil
+}
+
+// refuseStranger writes a refusal; what is left of the body is not read.
+func (s *Server) refuseStranger(w http.ResponseWriter, r *http.Request, refusal error) {
+	writer := connect.NewErrorWriter()
+	w.Header().Set("Connection", "close")
+	if !writer.IsSupported(r) {
+		http.Error(w, fault.From(refusal).Public, http.StatusBadRequest)
+		return
+	}
+	if err := writer.Write(w, r, fault.ToConnect(refusal, ids.New())); err != nil {
+		s.deps.Logger.LogAttrs(r.Context(), slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))
+	}
+}
+
+// strangerPlaces bounds the calls that are open at once: of all, and of each origin.
+type strangerPlaces struct {
+	all, each int
+
+	mu    sync.Mutex
+	taken int
+	of    map[string]int
+}
+
+// newStrangerPlaces makes places of which one origin may hold each; zero: as many as there are.
+func newStrangerPlaces(all, each int) *strangerPlaces {
+	return &strangerPlaces{all: all, each: each, of: map[string]int{}}
+}
+
+// take takes a place for an origin and returns what gives it back, or reports that there is none.
+func (p *strangerPlaces) take(origin string) (func(), bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.taken >= p.all || (p.each > 0 && p.of[origin] >= p.each) {
+		return nil, false
+	}
+	p.taken++
+	p.of[origin]++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.taken--
+		if p.of[origin]--; p.of[origin] == 0 {
+			delete(p.of, origin)
+		}
+	}, true
+}
+
+// originOf returns the address of a peer without its port; of IPv6 its network: one host may have all addresses of it.
+func originOf(remote string) string {
+	const network = 64
+	at, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return remote
+	}
+	address := at.Addr().Unmap().WithZone("")
+	if address.Is6() {
+		if prefix, err := address.Prefix(network); err == nil {
+			return prefix.String()
+		}
+	}
+	return address.String()
 }
