@@ -43,8 +43,7 @@ type TaskFilter struct {
 // Tasks answers one page, newest first.
 func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readmodelv1.Task, string, error) {
 	l := listing{
-		name: "tasks", columns: "t.body, COALESCE(n.name, '')", from: "readmodel.task t LEFT JOIN readmodel.node n ON n.node_id = t.node_id",
-		id: "t.task_id",
+		name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id",
 	}
 	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
 	if f.NodeID != "" {
@@ -64,7 +63,7 @@ func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readm
 	}
 	tasks, next, err := run(ctx, s, l, page, s.scanTask)
 	tasks, next, err = namedPage(ctx, s, func(t *readmodelv1.Task) nameless {
-		return nameless{workspaceID: t.GetWorkspaceId(), workspace: &t.Workspace}
+		return nameless{workspaceID: t.GetWorkspaceId(), nodeID: t.GetNodeId(), workspace: &t.Workspace, node: &t.NodeName}
 	}, tasks, next, err)
 	if err != nil || f.NoHistory || len(tasks) == 0 {
 		return tasks, next, err
@@ -74,8 +73,7 @@ func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readm
 
 func (s *Snapshot) scanTask(row pgx.Row, lead ...any) (*readmodelv1.Task, error) {
 	var body []byte
-	var nodeName string
-	if err := row.Scan(append(lead, &body, &nodeName)...); err != nil {
+	if err := row.Scan(append(lead, &body)...); err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
 	t := &lifecyclev1.Task{}
@@ -83,7 +81,7 @@ func (s *Snapshot) scanTask(row pgx.Row, lead ...any) (*readmodelv1.Task, error)
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
 	return &readmodelv1.Task{
-		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), NodeName: nodeName, State: t.GetState(), Attempt: t.GetAttempt(),
+		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
 		WorkspaceId: t.GetWorkspaceId(), RunId: t.GetRunId(), Epoch: t.GetEpoch(), OpSeq: t.GetOpSeq(), Reason: t.GetReason(), Error: t.GetError(),
 		CreatedAt: t.GetCreatedAt(), ExpiresAt: t.GetExpiresAt(), Current: CurrentTask(t, s.Now), CorrelationId: t.GetCorrelationId(),
 		LateEvidence: t.GetLateEvidence(),

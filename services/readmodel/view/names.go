@@ -70,3 +70,22 @@ func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, ite
 	}
 	return items, next, s.withNames(ctx, objects)
 }
+
+// NameOwners returns whose workspaces and nodes are, by their ids: empty for a node of no tenant. What is read for several scopes at once is shown to each
+// without the names that it does not meet.
+func (s *Snapshot) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) (map[string]string, error) {
+	owners := map[string]string{}
+	if len(workspaceIDs)+len(nodeIDs) == 0 {
+		return owners, nil
+	}
+	rows, err := s.tx.Query(ctx, `SELECT w.workspace_id::text, w.tenant_id::text FROM readmodel.workspace w WHERE w.workspace_id = ANY($1::uuid[])
+		UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n WHERE n.node_id = ANY($2::uuid[])`, workspaceIDs, nodeIDs)
+	if err != nil {
+		return nil, fmt.Errorf("read whose names are: %w", err)
+	}
+	var id, tenant string
+	if _, err := pgx.ForEachRow(rows, []any{&id, &tenant}, func() error { owners[id] = tenant; return nil }); err != nil {
+		return nil, fmt.Errorf("read whose names are: %w", err)
+	}
+	return owners, nil
+}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"testing"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -13,8 +15,11 @@ import (
 func TestNamesStandBesideIDs(t *testing.T) {
 	k := newKit(t)
 	// Rows of one tenant that point at another's workspace and node, as no row should.
-	strayed := ids.New()
+	strayed, strayedTask := ids.New(), ids.New()
 	k.Append(&lifecyclev1.Instance{InstanceId: strayed, WorkspaceId: k.B.WorkspaceID, WorkspaceName: "x", TenantId: k.A.ID, NodeId: k.B.NodeID})
+	k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
+		TaskId: strayedTask, WorkspaceId: k.B.WorkspaceID, TenantId: k.A.ID, NodeId: k.B.NodeID, State: commonv1.TaskState_TASK_STATE_RUNNING,
+	}})
 	k.sync()
 	type names struct{ workspace, node string }
 	read := func(scope view.Scope) map[string]names {
@@ -55,7 +60,11 @@ func TestNamesStandBesideIDs(t *testing.T) {
 			for _, n := range nodes {
 				found[n.GetNodeId()] = names{n.GetWorkspace(), n.GetName()}
 			}
-			return nil
+			resolved, err := s.Resolve(ctx, strayed, []readmodelv1.ObjectKind{readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE})
+			if resolved.GetName() != "" {
+				t.Errorf("a strayed instance is resolved as %v", resolved)
+			}
+			return err
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -65,7 +74,8 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	of := map[string]names{
 		k.A.InstanceID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, k.A.ClaimID: {"alpha/" + k.A.WorkspaceName, ""},
 		k.A.AllocationID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, k.A.TaskID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName},
-		k.A.NodeID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, strayed: {"beta/" + k.B.WorkspaceName, k.B.NodeName}, k.Shared: {"", "shared"},
+		k.A.NodeID: {"alpha/" + k.A.WorkspaceName, k.A.NodeName}, strayed: {"beta/" + k.B.WorkspaceName, k.B.NodeName},
+		strayedTask: {"beta/" + k.B.WorkspaceName, k.B.NodeName}, k.Shared: {"", "shared"},
 	}
 	all := read(view.All())
 	for id, want := range of {
@@ -75,7 +85,7 @@ func TestNamesStandBesideIDs(t *testing.T) {
 	}
 	own := read(scopeOf(t, k.A.ID))
 	delete(of, k.Shared)
-	of[strayed] = names{}
+	of[strayed], of[strayedTask] = names{}, names{}
 	for id, want := range of {
 		if own[id] != want {
 			t.Errorf("of one's own %s: %+v, want %+v", id, own[id], want)

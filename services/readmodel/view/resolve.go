@@ -30,7 +30,8 @@ type object struct {
 	tenants   bool   // a tenant's person may look for them
 }
 
-const workspaceOf = " LEFT JOIN readmodel.workspace w ON w.workspace_id = x.workspace_id"
+// workspaceOf names no workspace of another tenant than the object's own.
+const workspaceOf = " LEFT JOIN readmodel.workspace w ON w.workspace_id = x.workspace_id AND w.tenant_id = x.tenant_id"
 
 var objects = map[readmodelv1.ObjectKind]object{
 	readmodelv1.ObjectKind_OBJECT_KIND_NODE:      {table: "node", id: "node_id", name: "x.name"},

@@ -32,6 +32,7 @@ type item struct {
 
 	tenantID, workspaceID, nodeID string
 	created                       bool
+	owners                        map[string]string // of the workspaces and nodes whose names the message shows: their tenants
 }
 
 // payload is what is needed of an event's body to know what changed.

@@ -51,7 +51,7 @@ func load(ctx context.Context, s *view.Snapshot, marks map[key]mark) ([]item, er
 			}
 		}
 	}
-	return items, nil
+	return items, withOwners(ctx, s, items)
 }
 
 // withWorkspaces adds the workspaces of changed nodes: each shows whether its node's agent can act.

@@ -25,10 +25,10 @@ func (f Filter) wants(i item) bool {
 func (f Filter) shown(i item) item {
 	if a := i.message.GetStep(); a != nil {
 		if hidden := f.Scope.Step(a); hidden != a {
-			i.message = &readmodelv1.WatchItem{Object: &readmodelv1.WatchItem_Step{Step: hidden}}
+			i.message = &readmodelv1.WatchItem{Change: i.message.GetChange(), Object: &readmodelv1.WatchItem_Step{Step: hidden}}
 		}
 	}
-	return i
+	return f.named(i)
 }
 
 // subscription is what one watcher has yet to be sent: the newest state of each changed object.
