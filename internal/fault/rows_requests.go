@@ -129,13 +129,13 @@ var peopleRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_ROLE_NOT_HELD: {
 		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
 		Public: "a role is given only by a person whose own roles include it",
-		Remedy: "ask a person who holds the role and the role security",
+		Remedy: "ask a person who has the role security and one that includes the role: operator includes tenant and viewer",
 		Impact: "only this request: no person was made; the attempt is audited",
 	},
 	commonv1.Reason_REASON_LAST_SECURITY_PERSON: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerSecurity,
-		Public: "this is the last person with the role security: without one nobody could make or end people",
-		Remedy: "make another person with the role security first",
+		Public: "no other person with the role security remains for a day: without one nobody could make or end people",
+		Remedy: "make another person with the role security first, for more than a day",
 		Impact: "only this request: the person goes on; the attempt is audited",
 	},
 }

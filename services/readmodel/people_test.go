@@ -35,8 +35,13 @@ func (k *kit) peopleOf(token string) readmodelv1connect.PeopleServiceClient {
 // admitted makes a person of the list beside the API.
 func (k *kit) admitted(name, tenantID string, roles ...string) string {
 	k.t.Helper()
+	return k.admittedFor(name, tenantID, time.Hour, roles...)
+}
+
+func (k *kit) admittedFor(name, tenantID string, life time.Duration, roles ...string) string {
+	k.t.Helper()
 	token, err := readmodel.AdmitPerson(testkit.Context(k.t), k.DB.Pool(pg.RoleReadmodel), readmodel.Admission{
-		Name: name, TenantID: tenantID, Roles: roles, Life: time.Hour,
+		Name: name, TenantID: tenantID, Roles: roles, Life: life,
 	})
 	k.check(err)
 	return token
@@ -336,7 +341,7 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
 	const last = commonv1.Reason_REASON_LAST_SECURITY_PERSON
-	root := k.peopleOf(k.admitted("root", "", "operator", "security"))
+	root := k.peopleOf(k.admittedFor("root", "", 48*time.Hour, "operator", "security"))
 	k.admitted("bound", k.A.ID, "security") // of a tenant: calls nothing of this
 	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"}); rpctest.ReasonOfWire(err) != last {
 		t.Fatalf("the last one: %v", err)
@@ -389,6 +394,82 @@ func TestTheLastSecurityPersonStays(t *testing.T) {
 	)
 	if live != 1 {
 		t.Errorf("%d live people with the role security", live)
+	}
+}
+
+// A person is named like every other object: by a part of the id however it is spelled, and one of several is asked for.
+func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	people := k.peopleOf(k.admittedFor("root", "", 48*time.Hour, "operator", "security"))
+	byName := map[string]string{}
+	for _, name := range []string{"ana", "bob", "carol", "dave", "erin"} {
+		made, err := people.CreatePerson(ctx, person(name, "", "viewer"))
+		k.check(err)
+		byName[name] = made.GetPerson().GetPersonId()
+	}
+	undashed := func(name string) string { return strings.ReplaceAll(byName[name], "-", "") }
+	const ends = "0f0f0f"
+	// Two whose ids begin alike, and end alike.
+	pool := k.DB.Pool(pg.RoleReadmodel)
+	for id, name := range map[string]string{"ffffffff-ffff-7fff-8000-0000000f0f0f": "fay", "ffffffff-ffff-7fff-8001-0000000f0f0f": "gus"} {
+		_, err := pool.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, roles, created_by, expires_at)
+			VALUES ($1::uuid, $2, '{viewer}', '', mesh.clock() + interval '1 day')`, id, name)
+		k.check(err)
+	}
+	end := func(ref string) (*readmodelv1.EndPersonResponse, error) {
+		return people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: ref})
+	}
+	for name, ref := range map[string]string{
+		"ana": undashed("ana")[:30], "bob": undashed("bob")[16:], "carol": strings.ToUpper(undashed("carol")), "dave": byName["dave"][19:], "erin": byName["erin"],
+	} {
+		if got, err := end(ref); err != nil || got.GetPerson().GetName() != name {
+			t.Errorf("%s by %s: %v, %v", name, ref, got, err)
+		}
+	}
+	for _, ref := range []string{"fffffff", "ffffffffffff", "ffffffff-ffff-7f", ends} {
+		_, err := end(ref)
+		d := fault.From(fault.FromConnect(err))
+		if d.Reason != commonv1.Reason_REASON_AMBIGUOUS || !slices.Equal(d.Unmet, []string{
+			"person ffffffff-ffff-7fff-8000-0000000f0f0f fay", "person ffffffff-ffff-7fff-8001-0000000f0f0f gus",
+		}) {
+			t.Errorf("%s: %v %v", ref, err, d.Unmet)
+		}
+	}
+	for _, ref := range []string{"urn:uuid:" + byName["ana"], "{" + byName["ana"] + "}", ids.New(), "nobody", "fffff"} {
+		if _, err := end(ref); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_NOT_FOUND {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+	for _, token := range []string{"urn:uuid:" + byName["ana"], "{" + byName["ana"] + "}"} {
+		_, err := people.ListPeople(ctx, &readmodelv1.ListPeopleRequest{PageToken: token})
+		if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_INVALID_ARGUMENT {
+			t.Errorf("the page token %s: %v", token, err)
+		}
+	}
+}
+
+// One with the role security whose token is good for less than a day is not the one who remains.
+func TestASecurityPersonOfADayRemains(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	root := k.peopleOf(k.admittedFor("root", "", 48*time.Hour, "operator", "security"))
+	short := person("short", "", "security")
+	short.ExpiresIn = durationpb.New(5 * time.Minute)
+	_, err := root.CreatePerson(ctx, short)
+	k.check(err)
+	_, err = root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"})
+	d := fault.From(fault.FromConnect(err))
+	if d == nil || d.Reason != commonv1.Reason_REASON_LAST_SECURITY_PERSON || !strings.Contains(strings.Join(d.Unmet, " "), "24h") {
+		t.Errorf("one of five minutes remains: %v", err)
+	}
+	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "short"}); err != nil {
+		t.Errorf("the one of five minutes: %v", err)
+	}
+	_, err = root.CreatePerson(ctx, person("long", "", "security"))
+	k.check(err)
+	if _, err := root.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "root"}); err != nil {
+		t.Errorf("one of seven days remains: %v", err)
 	}
 }
 

@@ -52,7 +52,8 @@ func (p *Program) peopleCreate() *cobra.Command {
 			"directory to hand over: contexts.yaml, ca.pem, token, and authorization, a header for curl and buf.\n" +
 			"It is printed nowhere and the mesh keeps only its hash.\n" +
 			"Roles: viewer reads; tenant reads and operates what is its tenant's; operator includes viewer and tenant, and operates\n" +
-			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles include.",
+			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles include:\n" +
+			"a person of the role tenant is made by somebody who has operator besides security.",
 		Example: "  gpuaas people create ana --role tenant --tenant acme --expires 7d\n" +
 			"  gpuaas people create ci --role viewer --expires 30d --out ./ci",
 		Args: args("NAME"),
@@ -288,7 +289,8 @@ func (p *Program) peopleEnd() *cobra.Command {
 		Use: "end PERSON", Short: "End a person: the token is good no more, and their watches end",
 		Long: "End a person. PERSON is the name, the id, or six or more characters that one id begins or ends with.\n" +
 			"Requests are refused from then on; watches end at once, or within two seconds where another replica serves them.\n" +
-			"The person stays listed for thirty days. The last person with the role security is not ended.",
+			"The person stays listed for thirty days. A person with the role security is ended only if another\n" +
+			"has it for a day more.",
 		Example: "  gpuaas people end ana --reason 'left the team' --yes", Args: args("PERSON"),
 		ValidArgsFunction: onlyFirst(p.completePeople),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -17,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
 const (
@@ -48,8 +48,8 @@ func (a Admission) validate() error {
 }
 
 func isID(text string) bool {
-	_, err := uuid.Parse(text)
-	return err == nil
+	_, whole := view.ID(text)
+	return whole
 }
 
 // AdmitPerson makes a person beside the API, for those who hold readmodel's database: `gpuaas dev`, a cluster, `gpuaas
@@ -58,6 +58,13 @@ func isID(text string) bool {
 func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, error) {
 	if err := a.validate(); err != nil {
 		return "", fmt.Errorf("admit %q: %w", a.Name, err)
+	}
+	if a.TenantID != "" {
+		id, whole := view.ID(a.TenantID)
+		if !whole {
+			return "", fmt.Errorf("admit %q: the tenant is no id", a.Name)
+		}
+		a.TenantID = id
 	}
 	a.Roles = sorted(a.Roles)
 	var token string

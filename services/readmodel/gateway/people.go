@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -22,7 +21,11 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-const roleSecurity = "security"
+const (
+	roleSecurity = "security"
+	// securityRemains is how long somebody else must hold the role security for one who does to be ended.
+	securityRemains = 24 * time.Hour
+)
 
 // Includes returns the roles whose rights a role has: every method that admits one of them admits the role itself.
 func Includes(role string) []string {
@@ -223,7 +226,8 @@ func (p *People) ListPeople(
 	if err := operatorsOnly(ctx); err != nil {
 		return nil, err
 	}
-	if req.GetPageToken() != "" && !isID(req.GetPageToken()) {
+	after, whole := view.ID(req.GetPageToken())
+	if req.GetPageToken() != "" && !whole {
 		return nil, fault.New(
 			commonv1.Reason_REASON_INVALID_ARGUMENT,
 			"",
@@ -237,7 +241,7 @@ func (p *People) ListPeople(
 	size = min(size, maxPeople)
 	rows, err := p.own.DB.Query(ctx, "SELECT "+personColumns+` WHERE ($1 = '' OR p.person_id < NULLIF($1, '')::uuid)
 		AND (NOT $2 OR (p.ended_at IS NULL AND p.expires_at > mesh.clock())) ORDER BY p.person_id DESC LIMIT $3`,
-		req.GetPageToken(), req.GetLiveOnly(), size+1)
+		after, req.GetLiveOnly(), size+1)
 	if err != nil {
 		return nil, fmt.Errorf("list people: %w", err)
 	}
@@ -301,35 +305,21 @@ func (p *People) EndPerson(
 	return out, nil
 }
 
-// partOfID is what may stand for an id: enough of its beginning or end.
-var partOfID = regexp.MustCompile(`^[0-9a-f-]{6,36}$`)
-
 // findPerson returns a person by id, by the name of one that has not been ended, or by the beginning or end of one id.
 func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person, error) {
-	where, lower := " WHERE p.name = $1 AND p.ended_at IS NULL", strings.ToLower(ref)
-	if isID(ref) {
-		where = " WHERE p.person_id = $1::uuid"
+	where, args := "p.name = $1 AND p.ended_at IS NULL", []any{strings.ToLower(ref)}
+	if id, whole := view.ID(ref); whole {
+		where, args = "p.person_id = $1::uuid", []any{id}
 	}
-	found, err := scanPerson(tx.QueryRow(ctx, "SELECT "+personColumns+where, lower))
-	if err == nil || !pg.IsNoRows(err) {
-		return found, err
+	items, err := peopleWhere(ctx, tx, where, args)
+	if err != nil {
+		return nil, err
 	}
-	var items []*readmodelv1.Person
-	if partOfID.MatchString(lower) {
-		rows, err := tx.Query(
-			ctx,
-			"SELECT "+personColumns+" WHERE p.person_id::text LIKE $1 || '%' OR p.person_id::text LIKE '%' || $1 LIMIT 2",
-			lower,
-		)
-		if err != nil {
-			return nil, fmt.Errorf("find person: %w", err)
-		}
-		items, err = pgx.CollectRows(
-			rows,
-			func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) },
-		)
-		if err != nil {
-			return nil, fmt.Errorf("find person: %w", err)
+	if len(items) == 0 {
+		if where, args = view.PartOfID("p.person_id", ref); where != "" {
+			if items, err = peopleWhere(ctx, tx, where, args); err != nil {
+				return nil, err
+			}
 		}
 	}
 	switch len(items) {
@@ -341,33 +331,69 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 			fmt.Sprintf("there is no person %q", ref),
 			fault.Remedy("list them with `gpuaas people list`"),
 		)
-	default:
-		return nil, fault.New(
-			commonv1.Reason_REASON_INVALID_ARGUMENT,
-			fmt.Sprintf("more than one id begins or ends with %q", ref),
-			fault.Unmet("person: "+items[0].GetPersonId()+" and "+items[1].GetPersonId()+" fit"),
-		)
 	}
+	choices := make([]string, len(items))
+	for i, p := range items {
+		choices[i] = "person " + p.GetPersonId() + " " + p.GetName()
+	}
+	return nil, view.Ambiguous("person", ref, choices) //nolint:wrapcheck // it is the refusal
 }
 
-// keepOneSecurity refuses the end of the last live person of the operator's with the role security. It locks them all,
-// so that of two that end each other at once the second sees the first.
+// peopleWhere returns the people that meet a condition: one more than are shown at most.
+func peopleWhere(ctx context.Context, tx pgx.Tx, where string, args []any) ([]*readmodelv1.Person, error) {
+	rows, err := tx.Query(
+		ctx,
+		fmt.Sprintf("SELECT %s WHERE %s ORDER BY p.person_id LIMIT %d", personColumns, where, view.Candidates+1),
+		args...,
+	)
+	if err != nil {
+		return nil, fmt.Errorf("find person: %w", err)
+	}
+	items, err := pgx.CollectRows(
+		rows,
+		func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) },
+	)
+	if err != nil {
+		return nil, fmt.Errorf("find person: %w", err)
+	}
+	return items, nil
+}
+
+// keepOneSecurity refuses the end of a live person of the operator's with the role security unless another remains for
+// securityRemains. It locks them all, so that of two that end each other at once the second sees the first.
 func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) error {
 	rows, err := tx.Query(
 		ctx,
-		`SELECT person_id::text FROM readmodel.person WHERE ended_at IS NULL AND expires_at > mesh.clock() AND tenant_id IS NULL
+		`SELECT person_id::text, name, expires_at, expires_at > mesh.clock() + $2::interval FROM readmodel.person
+		WHERE ended_at IS NULL AND expires_at > mesh.clock() AND tenant_id IS NULL
 		AND $1 = ANY (roles) ORDER BY person_id FOR UPDATE`,
 		roleSecurity,
+		securityRemains,
 	)
 	if err != nil {
 		return fmt.Errorf("lock people with the role security: %w", err)
 	}
-	live, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	var id, name string
+	var expires time.Time
+	var lasts, isOne, remains bool
+	var soon []string
+	_, err = pgx.ForEachRow(rows, []any{&id, &name, &expires, &lasts}, func() error {
+		switch {
+		case id == found.GetPersonId():
+			isOne = true
+		case lasts:
+			remains = true
+		default:
+			soon = append(soon, fmt.Sprintf("a person with the role security for %dh more: %s expires at %s",
+				int(securityRemains.Hours()), name, expires.UTC().Format(time.RFC3339)))
+		}
+		return nil
+	})
 	if err != nil {
 		return fmt.Errorf("lock people with the role security: %w", err)
 	}
-	if len(live) == 1 && live[0] == found.GetPersonId() {
-		return fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, "")
+	if !isOne || remains {
+		return nil
 	}
-	return nil
+	return fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, "", fault.Unmet(soon[:min(len(soon), view.Candidates)]...))
 }

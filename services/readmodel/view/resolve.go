@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// candidates shown of an ambiguous reference.
-	candidates = 10
+	// Candidates shown of an ambiguous reference.
+	Candidates = 10
+	candidates = Candidates
 	// leastDigits of an id stand for it.
 	leastDigits = 6
 	idDigits    = 32
@@ -67,14 +68,19 @@ func (o object) of(scoped bool, order string) string {
 	return tenant + " ORDER BY " + order + " LIMIT $3"
 }
 
+// digitsBackwards is an id's digits from the end, in SQL. The expression is the one of the indexes.
+func digitsBackwards(column string) string {
+	return fmt.Sprintf(`(reverse(replace(%s::text, '-', ''))) COLLATE "C"`, column)
+}
+
 // byBeginning finds ids from $1 to $2.
 func (o object) byBeginning(scoped bool) string {
 	return o.selects() + fmt.Sprintf("x.%s BETWEEN $1::uuid AND $2::uuid", o.id) + o.of(scoped, "x."+o.id)
 }
 
-// byEnd finds ids whose digits, read from the end, are from $1 on and before $2. The expression is the one of the index.
+// byEnd finds ids whose digits, read from the end, are from $1 on and before $2.
 func (o object) byEnd(scoped bool) string {
-	end := fmt.Sprintf(`(reverse(replace(x.%s::text, '-', ''))) COLLATE "C"`, o.id)
+	end := digitsBackwards("x." + o.id)
 	return o.selects() + end + " >= $1 AND " + end + " < $2" + o.of(scoped, end)
 }
 
@@ -227,6 +233,27 @@ func digitsOf(ref string) string {
 	return digits
 }
 
+// ID returns the id that ref spells in full, as the database spells it, and whether it is one.
+func ID(ref string) (string, bool) {
+	digits := digitsOf(ref)
+	if len(digits) != idDigits {
+		return "", false
+	}
+	return uuidText(digits, ""), true
+}
+
+// PartOfID returns the condition of SQL that the ids in column meet which begin or end with ref, and its arguments, $1 to $4; no condition if ref is no part
+// of an id. More than Candidates of them need not be read.
+func PartOfID(column, ref string) (string, []any) {
+	digits := digitsOf(ref)
+	if digits == "" {
+		return "", nil
+	}
+	end, backwards := digitsBackwards(column), reversed(digits)
+	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column, end),
+		[]any{uuidText(digits, "0"), uuidText(digits, "f"), backwards, backwards + "g"}
+}
+
 // uuidText fills digits up to a whole id.
 func uuidText(digits, fill string) string {
 	digits += strings.Repeat(fill, idDigits-len(digits))
@@ -294,11 +321,16 @@ func first[T any](found []*T) *T {
 
 // ambiguous is the refusal of a reference that stands for several objects. It lists each with its kind, its id and its name.
 func ambiguous(what, ref string, found []*readmodelv1.ResolveResponse) error {
-	found = found[:min(len(found), candidates)]
 	choices := make([]string, 0, len(found))
 	for _, one := range found {
 		choices = append(choices, strings.TrimSpace(kindWords(one.GetKind())+" "+one.GetId()+" "+one.GetName()))
 	}
+	return Ambiguous(what, ref, choices)
+}
+
+// Ambiguous returns the refusal of a reference that stands for several objects, with the first of them.
+func Ambiguous(what, ref string, choices []string) error {
+	choices = slices.Clone(choices[:min(len(choices), candidates)])
 	slices.Sort(choices)
 	return fault.New(commonv1.Reason_REASON_AMBIGUOUS, fmt.Sprintf("%q stands for more than one %s", ref, what), fault.Unmet(choices...))
 }

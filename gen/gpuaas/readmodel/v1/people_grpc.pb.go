@@ -34,7 +34,7 @@ type PeopleServiceClient interface {
 	CreatePerson(ctx context.Context, in *CreatePersonRequest, opts ...grpc.CallOption) (*CreatePersonResponse, error)
 	// ListPeople lists people, newest first; those that have ended stay for thirty days.
 	ListPeople(ctx context.Context, in *ListPeopleRequest, opts ...grpc.CallOption) (*ListPeopleResponse, error)
-	// EndPerson ends a person's sessions and watches. The last person with the role security is not ended.
+	// EndPerson ends a person's sessions and watches. One with the role security is ended only if another has it for a day more.
 	EndPerson(ctx context.Context, in *EndPersonRequest, opts ...grpc.CallOption) (*EndPersonResponse, error)
 }
 
@@ -86,7 +86,7 @@ type PeopleServiceServer interface {
 	CreatePerson(context.Context, *CreatePersonRequest) (*CreatePersonResponse, error)
 	// ListPeople lists people, newest first; those that have ended stay for thirty days.
 	ListPeople(context.Context, *ListPeopleRequest) (*ListPeopleResponse, error)
-	// EndPerson ends a person's sessions and watches. The last person with the role security is not ended.
+	// EndPerson ends a person's sessions and watches. One with the role security is ended only if another has it for a day more.
 	EndPerson(context.Context, *EndPersonRequest) (*EndPersonResponse, error)
 	mustEmbedUnimplementedPeopleServiceServer()
 }

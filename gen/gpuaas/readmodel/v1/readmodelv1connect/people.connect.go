@@ -49,7 +49,7 @@ type PeopleServiceClient interface {
 	CreatePerson(context.Context, *v1.CreatePersonRequest) (*v1.CreatePersonResponse, error)
 	// ListPeople lists people, newest first; those that have ended stay for thirty days.
 	ListPeople(context.Context, *v1.ListPeopleRequest) (*v1.ListPeopleResponse, error)
-	// EndPerson ends a person's sessions and watches. The last person with the role security is not ended.
+	// EndPerson ends a person's sessions and watches. One with the role security is ended only if another has it for a day more.
 	EndPerson(context.Context, *v1.EndPersonRequest) (*v1.EndPersonResponse, error)
 }
 
@@ -125,7 +125,7 @@ type PeopleServiceHandler interface {
 	CreatePerson(context.Context, *v1.CreatePersonRequest) (*v1.CreatePersonResponse, error)
 	// ListPeople lists people, newest first; those that have ended stay for thirty days.
 	ListPeople(context.Context, *v1.ListPeopleRequest) (*v1.ListPeopleResponse, error)
-	// EndPerson ends a person's sessions and watches. The last person with the role security is not ended.
+	// EndPerson ends a person's sessions and watches. One with the role security is ended only if another has it for a day more.
 	EndPerson(context.Context, *v1.EndPersonRequest) (*v1.EndPersonResponse, error)
 }
 
