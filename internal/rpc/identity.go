@@ -19,6 +19,10 @@ func (p Person) Has(roles ...string) bool {
 	return slices.ContainsFunc(roles, func(role string) bool { return slices.Contains(p.Roles, role) })
 }
 
+// Operator reports whether the person is an operator. Whoever is bound to a tenant is none, whatever the roles say: an operator's word goes for machines
+// that tenants share.
+func (p Person) Operator() bool { return p.TenantID == "" && p.Has("operator") }
+
 type (
 	peerKey   struct{}
 	personKey struct{}

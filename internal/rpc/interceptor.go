@@ -232,6 +232,10 @@ func checkRoles(policy Policy, person Person) error {
 			fault.Unmet(needed+strings.Join(policy.Roles, ", ")+"; you have "+strings.Join(person.Roles, ", ")),
 			fault.Cause(fmt.Errorf("needs one of %v, has %v", policy.Roles, person.Roles)))
 	}
+	if policy.operators() && person.TenantID != "" {
+		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator",
+			fault.Unmet("you are bound to a tenant"))
+	}
 	return nil
 }
 

@@ -324,7 +324,7 @@ func TestPersonsAreAsserted(t *testing.T) {
 			return &lifecyclev1.RequestOperationResponse{}, nil
 		},
 	}, nil)
-	ada := rpc.Person{Subject: "ada", TenantID: "acme", Roles: []string{"operator"}}
+	ada := rpc.Person{Subject: "ada", Roles: []string{"operator"}}
 	req := &lifecyclev1.CreateTenantRequest{Name: "acme"}
 
 	t.Run("good, and again with a fresh one", func(t *testing.T) {
@@ -334,8 +334,16 @@ func TestPersonsAreAsserted(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got.Subject != "ada" || got.TenantID != "acme" || !got.Has("operator") {
+		if got.Subject != "ada" || got.TenantID != "" || !got.Operator() {
 			t.Errorf("person = %+v", got)
+		}
+	})
+	t.Run("with the role, and bound to a tenant", func(t *testing.T) {
+		bea := rpc.Person{Subject: "bea", TenantID: "acme", Roles: []string{"operator"}}
+		_, err := f.workspaces(t, "readmodel", f.asserter).CreateTenant(rpc.WithPerson(t.Context(), bea), req)
+		want(t, err, commonv1.Reason_REASON_PERMISSION_DENIED)
+		if fault.From(err).Public != "this is for people of the operator" {
+			t.Errorf("%v: the tenant was not asserted", err)
 		}
 	})
 	t.Run("without the role", func(t *testing.T) {

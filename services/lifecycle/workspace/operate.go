@@ -34,10 +34,10 @@ const (
 
 // operate does what is asked to a workspace that is there.
 func (s *Server) operate(ctx context.Context, req *lifecyclev1.RequestOperationRequest) (*lifecyclev1.Operation, error) {
-	if person, ok := rpc.PersonFrom(ctx); ok && req.GetOverride() && !person.Has("operator") {
+	if person, ok := rpc.PersonFrom(ctx); ok && req.GetOverride() && !person.Operator() {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "an override is for operators")
 	}
-	if person, ok := rpc.PersonFrom(ctx); ok && (req.GetKind() == kSkipUndo || req.GetKind() == kRetryUndo) && !person.Has("operator") {
+	if person, ok := rpc.PersonFrom(ctx); ok && (req.GetKind() == kSkipUndo || req.GetKind() == kRetryUndo) && !person.Operator() {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "only an operator helps an operation that is stuck",
 			fault.Remedy("ask an operator: what is left may stand on a machine that others share"))
 	}

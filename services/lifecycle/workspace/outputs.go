@@ -50,7 +50,7 @@ func NewOutputs(deps OutputsDeps) *Outputs { return &Outputs{deps: deps, relays:
 // ReadOutput returns a piece of a workload's output. A workspace of another tenant is not found.
 func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputRequest) (*lifecyclev1.ReadOutputResponse, error) {
 	person, ok := rpc.PersonFrom(ctx)
-	if !ok || person.TenantID == "" && !person.Has("operator") {
+	if !ok || person.TenantID == "" && !person.Operator() {
 		return nil, fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "the output of workloads is for people of their tenant and for operators")
 	}
 	w, err := (&Server{deps: Deps{DB: o.deps.DB}}).workspaceFor(ctx, o.deps.DB, req.GetWorkspaceId())

@@ -39,11 +39,11 @@ func mayProve(ctx context.Context, req *lifecyclev1.RequestOperationRequest) err
 	if req.GetKind() != kRecreate {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a fenced proof goes with a recreation alone")
 	}
-	if person, ok := rpc.PersonFrom(ctx); !ok || !person.Has("operator") {
+	if person, ok := rpc.PersonFrom(ctx); !ok || !person.Operator() {
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "a fenced proof is an operator's word")
 	}
 	if strings.TrimSpace(req.GetReason()) == "" {
-		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "a fenced proof wants a reason in words")
+		return fault.New(commonv1.Reason_REASON_REASON_REQUIRED, "a fenced proof needs a reason in words")
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 		if !ok {
 			return nil, err
 		}
-		r.lacks(f.Reason, f.Remedy, "", "every environment value of the workspace opens: "+f.Public)
+		r.lacks(f.Reason, f.Remedy, "", "an environment value of the workspace does not open: "+f.Public)
 	}
 	if err := s.roomForRetry(ctx, tx, w); err != nil {
 		f, ok := fault.As(err)

@@ -58,7 +58,9 @@ func TestEveryWrongWordIsRefusedAndChangesNothing(t *testing.T) {
 		roles  []string
 		change func(*lifecyclev1.ForceReleaseRequest)
 		reason commonv1.Reason
+		tenant string
 	}{
+		{name: "an operator who is bound to a tenant", roles: []string{"operator"}, tenant: ids.New(), reason: commonv1.Reason_REASON_PERMISSION_DENIED},
 		{name: "a viewer", roles: []string{"viewer"}, reason: commonv1.Reason_REASON_PERMISSION_DENIED},
 		{name: "a tenant", roles: []string{"tenant"}, reason: commonv1.Reason_REASON_PERMISSION_DENIED},
 		{name: "the security role alone", roles: []string{"security"}, reason: commonv1.Reason_REASON_PERMISSION_DENIED},
@@ -100,7 +102,7 @@ func TestEveryWrongWordIsRefusedAndChangesNothing(t *testing.T) {
 	} {
 		ctx := t.Context()
 		if tc.roles != nil {
-			ctx = rpc.WithPerson(ctx, rpc.Person{Subject: "eve", Roles: tc.roles})
+			ctx = rpc.WithPerson(ctx, rpc.Person{Subject: "eve", TenantID: tc.tenant, Roles: tc.roles})
 		}
 		req := &lifecyclev1.ForceReleaseRequest{
 			AllocationId: a.ID, ExpectedFence: a.Fence, FencedProof: commonv1.FencedProof_FENCED_PROOF_POWERED_OFF, Reason: "the rack is dark", AckOrphans: acks,

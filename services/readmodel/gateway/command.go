@@ -76,7 +76,7 @@ func (c *Command) workspace(ctx context.Context, ref string) (string, error) {
 
 // requester says for whom an operation is asked: an operator's wish is told from a user's.
 func requester(ctx context.Context) string {
-	if p, ok := rpc.PersonFrom(ctx); ok && p.TenantID == "" && p.Has("operator") {
+	if p, ok := rpc.PersonFrom(ctx); ok && p.Operator() {
 		return "admin"
 	}
 	return "user"
