@@ -85,13 +85,21 @@ type state struct {
 	Shim      ident     `json:"shim"`
 	Child     ident     `json:"child"`
 	StartedAt time.Time `json:"started_at"`
-	Restarts  int32     `json:"restarts"`
+	Restarts  int32     `json:"restarts"`   // decided on, the one that the backoff delays with them
 	HasExited bool      `json:"has_exited"` // ExitCode says something
 	ExitCode  int32     `json:"exit_code"`
 	ExitedAt  time.Time `json:"exited_at"`
 	Adopted   bool      `json:"adopted"` // this shim took over a process that another one had started
 	Final     bool      `json:"final"`   // by policy it stays as it is
 	Detail    string    `json:"detail,omitempty"`
+}
+
+// restarted returns how often the workload was started again. One that waits out its backoff is counted already, and has not been.
+func (s state) restarted() int32 {
+	if s.Phase == phaseBackoff {
+		return max(s.Restarts-1, 0)
+	}
+	return s.Restarts
 }
 
 // wantedBy answers whether a workload is to run whose desired file cannot be read: unless it was stopped, it was to run.

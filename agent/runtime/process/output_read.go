@@ -60,7 +60,7 @@ func (r *Runtime) Output(ctx context.Context, req OutputRequest) (*nodev1.Worklo
 		return nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the caller does not wait for the output any more", fault.Cause(err))
 	}
 	out := piece.masked()
-	out.Phase, out.Restarts = r.phase(at, s), s.Restarts
+	out.Phase, out.Restarts = r.phase(at, s), s.restarted()
 	return out, nil
 }
 

@@ -213,8 +213,7 @@ func (s *shim) supervise() (int, error) {
 				if fresh {
 					return shimDone, errors.Join(err, s.end(phaseExited, err.Error()))
 				}
-				s.state.Restarts++
-				s.state.Detail = err.Error()
+				s.state.Detail = err.Error() // what has not run is no restart
 				continue
 			}
 		}

@@ -50,7 +50,7 @@ func (r *Runtime) look(ctx context.Context, w *workload) *nodev1.WorkloadStatus 
 func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatus {
 	s := w.state()
 	out := &nodev1.WorkloadStatus{
-		Name: w.key.name, Restarts: s.Restarts, Detail: s.Detail, Epoch: w.spec.Epoch, GpuDeviceIds: w.spec.GPUs,
+		Name: w.key.name, Restarts: s.restarted(), Detail: s.Detail, Epoch: w.spec.Epoch, GpuDeviceIds: w.spec.GPUs,
 		Adopted: w.adopted || s.Adopted, Uid: int32(max(w.spec.UID, 0)), //nolint:gosec // from a range of ids
 	}
 	if w.spec.UID < 0 {
