@@ -172,8 +172,8 @@ var keys = prepare([]Key{
 	},
 	{
 		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2, Owner: "lifecycle",
-		Meaning: "after how many restarts a workload that is not ready yet counts as a crash loop, which fails its operation; one that is not restarted " +
-			"fails it with its first exit",
+		Meaning: "after how many restarts the next exit of a workload that is not ready yet is a crash loop, which fails the operation that provisions it; " +
+			"one that is not restarted fails it with its first exit; a recreation fails by neither and waits on",
 	},
 	{
 		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",

@@ -39,9 +39,13 @@ const (
 	// Scenario: saga-step-wedged.
 	stuckParked = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' OR m.state IN ('waiting', 'compensating') AND r.stuck_reason LIKE 'step_stalled%'
 		THEN r.stuck_reason ELSE '' END`
+	// setMeanwhile keeps what stands in the way of an attempt that waits on: it is told anew only once the step has looked.
+	setMeanwhile = `(error_code, error, error_layer, cause, last_output) = (SELECT m.code, m.err, m.layer, m.cause, m.last_output
+		WHERE m.cl_state <> 'waiting' OR m.code <> '' UNION ALL
+		SELECT s.error_code, s.error, s.error_layer, s.cause, s.last_output WHERE m.cl_state = 'waiting' AND m.code = '')`
 	closeAttempt = `closed AS (UPDATE lifecycle.saga_step s SET state = m.cl_state,
-		finished_at = CASE WHEN m.cl_state = 'waiting' THEN NULL ELSE mesh.clock() END, why_waiting = m.cl_why, error_code = m.code, error = m.err,
-		error_layer = m.layer, cause = m.cause, last_output = m.last_output, output = COALESCE(m.output::jsonb, s.output), version = s.version + 1, outcome = m.cl_state
+		finished_at = CASE WHEN m.cl_state = 'waiting' THEN NULL ELSE mesh.clock() END, why_waiting = m.cl_why,
+		` + setMeanwhile + `, output = COALESCE(m.output::jsonb, s.output), version = s.version + 1, outcome = m.cl_state
 	FROM u JOIN m ON m.id = u.id
 	WHERE s.run_id = u.id AND s.step = m.step AND s.dir = m.phase AND s.attempt = m.attempt AND s.state = 'running'
 	RETURNING s.*)`

@@ -124,10 +124,14 @@ func (d *Driver) waits(ctx context.Context, h *held, out Outcome, how ending) (b
 		out.wait.Why = fmt.Sprintf("the step %q looks again later", h.attempt.Name)
 	}
 	if errors.Is(how.cause, ErrBudget) || h.left() <= 0 {
-		step := h.step()
+		step, why, last := h.step(), out.wait.Why, out.wait.Meanwhile.lastOutput()
+		if out.wait.Meanwhile == nil && h.attempt.Error != "" { // the step has not looked again since
+			why, last = h.attempt.Error, h.attempt.LastOutput
+		}
 		return d.failed(ctx, h, attemptFailed, &StepError{
 			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, Retryable: true,
-			Public: fmt.Sprintf("the step %q did not end within %s: %s", step.Name, step.Budget, out.wait.Why),
+			Public:     fmt.Sprintf("the step %q did not end within %s: %s", step.Name, step.Budget, why),
+			LastOutput: last,
 		})
 	}
 	err := d.park(ctx, h, out.wait, out.rows)
@@ -141,7 +145,7 @@ func (d *Driver) park(ctx context.Context, h *held, w WaitFor, rows []TxFunc) er
 		state = stateCompensating
 	}
 	after := max(min(w.For, h.left()), 0)
-	err := d.release(ctx, h, closing{state: attemptWaiting, why: w.Why}, rest{
+	err := d.release(ctx, h, closing{state: attemptWaiting, why: w.Why, err: w.Meanwhile}, rest{
 		state: state, attempts: h.run.Attempts, after: after, wakeable: w.WakeOnSignal, why: w.Why, rows: rows, point: "park",
 	})
 	if err == nil {

@@ -29,7 +29,7 @@ FROM c WHERE r.id = c.id
 RETURNING ` + runColumns + `, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8, (SELECT mesh.rolled_back())`
 
 const lostSQL = `UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', why_waiting = '',
-	error = 'its driver lost the lease', version = s.version + 1
+	error = 'its driver lost the lease', error_code = '', error_layer = '', cause = '', last_output = '', version = s.version + 1
 WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING ` + stepColumns
 
 const resumeSQL = `UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(), version = s.version + 1

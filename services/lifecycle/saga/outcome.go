@@ -62,6 +62,8 @@ type WaitFor struct {
 	Why string
 	// WakeOnSignal lets Wake end the wait early. A signal that came since this attempt's function was called ends it at once.
 	WakeOnSignal bool
+	// Meanwhile is shown with the attempt while it waits, until a later wait brings another or the attempt ends. It ends nothing. May be nil.
+	Meanwhile *StepError
 }
 
 // Wait parks the attempt and gives the worker free; the same function is called again for the same attempt. rows are written with the park.

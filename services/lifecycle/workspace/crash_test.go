@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -98,4 +99,110 @@ func TestACrashLoopEndsTheWait(t *testing.T) {
 			t.Errorf("the attempt keeps %d bytes: %q", len(out), out)
 		}
 	})
+}
+
+// TestARecreationOutlivesACrashLoop: the undo of a recreation would take schema and storage, and what the workload depends on may still be starting.
+func TestARecreationOutlivesACrashLoop(t *testing.T) {
+	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	for name, tc := range map[string]struct {
+		crashes  int32
+		reported *nodev1.WorkloadStatus
+		code     string
+		text     string
+	}{
+		"loop": {
+			crashes: 1000, code: "workload_crash_loop", text: "workload main exits again and again: restarted ",
+			reported: &nodev1.WorkloadStatus{Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 1, Detail: "exited with status 1", LastOutput: "no database"},
+		},
+		"once": {
+			code: "workload_failed", text: "workload main ended before it was ready: exited with status 1",
+			reported: &nodev1.WorkloadStatus{Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED, ExitCode: 1, Detail: "exited with status 1", LastOutput: "no database"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.t = t
+			id := p.rests(p.provision(name, 0, nil), "active").ID
+			p.world.mu.Lock()
+			p.world.workload, p.world.crashes, p.world.restarted = tc.reported, tc.crashes, 3 // 4 with the first report
+			p.world.mu.Unlock()
+			op, err := p.seats[0].ask(t.Context(), kRecreate, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			testkit.Eventually(t, 30*time.Second, func() error {
+				attempts := p.waits(op.GetOperationId())
+				if len(attempts) != 1 {
+					return fmt.Errorf("%d attempts", len(attempts))
+				}
+				a := attempts[0]
+				if a.ErrorCode != tc.code || a.ErrorLayer != "workload" || !strings.HasPrefix(a.Error, tc.text) || a.LastOutput != "no database" {
+					return fmt.Errorf("the attempt is %s (%s): %s %s: %s, %q", a.State, a.WhyWaiting, a.ErrorLayer, a.ErrorCode, a.Error, a.LastOutput)
+				}
+				return nil
+			})
+			// It is looked at again and again, and nothing is undone.
+			var before, now int
+			probes := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'workload.status' AND state = 'succeeded'`
+			before = p.count(probes, op.GetOperationId())
+			testkit.Eventually(t, 30*time.Second, func() error {
+				if now = p.count(probes, op.GetOperationId()); now < before+2 {
+					return fmt.Errorf("%d probes, then %d", before, now)
+				}
+				return nil
+			})
+			if w := p.workspace(id); w.State != "recreating" {
+				t.Fatalf("the workspace is %s: %s", w.State, w.LastError)
+			}
+			p.world.mu.Lock()
+			p.world.workload = nil
+			p.world.mu.Unlock()
+			w := p.rests(id, "active")
+			if attempts := p.waits(w.RunID); len(attempts) != 1 || attempts[0].State != "succeeded" || attempts[0].Error != "" || attempts[0].LastOutput != "" {
+				t.Errorf("at the end %+v", attempts)
+			}
+			if n := p.count(`SELECT count(*) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND kind = 'schema'`, id); n != 1 {
+				t.Errorf("%d claims of schemas: it was made anew", n)
+			}
+		})
+	}
+}
+
+// TestJudgeReadiness counts restarts that have happened, and lays at the tenant's door what is the tenant's.
+func TestJudgeReadiness(t *testing.T) {
+	const running, backoff, exited = nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+	const tenant, mesh = commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME
+	spec := &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}}}
+	for name, tc := range map[string]struct {
+		phase    nodev1.WorkloadPhase
+		restarts int32
+		before   int32
+		code     int32
+		detail   string
+		layer    commonv1.OwnerLayer // unspecified: it is waited for
+		text     string
+	}{
+		"two restarts, down":                 {phase: backoff, restarts: 2, code: 1, text: "(restarted 2 times; an exit after restart 3 is a crash loop)"},
+		"the third restart runs":             {phase: running, restarts: 3, code: 1, text: "(restarted 3 times; an exit after restart 3 is a crash loop)"},
+		"the third restart exited":           {phase: backoff, restarts: 3, code: 1, layer: tenant, text: "workload main was restarted 3 times before it was ready: exited with status 1"},
+		"the fourth restart runs":            {phase: running, restarts: 4, code: 1, layer: tenant, text: "restarted 4 times"},
+		"three of before the deploy":         {phase: backoff, restarts: 5, before: 3, code: 1, text: "restarted 2 times"},
+		"three, and its shim died":           {phase: backoff, restarts: 3, code: -1, detail: "its exit status was lost with its shim", text: "lost with its shim"},
+		"three, and it was not started":      {phase: backoff, restarts: 3, code: 127, detail: "no room", text: "is not ready: no room"},
+		"three of what is not in PATH":       {phase: backoff, restarts: 3, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
+		"ended":                              {phase: exited, code: 2, layer: tenant, text: "workload main ended before it was ready: exited with status 2"},
+		"ended, and its shim died":           {phase: exited, code: -1, layer: mesh, text: "its exit status was lost with its shim"},
+		"never started by its agent":         {phase: exited, code: 127, detail: "prepare start: no room", layer: mesh, text: "ended before it was ready: prepare start: no room"},
+		"ended with a status of its own 127": {phase: exited, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
+	} {
+		got := judge(spec, &nodev1.WorkloadStatusOutput{Workloads: []*nodev1.WorkloadStatus{
+			{Name: "main", Phase: tc.phase, Restarts: tc.restarts, ExitCode: tc.code, Detail: tc.detail},
+		}}, map[string]int32{"main": tc.before}, 3)
+		text, layer, retryable := got.why, commonv1.OwnerLayer_OWNER_LAYER_UNSPECIFIED, false
+		if got.ended != nil {
+			text, layer, retryable = got.ended.Public, got.ended.Layer, got.ended.Retryable
+		}
+		if layer != tc.layer || retryable != (tc.layer == mesh) || !strings.Contains(text, tc.text) {
+			t.Errorf("%s: %v, retryable %v: %s", name, layer, retryable, text)
+		}
+	}
 }

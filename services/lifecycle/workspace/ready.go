@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"fmt"
+	"strings"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -20,15 +21,22 @@ func (s *Steps) crashLoop() int32 {
 	return int32(set.WorkloadCrashLoopRestarts()) //nolint:gosec // at most 100
 }
 
-// judge counts the ready workloads, and returns what is waited for, or why the step has failed. before are the restarts of each workload at its deploy;
-// with limit more of them, and not ready, it is in a crash loop. Such a failure is the tenant's, and waiting again would not mend it: it is final.
-func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32, limit int32) (int, string, error) {
+// readiness is what a wait for readiness makes of the state of the workloads.
+type readiness struct {
+	ready  int
+	why    string          // what is waited for
+	absent error           // a workload is not on its node
+	ended  *saga.StepError // a workload has ended for good, or is in a crash loop
+}
+
+// judge counts the ready workloads and finds what has ended. before are the restarts of each workload at its deploy. One that has been restarted limit
+// times since, and has ended once more without having been ready, is in a crash loop.
+func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput, before map[string]int32, limit int32) readiness {
 	byName := map[string]*nodev1.WorkloadStatus{}
 	for _, w := range status.GetWorkloads() {
 		byName[w.GetName()] = w
 	}
-	ready, why := 0, ""
-	var failed error
+	var out readiness
 	for _, w := range spec.GetWorkloads() {
 		got := byName[w.GetName()]
 		restarts := got.GetRestarts() - before[w.GetName()]
@@ -37,39 +45,66 @@ func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput,
 		}
 		switch {
 		case got.GetReady():
-			ready++
+			out.ready++
 		case got == nil || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT:
-			failed = saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED,
+			out.absent = saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, commonv1.Reason_REASON_WORKLOAD_FAILED,
 				fmt.Sprintf("workload %s is not on its node", w.GetName()), nil)
+		case out.ended != nil: // the first one is told
 		case got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
-			return 0, "", ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
-				fmt.Sprintf("workload %s ended before it was ready: %s", w.GetName(), exitText(got.GetExitCode())), got)
-		case restarts >= limit:
-			return 0, "", ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
-				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), exitText(got.GetExitCode())), got)
+			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_FAILED,
+				fmt.Sprintf("workload %s ended before it was ready: %s", w.GetName(), endText(got)), got)
+		case exitedItself(got) && (restarts > limit || restarts == limit && down(got)):
+			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
+				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), endText(got)), got)
 		default:
-			why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), got.GetDetail())
+			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), got.GetDetail())
 			if restarts > 0 {
-				why += fmt.Sprintf(" (restarted %s; %d make a crash loop)", times(restarts), limit)
+				out.why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
 			}
 		}
 	}
-	if why == "" {
-		why = "waiting for the workloads to be ready"
+	if out.why == "" {
+		out.why = "waiting for the workloads to be ready"
 	}
-	if failed != nil {
-		return 0, "", failed
-	}
-	return ready, why, nil
+	return out
 }
 
-// ended is the failure of a workload that is its tenant's.
-func ended(reason commonv1.Reason, text string, got *nodev1.WorkloadStatus) error {
-	return &saga.StepError{
+// exitedItself reports whether the last end of a workload is its own exit. Nobody knows the exit of one whose shim died before it, and one that its agent
+// could not start has not run: then the agent says why in other words than those of an exit.
+func exitedItself(got *nodev1.WorkloadStatus) bool {
+	return got.GetExitCode() >= 0 && !unstarted(got)
+}
+
+func unstarted(got *nodev1.WorkloadStatus) bool {
+	return got.GetExitCode() == exitNotStarted && down(got) && got.GetDetail() != exitText(exitNotStarted)
+}
+
+// down reports whether no process of the workload runs.
+func down(got *nodev1.WorkloadStatus) bool {
+	return got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF || got.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+}
+
+// ended is the failure of a workload that has ended: its tenant's, and final, if it exited itself.
+func ended(reason commonv1.Reason, text string, got *nodev1.WorkloadStatus) *saga.StepError {
+	out := &saga.StepError{
 		Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Reason: reason, Public: text,
 		// The agent has cleaned it; it is not believed.
 		LastOutput: showable.Tail(showable.Clean([]byte(got.GetLastOutput())), showable.MaxTail),
 	}
+	if !exitedItself(got) {
+		out.Layer, out.Retryable = commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, true
+	}
+	return out
+}
+
+// meanwhile returns the wait of a recreation for a workload that has ended. The end is not final there: the undo would take what the workspace keeps, and
+// after a loss of machines what it depends on may still be starting.
+func meanwhile(was *saga.StepError) saga.WaitFor {
+	shown := *was
+	if was.Reason == commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP {
+		shown.Public = strings.Replace(was.Public, "was restarted", "exits again and again: restarted", 1)
+	}
+	return saga.WaitFor{For: probeEvery, Why: shown.Public, WakeOnSignal: true, Meanwhile: &shown}
 }
 
 func times(n int32) string {
@@ -77,6 +112,17 @@ func times(n int32) string {
 		return "once"
 	}
 	return fmt.Sprintf("%d times", n)
+}
+
+// exitNotStarted is the exit code that agents report of a workload that they could not start.
+const exitNotStarted = 127
+
+// endText spells how a workload ended.
+func endText(got *nodev1.WorkloadStatus) string {
+	if unstarted(got) {
+		return got.GetDetail()
+	}
+	return exitText(got.GetExitCode())
 }
 
 // exitText spells an exit code as agents do.

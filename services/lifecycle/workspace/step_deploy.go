@@ -186,17 +186,22 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	if _, err := env.Output(StepDeploy, &before); err != nil {
 		return saga.Outcome{}, fmt.Errorf("read output of %q: %w", StepDeploy, err)
 	}
-	ready, why, failed := judge(spec, status, before.Restarts, s.crashLoop())
-	if failed != nil {
-		return saga.Outcome{}, failed
+	found := judge(spec, status, before.Restarts, s.crashLoop())
+	switch {
+	case found.ended != nil && env.Kind == kRecreate:
+		return saga.Wait(meanwhile(found.ended)), nil
+	case found.ended != nil:
+		return saga.Outcome{}, found.ended
+	case found.absent != nil:
+		return saga.Outcome{}, found.absent
 	}
-	if ready < len(spec.GetWorkloads()) {
+	if found.ready < len(spec.GetWorkloads()) {
 		if fresh {
-			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", ready, len(spec.GetWorkloads()))); err != nil {
+			if err := env.Progress(ctx, fmt.Sprintf("%d/%d workloads ready", found.ready, len(spec.GetWorkloads()))); err != nil {
 				return saga.Outcome{}, fmt.Errorf("report progress: %w", err)
 			}
 		}
-		return saga.Wait(saga.WaitFor{For: probeEvery, Why: why, WakeOnSignal: true}), nil
+		return saga.Wait(saga.WaitFor{For: probeEvery, Why: found.why, WakeOnSignal: true}), nil
 	}
 	host := "127.0.0.1"
 	if g, ok, err := gate.Get(ctx, s.deps.DB, where.NodeID); err == nil && ok && len(g.Host.GetAddresses()) > 0 && !ownBox(spec.GetPlacement()) {
