@@ -97,7 +97,12 @@ func TestARestartCountsOnceItHasHappened(t *testing.T) {
 		count int32
 		want  int32
 	}{
-		{phaseRunning, 0, 0}, {phaseBackoff, 1, 0}, {phaseStarting, 1, 1}, {phaseRunning, 1, 1}, {phaseExited, 1, 1}, {phaseBackoff, 2, 1},
+		{phaseRunning, 0, 0},
+		{phaseBackoff, 1, 0},
+		{phaseStarting, 1, 1},
+		{phaseRunning, 1, 1},
+		{phaseExited, 1, 1},
+		{phaseBackoff, 2, 1},
 		{phaseBackoff, 0, 0}, // its start failed, which is no restart
 	} {
 		if got := (state{Phase: tc.phase, Restarts: tc.count}).restarted(); got != tc.want {
