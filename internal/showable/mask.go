@@ -93,6 +93,19 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 	return append(out, window[at:to]...)
 }
 
+// Joined returns data if Clean shows no value in it, else what Clean makes of it with each value hidden: what stands inside of a value, such as the
+// colours of a search for a part of it, hides the value from Piece, and Clean takes it out.
+func (m Mask) Joined(data []byte) []byte {
+	if len(m.values) == 0 {
+		return data
+	}
+	clean := []byte(Clean(data))
+	if spans, _ := m.find().scan(clean); len(spans) == 0 {
+		return data
+	}
+	return m.Piece(clean, 0, len(clean), false, false)
+}
+
 // Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet.
 func (m Mask) Held(data []byte) int {
 	if len(m.values) == 0 {

@@ -143,3 +143,21 @@ func TestMaskOfValuesThatAreEverywhere(t *testing.T) {
 		t.Errorf("%d bytes are allocated, want at most %d", got, most)
 	}
 }
+
+// What a terminal does not show stands inside of a value: once it is taken out the value would be whole again.
+func TestJoinedHidesWhatCleanPutsTogether(t *testing.T) {
+	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21"})
+	for _, inside := range []string{
+		"\x00", "\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1bPq\x1b\\", "\u202e", "\u200b", "\u00ad", "\ufeff", "\xff", "\b", "\x7f", "\u0085",
+	} {
+		raw := []byte("TOKEN=v4lue-" + inside + "Kp7TtRw21\nnext\n")
+		hidden := mask.Joined(mask.Piece(raw, 0, len(raw), false, false))
+		if got := showable.Clean(hidden); got != "TOKEN=****\nnext\n" || len(hidden) > len(raw) {
+			t.Errorf("%q inside: shown is %q", inside, got)
+		}
+	}
+	plain := []byte("a \x1b[31mred\x1b[0m line\n")
+	if got := mask.Joined(plain); !bytes.Equal(got, plain) {
+		t.Errorf("without a value it becomes %q", got)
+	}
+}

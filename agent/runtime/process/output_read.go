@@ -219,7 +219,7 @@ func (e *excerpt) masked() *nodev1.WorkloadOutput {
 	}
 	out := &nodev1.WorkloadOutput{
 		Run: run.Run, Offset: e.at, DroppedBytes: e.dropped, Restarted: e.restarted,
-		Data: e.mask.Piece(e.window, int(e.at-e.begin), int(to-e.begin), e.cutBefore, e.cutBehind),
+		Data: e.mask.Joined(e.mask.Piece(e.window, int(e.at-e.begin), int(to-e.begin), e.cutBefore, e.cutBehind)),
 		Next: &nodev1.OutputCursor{Run: run.Run, Offset: to},
 		More: to < e.end && (run.over || !e.last),
 	}

@@ -36,14 +36,14 @@ func (g *rig) read(req process.OutputRequest) *nodev1.WorkloadOutput {
 func TestLastOutputOfACrashLoop(t *testing.T) {
 	eachHost(t, func(t *testing.T, g *rig) {
 		t.Helper()
-		w := sh("loop", `printf 'key=%s\n\033[31mred\033[0m\nstatus of %s\n' "$KEY" "$GPUAAS_WORKLOAD"; exit 3`)
+		w := sh("loop", `printf 'key=%s\n\033[31mred\033[0m\nstatus of %s\n' "$KEY" "$GPUAAS_WORKLOAD"; printf 'colour %.5s\033[m%s\n' "$KEY" "${KEY#?????}"; exit 3`)
 		w.Env = map[string]string{"KEY": secret}
 		g.deploy(w)
 		st := g.until("loop", "restarted three times", func(st *nodev1.WorkloadStatus) bool { return st.GetRestarts() >= 3 })
 		if st.GetExitCode() != 3 {
 			t.Errorf("the exit code of the last run is %d while the next one begins", st.GetExitCode())
 		}
-		if got, want := g.LastOutput(g.ctx, workspaceA, "loop"), "key=****\nred\nstatus of loop"; got != want {
+		if got, want := g.LastOutput(g.ctx, workspaceA, "loop"), "key=****\nred\nstatus of loop\ncolour ****"; got != want {
 			t.Errorf("last output %q, want %q", got, want)
 		}
 		if strings.Contains(st.GetLastOutput(), "key") {
