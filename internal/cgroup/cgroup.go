@@ -136,7 +136,7 @@ func remove(dir string) error {
 		}
 	}
 	// rmdir alone: the files of a group cannot be unlinked, and go with it. A group is busy for a moment after its last process has ended.
-	for began := time.Now(); ; time.Sleep(busyPoll) {
+	for began := time.Now(); ; <-time.After(busyPoll) {
 		err := syscall.Rmdir(dir)
 		switch {
 		case err == nil || errors.Is(err, fs.ErrNotExist):

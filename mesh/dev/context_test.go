@@ -41,7 +41,9 @@ func TestContextsFollowTheMeshes(t *testing.T) {
 	first := startEphemeral(t, tmp, named...)
 	first.until("ready in")
 	// Without a demo there is no tenant, and no person of it.
-	of := func(mesh string) []string { return []string{mesh, mesh + "-operator", mesh + "-security", mesh + "-viewer"} }
+	of := func(mesh string) []string {
+		return []string{mesh, mesh + "-operator", mesh + "-security", mesh + "-viewer"}
+	}
 	one, both := append(of("dev"), "prod"), append(of("dev-2"), append(of("dev"), "prod")...)
 	slices.Sort(both)
 	wants("first mesh", "dev", one...)

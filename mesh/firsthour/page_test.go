@@ -99,7 +99,7 @@ var varying = []struct {
 	{regexp.MustCompile(`\d\d:\d\d:\d\d(\.\d+)?`), "TIME"},
 	{regexp.MustCompile(`\b(in )?\d+(\.\d+)? ?(µs|ms|s|m|h|d)(\d+[smh])?( ago)?\b`), "AGE"},
 	{regexp.MustCompile(`(127\.0\.0\.1|localhost):\d+`), "ADDRESS"},
-	{regexp.MustCompile(`/[^ ]*/gpuaas-[^ ]*`), "PATH"},
+	{regexp.MustCompile(`[^ ]*/gpuaas-[^ ]*`), "PATH"},
 	{regexp.MustCompile(`^host .*`), "host HOST"},
 	{regexp.MustCompile(`^gpuaas dev .*`), "gpuaas dev VERSION"},
 	{regexp.MustCompile(`^(AGENT|VERSION) +\S+$`), "$1 VERSION"},
