@@ -42,8 +42,9 @@ func TestTheFirstHour(t *testing.T) {
 	outputs := make([][]string, len(blocks))
 	for i, b := range blocks {
 		outputs[i] = s.run(b)
-		for n, line := range outputs[i] {
-			outputs[i][n] = strings.ReplaceAll(line, filepath.Join(s.dir, "tmp"), "$TMPDIR")
+		// On a busy machine a mesh says for a while that Redis is slow, or that an agent is: what only reads is asked again.
+		for began := time.Now(); !update && b.reads() && compare(b.output, outputs[i], b.some) != nil && time.Since(began) < 2*time.Minute; {
+			outputs[i] = s.run(b)
 		}
 		for _, line := range tables(outputs[i]) {
 			if n := utf8.RuneCountInString(line); n > columns {
@@ -185,6 +186,11 @@ func (s *shell) press(term *terminal, keys string) {
 	}
 }
 
+// tidy is the package's, with the mesh's temporary directory by its variable.
+func (s *shell) tidy(raw string) []string {
+	return tidy(strings.ReplaceAll(raw, filepath.Join(s.dir, "tmp"), "$TMPDIR"))
+}
+
 const ctrlC = "\x03"
 
 // run runs the command of a block and returns what it printed.
@@ -209,7 +215,7 @@ func (s *shell) run(b block) []string {
 		at := strings.Index(term.text(), b.text) + len(b.text)
 		s.until(term, "\n", at)
 		text := term.text()
-		return tidy(text[:at+strings.Index(text[at:], "\n")])
+		return s.tidy(text[:at+strings.Index(text[at:], "\n")])
 	case "types":
 		if !s.until(term, "Type "+b.text+" to go ahead: ", 0) {
 			s.t.Errorf("%s ended without asking for %q", b.command, b.text)
@@ -237,7 +243,7 @@ func (s *shell) end(term *terminal, skip int) []string {
 	if term == s.stays {
 		s.stays = nil
 	}
-	out := tidy(term.text()[skip:])
+	out := s.tidy(term.text()[skip:])
 	var exit *exec.ExitError
 	switch {
 	case errors.As(term.err, &exit):
