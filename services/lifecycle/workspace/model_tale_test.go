@@ -162,7 +162,7 @@ func (a *tale) request(q asking) {
 		}
 		a.s = next
 		if want.how == begins {
-			a.troubled = a.planted() || a.s.Unclean
+			a.troubled = a.planted() || a.s.Unclean || a.s.Away || a.world.impaired()
 		}
 		a.observe(q.verb == askSkipUndo && want.how == does)
 	}

@@ -218,6 +218,13 @@ func (w *world) dead() bool {
 	return w.deadTo > 0
 }
 
+// impaired reports whether a run may fail although nothing was done to it: no agent takes work, or no instance connects.
+func (w *world) impaired() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mute || w.deadTo > 0
+}
+
 func (w *world) live() []*worldBox {
 	w.mu.Lock()
 	defer w.mu.Unlock()
