@@ -10,10 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SmallDisk mounts a file system of that size in memory for the test and answers its directory. It needs root.
+// SmallDisk mounts a file system of that size in memory for the test and returns its directory. It needs root.
 func SmallDisk(t *testing.T, size int) string {
 	t.Helper()
-	dir := t.TempDir()
+	return SmallDiskAt(t, t.TempDir(), size)
+}
+
+// SmallDiskAt is SmallDisk with a directory that the caller has made, which it returns.
+func SmallDiskAt(t *testing.T, dir string, size int) string {
+	t.Helper()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=0711", size)); err != nil {
 		t.Fatalf("mount a small disk (root is needed): %v", err)
 	}

@@ -9,11 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/fault"
 	redisserver "github.com/gpuaas/mesh/internal/lock/embedded"
 	"github.com/gpuaas/mesh/internal/pg"
 	pgserver "github.com/gpuaas/mesh/internal/pg/embedded"
@@ -62,6 +65,15 @@ func Start(ctx context.Context, logger *slog.Logger, m *material.Material, cfg C
 	return s, nil
 }
 
+// noSpace returns err, or the refusal that names the directory and what to do if its file system is full.
+func noSpace(dir string, err error) error {
+	if !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the file system of "+dir+" is full: Postgres cannot start",
+		fault.Remedy("free space there and start again: what was acknowledged is kept"), fault.Cause(err))
+}
+
 func (s *Stores) start(ctx context.Context) error {
 	admin := s.cfg.DatabaseURL
 	db := material.Database{URL: admin}
@@ -71,7 +83,7 @@ func (s *Stores) start(ctx context.Context) error {
 			Dir: s.cfg.Dir, CacheDir: s.cfg.CacheDir, SocketDir: s.cfg.SocketDir, Logger: s.logger,
 		})
 		if err != nil {
-			return err
+			return noSpace(s.cfg.Dir, err)
 		}
 		admin = s.Postgres.AdminURL()
 		db = material.Database{URL: s.Postgres.SocketURL("postgres", "", ""), Tenants: s.Postgres.URL("postgres", "", "")}

@@ -207,9 +207,18 @@ func (s *Server) initdb(ctx context.Context, dir, pwfile string) error {
 		return errors.Join(ctx.Err(), p.Stop(ctx))
 	}
 	if err := p.Exit(); err != nil {
-		return fmt.Errorf("initdb failed: %w: %s", err, tail(out.Name(), 0))
+		text := tail(out.Name(), 0)
+		return noSpace(fmt.Errorf("initdb failed: %w: %s", err, text), text)
 	}
 	return nil
+}
+
+// noSpace returns err, as one that is syscall.ENOSPC too if what the program wrote says that its file system is full.
+func noSpace(err error, text string) error {
+	if !strings.Contains(text, "No space left on device") {
+		return err
+	}
+	return fmt.Errorf("%w: %w", syscall.ENOSPC, err)
 }
 
 // errPortTaken says that the picked port was gone by the time the server bound it.
@@ -314,7 +323,7 @@ func (s *Server) launch(ctx context.Context) error {
 			if strings.Contains(text, "Address already in use") {
 				return fmt.Errorf("%w: %s", errPortTaken, text)
 			}
-			return fmt.Errorf("postgres ended while starting: %w: %s", errors.Join(err, p.Exit()), text)
+			return noSpace(fmt.Errorf("postgres ended while starting: %w: %s", errors.Join(err, p.Exit()), text), text)
 		default:
 			return errors.Join(err, p.Stop(context.WithoutCancel(ctx), stopSteps()...))
 		}

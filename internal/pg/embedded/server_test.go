@@ -357,3 +357,45 @@ func TestFindNamesTheThreeWays(t *testing.T) {
 		}
 	}
 }
+
+// TestAFullDiskIsNamed checks that a start on a full file system says so, whether the cluster is made or comes back, and that
+// with room again the cluster is as it was.
+func TestAFullDiskIsNamed(t *testing.T) {
+	testkit.IO(t)
+	dir := testkit.SmallDiskAt(t, testDir(t), 192<<20)
+	refill := testkit.Fill(t, dir)
+	cfg := embedded.Config{Dir: filepath.Join(dir, "postgres"), Logger: testkit.Logger(t)}
+	if s, err := embedded.Start(testkit.Context(t), cfg); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("started on a full disk: %v, %v", s, err)
+	}
+	refill()
+	s := start(t, cfg)
+	conn, err := pgx.Connect(t.Context(), s.AdminURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// After the switch the next record, and so the end of the recovery, needs a new segment of 16 MiB.
+	for _, sql := range []string{`CREATE TABLE kept AS SELECT 7 AS n`, `SELECT pg_switch_wal()`} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Kill9(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Stop(testkit.Context(t)); err != nil {
+		t.Log(err)
+	}
+	refill = testkit.Fill(t, dir)
+	if s, err := embedded.Start(testkit.Context(t), cfg); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("came back on a full disk: %v, %v", s, err)
+	}
+	refill()
+	s = start(t, cfg)
+	if got, err := query(t, s.AdminURL(), `SELECT n::text FROM kept`); err != nil || got != "7" {
+		t.Errorf("after the room is back: %q, %v", got, err)
+	}
+}
