@@ -45,7 +45,9 @@ full_tests() {
   fi
   # Two packages at a time: each brings processes of its own, and the timeouts
   # of the drills are meant for a machine that is busy, not drowned.
-  GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary \
+  # Up to two tests that fail are run once more, alone; what passes then is
+  # listed as flaky in the last lines, with its first output under bin/flaky.
+  GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json -race -timeout 25m" \
     scripts/gotest.sh -race -p 2 -timeout 25m ./...
 }
 

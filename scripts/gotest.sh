@@ -4,6 +4,8 @@
 # unless -short asked for it.
 #   GOTEST_WRAP     a command that runs go test as its child
 #   GOTEST_SUMMARY  a file that gets the last line too
+#   GOTEST_AGAIN    the command, without packages, that runs a failed test once
+#                   more; without it none is
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/env.sh
@@ -17,4 +19,4 @@ mkdir -p bin
 go build -o bin/testreport ./internal/tools/testreport
 # shellcheck disable=SC2086 # the wrapper is a command with its arguments
 ${GOTEST_WRAP:-} go test -json "$@" |
-  bin/testreport -summary "${GOTEST_SUMMARY:-}" "${flags[@]}"
+  bin/testreport -summary "${GOTEST_SUMMARY:-}" -again "${GOTEST_AGAIN:-}" "${flags[@]}"

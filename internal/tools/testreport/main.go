@@ -3,8 +3,11 @@
 // each package, and a last line "N passed, N failed".
 //
 // It owns the verdict on skipped tests: with -skips-fail each one is a failure,
-// because a test that did not run proves nothing. It never runs tests itself,
-// and its exit code is 0 only if nothing failed.
+// because a test that did not run proves nothing. With -again up to two failed
+// tests are run once more, alone; those that pass then are listed as flaky and
+// do not fail the run. What a second run would hide is not tried again: a data
+// race, what a random seed found, a process that died, a skip. The exit code is
+// 0 only if nothing failed.
 package main
 
 import (
@@ -12,21 +15,27 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 )
 
 func main() {
 	summary := flag.String("summary", "", "a file that gets the last line too")
 	skipsFail := flag.Bool("skips-fail", false, "count each skipped test as a failure")
+	command := flag.String("again", "", "the command, without packages, that runs a failed test once more; empty: none does")
+	logs := flag.String("logs", "bin/flaky", "directory of the output of tests that failed first")
 	flag.Parse()
-	os.Exit(run(os.Stdin, os.Stdout, *summary, *skipsFail))
+	os.Exit(run(os.Stdin, os.Stdout, *summary, *skipsFail, again{command: strings.Fields(*command), logs: *logs}))
 }
 
-func run(in io.Reader, out io.Writer, summary string, skipsFail bool) int {
+func run(in io.Reader, out io.Writer, summary string, skipsFail bool, more again) int {
 	r := newReport(out, skipsFail)
 	if err := r.read(in); err != nil {
 		fmt.Fprintf(out, "read test output: %v\n", err)
 		r.failed++
+		r.died = true
 	}
+	r.close()
+	more.run(r)
 	line := r.finish()
 	fmt.Fprintln(out, line)
 	if summary != "" {

@@ -39,6 +39,11 @@ type report struct {
 	failures    []string
 	passed      int
 	failed      int
+
+	below map[testKey][]string // output of failed tests, by the top-level test that has them
+	again []failedTest
+	died  bool // something other than a test failed: a second run of tests shows nothing
+	flaky []string
 }
 
 func newReport(out io.Writer, skipsFail bool) *report {
@@ -50,6 +55,7 @@ func newReport(out io.Writer, skipsFail bool) *report {
 		failedTests: map[string]int{},
 		ran:         map[string]int{},
 		running:     map[testKey]bool{},
+		below:       map[testKey][]string{},
 	}
 }
 
@@ -110,6 +116,13 @@ func (r *report) endTest(e event, key testKey) {
 		}
 	case "fail":
 		r.fail(name, e.Package, output)
+		top, _, below := strings.Cut(e.Test, "/")
+		whole := testKey{e.Package, top}
+		r.below[whole] = append(r.below[whole], output...)
+		if !below {
+			r.again = append(r.again, failedTest{whole, r.below[whole]})
+			delete(r.below, whole)
+		}
 	}
 }
 
@@ -119,8 +132,10 @@ func (r *report) endPackage(e event) {
 	delete(r.pending, key)
 	switch {
 	case e.Action == "fail" && e.FailedBuild != "":
+		r.died = true
 		r.fail(e.Package+" (does not build)", e.Package, append(r.builds[e.FailedBuild], output...))
 	case e.Action == "fail" && r.failedTests[e.Package] == 0:
+		r.died = true
 		// Whatever ran when the process died has the reason in its output.
 		for k := range r.running {
 			if k.pkg == e.Package {
@@ -162,11 +177,11 @@ func noise(line string) bool {
 	})
 }
 
-// finish accounts for what never ended, lists the failures again where they can
-// be seen, and returns the last line. A run in which nothing ended is a failure:
-// the go command stopped before the first test.
-func (r *report) finish() string {
+// close accounts for what never ended. A run in which nothing ended is a failure: the go command stopped before the
+// first test.
+func (r *report) close() {
 	for key := range r.running {
+		r.died = true
 		if r.failedTests[key.pkg] == 0 {
 			r.fail(key.pkg+"."+key.test+" (never ended)", key.pkg, r.pending[key])
 		}
@@ -174,7 +189,12 @@ func (r *report) finish() string {
 	if r.passed == 0 && r.failed == 0 && len(r.skipped) == 0 {
 		r.failures = append(r.failures, "no test ran")
 		r.failed++
+		r.died = true
 	}
+}
+
+// finish lists the failures once more where they can be seen, and returns the last line.
+func (r *report) finish() string {
 	for pkg, output := range r.builds {
 		if r.failed > 0 && r.failedTests[pkg] == 0 && r.passed == 0 {
 			fmt.Fprintf(r.out, "\n--- build of %s\n%s", pkg, strings.Join(output, ""))
@@ -185,6 +205,12 @@ func (r *report) finish() string {
 		fmt.Fprintln(r.out, "\nfailed:")
 		for _, name := range r.failures {
 			fmt.Fprintln(r.out, "  "+name)
+		}
+	}
+	if len(r.flaky) > 0 {
+		fmt.Fprintln(r.out, "\nflaky:")
+		for _, line := range r.flaky {
+			fmt.Fprintln(r.out, "  "+line)
 		}
 	}
 	if len(r.skipped) > 0 && !r.skipsFail {

@@ -62,7 +62,7 @@ func TestReport(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
 			summary := filepath.Join(t.TempDir(), "summary")
-			code := run(strings.NewReader(tt.in), &out, summary, tt.skipsFail)
+			code := run(strings.NewReader(tt.in), &out, summary, tt.skipsFail, again{})
 			if code != tt.code {
 				t.Errorf("exit code %d, want %d", code, tt.code)
 			}
@@ -82,6 +82,97 @@ func TestReport(t *testing.T) {
 			line, err := os.ReadFile(summary)
 			if err != nil || string(line) != tt.want+"\n" {
 				t.Errorf("summary file holds %q, %v", line, err)
+			}
+		})
+	}
+}
+
+// TestAgain runs failed tests once more with a command of its own in place of go test.
+func TestAgain(t *testing.T) {
+	failing := func(name, line string) string {
+		return strings.NewReplacer("NAME", name, "LINE", line).Replace(`{"Action":"run","Package":"m/b","Test":"NAME/sub"}
+{"Action":"output","Package":"m/b","Test":"NAME/sub","Output":"LINE\n"}
+{"Action":"fail","Package":"m/b","Test":"NAME/sub"}
+{"Action":"fail","Package":"m/b","Test":"NAME"}
+`)
+	}
+	const ends = `{"Action":"fail","Package":"m/b"}
+`
+	passes := `{"Action":"pass","Package":"m/b","Test":"TestTwo"}` + "\n" + `{"Action":"pass","Package":"m/b"}` + "\n"
+	tests := []struct {
+		name, in, second, want string
+		skipsFail              bool
+		code                   int
+		shows, hides           []string
+	}{
+		{
+			name: "passes alone", in: failing("TestTwo", "got 1") + ends, second: passes, want: "2 passed, 0 failed",
+			shows: []string{"got 1", "flaky:", "m/b.TestTwo (passed alone"}, hides: []string{"failed:"},
+		},
+		{
+			name: "fails again", in: failing("TestTwo", "got 1") + ends, second: failing("TestTwo", "got 3") + ends,
+			want: "0 passed, 2 failed", code: 1, shows: []string{"got 3", "failed:"}, hides: []string{"flaky:"},
+		},
+		{
+			name: "nothing runs the second time", in: failing("TestTwo", "got 1") + ends, second: "", want: "0 passed, 2 failed", code: 1,
+			shows: []string{"failed again"},
+		},
+		{
+			name: "a data race", in: failing("TestTwo", "WARNING: DATA RACE") + ends, second: passes, want: "0 passed, 2 failed", code: 1,
+			hides: []string{"once more"},
+		},
+		{
+			name: "what a seed found", in: failing("TestTwo", "repeat with GPUAAS_MODEL_SEED=7") + ends, second: passes,
+			want: "0 passed, 2 failed", code: 1, hides: []string{"once more"},
+		},
+		{
+			name: "three", in: failing("TestTwo", "x") + failing("TestThree", "x") + failing("TestFour", "x") + ends, second: passes,
+			want: "0 passed, 6 failed", code: 1, hides: []string{"once more"},
+		},
+		{
+			name: "a package died beside it", in: failing("TestTwo", "x") + ends + `{"Action":"fail","Package":"m/e"}` + "\n", second: passes,
+			want: "0 passed, 3 failed", code: 1, hides: []string{"once more"},
+		},
+		{
+			name: "a skip on the build machine", in: failing("TestTwo", "x") + ends + `{"Action":"skip","Package":"m/c","Test":"TestC"}` + "\n",
+			second: passes, skipsFail: true, want: "0 passed, 3 failed", code: 1, hides: []string{"once more"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			events, asked := filepath.Join(dir, "events"), filepath.Join(dir, "asked")
+			if err := os.WriteFile(events, []byte(tt.second), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			script := filepath.Join(dir, "second")
+			text := "#!/bin/sh\necho \"$@\" >>" + asked + "\ncat " + events + "\n"
+			if err := os.WriteFile(script, []byte(text), 0o700); err != nil { //nolint:gosec // it is run
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			code := run(strings.NewReader(tt.in), &out, "", tt.skipsFail, again{command: []string{script, "-race"}, logs: filepath.Join(dir, "logs")})
+			if code != tt.code || !strings.HasSuffix(out.String(), tt.want+"\n") {
+				t.Errorf("exit code %d, want %d and the last line %q in:\n%s", code, tt.code, tt.want, out.String())
+			}
+			for _, s := range tt.shows {
+				if !strings.Contains(out.String(), s) {
+					t.Errorf("%q is missing in:\n%s", s, out.String())
+				}
+			}
+			for _, s := range tt.hides {
+				if strings.Contains(out.String(), s) {
+					t.Errorf("%q is not hidden in:\n%s", s, out.String())
+				}
+			}
+			if tt.code != 0 {
+				return
+			}
+			if how, err := os.ReadFile(asked); err != nil || string(how) != "-race -count=1 -run ^TestTwo$ m/b\n" {
+				t.Errorf("ran %q, %v", how, err)
+			}
+			if kept, err := os.ReadFile(filepath.Join(dir, "logs", "m_b.TestTwo.log")); err != nil || string(kept) != "got 1\n" {
+				t.Errorf("kept %q, %v", kept, err)
 			}
 		})
 	}
