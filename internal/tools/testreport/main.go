@@ -7,7 +7,7 @@
 // tests are run once more, alone; those that pass then are listed as flaky and
 // do not fail the run. What a second run would hide is not tried again: a data
 // race, what a random seed found, a process that died, a skip. The exit code is
-// 0 only if nothing failed.
+// 0 if nothing failed, 3 if what failed has passed since, else 1.
 package main
 
 import (
@@ -17,6 +17,10 @@ import (
 	"os"
 	"strings"
 )
+
+// exitFlaky is the exit code of a run in which all that failed passed the second time: the exit code of go test, which
+// saw the first, is void then.
+const exitFlaky = 3
 
 func main() {
 	summary := flag.String("summary", "", "a file that gets the last line too")
@@ -44,8 +48,11 @@ func run(in io.Reader, out io.Writer, summary string, skipsFail bool, more again
 			return 1
 		}
 	}
-	if r.failed > 0 {
+	switch {
+	case r.failed > 0:
 		return 1
+	case len(r.flaky) > 0:
+		return exitFlaky
 	}
 	return 0
 }

@@ -106,7 +106,7 @@ func TestAgain(t *testing.T) {
 		shows, hides           []string
 	}{
 		{
-			name: "passes alone", in: failing("TestTwo", "got 1") + ends, second: passes, want: "2 passed, 0 failed",
+			name: "passes alone", in: failing("TestTwo", "got 1") + ends, second: passes, want: "2 passed, 0 failed", code: exitFlaky,
 			shows: []string{"got 1", "flaky:", "m/b.TestTwo (passed alone"}, hides: []string{"failed:"},
 		},
 		{
@@ -165,7 +165,7 @@ func TestAgain(t *testing.T) {
 					t.Errorf("%q is not hidden in:\n%s", s, out.String())
 				}
 			}
-			if tt.code != 0 {
+			if tt.code != exitFlaky {
 				return
 			}
 			if how, err := os.ReadFile(asked); err != nil || string(how) != "-race -count=1 -run ^TestTwo$ m/b\n" {
