@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -310,11 +311,20 @@ func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { //
 	return apply(ctx, tx, r)
 }
 
-// poisonous tells an event's fault from a passing condition.
+// The timeouts by which the server cuts a transaction off. They say how long something took, which is up to the load and
+// to who holds which lock.
+const (
+	codeLockNotAvailable  = "55P03"
+	codeQueryCanceled     = "57014" // statement_timeout
+	codeIdleInTransaction = "25P03"
+)
+
+// poisonous reports whether an error is the fault of the event, and not of a condition that passes.
 func poisonous(ctx context.Context, err error) bool {
 	var later *laterError
+	if ctx.Err() != nil || pg.IsConnError(err) || pg.IsRetryable(err) || errors.Is(err, pg.ErrCommitUnknown) || errors.As(err, &later) {
+		return false
+	}
 	var pgErr *pgconn.PgError
-	const lockNotAvailable = "55P03"
-	return ctx.Err() == nil && !pg.IsConnError(err) && !pg.IsRetryable(err) && !errors.Is(err, pg.ErrCommitUnknown) &&
-		!errors.As(err, &later) && (!errors.As(err, &pgErr) || pgErr.Code != lockNotAvailable)
+	return !errors.As(err, &pgErr) || !slices.Contains([]string{codeLockNotAvailable, codeQueryCanceled, codeIdleInTransaction}, pgErr.Code)
 }

@@ -225,6 +225,42 @@ func TestOutagesParkNothing(t *testing.T) {
 	}
 }
 
+// A statement that is cut off by its timeout says how busy the database is, or who holds a lock: the event waits, however
+// often it happens.
+func TestStatementTimeoutsParkNothing(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	var cut atomic.Int64
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		if r.AggregateVersion == 2 && cut.Load() < 8 {
+			cut.Add(1)
+			if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = '5ms'"); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
+			return err
+		}
+		return insert(ctx, tx, r)
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel"})
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
+	wake.Notify()
+	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
+	testkit.Eventually(t, time.Minute, func() error {
+		if parked, err := c.Parked(ctx); err != nil || len(parked) != 0 {
+			t.Fatalf("parked %+v, %v", parked, err)
+		}
+		if got := projected(t, d); !cmp.Equal(got, []string{"e1", "e2", "e3"}) {
+			return fmt.Errorf("projected %v after %d timeouts", got, cut.Load())
+		}
+		return nil
+	})
+}
+
 func TestWaitFor(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
