@@ -366,6 +366,23 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	w.until("disconnected", reason(false, "disconnected"))
 }
 
+// The look over all nodes is the widest statement of the hub: while it fails, what the log tells is sent all the same.
+func TestAFailedLookStopsNoWatch(t *testing.T) {
+	k := newKit(t, watch.Config{Look: time.Millisecond}, true)
+	w := k.watch(watch.Request{Filter: watch.Filter{Scope: view.All(), Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_TASKS}}}, nil)
+	w.bootstrapped()
+	if _, err := k.DB.OwnerPool().Exec(testkit.Context(t), "REVOKE SELECT ON readmodel.gate FROM "+pg.RoleReadmodel); err != nil {
+		t.Fatal(err)
+	}
+	id := ids.New()
+	k.Append(&lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{
+		TaskId: id, Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeId: k.A.NodeID, State: commonv1.TaskState_TASK_STATE_QUEUED, Attempt: 1,
+		CreatedAt: timestamppb.New(k.Now()), ExpiresAt: timestamppb.New(k.Now().Add(time.Hour)),
+	}})
+	k.sync()
+	w.until("new task", func(f *readmodelv1.WatchResponse) bool { return f.GetItem().GetId() == id })
+}
+
 // A workspace shows whether its agent can act, which no event of the workspace tells.
 func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	k := newKit(t, watch.Config{Look: 50 * time.Millisecond}, true)
