@@ -282,6 +282,54 @@ func TestCountingAndTellingAtOnce(t *testing.T) {
 	}
 }
 
+// What came while the first write of its kind was under way, and that one itself, are told later if it fails.
+func TestAFailedFirstWriteDropsNothing(t *testing.T) {
+	w := newWorld(t)
+	ctx := person(testkit.Context(t))
+	entry := audit.Entry{Action: "node.enrol", Outcome: audit.Refused, SubjectType: "node", SubjectID: "n", Reason: "no"}
+	owner, err := w.db.OwnerPool().Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = owner.Rollback(context.WithoutCancel(ctx)) }()
+	if _, err := owner.Exec(ctx, "LOCK TABLE lifecycle.audit_window"); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithCancel(ctx)
+	first := make(chan error, 1)
+	go func() { first <- w.log.Repeated(short, entry) }()
+	testkit.Eventually(t, time.Minute, func() error {
+		var waiting bool
+		err := w.db.OwnerPool().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
+		if err == nil && !waiting {
+			err = errors.New("the first write does not wait")
+		}
+		return err
+	})
+	for range 3 {
+		if err := w.log.Repeated(ctx, entry); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := <-first; err == nil {
+		t.Fatal("a write that was given up succeeded")
+	}
+	if err := owner.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.log.RunOnce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var n int64
+	if err := w.db.Pool("lifecycle").QueryRow(ctx, `SELECT coalesce(sum(count), 0) FROM lifecycle.audit_window`).Scan(&n); err != nil || n != 4 {
+		t.Fatalf("%d of 4 are counted (%v)", n, err)
+	}
+	if got := w.entries(t); len(got) != 1 || got[0].GetCount() != 4 {
+		t.Errorf("entries: %v", got)
+	}
+}
+
 func TestWindowsEnd(t *testing.T) {
 	w := newWorld(t)
 	ctx := person(testkit.Context(t))

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"time"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
@@ -52,20 +51,8 @@ func (l *Log) RefuseBounded(ctx context.Context, e Entry, err error, fill func(c
 	}
 	if failed := l.Repeated(ctx, entry); failed != nil {
 		l.deps.Logger.WarnContext(ctx, "refusal not audited yet", slog.String("action", entry.Action), obs.Err(failed))
-		l.later(entry, entry.proto(ctx))
 	}
 	return err
-}
-
-// later keeps a refusal that could not be written: the next round of Run writes it. Like every count it dies with the process.
-func (l *Log) later(e Entry, p *commonv1.AuditEntry) {
-	k := keysOf(e, p)
-	p.DedupeKeyHash = k.key
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.counted) < maxCounted || l.counted[k.key] != nil {
-		l.giveBack(&counter{entry: p, keys: k, n: 1, known: time.Now()})
-	}
 }
 
 // again counts one more of a kind that is counted already, and answers whether it is.

@@ -163,7 +163,8 @@ func (l *Log) giveBack(c *counter) {
 	}
 }
 
-// Repeated writes down what may repeat and changed nothing: at once if it is the first of its kind in the window, else counted.
+// Repeated writes down what may repeat and changed nothing: at once if it is the first of its kind in the window, else counted. What could not be
+// written is returned as an error and counted too, so that a later round of Run writes it.
 func (l *Log) Repeated(ctx context.Context, e Entry) error {
 	if l == nil {
 		return nil
@@ -181,13 +182,17 @@ func (l *Log) Repeated(ctx context.Context, e Entry) error {
 		l.counted[k.key] = &counter{entry: p, keys: k, known: time.Now()}
 	}
 	l.mu.Unlock()
-	if err := l.tell(ctx, p, k, 1); err != nil {
-		l.mu.Lock()
-		delete(l.counted, k.key) // the next one is the first then
-		l.mu.Unlock()
+	err := l.tell(ctx, p, k, 1)
+	if err == nil || errors.Is(err, pg.ErrCommitUnknown) {
 		return err
 	}
-	return nil
+	// The next round tells it, with what was counted meanwhile.
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.counted[k.key]; c != nil {
+		c.n++
+	}
+	return err
 }
 
 // Refuse is Repeated for a request that ended in err, and answers err; what is no decision is passed over. An audit log that cannot be written makes no
