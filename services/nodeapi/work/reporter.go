@@ -2,10 +2,12 @@ package work
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -295,6 +297,12 @@ func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeRe
 
 func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
 	defer r.release(sessions)
+	r.deliver(ctx, sessions, reports)
+}
+
+// deliver reports until lifecycle has taken it, or nobody waits for it any more. A batch that timed out goes on as two: the same again would be no
+// faster.
+func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
 	pause := 50 * time.Millisecond
 	for {
 		res, err := r.call(ctx, reports)
@@ -313,6 +321,11 @@ func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports
 		if allGone(sessions) {
 			return // the agents send it again elsewhere
 		}
+		if half := len(reports) / 2; half > 0 && timedOut(err) {
+			r.deliver(ctx, sessions[:half], reports[:half])
+			r.deliver(ctx, sessions[half:], reports[half:])
+			return
+		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, time.Second)
@@ -320,6 +333,11 @@ func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports
 			return
 		}
 	}
+}
+
+func timedOut(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || connect.CodeOf(err) == connect.CodeDeadlineExceeded ||
+		fault.Has(err, commonv1.Reason_REASON_DEADLINE_EXCEEDED)
 }
 
 func (r *Reporter) call(ctx context.Context, reports []*lifecyclev1.NodeReport) (*lifecyclev1.ReportTasksResponse, error) {
@@ -350,7 +368,7 @@ func (r *Reporter) isolate(ctx context.Context, sessions []*roster.Session, repo
 
 // acknowledge tells the agents what is committed: once the view is fresh, so that a session that was fenced meanwhile is closed before it hears it.
 func (r *Reporter) acknowledge(ctx context.Context, sessions []*roster.Session, res *lifecyclev1.ReportTasksResponse) {
-	if failpoint.Hit("nodeapi.report.before_ack") != nil {
+	if failpoint.Hit("nodeapi.report.before_ack") != nil || len(res.GetResults()) == 0 {
 		return
 	}
 	if r.view.WaitFresh(ctx) != nil {
