@@ -32,7 +32,7 @@ type Driver struct {
 	mu     sync.Mutex
 	active map[string]*activity // by run
 	poison map[string]time.Time // runs not to be leased before that time
-	soon   time.Time            // earliest retry that this driver knows of
+	dues   agenda               // retries that this driver knows of
 }
 
 // activity is one run in the hands of this driver.
@@ -120,6 +120,7 @@ func (d *Driver) dispatch(ctx, work context.Context) {
 		if free == 0 {
 			return
 		}
+		asked := time.Now()
 		got, err := d.leaseOnce(ctx, free)
 		began := time.Now()
 		for range free - len(got) {
@@ -142,7 +143,7 @@ func (d *Driver) dispatch(ctx, work context.Context) {
 			}
 			continue
 		}
-		if len(got) < free && !d.rest(ctx, woken) {
+		if len(got) < free && !d.rest(ctx, woken, asked) {
 			return
 		}
 		if since := time.Since(began); len(got) > 0 && since < leaseGather && !app.Sleep(ctx, leaseGather-since) {
@@ -173,13 +174,12 @@ func (d *Driver) takeSlots(ctx context.Context) int {
 	}
 }
 
-// rest waits for a wake, the next poll, or the earliest retry known here.
-func (d *Driver) rest(ctx context.Context, woken <-chan struct{}) bool {
+// rest waits for a wake, the next poll, or the earliest retry known here that was not due yet when runs were last asked for.
+func (d *Driver) rest(ctx context.Context, woken <-chan struct{}, asked time.Time) bool {
 	wait := d.cfg.Poll
 	d.mu.Lock()
-	if !d.soon.IsZero() {
-		wait = min(wait, max(time.Until(d.soon), 0))
-		d.soon = time.Time{}
+	if next, ok := d.dues.next(asked, time.Now()); ok {
+		wait = min(wait, next)
 	}
 	d.mu.Unlock()
 	timer := time.NewTimer(wait)
@@ -193,16 +193,13 @@ func (d *Driver) rest(ctx context.Context, woken <-chan struct{}) bool {
 	return true
 }
 
-// due remembers that a run parked here is due after d.
+// due remembers that a run parked here is due after that time.
 func (d *Driver) due(after time.Duration) {
 	if after > d.cfg.Poll {
 		return
 	}
-	at := time.Now().Add(after + time.Millisecond)
 	d.mu.Lock()
-	if d.soon.IsZero() || at.Before(d.soon) {
-		d.soon = at
-	}
+	d.dues.add(time.Now().Add(after + time.Millisecond))
 	d.mu.Unlock()
 	if after <= 0 {
 		d.core.runnable.Notify()
