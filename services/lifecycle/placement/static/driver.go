@@ -90,21 +90,14 @@ func (d *Driver) End(ctx context.Context, workspaceID string, epoch int64) error
 			return fault.New(commonv1.Reason_REASON_PREVIOUS_EPOCH_ALIVE, "the machine has not confirmed that the workspace's work is gone",
 				fault.Unmet(fmt.Sprintf("%d workload and storage claims of epoch %d are not released", left, epoch)))
 		}
-		tag, err := tx.Exec(ctx, `
-			UPDATE lifecycle.static_placement SET ended_at = mesh.clock() WHERE workspace_id = $1 AND epoch = $2 AND ended_at IS NULL`, workspaceID, epoch)
+		// One statement for a slot that is taken, one that a launch beside this has taken and not committed yet, and one that never was: the last
+		// gets a tombstone, which keeps it so.
+		_, err = tx.Exec(ctx, `
+			INSERT INTO lifecycle.static_placement AS s (workspace_id, epoch, instance_id, node_id, started_at, ended_at)
+			VALUES ($1, $2, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', mesh.clock(), mesh.clock())
+			ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock() WHERE s.ended_at IS NULL`, workspaceID, epoch)
 		if err != nil {
 			return fmt.Errorf("give slot back: %w", err)
-		}
-		if tag.RowsAffected() > 0 {
-			return nil
-		}
-		// Never placed: a tombstone keeps it so.
-		_, err = tx.Exec(ctx, `
-			INSERT INTO lifecycle.static_placement (workspace_id, epoch, instance_id, node_id, started_at, ended_at)
-			VALUES ($1, $2, '00000000-0000-0000-0000-000000000000', '00000000-0000-0000-0000-000000000000', mesh.clock(), mesh.clock())
-			ON CONFLICT DO NOTHING`, workspaceID, epoch)
-		if err != nil {
-			return fmt.Errorf("mark epoch ended: %w", err)
 		}
 		return nil
 	})
