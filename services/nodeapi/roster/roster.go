@@ -96,7 +96,7 @@ func (r *Roster) Go(f func()) { r.wg.Go(f) }
 // Add opens a session: firstFrameBy is when its Hello must have come.
 func (r *Roster) Add(id string, ident Identity, stream Stream, firstFrameBy, retireAt time.Time) *Session {
 	now := time.Now()
-	s := &Session{ID: id, Identity: ident, OpenedAt: now, RetireAt: retireAt, roster: r, stream: stream, openBy: firstFrameBy}
+	s := &Session{ID: id, Identity: ident, OpenedAt: now, opened: now.Add(r.cfg.Offset()), RetireAt: retireAt, roster: r, stream: stream, openBy: firstFrameBy}
 	s.Seen(now)
 	s.state.Store(int32(commonv1.SessionState_SESSION_STATE_OPENING))
 	r.mu.Lock()

@@ -163,6 +163,28 @@ func TestCertificateEndsByTheDatabasesClock(t *testing.T) {
 	})
 }
 
+// TestFactsHaveTheDatabasesClock runs on a host whose clock is five minutes ahead of the database's: by it a node that fell silent would seem to have
+// been seen until five minutes after its last word.
+func TestFactsHaveTheDatabasesClock(t *testing.T) {
+	const ahead = 5 * time.Minute
+	in(t, Config{Offset: func() time.Duration { return -ahead }}, func(r *Roster, _ *facts) {
+		s, _ := admitted(r, nil)
+		time.Sleep(3 * time.Second)
+		s.Seen(time.Now())
+		f := s.Fact(commonv1.SessionState_SESSION_STATE_CLOSED, false)
+		now := time.Now().Add(-ahead)
+		if got := f.GetOpenedAt().AsTime(); !got.Equal(now.Add(-3 * time.Second)) {
+			t.Errorf("opened at %s, %s from now", got, got.Sub(now))
+		}
+		for name, at := range map[string]time.Time{"seen": f.GetLastSeenAt().AsTime(), "closed": f.GetClosedAt().AsTime()} {
+			if !at.Equal(now) {
+				t.Errorf("%s at %s, %s from now", name, at, at.Sub(now))
+			}
+		}
+		r.Remove(s)
+	})
+}
+
 // TestStuckAgentIsCut: one frame that is not taken for ten seconds ends the session, though nothing else waits.
 func TestStuckAgentIsCut(t *testing.T) {
 	in(t, Config{}, func(r *Roster, _ *facts) {

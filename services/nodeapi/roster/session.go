@@ -39,12 +39,13 @@ const (
 type Session struct {
 	ID       string
 	Identity Identity
-	OpenedAt time.Time
+	OpenedAt time.Time // by this host's clock
 	// RetireAt is when the session has reached its maximum age.
 	RetireAt time.Time
 
 	roster *Roster
 	stream Stream
+	opened time.Time // by the database's clock
 
 	lastSeen atomic.Int64 // unix nanoseconds of the last frame
 	refused  atomic.Int64 // reports of tasks that lifecycle did not take
@@ -301,15 +302,16 @@ func (s *Session) closeLocked(why commonv1.Reason, text string, cutAt time.Time)
 	s.cutAt, s.closeWhy, s.closeText, s.workReady = cutAt, why, text, false
 }
 
-// Fact is the session as an event reports it. Each call is a new version.
+// Fact returns the session as an event reports it, with its times by the database's clock (R11). Each call is a new version.
 func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.SessionChanged {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
+	offset := s.roster.cfg.Offset()
 	f := &nodev1.SessionChanged{
 		SessionId: s.ID, NodeId: s.Identity.NodeID, NodeInstanceId: s.instanceID, ReplicaId: s.roster.replicaID,
 		Generation: s.generation, State: state, Late: s.late,
-		OpenedAt: timestamppb.New(s.OpenedAt), LastSeenAt: timestamppb.New(s.LastSeen()),
+		OpenedAt: timestamppb.New(s.opened), LastSeenAt: timestamppb.New(s.LastSeen().Add(offset)),
 		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
 		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
 	}
@@ -318,7 +320,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
 	}
 	if state == commonv1.SessionState_SESSION_STATE_CLOSED {
-		f.ClosedAt = timestamppb.Now()
+		f.ClosedAt = timestamppb.New(time.Now().Add(offset))
 		f.CloseReason, f.CloseDetail = s.closeWhy, s.closeText
 	}
 	return f
