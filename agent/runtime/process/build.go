@@ -88,6 +88,9 @@ func validate(req Request) error {
 	if ready.GetPort() != "" && !seen[ready.GetPort()] {
 		return invalid("readiness names port %q, which the workload does not have", ready.GetPort())
 	}
+	if least := ready.GetMinUptime().AsDuration(); least < 0 || least > maxMinUptime {
+		return invalid("the workload's least uptime must be between 0 and %s", maxMinUptime)
+	}
 	for _, id := range req.Deploy.GetGpuDeviceIds() {
 		if !deviceID().MatchString(id) {
 			return invalid("device id %q is malformed", id)
@@ -110,6 +113,10 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 			HTTPPath: wl.GetReadiness().GetHttpPath(), Port: wl.GetReadiness().GetPort(), TCP: wl.GetReadiness().GetTcp(),
 			Timeout: wl.GetReadiness().GetTimeout().AsDuration(),
 		},
+	}
+	if least := wl.GetReadiness().GetMinUptime(); least != nil {
+		asked := least.AsDuration()
+		s.Ready.MinUptime = &asked
 	}
 	if !r.cfg.NoRoot && r.deps.UIDs.Enabled() {
 		id, err := r.deps.UIDs.Of(req.WorkspaceID)

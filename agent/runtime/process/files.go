@@ -53,6 +53,22 @@ type probe struct {
 	Port     string        `json:"port,omitempty"`
 	TCP      bool          `json:"tcp,omitempty"`
 	Timeout  time.Duration `json:"timeout,omitempty"`
+	// MinUptime is nil where the spec asks for none, and in the files of earlier agents.
+	MinUptime *time.Duration `json:"min_uptime,omitempty"`
+}
+
+func (p probe) asks() bool { return p.HTTPPath != "" || p.TCP }
+
+// minUptime returns how long a run must last before the workload is ready.
+func (p probe) minUptime() time.Duration {
+	switch {
+	case p.MinUptime != nil:
+		return *p.MinUptime
+	case p.asks():
+		return 0
+	default:
+		return DefaultMinUptime
+	}
 }
 
 // The restart policies in a spec.
@@ -85,13 +101,24 @@ type state struct {
 	Shim      ident     `json:"shim"`
 	Child     ident     `json:"child"`
 	StartedAt time.Time `json:"started_at"`
-	Restarts  int32     `json:"restarts"`   // decided on, the one that the backoff delays with them
-	HasExited bool      `json:"has_exited"` // ExitCode says something
-	ExitCode  int32     `json:"exit_code"`
-	ExitedAt  time.Time `json:"exited_at"`
-	Adopted   bool      `json:"adopted"` // this shim took over a process that another one had started
-	Final     bool      `json:"final"`   // by policy it stays as it is
-	Detail    string    `json:"detail,omitempty"`
+	// RunningSince is when the workload was executed, by the host's clock since its boot, which nobody sets. Zero in the files of earlier agents.
+	RunningSince time.Duration `json:"running_since,omitempty"`
+	Restarts     int32         `json:"restarts"`   // decided on, the one that the backoff delays with them
+	HasExited    bool          `json:"has_exited"` // ExitCode says something
+	ExitCode     int32         `json:"exit_code"`
+	ExitedAt     time.Time     `json:"exited_at"`
+	Adopted      bool          `json:"adopted"` // this shim took over a process that another one had started
+	Final        bool          `json:"final"`   // by policy it stays as it is
+	Detail       string        `json:"detail,omitempty"`
+}
+
+// uptime returns how long the present run has lasted. The caller knows that it lasts, and that the host was not booted since it began.
+func (s state) uptime() time.Duration {
+	since := s.RunningSince
+	if since <= 0 {
+		since = s.Child.started()
+	}
+	return max(sinceBoot()-since, 0)
 }
 
 // restarted returns how often the workload was started again. One that waits out its backoff is counted already, and has not been.

@@ -66,6 +66,22 @@ func identOf(pid int) (ident, error) {
 	return s.ident, nil
 }
 
+// started returns when the process began, by sinceBoot.
+func (i ident) started() time.Duration {
+	const ticks = 100                                     // a second, in every architecture's interface to users
+	return time.Duration(i.Start) * (time.Second / ticks) //nolint:gosec // some years
+}
+
+// sinceBoot returns the time since the host was booted, its sleep included: the clock by which the kernel dates the starts of processes. Setting the host's
+// time does not change it.
+func sinceBoot() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0 // no run has lasted long then, and nothing is ready too soon
+	}
+	return time.Duration(now.Nano())
+}
+
 // alive says whether exactly this process still runs. A zombie does not.
 func (i ident) alive() bool {
 	if i.PID <= 0 {

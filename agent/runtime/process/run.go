@@ -35,7 +35,7 @@ func (s *shim) start() error {
 		}
 		return err
 	}
-	s.state.Phase = phaseRunning
+	s.state.Phase, s.state.RunningSince = phaseRunning, sinceBoot()
 	return s.save()
 }
 
@@ -58,7 +58,7 @@ func (s *shim) stage() (*initStage, error) {
 	}
 	s.state.Run = run
 	s.state.Child, s.own, s.exited = stage.child, true, false
-	s.state.Phase, s.state.StartedAt, s.state.Detail = phaseStarting, time.Now(), ""
+	s.state.Phase, s.state.StartedAt, s.state.RunningSince, s.state.Detail = phaseStarting, time.Now(), 0, ""
 	s.state.HasExited, s.state.Final = false, false
 	for _, dir := range s.spec.Cgroups {
 		if err == nil {

@@ -22,6 +22,12 @@ const (
 	maxProbeTimeout     = 30 * time.Second
 )
 
+// DefaultMinUptime is how long a workload without a probe runs before it is ready; maxMinUptime is the most a spec may ask for.
+const (
+	DefaultMinUptime = 2 * time.Second
+	maxMinUptime     = 5 * time.Minute
+)
+
 // waitsForList is the detail of a workload that should run and was not started after a boot.
 const waitsForList = "waits for the control plane to list its epoch as one that may run on this node"
 
@@ -73,7 +79,7 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	if out.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING {
 		out.Pid = int32(s.Child.PID) //nolint:gosec // a pid
 		out.StartedAt = timestamppb.New(s.StartedAt)
-		out.Ready, out.Detail = r.ready(ctx, w.spec)
+		out.Ready, out.Detail = r.ready(ctx, w.spec, s.uptime())
 	}
 	return out
 }
@@ -97,9 +103,13 @@ func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
 	}
 }
 
-// ready probes once, and answers why not.
-func (r *Runtime) ready(ctx context.Context, s spec) (bool, string) {
-	if s.Ready.HTTPPath == "" && !s.Ready.TCP {
+// ready reports whether a workload that has run for uptime is ready, and why not. It probes at most once.
+func (r *Runtime) ready(ctx context.Context, s spec, uptime time.Duration) (bool, string) {
+	if least := s.Ready.minUptime(); uptime < least {
+		return false, fmt.Sprintf("has run for %.1f s of the %s s that make it ready",
+			uptime.Truncate(100*time.Millisecond).Seconds(), strconv.FormatFloat(least.Seconds(), 'f', -1, 64))
+	}
+	if !s.Ready.asks() {
 		return true, ""
 	}
 	var number int32

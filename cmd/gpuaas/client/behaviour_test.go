@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuaas/mesh/agent/identity"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -592,6 +594,19 @@ func TestSpecs(t *testing.T) {
 				Ports: []*nodev1.Port{{Name: "http", Port: 8080}, {Name: "admin"}}, Readiness: &nodev1.Readiness{HttpPath: "/"},
 			}}},
 		},
+		{
+			"least uptime", strings.Fields("--command job --min-uptime 10s"), "",
+			&lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{
+				Name: "main", Command: []string{"job"}, Readiness: &nodev1.Readiness{MinUptime: durationpb.New(10 * time.Second)},
+			}}},
+		},
+		{
+			"no least uptime", strings.Fields("--command job --port 80 --min-uptime 0s"), "",
+			&lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{
+				Name: "main", Command: []string{"job"}, Ports: []*nodev1.Port{{Name: "http", Port: 80}},
+				Readiness: &nodev1.Readiness{Tcp: true, MinUptime: durationpb.New(0)},
+			}}},
+		},
 		{"file", []string{"--spec", file, "--gpus", "0", "--placement", "process"}, "", &lifecyclev1.WorkspaceSpec{StorageBytes: 10 << 30, Placement: process, Workloads: []*nodev1.Workload{{
 			Name: "web", Command: []string{"python3"}, Ports: []*nodev1.Port{{Name: "http", Port: 80}},
 		}}}},
@@ -614,6 +629,9 @@ func TestSpecs(t *testing.T) {
 		}
 	}
 	call(t, "workspaces", "create", "d", "--tenant", "acme", "--spec", file, "--image", "x").wants(t, 2)
+	for _, bad := range []string{"--command x --min-uptime 301s", "--command x --min-uptime -1s", "--min-uptime 1s"} {
+		call(t, append(strings.Fields("workspaces create d --tenant acme"), strings.Fields(bad)...)...).wants(t, 2)
+	}
 }
 
 // TestNamesResolve: a filter takes a workspace's name where the API takes an id.

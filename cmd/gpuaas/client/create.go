@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"sigs.k8s.io/yaml"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -29,6 +30,7 @@ type specFlags struct {
 	image, workload           string
 	command, args, ports, env []string
 	ready                     string
+	minUptime                 time.Duration
 	gpus                      int32
 	storage, placement        string
 	plan, region              string
@@ -44,6 +46,7 @@ func (f *specFlags) add(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.env, "env", nil, "NAME=VALUE in the workload's environment, the place for secrets: the value is stored encrypted and never shown; repeat it for more. "+
 		"LD_* and CUDA_VISIBLE_DEVICES are forbidden; GPUAAS_*, DATABASE_URL, PGSCHEMA and the variables of its ports are the platform's")
 	flags.StringVar(&f.ready, "ready-path", "", "the workload is ready when GET of this path on its first port succeeds; without it, when that port takes a connection")
+	flags.DurationVar(&f.minUptime, "min-uptime", 0, "the workload is ready only once it has run for this long, at most 5m (default 2s without --port, 0s with one)")
 	flags.Int32Var(&f.gpus, "gpus", 0, "GPUs, exclusively")
 	flags.StringVar(&f.storage, "storage", "", "storage, such as 10Gi")
 	flags.StringVar(&f.placement, "placement", "", "where the workspace runs: "+strings.Join(names.Spellings[commonv1.PlacementDriver](), ", ")+" (default: the mesh's)")
@@ -78,22 +81,22 @@ func (f *specFlags) spec(changed func(string) bool, stdin io.Reader) (*lifecycle
 		}
 	}
 	spec.Plan, spec.Region = or(f.plan, spec.GetPlan()), or(f.region, spec.GetRegion())
-	workload, err := f.parseWorkload()
+	workload, err := f.parseWorkload(changed)
 	switch {
 	case err != nil:
 		return nil, Usage(err)
 	case workload != nil && len(spec.GetWorkloads()) > 0:
-		return nil, Usage(errors.New("--spec has workloads already: --image, --command, --arg, --port, --env and --ready-path describe another"))
+		return nil, Usage(errors.New("--spec has workloads already: --image, --command, --arg, --port, --env, --ready-path and --min-uptime describe another"))
 	case workload != nil:
 		spec.Workloads = []*nodev1.Workload{workload}
 	}
 	return spec, nil
 }
 
-func (f *specFlags) parseWorkload() (*nodev1.Workload, error) {
+func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, error) {
 	if f.image == "" && len(f.command) == 0 {
-		if len(f.args)+len(f.ports)+len(f.env) > 0 || f.ready != "" {
-			return nil, errors.New("--arg, --port, --env and --ready-path belong to a workload: name --image or --command")
+		if len(f.args)+len(f.ports)+len(f.env) > 0 || f.ready != "" || changed("min-uptime") {
+			return nil, errors.New("--arg, --port, --env, --ready-path and --min-uptime belong to a workload: name --image or --command")
 		}
 		return nil, nil //nolint:nilnil // no workload is asked for: the built-in one
 	}
@@ -131,10 +134,22 @@ func (f *specFlags) parseWorkload() (*nodev1.Workload, error) {
 		// A process that runs is no endpoint that answers.
 		w.Readiness = &nodev1.Readiness{Tcp: true}
 	}
+	if changed("min-uptime") {
+		if f.minUptime < 0 || f.minUptime > maxMinUptime {
+			return nil, fmt.Errorf("--min-uptime is between 0s and %s", maxMinUptime)
+		}
+		if w.GetReadiness() == nil {
+			w.Readiness = &nodev1.Readiness{}
+		}
+		w.Readiness.MinUptime = durationpb.New(f.minUptime)
+	}
 	return w, nil
 }
 
-const maxSpec = 1 << 20
+const (
+	maxSpec      = 1 << 20
+	maxMinUptime = 5 * time.Minute
+)
 
 func readSpec(path string, stdin io.Reader) ([]byte, error) {
 	if path != "-" {
@@ -194,7 +209,9 @@ func (p *Program) workspacesCreate() *cobra.Command {
 			"Asking again for the same name with the same spec joins the operation under way; with another spec it is refused.\n\n" +
 			"Values of --env, and of env in --spec, are secrets: they are stored encrypted, given to the agent that runs the workload, and shown to nobody\n" +
 			"again. Their names are shown. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and shown to\n" +
-			"everybody who may read the workspace, so keep secrets out of them.",
+			"everybody who may read the workspace, so keep secrets out of them.\n\n" +
+			"A workload is ready when its port takes a connection or its --ready-path succeeds; one without a port is ready once it has run for 2 s. --min-uptime\n" +
+			"changes how long it must have run (in --spec: min_uptime of readiness). What exits sooner was not ready, and is restarted.",
 		Example: "  gpuaas workspaces create demo2 --tenant acme --wait\n" +
 			"  gpuaas workspaces create web --tenant acme --command python3 --arg -m --arg http.server --arg 8080 --port 8080 --gpus 1 --storage 10Gi\n" +
 			"  gpuaas workspaces create train --tenant acme --spec workspace.yaml --placement static",

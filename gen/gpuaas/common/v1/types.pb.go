@@ -588,6 +588,7 @@ type NodePolicy struct {
 	CertificateTtl    *durationpb.Duration   `protobuf:"bytes,2,opt,name=certificate_ttl,json=certificateTtl,proto3" json:"certificate_ttl,omitempty"`
 	StreamMaxAge      *durationpb.Duration   `protobuf:"bytes,3,opt,name=stream_max_age,json=streamMaxAge,proto3" json:"stream_max_age,omitempty"`
 	AutoRecovery      bool                   `protobuf:"varint,4,opt,name=auto_recovery,json=autoRecovery,proto3" json:"auto_recovery,omitempty"`
+	CrashLoopRestarts int32                  `protobuf:"varint,5,opt,name=crash_loop_restarts,json=crashLoopRestarts,proto3" json:"crash_loop_restarts,omitempty"` // of a workload, before it counts as a crash loop; 0: from an earlier control plane
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -648,6 +649,13 @@ func (x *NodePolicy) GetAutoRecovery() bool {
 		return x.AutoRecovery
 	}
 	return false
+}
+
+func (x *NodePolicy) GetCrashLoopRestarts() int32 {
+	if x != nil {
+		return x.CrashLoopRestarts
+	}
+	return 0
 }
 
 // TaskInFlight is a task as the agent's ledger has it.
@@ -855,13 +863,14 @@ const file_gpuaas_common_v1_types_proto_rawDesc = "" +
 	"\frecovery_url\x18\x04 \x01(\tR\vrecoveryUrl\x12!\n" +
 	"\fterminal_url\x18\x05 \x01(\tR\vterminalUrl\x12\"\n" +
 	"\rca_bundle_pem\x18\x06 \x01(\fR\vcaBundlePem\x123\n" +
-	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\"\x80\x02\n" +
+	"\x16recovery_ca_bundle_pem\x18\a \x01(\fR\x13recoveryCaBundlePem\"\xb0\x02\n" +
 	"\n" +
 	"NodePolicy\x12H\n" +
 	"\x12heartbeat_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12B\n" +
 	"\x0fcertificate_ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ecertificateTtl\x12?\n" +
 	"\x0estream_max_age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fstreamMaxAge\x12#\n" +
-	"\rauto_recovery\x18\x04 \x01(\bR\fautoRecovery\"t\n" +
+	"\rauto_recovery\x18\x04 \x01(\bR\fautoRecovery\x12.\n" +
+	"\x13crash_loop_restarts\x18\x05 \x01(\x05R\x11crashLoopRestarts\"t\n" +
 	"\fTaskInFlight\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x121\n" +

@@ -641,13 +641,16 @@ func (x *Port) GetPort() int32 {
 	return 0
 }
 
-// Readiness says when a workload is ready. Empty: as soon as it runs.
+// Readiness says when a workload is ready: once it has run for `min_uptime`, and its probe succeeds if it has one.
 type Readiness struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	HttpPath      string                 `protobuf:"bytes,1,opt,name=http_path,json=httpPath,proto3" json:"http_path,omitempty"` // GET on the first port, any 2xx or 3xx
-	Port          string                 `protobuf:"bytes,2,opt,name=port,proto3" json:"port,omitempty"`                         // name of the port; empty: the first
-	Tcp           bool                   `protobuf:"varint,3,opt,name=tcp,proto3" json:"tcp,omitempty"`                          // a connection is enough
-	Timeout       *durationpb.Duration   `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`                   // of one probe; default 2 s
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	HttpPath string                 `protobuf:"bytes,1,opt,name=http_path,json=httpPath,proto3" json:"http_path,omitempty"` // GET on the first port, any 2xx or 3xx
+	Port     string                 `protobuf:"bytes,2,opt,name=port,proto3" json:"port,omitempty"`                         // name of the port; empty: the first
+	Tcp      bool                   `protobuf:"varint,3,opt,name=tcp,proto3" json:"tcp,omitempty"`                          // a connection is enough
+	Timeout  *durationpb.Duration   `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`                   // of one probe; default 2 s
+	// How long the present run must have lasted, by the agent's monotonic clock. Unset: 2 s without a probe, 0 with one. A workload that exits sooner was
+	// never ready.
+	MinUptime     *durationpb.Duration `protobuf:"bytes,5,opt,name=min_uptime,json=minUptime,proto3" json:"min_uptime,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -706,6 +709,13 @@ func (x *Readiness) GetTcp() bool {
 func (x *Readiness) GetTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.Timeout
+	}
+	return nil
+}
+
+func (x *Readiness) GetMinUptime() *durationpb.Duration {
+	if x != nil {
+		return x.MinUptime
 	}
 	return nil
 }
@@ -868,7 +878,11 @@ type WorkloadStatus struct {
 	Epoch        int64                  `protobuf:"varint,14,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The end of what the last run that exited wrote: at most 2 KiB, without control characters, with the values of its environment masked. Only in the
 	// output of a `workload.status` that asked for it.
-	LastOutput    string `protobuf:"bytes,15,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"`
+	LastOutput string `protobuf:"bytes,15,opt,name=last_output,json=lastOutput,proto3" json:"last_output,omitempty"`
+	// It exits again and again: it has been restarted `crash_loop_restarts` times in a row (of the node's policy), each after a run shorter than a minute, and
+	// has exited once more. Over when a run has lasted a minute.
+	CrashLoop     bool                   `protobuf:"varint,16,opt,name=crash_loop,json=crashLoop,proto3" json:"crash_loop,omitempty"`
+	ExitedAt      *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=exited_at,json=exitedAt,proto3" json:"exited_at,omitempty"` // of the last exit, by the host's clock
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1006,6 +1020,20 @@ func (x *WorkloadStatus) GetLastOutput() string {
 		return x.LastOutput
 	}
 	return ""
+}
+
+func (x *WorkloadStatus) GetCrashLoop() bool {
+	if x != nil {
+		return x.CrashLoop
+	}
+	return false
+}
+
+func (x *WorkloadStatus) GetExitedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExitedAt
+	}
+	return nil
 }
 
 // OutputCursor is a place in the output of a workload.
@@ -1332,12 +1360,15 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"D\n" +
 	"\x04Port\x12\x1b\n" +
 	"\x04name\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04name\x12\x1f\n" +
-	"\x04port\x18\x02 \x01(\x05B\v\xbaH\b\x1a\x06\x18\xff\xff\x03(\x00R\x04port\"\x96\x01\n" +
+	"\x04port\x18\x02 \x01(\x05B\v\xbaH\b\x1a\x06\x18\xff\xff\x03(\x00R\x04port\"\xdf\x01\n" +
 	"\tReadiness\x12%\n" +
 	"\thttp_path\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\bhttpPath\x12\x1b\n" +
 	"\x04port\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18 R\x04port\x12\x10\n" +
 	"\x03tcp\x18\x03 \x01(\bR\x03tcp\x123\n" +
-	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xd2\x03\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12G\n" +
+	"\n" +
+	"min_uptime\x18\x05 \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
+	"\xaa\x01\a\"\x03\b\xac\x022\x00R\tminUptime\"\xd2\x03\n" +
 	"\x0eWorkloadDeploy\x12<\n" +
 	"\bworkload\x18\x01 \x01(\v2\x18.gpuaas.node.v1.WorkloadB\x06\xbaH\x03\xc8\x01\x01R\bworkload\x12.\n" +
 	"\x0egpu_device_ids\x18\x02 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\fgpuDeviceIds\x12!\n" +
@@ -1355,7 +1386,7 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04name\x12/\n" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x1f\n" +
 	"\vlast_output\x18\x03 \x01(\bR\n" +
-	"lastOutput\"\xe4\x03\n" +
+	"lastOutput\"\xbc\x04\n" +
 	"\x0eWorkloadStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1d.gpuaas.node.v1.WorkloadPhaseR\x05phase\x12\x14\n" +
@@ -1374,7 +1405,10 @@ const file_gpuaas_node_v1_tasks_proto_rawDesc = "" +
 	"\x0egpu_device_ids\x18\r \x03(\tR\fgpuDeviceIds\x12\x14\n" +
 	"\x05epoch\x18\x0e \x01(\x03R\x05epoch\x12)\n" +
 	"\vlast_output\x18\x0f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x10R\n" +
-	"lastOutput\"J\n" +
+	"lastOutput\x12\x1d\n" +
+	"\n" +
+	"crash_loop\x18\x10 \x01(\bR\tcrashLoop\x127\n" +
+	"\texited_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\bexitedAt\"J\n" +
 	"\fOutputCursor\x12\x19\n" +
 	"\x03run\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x03run\x12\x1f\n" +
 	"\x06offset\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x06offset\"\xaa\x03\n" +
@@ -1462,22 +1496,24 @@ var file_gpuaas_node_v1_tasks_proto_depIdxs = []int32{
 	0,  // 4: gpuaas.node.v1.Workload.restart_policy:type_name -> gpuaas.node.v1.RestartPolicy
 	19, // 5: gpuaas.node.v1.Workload.sealed_env:type_name -> gpuaas.node.v1.Workload.SealedEnvEntry
 	23, // 6: gpuaas.node.v1.Readiness.timeout:type_name -> google.protobuf.Duration
-	8,  // 7: gpuaas.node.v1.WorkloadDeploy.workload:type_name -> gpuaas.node.v1.Workload
-	20, // 8: gpuaas.node.v1.WorkloadDeploy.secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
-	21, // 9: gpuaas.node.v1.WorkloadDeploy.sealed_secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
-	23, // 10: gpuaas.node.v1.WorkloadRef.grace:type_name -> google.protobuf.Duration
-	1,  // 11: gpuaas.node.v1.WorkloadStatus.phase:type_name -> gpuaas.node.v1.WorkloadPhase
-	22, // 12: gpuaas.node.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	9,  // 13: gpuaas.node.v1.WorkloadStatus.ports:type_name -> gpuaas.node.v1.Port
-	14, // 14: gpuaas.node.v1.WorkloadOutput.next:type_name -> gpuaas.node.v1.OutputCursor
-	1,  // 15: gpuaas.node.v1.WorkloadOutput.phase:type_name -> gpuaas.node.v1.WorkloadPhase
-	22, // 16: gpuaas.node.v1.WorkloadOutput.started_at:type_name -> google.protobuf.Timestamp
-	13, // 17: gpuaas.node.v1.WorkloadStatusOutput.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	23, // 7: gpuaas.node.v1.Readiness.min_uptime:type_name -> google.protobuf.Duration
+	8,  // 8: gpuaas.node.v1.WorkloadDeploy.workload:type_name -> gpuaas.node.v1.Workload
+	20, // 9: gpuaas.node.v1.WorkloadDeploy.secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SecretEnvEntry
+	21, // 10: gpuaas.node.v1.WorkloadDeploy.sealed_secret_env:type_name -> gpuaas.node.v1.WorkloadDeploy.SealedSecretEnvEntry
+	23, // 11: gpuaas.node.v1.WorkloadRef.grace:type_name -> google.protobuf.Duration
+	1,  // 12: gpuaas.node.v1.WorkloadStatus.phase:type_name -> gpuaas.node.v1.WorkloadPhase
+	22, // 13: gpuaas.node.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	9,  // 14: gpuaas.node.v1.WorkloadStatus.ports:type_name -> gpuaas.node.v1.Port
+	22, // 15: gpuaas.node.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	14, // 16: gpuaas.node.v1.WorkloadOutput.next:type_name -> gpuaas.node.v1.OutputCursor
+	1,  // 17: gpuaas.node.v1.WorkloadOutput.phase:type_name -> gpuaas.node.v1.WorkloadPhase
+	22, // 18: gpuaas.node.v1.WorkloadOutput.started_at:type_name -> google.protobuf.Timestamp
+	13, // 19: gpuaas.node.v1.WorkloadStatusOutput.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_tasks_proto_init() }

@@ -808,8 +808,12 @@ type Workspace struct {
 	AgentSince       *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=agent_since,json=agentSince,proto3" json:"agent_since,omitempty"`              // of `agent_connected` as it is; unset where no node is named or nothing was ever heard
 	Reason           string                 `protobuf:"bytes,26,opt,name=reason,proto3" json:"reason,omitempty"`                                        // why the agent of an active one cannot act; empty if it can
 	AgentDetail      string                 `protobuf:"bytes,27,opt,name=agent_detail,json=agentDetail,proto3" json:"agent_detail,omitempty"`           // `reason` in words, with what is known of the workload
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of an active one whose agent can act: `workload_crash_loop` or `workload_stopped`, as the agent last reported; empty if all of its workloads run.
+	WorkloadReason string `protobuf:"bytes,28,opt,name=workload_reason,json=workloadReason,proto3" json:"workload_reason,omitempty"`
+	WorkloadDetail string `protobuf:"bytes,29,opt,name=workload_detail,json=workloadDetail,proto3" json:"workload_detail,omitempty"` // `workload_reason` in words: which workload, how often it was restarted, and how it last exited
+	NextAction     string `protobuf:"bytes,30,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`             // what the workspace's user does about `workload_reason`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Workspace) Reset() {
@@ -1027,6 +1031,27 @@ func (x *Workspace) GetReason() string {
 func (x *Workspace) GetAgentDetail() string {
 	if x != nil {
 		return x.AgentDetail
+	}
+	return ""
+}
+
+func (x *Workspace) GetWorkloadReason() string {
+	if x != nil {
+		return x.WorkloadReason
+	}
+	return ""
+}
+
+func (x *Workspace) GetWorkloadDetail() string {
+	if x != nil {
+		return x.WorkloadDetail
+	}
+	return ""
+}
+
+func (x *Workspace) GetNextAction() string {
+	if x != nil {
+		return x.NextAction
 	}
 	return ""
 }
@@ -5102,7 +5127,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"nextAction\x120\n" +
 	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12!\n" +
 	"\fworkspace_id\x18\r \x01(\tR\vworkspaceId\x12\x1c\n" +
-	"\tworkspace\x18\x0e \x01(\tR\tworkspace\"\x9b\b\n" +
+	"\tworkspace\x18\x0e \x01(\tR\tworkspace\"\x8e\t\n" +
 	"\tWorkspace\x12!\n" +
 	"\fworkspace_id\x18\x01 \x01(\tR\vworkspaceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -5137,7 +5162,11 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\vagent_since\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"agentSince\x12\x16\n" +
 	"\x06reason\x18\x1a \x01(\tR\x06reason\x12!\n" +
-	"\fagent_detail\x18\x1b \x01(\tR\vagentDetail\"\x82\x06\n" +
+	"\fagent_detail\x18\x1b \x01(\tR\vagentDetail\x12'\n" +
+	"\x0fworkload_reason\x18\x1c \x01(\tR\x0eworkloadReason\x12'\n" +
+	"\x0fworkload_detail\x18\x1d \x01(\tR\x0eworkloadDetail\x12\x1f\n" +
+	"\vnext_action\x18\x1e \x01(\tR\n" +
+	"nextAction\"\x82\x06\n" +
 	"\fTimelineItem\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +

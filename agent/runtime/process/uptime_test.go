@@ -1,0 +1,92 @@
+package process_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuaas/mesh/agent/runtime/process"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// TestWhatExitsSoonIsNeverReady: a workload without a probe that exits a moment after its start is not ready at any time, however often it is asked about.
+func TestWhatExitsSoonIsNeverReady(t *testing.T) {
+	g := newRig(t, host(t), false)
+	if st := g.deploy(sh("soon", "sleep 0.3; exit 3")); st.GetReady() {
+		t.Errorf("ready at its start: %v", st)
+	}
+	st := g.until("soon", "restarted twice", func(st *nodev1.WorkloadStatus) bool {
+		if st.GetReady() {
+			t.Fatalf("ready: %v", st)
+		}
+		if st.GetPhase() == phaseRunning && !strings.Contains(st.GetDetail(), "of the 2 s that make it ready") {
+			t.Fatalf("it runs, and the detail is %q", st.GetDetail())
+		}
+		return st.GetRestarts() >= 2
+	})
+	if st.GetExitCode() != 3 {
+		t.Errorf("status %v", st)
+	}
+}
+
+// TestLeastUptime: a workload is ready once it has run for as long as its spec asks, without a probe for two seconds; the probe of one that has one speaks
+// for itself.
+func TestLeastUptime(t *testing.T) {
+	g := newRig(t, host(t), false)
+	steady := sh("steady", "exec sleep 600")
+	begun := time.Now()
+	if st := g.deploy(steady); st.GetReady() || st.GetPhase() != phaseRunning {
+		t.Errorf("at its start: %v", st)
+	}
+	if st := g.until("steady", "ready", (*nodev1.WorkloadStatus).GetReady); time.Since(begun) < 2*time.Second || st.GetDetail() != "" {
+		t.Errorf("ready after %s: %v", time.Since(begun), st)
+	}
+	at := sh("at-once", "exec sleep 600")
+	at.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(0)}
+	if st := g.deploy(at); !st.GetReady() {
+		t.Errorf("zero is asked for: %v", st)
+	}
+	long := sh("long", "exec sleep 600")
+	long.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(5 * time.Minute)}
+	if st := g.deploy(long); st.GetReady() || !strings.Contains(st.GetDetail(), "of the 300 s that make it ready") {
+		t.Errorf("five minutes are asked for: %v", st)
+	}
+	web := demo("web")
+	web.Readiness.MinUptime = durationpb.New(5 * time.Minute)
+	if st := g.deploy(web); st.GetReady() || !strings.Contains(st.GetDetail(), "of the 300 s that make it ready") {
+		t.Errorf("a probe, and five minutes: %v", st)
+	}
+	for _, bad := range []time.Duration{-time.Second, 5*time.Minute + time.Second} {
+		w := sh("bad", "exec sleep 600")
+		w.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(bad)}
+		_, err := g.Deploy(g.ctx, process.Request{WorkspaceID: workspaceA, Epoch: 1, Deploy: &nodev1.WorkloadDeploy{Workload: w}})
+		if err == nil || !strings.Contains(err.Error(), "least uptime") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
+// TestUptimeOutlivesTheAgent: an agent that starts beside a running workload knows since when it runs.
+func TestUptimeOutlivesTheAgent(t *testing.T) {
+	dir := host(t)
+	agent, pid := agentProcess(t, dir, sh("steady", "exec sleep 600"))
+	kill9(t, agent.Process.Pid)
+	_ = agent.Wait()
+	g := newRig(t, dir, false)
+	st := g.until("steady", "ready", (*nodev1.WorkloadStatus).GetReady)
+	if int(st.GetPid()) != pid || st.GetRestarts() != 0 {
+		t.Errorf("status %v, want pid %d", st, pid)
+	}
+	// Nothing of it is kept in the agent: the next one says the same at once.
+	next, err := newRuntime(dir, testkit.Logger(t), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := next.Status(g.ctx, workspaceA, "steady")
+	if err != nil || len(all) != 1 || !all[0].GetReady() {
+		t.Errorf("%v, %v", all, err)
+	}
+}
