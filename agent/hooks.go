@@ -78,6 +78,9 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 		Policy: func(policy *commonv1.NodePolicy) {
 			recovery := policy.GetAutoRecovery()
 			a.autoRecovery.Store(&recovery)
+			if restarts := policy.GetCrashLoopRestarts(); restarts > 0 {
+				a.work.SetCrashLoopRestarts(restarts)
+			}
 		},
 		Output:       a.askOutput,
 		ChangedFacts: a.facts.changed,
@@ -161,7 +164,7 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]by
 		for _, w := range workloads {
 			message.Epoch = max(message.GetEpoch(), w.GetEpoch())
 		}
-		encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
+		encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(lasting(message))
 		if err != nil {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "observation not encoded", slog.Any("error", err))
 			continue
@@ -175,6 +178,19 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]by
 			told[workspace] = digest
 		}
 	}
+}
+
+// lasting returns an observation without what changes from moment to moment: how long a workload has run, and in a crash loop everything that another
+// exit changes.
+func lasting(message *nodev1.Observation) *nodev1.Observation {
+	out := proto.CloneOf(message)
+	for i, w := range out.GetWorkloads() {
+		w.Detail = ""
+		if w.GetCrashLoop() {
+			out.Workloads[i] = &nodev1.WorkloadStatus{Name: w.GetName(), Epoch: w.GetEpoch(), CrashLoop: true}
+		}
+	}
+	return out
 }
 
 // facts is what is known of the host, and what of it was told.

@@ -176,8 +176,9 @@ var workspaceRows = map[commonv1.Reason]Row{
 	},
 	commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerCaller,
-		Public: "the workload exits again and again before it is ready",
-		Remedy: "read its last output in `gpuaas workspaces timeline`, correct its command, image or environment, and create the workspace anew",
+		Public: "the workload exits again and again",
+		Remedy: "read its last output in `gpuaas workspaces timeline`, or with `gpuaas workspaces logs --previous` if the workspace is active, " +
+			"correct its command, image or environment, and create the workspace anew",
 		Impact: "this workspace's app; its node and the platform are fine",
 	},
 	commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED: {

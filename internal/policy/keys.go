@@ -173,7 +173,8 @@ var keys = prepare([]Key{
 	{
 		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2, Owner: "lifecycle",
 		Meaning: "after how many restarts the next exit of a workload that is not ready yet is a crash loop, which fails the operation that provisions it; " +
-			"one that is not restarted fails it with its first exit; a recreation fails by neither and waits on",
+			"one that is not restarted fails it with its first exit; a recreation fails by neither and waits on. In an active workspace as many restarts in a row, each " +
+			"after a run shorter than a minute, and one more exit are shown as a crash loop",
 	},
 	{
 		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",

@@ -9,12 +9,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/mesh/cluster"
@@ -145,7 +147,8 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 		}
 		return nil
 	})
-	create("loops", `echo "key $API_KEY"; echo "no such model"; exit 3`, "--port", "0")
+	// It lives for a moment each time, and has no port that could be asked: it must not count as ready.
+	create("loops", `echo "key $API_KEY"; echo "no such model"; sleep 0.3; exit 3`)
 	began := time.Now()
 	t.must("the crash loop to be found", time.Minute, func(context.Context) error {
 		if ws := workspace(t, c, "acme/loops"); ws.GetState().String() != "WORKSPACE_STATE_FAILED" {
@@ -171,7 +174,32 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 	if !found {
 		t.Errorf("the timeline holds no last output of the crash loop: %+v", timeline.Items)
 	}
+	crashesLater(t, c, run)
 	run("workspaces", "decommission", "chats", "--reason", "the test is over", "--yes")
+}
+
+// crashesLater has a workload exit again and again after its workspace was active: the workspace shows it to its tenant.
+func crashesLater(t test, c *cluster.Cluster, run func(args ...string) []byte) {
+	t.Helper()
+	run("workspaces", "create", "later", "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg",
+		`[ -e was-up ] && exit 3; touch was-up; sleep 4; exit 3`, "--wait", "--timeout", "0")
+	t.must("the crash loop of an active workspace to be shown", 2*time.Minute, func(context.Context) error {
+		ws := workspace(t, c, "acme/later")
+		if ws.GetState() != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
+			return fmt.Errorf("it is %s: %s", ws.GetState(), ws.GetLastError())
+		}
+		if ws.GetWorkloadReason() != "workload_crash_loop" || ws.GetUserState() != commonv1.UserState_USER_STATE_TEMPORARY ||
+			!strings.Contains(ws.GetWorkloadDetail(), "workload main exits again and again: restarted ") ||
+			!strings.Contains(ws.GetWorkloadDetail(), "it last exited with status 3 at ") ||
+			!strings.Contains(ws.GetNextAction(), "gpuaas workspaces logs acme/later --workload main --previous") {
+			return fmt.Errorf("%s to its user, %q: %q, %q", ws.GetUserState(), ws.GetWorkloadReason(), ws.GetWorkloadDetail(), ws.GetNextAction())
+		}
+		return nil
+	})
+	if shown := string(run("workspaces", "get", "acme/later")); !strings.Contains(shown, "exits again and again") {
+		t.Errorf("`workspaces get` shows\n%s", shown)
+	}
+	run("workspaces", "decommission", "later", "--reason", "the test is over", "--yes")
 }
 
 func workspace(t test, c *cluster.Cluster, name string) *readmodelv1.Workspace {

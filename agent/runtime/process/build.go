@@ -109,6 +109,7 @@ func (r *Runtime) build(ctx context.Context, w *workload, req Request, digest st
 		WorkspaceID: req.WorkspaceID, Name: wl.GetName(), Epoch: req.Epoch, OpSeq: req.OpSeq, Digest: digest,
 		Argv: slices.Concat(wl.GetCommand(), wl.GetArgs()), Dir: req.Dir, UID: -1, Policy: policyOf(wl.GetRestartPolicy()),
 		GPUs: req.Deploy.GetGpuDeviceIds(), LogBytes: r.cfg.LogBytes, BackoffMin: r.cfg.BackoffMin, BackoffMax: r.cfg.BackoffMax,
+		CalmAfter: r.cfg.CalmAfter,
 		Ready: probe{
 			HTTPPath: wl.GetReadiness().GetHttpPath(), Port: wl.GetReadiness().GetPort(), TCP: wl.GetReadiness().GetTcp(),
 			Timeout: wl.GetReadiness().GetTimeout().AsDuration(),

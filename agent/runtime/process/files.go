@@ -40,6 +40,15 @@ type spec struct {
 	LogBytes    int64             `json:"log_bytes"`
 	BackoffMin  time.Duration     `json:"backoff_min"`
 	BackoffMax  time.Duration     `json:"backoff_max"`
+	CalmAfter   time.Duration     `json:"calm_after,omitempty"`
+}
+
+// calm returns how long a run lasts that is none of a crash loop.
+func (s spec) calm() time.Duration {
+	if s.CalmAfter > 0 {
+		return s.CalmAfter
+	}
+	return calmAfter // the file of an earlier agent
 }
 
 type port struct {
@@ -103,13 +112,15 @@ type state struct {
 	StartedAt time.Time `json:"started_at"`
 	// RunningSince is when the workload was executed, by the host's clock since its boot, which nobody sets. Zero in the files of earlier agents.
 	RunningSince time.Duration `json:"running_since,omitempty"`
-	Restarts     int32         `json:"restarts"`   // decided on, the one that the backoff delays with them
-	HasExited    bool          `json:"has_exited"` // ExitCode says something
-	ExitCode     int32         `json:"exit_code"`
-	ExitedAt     time.Time     `json:"exited_at"`
-	Adopted      bool          `json:"adopted"` // this shim took over a process that another one had started
-	Final        bool          `json:"final"`   // by policy it stays as it is
-	Detail       string        `json:"detail,omitempty"`
+	Restarts     int32         `json:"restarts"` // decided on, the one that the backoff delays with them
+	// ShortRuns counts the runs in a row that ended by themselves before they were calm.
+	ShortRuns int32     `json:"short_runs,omitempty"`
+	HasExited bool      `json:"has_exited"` // ExitCode says something
+	ExitCode  int32     `json:"exit_code"`
+	ExitedAt  time.Time `json:"exited_at"`
+	Adopted   bool      `json:"adopted"` // this shim took over a process that another one had started
+	Final     bool      `json:"final"`   // by policy it stays as it is
+	Detail    string    `json:"detail,omitempty"`
 }
 
 // uptime returns how long the present run has lasted. The caller knows that it lasts, and that the host was not booted since it began.

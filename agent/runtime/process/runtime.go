@@ -48,6 +48,7 @@ type Config struct {
 	BackoffMax time.Duration
 	StartWait  time.Duration // for a shim's first word. Default 60 s
 	CheckEvery time.Duration // of shims and states. Default 1 s
+	CalmAfter  time.Duration // a run that lasted so long is none of a crash loop. Default 1 min
 	// GPUs of the host, to keep a workload from those it was not given, where the host can.
 	GPUs []*commonv1.Gpu
 }
@@ -74,6 +75,9 @@ func (c *Config) fill() {
 	if c.CheckEvery <= 0 {
 		c.CheckEvery = time.Second
 	}
+	if c.CalmAfter <= 0 {
+		c.CalmAfter = calmAfter
+	}
 	if os.Getuid() != 0 {
 		c.NoRoot = true
 	}
@@ -85,13 +89,20 @@ type Deps struct {
 	UIDs   *uid.Table
 }
 
+// DefaultCrashLoopRestarts is how many restarts make a crash loop until the control plane has sent its policy.
+const DefaultCrashLoopRestarts = 3
+
+// SetCrashLoopRestarts sets how many restarts in a row make a crash loop.
+func (r *Runtime) SetCrashLoopRestarts(restarts int32) { r.crashLoop.Store(restarts) }
+
 // Runtime is safe for concurrent use. Workloads do not need it to live: they have their shims.
 type Runtime struct {
 	cfg  Config
 	deps Deps
 	boot string
 
-	problems []string // of New
+	problems  []string     // of New
+	crashLoop atomic.Int32 // how many restarts make a crash loop
 
 	mu        sync.Mutex // guards what follows; never held while anything is waited for
 	workloads map[key]*workload
@@ -142,6 +153,7 @@ func New(deps Deps, cfg Config) (*Runtime, error) {
 		cfg: cfg, deps: deps, boot: bootID(),
 		workloads: map[key]*workload{}, claimed: map[int32]key{}, changed: make(chan struct{}, 1),
 	}
+	r.crashLoop.Store(DefaultCrashLoopRestarts)
 	r.sweepCopies()
 	if err := r.find(); err != nil {
 		return nil, err
@@ -435,7 +447,8 @@ func (r *Runtime) Observe(ctx context.Context) map[string][]*nodev1.WorkloadStat
 	return out
 }
 
-// Changed gets a value when a workload changed its phase, pid, restarts or readiness since the last one was taken.
+// Changed gets a value when a workload changed its phase, pid, restarts or readiness, or entered or left a crash loop, since the last one was taken. What
+// happens within a crash loop is no change.
 func (r *Runtime) Changed() <-chan struct{} { return r.changed }
 
 func (r *Runtime) notify() {

@@ -33,7 +33,8 @@ const (
 	lockWait       = 5 * time.Second
 	watchEvery     = time.Second // the size of the output, and whatever a signal did not tell
 	execWait       = 30 * time.Second
-	calmAfter      = time.Minute // a workload that ran so long begins with the shortest backoff again
+	calmAfter      = time.Minute // a workload that ran so long begins with the shortest backoff again, and is in no crash loop
+	ranUnknown     = time.Duration(-1)
 )
 
 // report is what a shim tells its agent once.
@@ -193,7 +194,7 @@ func (s *shim) supervise() (int, error) {
 	// A workload that never ran and cannot be executed stays so, and its deploy says why. Later it is tried again.
 	fresh := s.state.Run == ""
 	if s.state.HasExited && s.state.Phase == phaseExited {
-		if done, err := s.judge(s.state.ExitCode, 0); done || err != nil {
+		if done, err := s.judge(s.state.ExitCode, ranUnknown); done || err != nil {
 			return shimDone, err
 		}
 	}
@@ -214,6 +215,7 @@ func (s *shim) supervise() (int, error) {
 					return shimDone, errors.Join(err, s.end(phaseExited, err.Error()))
 				}
 				s.state.Detail = err.Error() // what has not run is no restart
+				s.state.ShortRuns++
 				continue
 			}
 		}
@@ -241,7 +243,7 @@ func (s *shim) end(phase, detail string) error {
 
 // ended notes an exit durably, clears what the workload left running, and says whether it stays so.
 func (s *shim) ended() (bool, error) {
-	ran := time.Since(s.state.StartedAt)
+	ran := s.state.uptime()
 	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
 	s.state.Phase = phaseExited
 	if err := s.save(); err != nil {
@@ -265,8 +267,12 @@ func (s *shim) judge(code int32, ran time.Duration) (bool, error) {
 	}
 	s.state.Restarts++
 	s.state.Detail = detail
-	if ran > calmAfter {
-		s.backoff = s.spec.BackoffMin
+	switch {
+	case ran == ranUnknown:
+	case ran >= s.spec.calm():
+		s.backoff, s.state.ShortRuns = s.spec.BackoffMin, 0
+	default:
+		s.state.ShortRuns++
 	}
 	return false, nil
 }

@@ -67,6 +67,9 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 	}
 	if s.HasExited || s.Restarts > 0 {
 		out.ExitCode = s.ExitCode
+		if !s.ExitedAt.IsZero() {
+			out.ExitedAt = timestamppb.New(s.ExitedAt)
+		}
 	}
 	for _, p := range w.spec.Ports {
 		out.Ports = append(out.Ports, &nodev1.Port{Name: p.Name, Port: p.Port})
@@ -81,7 +84,17 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 		out.StartedAt = timestamppb.New(s.StartedAt)
 		out.Ready, out.Detail = r.ready(ctx, w.spec, s.uptime())
 	}
+	out.CrashLoop = r.loops(w, s, out.GetPhase())
 	return out
+}
+
+// loops reports whether a workload exits again and again: it has been restarted as often in a row as makes a crash loop, each time after a short run, has
+// exited once more, and its present run is not long enough yet to be the end of it.
+func (r *Runtime) loops(w *workload, s state, phase nodev1.WorkloadPhase) bool {
+	if !w.want.Run || s.Final || s.ShortRuns <= r.crashLoop.Load() {
+		return false
+	}
+	return phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING || s.uptime() < w.spec.calm()
 }
 
 // phase is that of a workload by what its shim wrote and what lives.
@@ -172,12 +185,17 @@ func probeHTTP(ctx context.Context, url string) error {
 	return nil
 }
 
-// observeChanges says whether any workload differs from when it was last looked at.
+// crashLoops is the digest of every workload in a crash loop: one that exits once more has not changed.
+const crashLoops = "crash loop"
+
+// observeChanges reports whether any workload differs from when it was last looked at.
 func (r *Runtime) observeChanges(ctx context.Context) bool {
 	changed := false
 	for _, w := range r.list() {
 		var digest string
-		if st := r.look(ctx, w); st != nil {
+		if st := r.look(ctx, w); st.GetCrashLoop() {
+			digest = crashLoops
+		} else if st != nil {
 			digest = strings.Join([]string{
 				st.GetPhase().String(), strconv.FormatBool(st.GetReady()), strconv.Itoa(int(st.GetPid())), strconv.Itoa(int(st.GetRestarts())),
 			}, " ")

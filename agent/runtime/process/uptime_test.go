@@ -90,3 +90,42 @@ func TestUptimeOutlivesTheAgent(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 }
+
+// TestACrashLoopIsOneChange: a workload that exits again and again after it was ready enters a crash loop once and leaves it once, by a run that lasts. The
+// restarts in between are no changes.
+func TestACrashLoopIsOneChange(t *testing.T) {
+	g := newRig(t, host(t), false)
+	g.SetCrashLoopRestarts(2)
+	g.deploy(sh("loop", "[ -e mended ] && exec sleep 600; while [ ! -e broken ]; do sleep 0.02; done; exit 3"))
+	g.until("loop", "ready", (*nodev1.WorkloadStatus).GetReady)
+	if !g.ObserveChanges(g.ctx) || g.ObserveChanges(g.ctx) {
+		t.Fatal("a workload that became ready is not one change")
+	}
+	g.touch("loop", "broken")
+	st := g.until("loop", "in a crash loop", (*nodev1.WorkloadStatus).GetCrashLoop)
+	if st.GetExitCode() != 3 || st.GetRestarts() < 2 || st.GetExitedAt() == nil {
+		t.Errorf("status %v", st)
+	}
+	if !g.ObserveChanges(g.ctx) {
+		t.Error("a crash loop is no change")
+	}
+	entered := st.GetRestarts()
+	g.until("loop", "restarted four times more", func(st *nodev1.WorkloadStatus) bool {
+		if !st.GetCrashLoop() || g.ObserveChanges(g.ctx) {
+			t.Fatalf("a restart in a crash loop is a change: %v", st)
+		}
+		return st.GetRestarts() >= entered+4
+	})
+	g.touch("loop", "mended")
+	st = g.until("loop", "out of the crash loop", func(st *nodev1.WorkloadStatus) bool { return !st.GetCrashLoop() })
+	if !st.GetReady() || st.GetPhase() != phaseRunning {
+		t.Errorf("out of the crash loop: %v", st)
+	}
+	if !g.ObserveChanges(g.ctx) || g.ObserveChanges(g.ctx) {
+		t.Error("the end of a crash loop is not one change")
+	}
+	// A start by a task is another life.
+	if st, err := g.Restart(g.ctx, workspaceA, "loop", time.Second); err != nil || st.GetCrashLoop() || st.GetRestarts() != 0 {
+		t.Errorf("%v, %v", st, err)
+	}
+}

@@ -403,7 +403,7 @@ func (p *Program) workspacesWatch() *cobra.Command {
 					}
 				}
 				w := item.GetWorkspace()
-				return or(fullName(w), item.GetId()), []string{word(w.GetState()), word(w.GetUserState()), w.GetCurrentStep(), or(or(w.GetAgentDetail(), w.GetLastError()), w.GetWhyWaiting())}
+				return or(fullName(w), item.GetId()), []string{word(w.GetState()), word(w.GetUserState()), w.GetCurrentStep(), or(or(or(w.GetAgentDetail(), w.GetWorkloadDetail()), w.GetLastError()), w.GetWhyWaiting())}
 			})
 		}),
 	}

@@ -65,6 +65,7 @@ var workspaceView = view[*readmodelv1.Workspace]{
 		{title: "NODE", drop: 5, id: true, path: "node_name|node_id"},
 		{title: "SINCE", drop: 7, moves: true, path: "state_at"},
 		{title: "LAST ERROR", text: true, path: "last_error"},
+		{title: "WORKLOADS", text: true, path: "workload_detail"},
 		{title: "AGENT SINCE", moves: true, path: "agent_since", wide: true},
 		{title: "AGENT DETAIL", path: "agent_detail", wide: true},
 		{title: "ID", path: "workspace_id", wide: true},
@@ -73,6 +74,7 @@ var workspaceView = view[*readmodelv1.Workspace]{
 		{title: "CREATED BY", path: "created_by", wide: true},
 	},
 	more: []column[*readmodelv1.Workspace]{
+		{title: "NEXT ACTION", path: "next_action"},
 		{title: "ENDPOINTS", of: func(_ *printer, w *readmodelv1.Workspace) string {
 			lines := make([]string, 0, len(w.GetEndpoints()))
 			for _, e := range w.GetEndpoints() {

@@ -314,6 +314,7 @@ func (g *gathering) summary(context.Context) (any, error) {
 	return map[string]any{
 		"state": names.Of(w.GetState()), "state_at": w.GetStateAt().AsTime(), "user_state": names.Of(w.GetUserState()), "stalled": w.GetStalled(),
 		"agent_connected": w.GetAgentConnected(), "reason": w.GetReason(), "agent_detail": w.GetAgentDetail(),
+		"workload_reason": w.GetWorkloadReason(), "workload_detail": obs.Redact(w.GetWorkloadDetail()), "next_action": w.GetNextAction(),
 		"why_waiting": obs.Redact(w.GetWhyWaiting()), "current_step": w.GetCurrentStep(), "last_error": obs.Redact(w.GetLastError()), "last_error_code": w.GetLastErrorCode(),
 		"register_failures": w.GetRegisterFailures(), "last_good_step": lastGood, "errors": errs, "tried": tried, "tries": tries,
 		"story": fmt.Sprintf("%d runs, %d tasks, %d nodes, %d audit entries", len(g.runs), len(g.tasks), len(g.nodes), len(g.trail)),

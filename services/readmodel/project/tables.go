@@ -43,7 +43,7 @@ var tables = map[string]table{
 	},
 	"incident":    {name: "incident", key: []string{"incident_id"}, columns: []string{"open"}},
 	"brake":       {name: "brake", key: []string{"name"}, columns: []string{"engaged"}},
-	"observation": {name: "observation", key: []string{"workspace_id"}, columns: []string{"node_id"}},
+	"observation": {name: "observation", key: []string{"workspace_id", "node_id"}},
 	"task_transition": {
 		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,
 	},
@@ -66,7 +66,8 @@ const scratchPrefix = "scratch_"
 type statements struct {
 	prefix  string
 	upserts map[string]string
-	prune   string
+	prune   string // of the sessions of a node
+	fade    string // of the observations of a workspace
 }
 
 func newStatements(prefix string) statements {
@@ -78,8 +79,14 @@ func newStatements(prefix string) statements {
 	s.prune = fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
 		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC LIMIT %[2]d)`,
 		s.table("session"), sessionsKept)
+	// A workspace is on one node at a time; what those of earlier epochs reported fades.
+	s.fade = fmt.Sprintf(`DELETE FROM %[1]s WHERE workspace_id = $1 AND node_id NOT IN (
+		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)`, s.table("observation"), observationsKept)
 	return s
 }
+
+// observationsKept of each workspace.
+const observationsKept = 8
 
 // sessionsKept of each node.
 const sessionsKept = 8

@@ -161,11 +161,12 @@ type WorkspaceFacts struct {
 	Stalled    bool        // the step of its run stalls: none of its attempts has succeeded since
 	HasStalled bool        // an attempt of a step has, since the workspace last came up
 	Agent      AgentStatus // of the node that the workspace names; zero if it names none
+	Workloads  WorkloadStatus
 }
 
 // DescribeWorkspace answers the family that a workspace's user sees. Drift that touches neither runtime nor access leaves it normal. An agent that
 // cannot act does touch it: nothing that is asked of the workspace is done meanwhile, though its workload may run on. While nobody of ours listens,
-// the outage is ours and what runs is normal. A workspace that has stalled on its way up is normal again when it has come up: that another attempt or another
+// the outage is ours and what runs is normal. A workload that fails is its tenant's to correct, and keeps its workspace from being normal. A workspace that has stalled on its way up is normal again when it has come up: that another attempt or another
 // operation began is no evidence of anything.
 func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 	const cancelled = "cancel_requested"
@@ -185,7 +186,7 @@ func DescribeWorkspace(f WorkspaceFacts) commonv1.UserState {
 			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE:
-		if f.Agent.Reason != "" && f.Agent.Reason != ReasonOutage {
+		if f.Agent.Reason != "" && f.Agent.Reason != ReasonOutage || f.Workloads.Failing {
 			return commonv1.UserState_USER_STATE_TEMPORARY
 		}
 	case commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,

@@ -21,6 +21,12 @@ var workspaceReasons = []*readmodelv1.ReasonText{
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
+		Code: ReasonWorkloadStopped, Meaning: "a workload of an active workspace has ended and is not restarted: its restart policy leaves it so",
+		Impact: "what the workload did is done or has failed; its node, other workspaces and the platform are fine", Owner: "workload",
+		NextAction: "read its output with `gpuaas workspaces logs`; if it failed, correct what it depends on and recreate the workspace",
+		Action:     commonv1.Action_ACTION_STOP,
+	},
+	{
 		Code: "operation_joined", Meaning: "an operation that serves the request was under way: the request was joined to it and began nothing",
 		Impact: "none: one operation runs, whoever asked", Owner: "lifecycle", NextAction: "wait for the operation whose id was answered",
 		Action: commonv1.Action_ACTION_WAIT,

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -32,7 +33,9 @@ const workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
 		SELECT x.run_id, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
-	LEFT JOIN readmodel.node n ON n.node_id = w.node_id` + nodeSession
+	LEFT JOIN readmodel.node n ON n.node_id = w.node_id
+	LEFT JOIN readmodel.observation o ON o.workspace_id = w.workspace_id AND o.node_id = w.node_id AND w.state = 'active'
+		AND o.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")'` + nodeSession
 
 // A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
 // workspace last came up, for one that is being provisioned.
@@ -40,7 +43,7 @@ const workspaceColumns = `w.body, r.body, COALESCE(r.live AND (r.body->>'stuck_r
 		SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled)), false),
 	w.state = 'provisioning' AND EXISTS (SELECT FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
 		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
-			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id AND y.body->>'state' = 'RUN_STATE_SUCCEEDED')), ` + nodeColumns
+			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id AND y.body->>'state' = 'RUN_STATE_SUCCEEDED')), o.body, ` + nodeColumns
 
 // Workspaces answers one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
@@ -81,10 +84,10 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 }
 
 func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) (*readmodelv1.Workspace, error) {
-	var body, runBody []byte
+	var body, runBody, observed []byte
 	var n nodeScan
 	var f WorkspaceFacts
-	if err := row.Scan(append(append(lead, &body, &runBody, &f.Stalled, &f.HasStalled), n.into()...)...); err != nil {
+	if err := row.Scan(append(append(lead, &body, &runBody, &f.Stalled, &f.HasStalled, &observed), n.into()...)...); err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by run
 	}
 	f.Workspace = &lifecyclev1.Workspace{}
@@ -110,12 +113,20 @@ func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) 
 	case w.GetRegisterFailures() > 0:
 		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
 	}
+	if observed != nil && active && f.Agent.Reason == "" && f.Agent.Connected {
+		seen := &nodev1.Observation{}
+		if err := project.Decode(observed, seen); err != nil {
+			return nil, err //nolint:wrapcheck // wrapped by run
+		}
+		f.Workloads = DescribeWorkloads(w, seen)
+	}
 	out := &readmodelv1.Workspace{
 		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(), State: w.GetState(),
 		UserState: DescribeWorkspace(f), Epoch: w.GetEpoch(), LastError: w.GetLastError(), LastErrorCode: w.GetLastErrorCode(), RunId: w.GetRunId(),
 		Spec: w.GetSpec(), NodeId: w.GetNodeId(), NodeName: w.GetNodeName(), Endpoints: w.GetEndpoints(), RegisterFailures: w.GetRegisterFailures(),
 		CreatedAt: w.GetCreatedAt(), StateAt: w.GetStateAt(), Stalled: f.Stalled, Version: w.GetVersion(), CreatedBy: w.GetCreatedBy(),
 		AgentConnected: f.Agent.Connected, AgentSince: stamp(f.Agent.Since), Reason: f.Agent.Reason, AgentDetail: f.Agent.Detail,
+		WorkloadReason: f.Workloads.Reason, WorkloadDetail: f.Workloads.Detail, NextAction: f.Workloads.NextAction,
 	}
 	if r.GetRunId() != "" && project.LiveRun(r.GetState()) {
 		out.WhyWaiting = r.GetWhyWaiting()

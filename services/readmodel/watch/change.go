@@ -61,7 +61,7 @@ func changedBy(r events.Record) []key {
 	switch r.Kind {
 	case project.KindNode, project.KindGate, project.KindSession:
 		return one(readmodelv1.Topic_TOPIC_NODES, p.NodeID)
-	case project.KindWorkspace:
+	case project.KindWorkspace, project.KindObservation:
 		return one(readmodelv1.Topic_TOPIC_WORKSPACES, p.WorkspaceID)
 	case project.KindRun: // a workspace shows the step and the waiting of its run, and the attempts that changed with it come in its event
 		var run lifecyclev1.Run

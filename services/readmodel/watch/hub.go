@@ -84,7 +84,8 @@ type Hub struct {
 	sent   map[key]time.Time
 	read   int64
 	looked time.Time
-	nodes  map[string]string // reason of each node that is not connected
+	nodes  map[string]string     // reason of each node that is not connected
+	seen   map[observedOn]string // what the workloads of each observed workspace last showed
 
 	slow prometheus.Counter
 }
@@ -98,7 +99,7 @@ func New(deps Deps, cfg Config) (*Hub, error) {
 	h := &Hub{
 		deps: deps, cfg: cfg, places: newPlaces(cfg.Limits), idle: make(chan struct{}, 1),
 		subs: map[*subscription]struct{}{}, pos: -1,
-		dirty: map[key]mark{}, sent: map[key]time.Time{}, read: -1,
+		dirty: map[key]mark{}, sent: map[key]time.Time{}, seen: map[observedOn]string{}, read: -1,
 		slow: prometheus.NewCounter(prometheus.CounterOpts{Name: "watch_slow_consumers_total", Help: "Watchers told to take a new snapshot because they fell behind."}),
 	}
 	if deps.Registerer != nil {
@@ -142,7 +143,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	}
 	h.mu.Unlock()
 	if !watched || start < 0 {
-		h.dirty, h.sent, h.nodes, h.read = map[key]mark{}, map[key]time.Time{}, nil, -1
+		h.dirty, h.sent, h.nodes, h.seen, h.read = map[key]mark{}, map[key]time.Time{}, nil, map[observedOn]string{}, -1
 		return time.Minute, nil
 	}
 	h.read = max(h.read, start)
@@ -171,7 +172,7 @@ func (h *Hub) readLog(ctx context.Context) error {
 			return err //nolint:wrapcheck // it says what
 		}
 		for _, r := range records {
-			if r.Pos <= to {
+			if r.Pos <= to && h.shows(r) {
 				add(h.dirty, r)
 			}
 		}

@@ -432,6 +432,61 @@ func TestAnAgentThatComesOrGoesIsAChangeOfItsWorkspace(t *testing.T) {
 	later.until("silence of the replica", agent(false, "control_plane_outage"))
 }
 
+// TestAWorkloadThatCrashesIsAChangeOfItsWorkspace: an observation is sent where it shows something else than the last one, which no event of the workspace
+// tells, and not where an agent repeats itself.
+func TestAWorkloadThatCrashesIsAChangeOfItsWorkspace(t *testing.T) {
+	k := newKit(t, watch.Config{Interval: time.Millisecond}, true)
+	at := k.workspace(k.A, active)
+	at.NodeId, at.Spec = k.A.NodeID, &lifecyclev1.WorkspaceSpec{Workloads: []*nodev1.Workload{{Name: "main"}}}
+	k.Put(at)
+	k.sync()
+	scope, err := view.ScopeOf(rpc.Person{Subject: "p", TenantID: k.A.ID, Roles: []string{"tenant"}})
+	k.check(err)
+	filter := watch.Filter{Scope: scope, Topics: []readmodelv1.Topic{readmodelv1.Topic_TOPIC_WORKSPACES}}
+	w := k.watch(watch.Request{Filter: filter}, nil)
+	w.bootstrapped()
+	var restarts int32
+	observe := func(loops bool) {
+		restarts++
+		k.Observe(k.A.NodeID, &nodev1.Observation{WorkspaceId: k.A.WorkspaceID, Epoch: at.GetEpoch(), Workloads: []*nodev1.WorkloadStatus{
+			{Name: "main", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING, CrashLoop: loops, ExitCode: 3, Restarts: restarts},
+		}})
+		k.sync()
+	}
+	shown := func(reason string) func(*readmodelv1.WatchResponse) bool {
+		return func(f *readmodelv1.WatchResponse) bool {
+			return f.GetItem().GetChange() == readmodelv1.Change_CHANGE_UPDATED && f.GetItem().GetWorkspace().GetWorkloadReason() == reason
+		}
+	}
+	observe(true)
+	w.until("crash loop", shown("workload_crash_loop"))
+	w.mu.Lock()
+	token := w.token
+	w.mu.Unlock()
+	sent := len(w.all())
+	for range 5 {
+		observe(true)
+	}
+	observe(false)
+	w.until("its end", shown(""))
+	if n := w.changes(sent); n != 1 {
+		t.Errorf("%d changes are sent of five repetitions and the end", n)
+	}
+	_ = w.stop()
+	k.watch(watch.Request{Filter: filter, Resume: token}, nil).until("its end, resumed", shown(""))
+}
+
+// changes counts the objects sent after the first frames.
+func (w *watcher) changes(after int) int {
+	count := 0
+	for _, f := range w.all()[after:] {
+		if f.GetItem() != nil {
+			count++
+		}
+	}
+	return count
+}
+
 func TestAStreamEndsWithItsSessionAndWithItsContext(t *testing.T) {
 	k := newKit(t, watch.Config{Check: 20 * time.Millisecond, Heartbeat: 30 * time.Millisecond}, true)
 	var mu sync.Mutex

@@ -114,7 +114,7 @@ const (
 	Reason_REASON_NODE_DISK_FULL              Reason = 102 // the agent's own directories on the node have no room
 	Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN Reason = 107 // an environment value was sealed under a key that lifecycle does not have
 	Reason_REASON_WORKLOAD_SECRET_INVALID     Reason = 108 // a sealed environment value was altered, or is of another workspace or name
-	Reason_REASON_WORKLOAD_CRASH_LOOP         Reason = 109 // a tenant's workload exits again and again before it is ready
+	Reason_REASON_WORKLOAD_CRASH_LOOP         Reason = 109 // a tenant's workload exits again and again
 	Reason_REASON_NODE_NOT_CONNECTED          Reason = 110 // the agent of the node has no session now
 	Reason_REASON_AGENT_OUTDATED              Reason = 111 // the agent is of a version that does not know the request
 	// Identity of nodes and their sessions, continued.

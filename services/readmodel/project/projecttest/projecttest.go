@@ -80,6 +80,14 @@ func (l *Log) AppendVersion(m proto.Message, version int64) string {
 	return l.write(role, e)
 }
 
+// Observe appends what a node's agent reports of a workspace's workloads.
+func (l *Log) Observe(nodeID string, m *nodev1.Observation) string {
+	l.TB.Helper()
+	role, e := event(m)
+	e.NodeID, e.AggregateVersion = nodeID, l.versions[e.AggregateType+e.AggregateID]+1
+	return l.write(role, e)
+}
+
 // AppendRaw appends any event.
 func (l *Log) AppendRaw(role string, e events.Event) string {
 	l.TB.Helper()

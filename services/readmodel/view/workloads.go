@@ -1,0 +1,119 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/showable"
+)
+
+// Reasons of an active workspace whose workload does not go on.
+const (
+	ReasonCrashLoop       = "workload_crash_loop"
+	ReasonWorkloadStopped = "workload_stopped"
+)
+
+// workloadsShown bounds the workloads that a workspace describes; of more it shows the number.
+const workloadsShown = 3
+
+// WorkloadStatus is what is known of the workloads of an active workspace. It is empty if all of them go on, or nothing is known.
+type WorkloadStatus struct {
+	Reason     string
+	Detail     string // the reason in words
+	NextAction string // of the workspace's user
+	Failing    bool   // one of them fails; false where those that ended have done what they were asked to
+}
+
+// DescribeWorkloads finds the workloads of a workspace that exit again and again, or have ended for good, in the last observation of its node's agent. An
+// observation of another epoch is none of this workspace's, and a workload that its spec does not name is not shown. The caller knows that the agent can act:
+// what a silent one reported last is no evidence of what is now.
+func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) WorkloadStatus {
+	if seen.GetEpoch() != w.GetEpoch() {
+		return WorkloadStatus{}
+	}
+	var out WorkloadStatus
+	var lines []string
+	for _, spec := range w.GetSpec().GetWorkloads() {
+		at := slices.IndexFunc(seen.GetWorkloads(), func(st *nodev1.WorkloadStatus) bool { return st.GetName() == spec.GetName() })
+		if at < 0 {
+			continue
+		}
+		st := seen.GetWorkloads()[at]
+		reason, line, failing := describeWorkload(st)
+		if reason == "" {
+			continue
+		}
+		lines = append(lines, line)
+		if out.Reason == "" || reason == ReasonCrashLoop && out.Reason != ReasonCrashLoop {
+			out.Reason, out.NextAction = reason, workloadAction(w, st, reason, failing)
+		}
+		out.Failing = out.Failing || failing
+	}
+	if more := len(lines) - workloadsShown; more > 0 {
+		lines = append(lines[:workloadsShown], fmt.Sprintf("and %d more", more))
+	}
+	out.Detail = strings.Join(lines, "; ")
+	return out
+}
+
+// describeWorkload returns why a workload does not go on, in a word and in a sentence, and whether that is a failure.
+func describeWorkload(st *nodev1.WorkloadStatus) (string, string, bool) {
+	last := lastExit(st)
+	if at := st.GetExitedAt(); at != nil {
+		last += " at " + at.AsTime().UTC().Format(time.RFC3339)
+	}
+	switch {
+	case st.GetCrashLoop() && unstarted(st):
+		return ReasonCrashLoop, fmt.Sprintf("workload %s cannot be started again: %s", st.GetName(), last), true
+	case st.GetCrashLoop():
+		return ReasonCrashLoop, fmt.Sprintf("workload %s exits again and again: restarted %d times; it last %s", st.GetName(), st.GetRestarts(), last), true
+	case st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED && st.GetExitCode() == 0:
+		return ReasonWorkloadStopped, fmt.Sprintf("workload %s has finished: it %s, and is not restarted", st.GetName(), last), false
+	case st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
+		return ReasonWorkloadStopped, fmt.Sprintf("workload %s has ended and is not restarted: it %s, after %d restarts", st.GetName(), last, st.GetRestarts()), true
+	default:
+		return "", "", false
+	}
+}
+
+// exitNotStarted is the exit code that agents report of a workload that they could not start.
+const exitNotStarted = 127
+
+// unstarted reports whether the agent could not start the workload: it then describes why in other words than those of an exit.
+func unstarted(st *nodev1.WorkloadStatus) bool {
+	return st.GetExitCode() == exitNotStarted && st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF &&
+		st.GetDetail() != "" && !strings.HasPrefix(st.GetDetail(), "exited ")
+}
+
+// lastExit spells how a workload last ended.
+func lastExit(st *nodev1.WorkloadStatus) string {
+	const detailShown = 200
+	switch code := st.GetExitCode(); {
+	case unstarted(st):
+		return showable.Tail(showable.Clean([]byte(st.GetDetail())), detailShown) // an agent is not believed to send clean text
+	case code < 0:
+		return "ended, and its exit status was lost with its shim"
+	case code > 128:
+		return fmt.Sprintf("was ended by signal %d", code-128)
+	default:
+		return fmt.Sprintf("exited with status %d", code)
+	}
+}
+
+// workloadAction is what the user of a workspace does about a workload that does not go on.
+func workloadAction(w *lifecyclev1.Workspace, st *nodev1.WorkloadStatus, reason string, failing bool) string {
+	logs := fmt.Sprintf("gpuaas workspaces logs %s/%s --workload %s", w.GetTenant(), w.GetName(), st.GetName())
+	switch {
+	case reason == ReasonCrashLoop:
+		return fmt.Sprintf("read its last output with `%s --previous`, and correct what it depends on, or create the workspace anew with another command, "+
+			"image or environment; the agent goes on restarting it", logs)
+	case failing:
+		return fmt.Sprintf("read its last output with `%s`, correct what it depends on, and recreate the workspace", logs)
+	default:
+		return fmt.Sprintf("none: it did what it was asked to; read its output with `%s`, and decommission the workspace when it is not needed any more", logs)
+	}
+}
