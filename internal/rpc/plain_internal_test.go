@@ -4,16 +4,18 @@ import (
 	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	"buf.build/go/protovalidate"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	_ "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1" // for its descriptors
-	_ "github.com/gpuaas/mesh/gen/gpuaas/node/v1"      // as above
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	_ "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1" // as above
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -70,5 +72,22 @@ func TestNamesAreRefusedInWords(t *testing.T) {
 	text := strings.Join(f.Unmet, "\n")
 	if !strings.Contains(text, "name: must be lower case letters, digits and dashes") || strings.Contains(text, "regex") || strings.Contains(text, "^[") {
 		t.Errorf("it says %q", text)
+	}
+}
+
+// TestALeastUptimeIsRefusedByName: a duration out of its range is refused with the field and the range.
+func TestALeastUptimeIsRefusedByName(t *testing.T) {
+	for _, asked := range []time.Duration{-time.Second, 301 * time.Second} {
+		err := validationFault(protovalidate.Validate(&nodev1.Readiness{MinUptime: durationpb.New(asked)}))
+		f, ok := fault.As(err)
+		if !ok || f.Reason != commonv1.Reason_REASON_INVALID_ARGUMENT {
+			t.Fatalf("%s is refused with %v", asked, err)
+		}
+		if text := strings.Join(f.Unmet, "\n"); !strings.Contains(text, "min_uptime: must be") || !strings.Contains(text, "300s") && !strings.Contains(text, "5m") {
+			t.Errorf("%s: it says %q", asked, text)
+		}
+	}
+	if err := protovalidate.Validate(&nodev1.Readiness{MinUptime: durationpb.New(5 * time.Minute)}); err != nil {
+		t.Error(err)
 	}
 }

@@ -181,6 +181,9 @@ func TestJudgeReadiness(t *testing.T) {
 		layer    commonv1.OwnerLayer // unspecified: it is waited for
 		text     string
 	}{
+		"runs, and not for long enough": {
+			phase: running, detail: "has run for 0.4 s of the 2 s that make it ready", text: "workload main is not ready: has run for 0.4 s of the 2 s that make it ready",
+		},
 		"two restarts, down":                 {phase: backoff, restarts: 2, code: 1, text: "(restarted 2 times; an exit after restart 3 is a crash loop)"},
 		"the third restart runs":             {phase: running, restarts: 3, code: 1, text: "(restarted 3 times; an exit after restart 3 is a crash loop)"},
 		"the third restart exited":           {phase: backoff, restarts: 3, code: 1, layer: tenant, text: "workload main was restarted 3 times before it was ready: exited with status 1"},
