@@ -48,7 +48,9 @@ func TestACrashLoopIsReportedOnce(t *testing.T) {
 		}
 	}
 	deploy(loops, "exit 3")
-	st, _ := next("the crash loop", func(o *nodev1.Observation) bool { return o.GetWorkspaceId() == loops && o.GetWorkloads()[0].GetCrashLoop() })
+	st, _ := next("the crash loop", func(o *nodev1.Observation) bool {
+		return o.GetWorkspaceId() == loops && o.GetWorkloads()[0].GetCrashLoop()
+	})
 	if st.GetExitCode() != 3 || st.GetRestarts() < 1 || st.GetExitedAt() == nil {
 		t.Errorf("reported as %v", st)
 	}
@@ -62,7 +64,9 @@ func TestACrashLoopIsReportedOnce(t *testing.T) {
 	// Two changes of another workspace are two more rounds in which the loop could be reported.
 	deploy(other, "exec sleep 600")
 	seen := func(phase nodev1.WorkloadPhase) func(*nodev1.Observation) bool {
-		return func(o *nodev1.Observation) bool { return o.GetWorkspaceId() == other && o.GetWorkloads()[0].GetPhase() == phase }
+		return func(o *nodev1.Observation) bool {
+			return o.GetWorkspaceId() == other && o.GetWorkloads()[0].GetPhase() == phase
+		}
 	}
 	_, first := next("the other", seen(nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING))
 	m.request(other, 2, commonv1.TaskType_TASK_TYPE_WORKLOAD_STOP, &nodev1.WorkloadRef{Name: "work"})

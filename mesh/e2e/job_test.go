@@ -140,7 +140,9 @@ func readsOutput(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 			"workspaces", "create", name, "--tenant", "acme", "--command", "sh", "--arg=-c", "--arg", script, "--env", "API_KEY=" + canary,
 		}, more...)...)
 	}
+	asked := time.Now()
 	create("chats", `echo "key $API_KEY"; exec sleep 6000`, "--wait", "--timeout", "0")
+	t.Logf("create to active without a probe: %.2f s", time.Since(asked).Seconds())
 	t.must("the output", 10*time.Second, func(context.Context) error {
 		if out := string(run("workspaces", "logs", "acme/chats")); out != "key ****\n" {
 			return fmt.Errorf("the output is %q", out)
