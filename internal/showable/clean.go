@@ -5,6 +5,7 @@
 package showable
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -21,28 +22,32 @@ func Clean(raw []byte) string {
 	var out strings.Builder
 	out.Grow(len(raw))
 	for len(raw) > 0 {
-		if raw[0] == escape {
-			raw = raw[escapeLength(raw):]
-			continue
-		}
-		char, size := utf8.DecodeRune(raw)
-		rest := raw[size:]
-		switch {
-		case char == '\n':
-			out.WriteByte('\n')
-		case char == '\r':
-			if len(rest) == 0 || rest[0] != '\n' {
-				out.WriteByte('\n')
-			}
-		case char == '\t':
-			out.WriteByte(' ')
-		case char == utf8.RuneError && size <= 1, hidden(char):
-		default:
+		size, char := unit(raw)
+		if char >= 0 {
 			out.WriteRune(char)
 		}
-		raw = rest
+		raw = raw[size:]
 	}
 	return out.String()
+}
+
+// unit returns the length of what stands at the start of raw, an escape sequence or a character, and the character that is shown of it; a negative one
+// if none is.
+func unit(raw []byte) (int, rune) {
+	if raw[0] == escape {
+		return escapeLength(raw), -1
+	}
+	char, size := utf8.DecodeRune(raw)
+	switch {
+	case char == '\n':
+	case char == '\r' && (len(raw) == 1 || raw[1] != '\n'):
+		char = '\n'
+	case char == '\t':
+		char = ' '
+	case char == utf8.RuneError && size <= 1, hidden(char):
+		char = -1
+	}
+	return size, char
 }
 
 // hidden reports whether a character acts on the text around it instead of being shown.
@@ -80,6 +85,14 @@ func escapeLength(raw []byte) int {
 			}
 		}
 		return 2
+	}
+	for i := 1; i < min(len(raw), most); i++ {
+		if raw[i] >= 0x30 && raw[i] <= 0x7e { // such as ESC ( B, which chooses a character set, and ESC 7
+			return i + 1
+		}
+		if raw[i] < 0x20 || raw[i] > 0x2f {
+			break
+		}
 	}
 	return 1
 }
@@ -127,7 +140,7 @@ func open(raw []byte) bool {
 		}
 		return true
 	}
-	return false
+	return !slices.ContainsFunc(raw[1:], func(c byte) bool { return c < 0x20 || c > 0x2f })
 }
 
 // Tail returns the end of a clean text: at most limit bytes, from a whole character on, and from the start of a line if one begins soon.

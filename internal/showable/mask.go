@@ -23,7 +23,7 @@ func NewMask(values []string) Mask {
 	var all []string
 	for _, value := range values {
 		trimmed := strings.TrimSpace(value)
-		all = append(all, value, trimmed)
+		all = append(all, value, trimmed, Clean([]byte(trimmed)))
 		if strings.Contains(trimmed, "\n") {
 			for part := range strings.Lines(trimmed) {
 				if part = strings.TrimSpace(part); len(part) >= line {
@@ -48,7 +48,7 @@ func NewMask(values []string) Mask {
 	return m
 }
 
-// Margin is how many bytes around a piece Piece must see to find every value that reaches into it.
+// Margin is how many bytes that are seen must lie around a piece in the window that Piece gets, so that it finds every value that reaches into the piece.
 func (m Mask) Margin() int {
 	if len(m.values) == 0 {
 		return 0
@@ -56,28 +56,35 @@ func (m Mask) Margin() int {
 	return len(m.values[0]) - 1
 }
 
+// Around reports whether so much is seen before window[from:to] and behind it that Piece finds every value that reaches into the piece.
+func (m Mask) Around(window []byte, from, to int) (before, behind bool) {
+	margin := m.Margin()
+	if margin == 0 {
+		return true, true
+	}
+	at := look(window[:len(window)-Unfinished(window)], 0, 0).at // what is unfinished may be no text
+	first, _ := slices.BinarySearch(at, int32(from)) //nolint:gosec // windows are far smaller
+	last, _ := slices.BinarySearch(at, int32(to))    //nolint:gosec // as above
+	return first >= margin, len(at)-last >= margin
+}
+
 // span is a part of a window that is hidden.
 type span struct{ from, to int }
 
-// Piece returns window[from:to] with every value hidden, also one of which only a part lies in the piece. A value that begins in the piece and goes on
-// behind it is hidden in this piece, and its rest in the next. head and tail say that the window begins or ends where something is missing: what may be
-// the end or the beginning of a value there is hidden as well.
+// Piece returns window[from:to] with every value hidden, also one of which only a part lies in the piece, and one inside of which something stands that
+// Clean takes out, such as the colours of a search for a part of it. A value that begins in the piece and goes on behind it is hidden in this piece, and
+// its rest in the next. An escape sequence that the piece cuts is left out. head and tail mean that the window begins or ends where something is missing:
+// what may be the end or the beginning of a value there is hidden as well.
 func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 	if len(m.values) == 0 {
 		return slices.Clone(window[from:to])
 	}
-	spans, state := m.find().scan(window)
-	if head {
-		if n := m.ending(window); n >= len(Masked) {
-			spans = append(spans, span{0, n})
-		}
+	spans := m.spans(window, head, tail)
+	if !plain(window) {
+		clean := look(window, from, to)
+		spans = joined(append(spans, clean.raw(m.spans(clean.text, head, tail))...))
+		from, to = clean.from, clean.to
 	}
-	if tail {
-		if n := m.find().begun(state); n >= len(Masked) {
-			spans = append(spans, span{len(window) - n, len(window)})
-		}
-	}
-	slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
 	out := make([]byte, 0, to-from)
 	at := from
 	for _, s := range spans {
@@ -93,27 +100,45 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 	return append(out, window[at:to]...)
 }
 
-// Joined returns data if Clean shows no value in it, else what Clean makes of it with each value hidden: what stands inside of a value, such as the
-// colours of a search for a part of it, hides the value from Piece, and Clean takes it out.
-func (m Mask) Joined(data []byte) []byte {
-	if len(m.values) == 0 {
-		return data
+// spans returns where values lie in a text, in order.
+func (m Mask) spans(text []byte, head, tail bool) []span {
+	spans, state := m.find().scan(text)
+	if head {
+		if n := m.ending(text); n >= len(Masked) {
+			spans = append(spans, span{0, n})
+		}
 	}
-	clean := []byte(Clean(data))
-	if spans, _ := m.find().scan(clean); len(spans) == 0 {
-		return data
+	if tail {
+		if n := m.find().begun(state); n >= len(Masked) {
+			spans = append(spans, span{len(text) - n, len(text)})
+		}
 	}
-	return m.Piece(clean, 0, len(clean), false, false)
+	slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
+	return spans
 }
 
-// Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet.
+// Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet, or of an escape sequence or a
+// character.
 func (m Mask) Held(data []byte) int {
+	rest := Unfinished(data)
 	if len(m.values) == 0 {
-		return 0
+		return rest
 	}
-	spans, state := m.find().scan(data)
+	held := max(rest, m.held(data))
+	if plain(data) {
+		return held
+	}
+	clean := look(data[:len(data)-rest], 0, 0)
+	if n := m.held(clean.text); n > 0 {
+		held = max(held, len(data)-int(clean.at[len(clean.at)-n]))
+	}
+	return held
+}
+
+func (m Mask) held(text []byte) int {
+	spans, state := m.find().scan(text)
 	begun := m.find().begun(state)
-	if n := len(spans); n > 0 && spans[n-1].to == len(data) && spans[n-1].from <= len(data)-begun {
+	if n := len(spans); n > 0 && spans[n-1].to == len(text) && spans[n-1].from <= len(text)-begun {
 		return 0 // it is hidden already
 	}
 	return begun

@@ -17,7 +17,7 @@ func TestClean(t *testing.T) {
 		"\x1b[1;31mred\x1b[0m":               "red",
 		"\x1b]0;title\arest":                 "rest",
 		"\x1b]8;;u\x1b\\link":                "link",
-		"\x1bcreset":                         "creset",
+		"\x1bcreset \x1b(B\x1b7x\x1b\x00y":   "reset xy",
 		"\x1b":                               "",
 		"a\tb\r\nc\rd\x00\x07\x7fe":          "a b\nc\nde",
 		"a\u202eb\u200bc\u2066\u2028d\ufeff": "abcd",
@@ -111,7 +111,8 @@ func TestMaskAcrossPieces(t *testing.T) {
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	m := showable.NewMask([]string{"S3CR3T-alpha"})
-	for in, want := range map[string]int{"": 0, "x S3CR": 4, "x S": 1, "x S3CR3T-alpha": 0, "nothing": 0, "S3CR3T-alphaS3": 2} {
+	for in, want := range map[string]int{"": 0, "x S3CR": 4, "x S": 1, "x S3CR3T-alpha": 0, "nothing": 0, "S3CR3T-alphaS3": 2,
+		"x S\x1b[1m3\x1b[0": 9, "x S3CR3T\x1b[m-alpha\x1b[m": 0, "x \x1b[0": 3, "x\xc3": 1} {
 		if got := m.Held([]byte(in)); got != want {
 			t.Errorf("%q: %d, want %d", in, got, want)
 		}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -163,8 +163,9 @@ type excerpt struct {
 	dropped   int64 // bytes before the piece that were asked for and are not kept
 	end       int64 // of what is written
 	last      bool  // the piece reaches to the end
-	cutBefore bool  // what lies before the window is not kept
-	cutBehind bool  // nothing follows the window
+	cutBefore bool  // something lies before the window that cannot be seen
+	cutBehind bool  // something belongs behind the window that cannot be seen
+	grows     bool  // the window reaches to the end, and more may be written
 	restarted bool
 	then      string // the run that follows once this one is read; empty if none is asked for
 }
@@ -191,37 +192,80 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 	if from == nil {
 		out.dropped = at
 	}
-	margin := int64(out.mask.Margin())
 	to := min(at+int64(most), in.to)
-	begin, stop := max(in.from, at-margin), min(in.to, to+margin)
-	window, err := o.bytes(begin, stop)
-	if err != nil {
+	if err := out.see(in, to); err != nil {
 		return nil, err
 	}
-	stop = begin + int64(len(window)) // a file that was cut meanwhile by somebody else is shorter
-	out.window, out.begin, out.to = window, begin, min(to, stop)
 	out.last, out.end = out.to == end, end
 	// Where something is missing, or the run ended in the middle of a value, a part of it may stand alone.
-	out.cutBefore = begin == in.from && begin > 0
-	out.cutBehind = stop == in.to && (in.to < end || o.over)
+	out.cutBefore = out.cutBefore || out.begin == in.from && out.begin > 0
+	reaches := out.begin+int64(len(out.window)) == in.to
+	out.cutBehind = out.cutBehind || reaches && (in.to < end || o.over)
+	out.grows = reaches && in.to == end && !o.over
 	return out, nil
+}
+
+// maxAround bounds how much is read around a piece beyond the longest value: what stands inside of a value and is not shown may be as long.
+const maxAround = 64 << 10
+
+// see reads the piece up to an offset, and as much around it as its mask must see.
+func (e *excerpt) see(in stretch, to int64) error {
+	margin := int64(e.mask.Margin())
+	before, behind := margin+min(margin, 1)*512, margin
+	for {
+		begin, stop := max(in.from, e.at-before), min(in.to, to+behind)
+		window, err := e.run.bytes(begin, stop)
+		if err != nil {
+			return err
+		}
+		if stop = begin + int64(len(window)); stop < to { // a file that was cut meanwhile by somebody else is shorter
+			to = max(e.at, stop)
+			in.to = stop
+		}
+		if stop < e.at {
+			e.window, e.begin, e.to = nil, e.at, e.at
+			return nil
+		}
+		whole := begin == in.from
+		if !whole { // No escape sequence goes over the end of a line: behind one it is known what is text.
+			if line := bytes.IndexByte(window[:e.at-begin], '\n'); line >= 0 {
+				window, begin = window[line+1:], begin+int64(line)+1
+			}
+		}
+		e.window, e.begin, e.to = window, begin, to
+		enoughBefore, enoughBehind := e.mask.Around(window, int(e.at-begin), int(to-begin))
+		enoughBefore, enoughBehind = enoughBefore || whole, enoughBehind || stop == in.to
+		if (enoughBefore || before >= margin+maxAround) && (enoughBehind || behind >= margin+maxAround) {
+			e.cutBefore, e.cutBehind = !enoughBefore, !enoughBehind
+			return nil
+		}
+		if !enoughBefore {
+			before = min(4*before, margin+maxAround)
+		}
+		if !enoughBehind {
+			behind = min(4*behind, margin+maxAround)
+		}
+	}
 }
 
 // masked returns the piece as it may be shown.
 func (e *excerpt) masked() *nodev1.WorkloadOutput {
-	run, to := e.run, e.to
-	if e.last && !run.over {
-		to -= int64(e.mask.Held(e.window[:to-e.begin]))
+	run, to, waits := e.run, e.to, false
+	if e.grows {
+		settled := max(e.at, e.begin+int64(len(e.window)-e.mask.Held(e.window)))
+		waits = settled < to
+		to = min(to, settled)
 	}
-	to = max(e.at, to)
-	if !e.last || !run.over {
-		to -= int64(partial(e.window[e.at-e.begin : to-e.begin]))
+	if to == e.to && to < e.end {
+		if n := int64(showable.Unfinished(e.window[:to-e.begin])); to-n > e.at {
+			to -= n
+		}
 	}
 	out := &nodev1.WorkloadOutput{
 		Run: run.Run, Offset: e.at, DroppedBytes: e.dropped, Restarted: e.restarted,
-		Data: e.mask.Joined(e.mask.Piece(e.window, int(e.at-e.begin), int(to-e.begin), e.cutBefore, e.cutBehind)),
+		Data: e.mask.Piece(e.window, int(e.at-e.begin), int(to-e.begin), e.cutBefore, e.cutBehind),
 		Next: &nodev1.OutputCursor{Run: run.Run, Offset: to},
-		More: to < e.end && (run.over || !e.last),
+		More: to < e.end && (run.over || !e.last) && !waits,
 	}
 	if !run.StartedAt.IsZero() {
 		out.StartedAt = timestamppb.New(run.StartedAt)
@@ -267,19 +311,6 @@ func (c *maskCache) of(values []string) showable.Mask {
 		c.masks = slices.Delete(c.masks, most, len(c.masks))
 	}
 	return found.mask
-}
-
-// partial returns how many bytes at the end are the beginning of a character.
-func partial(data []byte) int {
-	for n := 1; n <= min(utf8.UTFMax-1, len(data)-1); n++ {
-		if utf8.RuneStart(data[len(data)-n]) {
-			if utf8.FullRune(data[len(data)-n:]) {
-				return 0
-			}
-			return n
-		}
-	}
-	return 0
 }
 
 // bytes reads a part of the run's output, from the former piece and the file.
