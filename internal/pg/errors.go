@@ -21,6 +21,7 @@ const (
 	codeDeadlock      = "40P01"
 	codePrivilege     = "42501"
 	codeReadOnly      = "25006"
+	codeInternal      = "XX000"
 )
 
 // IsNoRows reports that a single-row query found nothing: for a compare-and-set, a lost race.
@@ -48,7 +49,16 @@ func violates(err error, code, constraint string) bool {
 // IsRetryable reports that the server rolled the transaction back for reasons of concurrency; the same again may pass.
 func IsRetryable(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
+	if !errors.As(err, &pgErr) {
+		return false
+	}
+	switch pgErr.Code {
+	case codeSerialization, codeDeadlock:
+		return true
+	case codeInternal: // "tuple concurrently updated": two statements changed one row of a catalogue, such as the grants of a database
+		return pgErr.Routine == "simple_heap_update" || pgErr.Routine == "simple_heap_delete"
+	}
+	return false
 }
 
 // IsConnError reports that the database could not be reached, hung up, is starting, stopping or full, or has become a

@@ -302,6 +302,8 @@ func TestErrorsAreTold(t *testing.T) {
 		{name: "unique", err: unique, unique: true},
 		{name: "foreign key", err: &pgconn.PgError{Code: "23503"}, fk: true},
 		{name: "serialization", err: &pgconn.PgError{Code: "40001"}, retryable: true},
+		{name: "two grants on one object", err: &pgconn.PgError{Code: "XX000", Routine: "simple_heap_update"}, retryable: true},
+		{name: "a defect of the server", err: &pgconn.PgError{Code: "XX000", Routine: "elsewhere"}},
 		{name: "deadlock", err: &pgconn.PgError{Code: "40P01"}, retryable: true},
 		{name: "shutdown", err: &pgconn.PgError{Code: "57P01"}, conn: true},
 		{name: "starting", err: &pgconn.PgError{Code: "57P03"}, conn: true},

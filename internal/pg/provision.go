@@ -128,9 +128,17 @@ type admin struct {
 	err  error
 }
 
+// exec runs a statement. Tenants' roles are granted the workload database meanwhile, and a grant that follows another one which was not committed when
+// it began is refused: then it runs again.
 func (a *admin) exec(ctx context.Context, sql string, args ...any) {
-	if a.err == nil {
-		_, a.err = a.conn.Exec(ctx, sql, args...)
+	for attempt := 1; a.err == nil; attempt++ {
+		_, err := a.conn.Exec(ctx, sql, args...)
+		if err == nil {
+			return
+		}
+		if !IsRetryable(err) || attempt == txAttempts {
+			a.err = err
+		}
 	}
 }
 

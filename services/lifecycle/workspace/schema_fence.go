@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -56,6 +57,16 @@ func passed() error {
 	return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED, "the schema has seen a later operation", nil)
 }
 
+// shareGrants lets one transaction at a time change what the roles of all workspaces share in the workload database: the grants of the database itself.
+// Postgres refuses a change that follows one which was not committed when it began. It is held until the transaction ends, so it comes as late in one as
+// it can, and after the lock of the schema.
+func shareGrants(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`); err != nil {
+		return fmt.Errorf("lock grants of the database: %w", err)
+	}
+	return nil
+}
+
 // disarmWait bounds how long taking a login away waits for a row that somebody else is writing.
 const disarmWait = "2s"
 
@@ -64,7 +75,7 @@ const disarmWait = "2s"
 // changes nothing if no such role was ever made here.
 func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
 	mine := false
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		mine = false
 		var fenced, login bool
 		err := tx.QueryRow(ctx, `
@@ -108,7 +119,7 @@ func dropFenced(ctx context.Context, db *pgxpool.Pool, name string, w writer) er
 	if err := disarm(ctx, db, name, w); err != nil {
 		return err
 	}
-	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
 		if err := fence(ctx, tx, name, w, true); err != nil {
 			return err
 		}

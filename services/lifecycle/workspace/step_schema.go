@@ -139,13 +139,9 @@ func schemaFailed(public string, err error) error {
 
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	id := pgx.Identifier{name}.Sanitize()
-	conn, err := s.deps.Workloads.Acquire(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("reach workload database: %w", err)
-	}
-	defer conn.Release()
+	database := pgx.Identifier{s.deps.Workloads.Config().ConnConfig.Database}.Sanitize()
 	version := 0
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	err := pg.InTx(ctx, s.deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {
 		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, writerOf(env), false)); err != nil {
 			return err
 		}
@@ -170,8 +166,7 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 				"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
 		}
 		statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
-			"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'",
-			"GRANT CONNECT ON DATABASE "+pgx.Identifier{conn.Conn().Config().Database}.Sanitize()+" TO "+id)
+			"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")
 		for _, sql := range statements {
 			if _, err := tx.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("make role and schema: %w", err)
@@ -196,6 +191,12 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 		}
 		if _, err := tx.Exec(ctx, `GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA `+id+` TO `+id); err != nil {
 			return fmt.Errorf("grant tables: %w", err)
+		}
+		if err := shareGrants(ctx, tx); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "GRANT CONNECT ON DATABASE "+database+" TO "+id); err != nil {
+			return fmt.Errorf("grant database: %w", err)
 		}
 		return nil
 	})
@@ -243,16 +244,24 @@ func drop(ctx context.Context, tx pgx.Tx, name string) error {
 	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`, name).Scan(&role); err != nil {
 		return fmt.Errorf("look for role: %w", err)
 	}
-	statements := []string{"DROP SCHEMA IF EXISTS " + id + " CASCADE"}
 	if role {
 		if _, err := tx.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, name); err != nil {
 			return fmt.Errorf("end sessions of role: %w", err)
 		}
-		statements = append(statements, "DROP OWNED BY "+id+" CASCADE", "DROP ROLE IF EXISTS "+id)
 	}
-	for _, sql := range statements {
+	// This may wait for whoever reads the schema.
+	if _, err := tx.Exec(ctx, "DROP SCHEMA IF EXISTS "+id+" CASCADE"); err != nil {
+		return fmt.Errorf("drop schema: %w", err)
+	}
+	if !role {
+		return nil
+	}
+	if err := shareGrants(ctx, tx); err != nil {
+		return err
+	}
+	for _, sql := range []string{"DROP OWNED BY " + id + " CASCADE", "DROP ROLE IF EXISTS " + id} {
 		if _, err := tx.Exec(ctx, sql); err != nil {
-			return fmt.Errorf("drop role and schema: %w", err)
+			return fmt.Errorf("drop role: %w", err)
 		}
 	}
 	return nil
