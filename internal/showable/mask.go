@@ -63,8 +63,8 @@ func (m Mask) Around(window []byte, from, to int) (before, behind bool) {
 		return true, true
 	}
 	at := look(window[:len(window)-Unfinished(window)], 0, 0).at // what is unfinished may be no text
-	first, _ := slices.BinarySearch(at, int32(from)) //nolint:gosec // windows are far smaller
-	last, _ := slices.BinarySearch(at, int32(to))    //nolint:gosec // as above
+	first, _ := slices.BinarySearch(at, int32(from))             //nolint:gosec // windows are far smaller
+	last, _ := slices.BinarySearch(at, int32(to))                //nolint:gosec // as above
 	return first >= margin, len(at)-last >= margin
 }
 

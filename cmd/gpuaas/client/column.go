@@ -185,7 +185,7 @@ func joined(pr *printer, fields []field) string {
 }
 
 // subject prints what something is about: its kind, and its name where that is known, else its id. The fields are the kind, the id, and the names of the
-// workspace and of the node.
+// workspace, of the node and, where there is one, of any other subject.
 func subject(pr *printer, fields []field) string {
 	kind, name := plain(pr, fields), plain(pr, fields[1:])
 	switch kind {
@@ -193,6 +193,10 @@ func subject(pr *printer, fields []field) string {
 		name = or(plain(pr, fields[2:]), name)
 	case "node":
 		name = or(plain(pr, fields[3:]), name)
+	default:
+		if len(fields) > 4 {
+			name = or(plain(pr, fields[4:]), name)
+		}
 	}
 	return strings.TrimSpace(kind + " " + name)
 }

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
@@ -70,12 +71,19 @@ func (p *Program) tenantsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, t := range items {
-				if t.GetName() == args[0] || t.GetTenantId() == args[0] {
-					return one(s.printer, tenantView, t)
+			ref := args[0]
+			of := func(t *lifecyclev1.Tenant) bool { return t.GetName() == ref || t.GetTenantId() == ref }
+			at := slices.IndexFunc(items, of)
+			if at < 0 { // a part of an id
+				if ref, err = s.tenantID(ctx, ref); err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+					return err
 				}
+				at = slices.IndexFunc(items, of)
 			}
-			return fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", args[0]))
+			if at < 0 {
+				return fault.New(commonv1.Reason_REASON_TENANT_UNKNOWN, fmt.Sprintf("there is no tenant %q", args[0]))
+			}
+			return one(s.printer, tenantView, items[at])
 		}),
 	}
 	return group("tenants", "Tenants and their quotas", []string{"tenant"}, create, ls, get)

@@ -22,6 +22,7 @@ const (
 	kindIncident   = readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT
 	kindFinding    = readmodelv1.ObjectKind_OBJECT_KIND_FINDING
 	kindRun        = readmodelv1.ObjectKind_OBJECT_KIND_RUN
+	kindTenant     = readmodelv1.ObjectKind_OBJECT_KIND_TENANT
 )
 
 // id returns the id of the object that ref stands for: an id, a part of one, or a name. A whole id is not looked up: the request that it goes into says
@@ -53,4 +54,16 @@ func (s *session) workspaceID(ctx context.Context, ref string) (string, error) {
 		return "", nil
 	}
 	return s.find(ctx, kindWorkspace, ref)
+}
+
+// tenantID is the id of a tenant by which a list is narrowed; the empty reference stays empty.
+func (s *session) tenantID(ctx context.Context, ref string) (string, error) {
+	if ref == "" {
+		return "", nil
+	}
+	id, err := s.find(ctx, kindTenant, ref)
+	if fault.Has(err, commonv1.Reason_REASON_INVALID_ARGUMENT) || fault.Has(err, commonv1.Reason_REASON_UNIMPLEMENTED) { // an older server
+		return ref, nil
+	}
+	return id, err
 }

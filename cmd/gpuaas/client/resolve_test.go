@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -22,6 +23,7 @@ var stocked = []*readmodelv1.ResolveResponse{
 	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_FINDING, Id: claimID},
 	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT, Id: claimID},
 	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION, Id: allocID},
+	{Kind: readmodelv1.ObjectKind_OBJECT_KIND_TENANT, Id: tenantID, Name: "acme"},
 }
 
 // resolveStock finds what stock has, as the mesh would.
@@ -56,6 +58,8 @@ func TestPartsOfIDsAreTaken(t *testing.T) {
 		"instances list --workspace " + end(workspaceID):            workspaceID,
 		"allocations list --workspace " + workspaceID:               workspaceID,
 		"allocations retry-release " + end(allocID) + " --reason r": allocID,
+		"workspaces list --tenant " + end(tenantID):                 tenantID,
+		"workspaces list --tenant acme":                             tenantID,
 		"allocations force-release " + end(allocID) + " --expected-fence 4 --fenced-proof reimaged --reason r --yes --ack-orphan " + end(claimID): claimID,
 	} {
 		f.mu.Lock()
@@ -79,6 +83,21 @@ func (f *fake) sent(text string) bool {
 		}
 	}
 	return false
+}
+
+// TestATenantIsFoundByAPartOfItsID: and by its name, without another request.
+func TestATenantIsFoundByAPartOfItsID(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	always(f, "ListTenants", &readmodelv1.ListTenantsResponse{Items: []*lifecyclev1.Tenant{{TenantId: runID, Name: "beta"}, {TenantId: tenantID, Name: "acme"}}})
+	for _, ref := range []string{"acme", tenantID, end(tenantID)} {
+		if got := call(t, "tenants", "get", ref, "-o", "json").wants(t, 0); !strings.Contains(got.out, tenantID) {
+			t.Errorf("%s: %s", ref, got.out)
+		}
+	}
+	if got := call(t, "tenants", "get", "ffffffff").wants(t, 3); !strings.Contains(got.err, `there is no tenant "ffffffff"`) {
+		t.Errorf("one that is not there: %s", got.err)
+	}
 }
 
 // TestWhatIsNotThere: what does not exist is not found, whatever it is: exit code 3.

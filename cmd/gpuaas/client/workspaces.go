@@ -144,12 +144,16 @@ func (p *Program) workspacesList() *cobra.Command {
 		page  paging
 		state string
 	)
+	var tenant string
 	req := &readmodelv1.ListWorkspacesRequest{}
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List workspaces", Example: "  gpuaas workspaces list --tenant acme --state active", Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			var err error
 			if req.State, err = parseEnum[commonv1.WorkspaceState]("state", state); err != nil {
+				return err
+			}
+			if req.Tenant, err = s.tenantID(ctx, tenant); err != nil {
 				return err
 			}
 			return show(ctx, s, page, source[*readmodelv1.Workspace]{
@@ -168,7 +172,7 @@ func (p *Program) workspacesList() *cobra.Command {
 		}),
 	}
 	page.flags(cmd)
-	cmd.Flags().StringVar(&req.Tenant, "tenant", "", "only those of this tenant")
+	cmd.Flags().StringVar(&tenant, "tenant", "", "only those of this tenant: its name, its id or a part of the id")
 	cmd.Flags().StringVar(&state, "state", "", "only those in this state: "+strings.Join(names.Spellings[commonv1.WorkspaceState](), ", "))
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)
 	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(names.Spellings[commonv1.WorkspaceState](), cobra.ShellCompDirectiveNoFileComp))

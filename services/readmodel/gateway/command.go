@@ -120,13 +120,32 @@ func (c *Command) CreateWorkspace(ctx context.Context, req *readmodelv1.CreateWo
 			return nil, err
 		}
 	}
-	answer, err := c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
-		Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
-		Target: &lifecyclev1.RequestOperationRequest_Create{
-			Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: req.GetName(), Spec: req.GetSpec()},
-		},
-		Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), DryRun: req.GetDryRun(),
-	})
+	create := func() (*lifecyclev1.RequestOperationResponse, error) {
+		return c.deps.Owners.Workspaces.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{ //nolint:wrapcheck // wrapped below
+			Kind: commonv1.OperationKind_OPERATION_KIND_CREATE,
+			Target: &lifecyclev1.RequestOperationRequest_Create{
+				Create: &lifecyclev1.CreateWorkspace{Tenant: tenant, Name: req.GetName(), Spec: req.GetSpec()},
+			},
+			Requester: requester(ctx), IdempotencyKey: req.GetIdempotencyKey(), DryRun: req.GetDryRun(),
+		})
+	}
+	answer, err := create()
+	if fault.Has(err, commonv1.Reason_REASON_TENANT_UNKNOWN) && scope.Everything() {
+		// No name and no id, so a part of an id perhaps. The owner is asked first: it knows the tenants of this moment.
+		var found *lifecyclev1.Tenant
+		lookErr := c.find(ctx, func(ctx context.Context, s *view.Snapshot) error {
+			var err error
+			found, err = s.Tenant(ctx, tenant)
+			return err //nolint:wrapcheck // it is the answer
+		})
+		switch {
+		case lookErr == nil:
+			tenant = found.GetTenantId()
+			answer, err = create()
+		case !fault.Has(lookErr, commonv1.Reason_REASON_NOT_FOUND):
+			return nil, lookErr
+		}
+	}
 	if err != nil {
 		return nil, ownerError("lifecycle", err)
 	}

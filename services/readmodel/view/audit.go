@@ -64,12 +64,63 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 		last := items[limit-1]
 		next = cursor{List: auditList, Sort: strconv.FormatInt(last.GetNumber(), 10), ID: last.GetEventId()}.encode()
 	}
+	if err := s.nameSubjects(ctx, items); err != nil {
+		return nil, "", err
+	}
 	return namedPage(ctx, s, func(a *readmodelv1.AuditRow) nameless {
 		return nameless{
 			workspaceID: subjectOf(a, "workspace", a.GetEntry().GetWorkspaceId()), nodeID: subjectOf(a, "node", a.GetEntry().GetNodeId()),
 			workspace: &a.Workspace, node: &a.NodeName,
 		}
 	}, items, next, nil)
+}
+
+// subjects are the kinds of subjects, beside workspaces and nodes, that have names.
+var subjects = map[string]readmodelv1.ObjectKind{
+	"tenant": readmodelv1.ObjectKind_OBJECT_KIND_TENANT, "instance": readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE,
+	"allocation": readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION, "task": readmodelv1.ObjectKind_OBJECT_KIND_TASK,
+	"claim": readmodelv1.ObjectKind_OBJECT_KIND_CLAIM, "run": readmodelv1.ObjectKind_OBJECT_KIND_RUN,
+}
+
+// person finds the names of people. One is a subject by the name, and by the id where a person gave that.
+var person = object{table: "person", id: "person_id", name: "x.name", tenants: true}
+
+// nameSubjects fills in the names of the subjects of one page, as far as the scope meets them: one query for each kind.
+func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditRow) error {
+	byKind := map[string][]string{}
+	for _, a := range items {
+		if kind, id := a.GetEntry().GetSubjectType(), a.GetEntry().GetSubjectId(); isUUID(id) {
+			byKind[kind] = append(byKind[kind], id)
+		}
+	}
+	found := map[string]map[string]string{}
+	for kind, wanted := range byKind {
+		o := person
+		if kind != "person" {
+			o = objects[subjects[kind]]
+		}
+		if o.table == "" || !s.scope.Everything() && !o.tenants {
+			continue
+		}
+		where, args := "x."+o.id+" = ANY($1::uuid[])", []any{wanted}
+		if !s.scope.Everything() {
+			where, args = where+" AND x.tenant_id = $2::uuid", append(args, s.scope.arg())
+		}
+		rows, err := s.tx.Query(ctx, o.selects()+where, args...)
+		if err != nil {
+			return fmt.Errorf("name subjects: %w", err)
+		}
+		names := map[string]string{}
+		var id, name string
+		if _, err := pgx.ForEachRow(rows, []any{&id, &name}, func() error { names[id] = name; return nil }); err != nil {
+			return fmt.Errorf("name subjects: %w", err)
+		}
+		found[kind] = names
+	}
+	for _, a := range items {
+		a.SubjectName = found[a.GetEntry().GetSubjectType()][strings.ToLower(a.GetEntry().GetSubjectId())]
+	}
+	return nil
 }
 
 // subjectOf is the id of a kind that an entry is about: the entry's own, else its subject's.

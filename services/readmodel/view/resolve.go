@@ -44,6 +44,7 @@ var objects = map[readmodelv1.ObjectKind]object{
 	readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE: {
 		table: "instance", id: "instance_id", name: "w.tenant || '/' || w.name", from: workspaceOf, tenants: true,
 	},
+	readmodelv1.ObjectKind_OBJECT_KIND_TENANT:   {table: "tenant", id: "tenant_id", name: "x.name", tenants: true},
 	readmodelv1.ObjectKind_OBJECT_KIND_CLAIM:    {table: "claim", id: "claim_id", name: "x.body->>'name'"},
 	readmodelv1.ObjectKind_OBJECT_KIND_INCIDENT: {table: "incident", id: "incident_id", name: "x.body->>'summary'"},
 	readmodelv1.ObjectKind_OBJECT_KIND_FINDING:  {table: "finding", id: "finding_id", name: "x.body->>'summary'"},
@@ -84,8 +85,8 @@ func (o object) byEnd(scoped bool) string {
 	return o.selects() + end + " >= $1 AND " + end + " < $2" + o.of(scoped, end)
 }
 
-// Resolve finds the one object of the kinds (none: of all that the person may look for) that ref stands for: a name of a node or a workspace, an id, or six
-// or more digits from the beginning or the end of an id. A name goes before a part of an id.
+// Resolve finds the one object of the kinds (none: of all that the person may look for) that ref stands for: a name of a node, a workspace or a tenant,
+// an id, or six or more digits from the beginning or the end of an id. A name goes before a part of an id.
 func (s *Snapshot) Resolve(ctx context.Context, ref string, kinds []readmodelv1.ObjectKind) (*readmodelv1.ResolveResponse, error) {
 	for _, kind := range kinds {
 		if !s.scope.Everything() && !objects[kind].tenants {
@@ -138,13 +139,16 @@ func kindWords(kind readmodelv1.ObjectKind) string {
 	return strings.ReplaceAll(names.Of(kind), "_", " ")
 }
 
-// named finds nodes and workspaces by name.
+// named finds nodes, workspaces and tenants by name.
 func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
 	switch kind { //nolint:exhaustive // nothing else has a name of its own
 	case readmodelv1.ObjectKind_OBJECT_KIND_NODE:
 		return s.nodesNamed(ctx, ref)
 	case readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:
 		return s.workspacesNamed(ctx, ref)
+	case readmodelv1.ObjectKind_OBJECT_KIND_TENANT:
+		return s.collect(ctx, kind, `SELECT t.tenant_id::text, t.name FROM readmodel.tenant t
+			WHERE t.name = $1 AND ($2::uuid IS NULL OR t.tenant_id = $2) ORDER BY t.tenant_id LIMIT $3`, ref, s.scope.arg(), candidates+1)
 	}
 	return nil, nil
 }

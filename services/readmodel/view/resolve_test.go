@@ -37,7 +37,7 @@ func TestPartsOfIDs(t *testing.T) {
 		readmodelv1.ObjectKind_OBJECT_KIND_NODE: k.A.NodeID, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE: k.A.WorkspaceID,
 		readmodelv1.ObjectKind_OBJECT_KIND_TASK: k.A.TaskID, readmodelv1.ObjectKind_OBJECT_KIND_ALLOCATION: k.A.AllocationID,
 		readmodelv1.ObjectKind_OBJECT_KIND_INSTANCE: k.A.InstanceID, readmodelv1.ObjectKind_OBJECT_KIND_CLAIM: k.A.ClaimID,
-		readmodelv1.ObjectKind_OBJECT_KIND_RUN: k.A.RunID,
+		readmodelv1.ObjectKind_OBJECT_KIND_RUN: k.A.RunID, readmodelv1.ObjectKind_OBJECT_KIND_TENANT: k.A.ID,
 	}
 	for kind, id := range byID {
 		for _, ref := range []string{id, strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), id[len(id)-8:], strings.ToUpper(id[len(id)-12:]), id[:35]} {
@@ -59,6 +59,21 @@ func TestPartsOfIDs(t *testing.T) {
 	}
 	if n, err := k.node(k.A.NodeID[24:]); err != nil || n.GetNodeId() != k.A.NodeID {
 		t.Errorf("a node by the end of its id: %v, %v", n, err)
+	}
+	for _, ref := range []string{"alpha", k.A.ID, k.A.ID[24:], strings.ToUpper(k.A.ID[26:])} {
+		if got, err := k.resolve(view.All(), ref, readmodelv1.ObjectKind_OBJECT_KIND_TENANT); err != nil || got.GetId() != k.A.ID || got.GetName() != "alpha" {
+			t.Errorf("tenant %s: %v, %v", ref, got, err)
+		}
+		err := k.read(view.All(), func(ctx context.Context, s *view.Snapshot) error {
+			found, err := s.Tenant(ctx, ref)
+			if err == nil && found.GetTenantId() != k.A.ID {
+				t.Errorf("tenant %s: %v", ref, found)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("tenant %s: %v", ref, err)
+		}
 	}
 	// What stands for several is refused with each of them.
 	_, err := k.resolve(view.All(), "0192f0")
@@ -93,7 +108,15 @@ func TestPartsStayWithinTheTenant(t *testing.T) {
 			t.Errorf("%s: %v, %v", ref, got, err)
 		}
 	}
-	for _, id := range []string{k.B.WorkspaceID, k.B.InstanceID, k.B.RunID, k.B.TaskID, k.B.NodeID, k.Shared} {
+	for _, ref := range []string{"alpha", k.A.ID, k.A.ID[24:]} {
+		if got, err := k.resolve(scope, ref, readmodelv1.ObjectKind_OBJECT_KIND_TENANT); err != nil || got.GetId() != k.A.ID {
+			t.Errorf("one's own tenant %s: %v, %v", ref, got, err)
+		}
+	}
+	if _, err := k.resolve(scope, "beta"); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+		t.Errorf("another tenant by name: %v", err)
+	}
+	for _, id := range []string{k.B.ID, k.B.WorkspaceID, k.B.InstanceID, k.B.RunID, k.B.TaskID, k.B.NodeID, k.Shared} {
 		for _, ref := range []string{id, id[24:], id[28:]} {
 			if got, err := k.resolve(scope, ref); !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 				t.Errorf("%s: %v, %v", ref, got, err)

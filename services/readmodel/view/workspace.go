@@ -3,7 +3,6 @@ package view
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -159,11 +158,15 @@ func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenan
 	return run(ctx, s, l, page, scanBody[lifecyclev1.Tenant])
 }
 
-// Tenant answers one by name or id.
-func (s *Snapshot) Tenant(ctx context.Context, nameOrID string) (*lifecyclev1.Tenant, error) {
+// Tenant finds one by name, by id or by a part of the id.
+func (s *Snapshot) Tenant(ctx context.Context, ref string) (*lifecyclev1.Tenant, error) {
+	id, err := s.lookUp(ctx, readmodelv1.ObjectKind_OBJECT_KIND_TENANT, ref)
+	if err != nil {
+		return nil, err
+	}
 	l := listing{name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id"}
 	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
-	l.and("(t.name = ? OR t.tenant_id = ?::uuid)", nameOrID, optional(strings.ToLower(nameOrID)))
+	l.and("t.tenant_id = ?::uuid", id)
 	found, _, err := run(ctx, s, l, Page{Size: 1}, scanBody[lifecyclev1.Tenant])
 	if err != nil {
 		return nil, err

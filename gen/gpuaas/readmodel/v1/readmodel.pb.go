@@ -43,6 +43,7 @@ const (
 	ObjectKind_OBJECT_KIND_FINDING     ObjectKind = 8
 	ObjectKind_OBJECT_KIND_RUN         ObjectKind = 9
 	ObjectKind_OBJECT_KIND_RECOVERY    ObjectKind = 10
+	ObjectKind_OBJECT_KIND_TENANT      ObjectKind = 11
 )
 
 // Enum value maps for ObjectKind.
@@ -59,6 +60,7 @@ var (
 		8:  "OBJECT_KIND_FINDING",
 		9:  "OBJECT_KIND_RUN",
 		10: "OBJECT_KIND_RECOVERY",
+		11: "OBJECT_KIND_TENANT",
 	}
 	ObjectKind_value = map[string]int32{
 		"OBJECT_KIND_UNSPECIFIED": 0,
@@ -72,6 +74,7 @@ var (
 		"OBJECT_KIND_FINDING":     8,
 		"OBJECT_KIND_RUN":         9,
 		"OBJECT_KIND_RECOVERY":    10,
+		"OBJECT_KIND_TENANT":      11,
 	}
 )
 
@@ -2474,8 +2477,8 @@ func (x *GetNodeResponse) GetNode() *Node {
 	return nil
 }
 
-// ResolveRequest is a reference as a person gives it: a name of a node or a workspace, an id with or without dashes in any case, or six or more digits from
-// the beginning or the end of one.
+// ResolveRequest is a reference as a person gives it: a name of a node, a workspace or a tenant, an id with or without dashes in any case, or six or more
+// digits from the beginning or the end of one.
 type ResolveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
@@ -5492,7 +5495,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x15acknowledge_weakening\x18\x04 \x01(\bR\x14acknowledgeWeakening\"V\n" +
 	"\x11SetPolicyResponse\x12/\n" +
 	"\x03key\x18\x01 \x01(\v2\x1d.gpuaas.recovery.v1.PolicyKeyR\x03key\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos*\x9f\x02\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos*\xb7\x02\n" +
 	"\n" +
 	"ObjectKind\x12\x1b\n" +
 	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -5506,7 +5509,8 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x13OBJECT_KIND_FINDING\x10\b\x12\x13\n" +
 	"\x0fOBJECT_KIND_RUN\x10\t\x12\x18\n" +
 	"\x14OBJECT_KIND_RECOVERY\x10\n" +
-	"*\x8c\x01\n" +
+	"\x12\x16\n" +
+	"\x12OBJECT_KIND_TENANT\x10\v*\x8c\x01\n" +
 	"\x05Topic\x12\x15\n" +
 	"\x11TOPIC_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTOPIC_NODES\x10\x01\x12\x14\n" +

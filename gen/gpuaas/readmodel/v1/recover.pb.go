@@ -1170,15 +1170,18 @@ func (x *ReleaseBrakeResponse) GetPos() string {
 
 // AuditRow is one entry at its place in the chain.
 type AuditRow struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Number        int64                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // consecutive
-	Entry         *v12.AuditEntry        `protobuf:"bytes,2,opt,name=entry,proto3" json:"entry,omitempty"`
-	EventId       string                 `protobuf:"bytes,3,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
-	Source        string                 `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`                                 // the service that recorded it
-	PreviousHash  string                 `protobuf:"bytes,5,opt,name=previous_hash,json=previousHash,proto3" json:"previous_hash,omitempty"` // hex, of the row before
-	Hash          string                 `protobuf:"bytes,6,opt,name=hash,proto3" json:"hash,omitempty"`                                     // hex
-	Workspace     string                 `protobuf:"bytes,7,opt,name=workspace,proto3" json:"workspace,omitempty"`                           // tenant/name of the workspace that the entry is about; no part of what is hashed
-	NodeName      string                 `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`             // of the node that the entry is about; no part of what is hashed
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Number       int64                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // consecutive
+	Entry        *v12.AuditEntry        `protobuf:"bytes,2,opt,name=entry,proto3" json:"entry,omitempty"`
+	EventId      string                 `protobuf:"bytes,3,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
+	Source       string                 `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`                                 // the service that recorded it
+	PreviousHash string                 `protobuf:"bytes,5,opt,name=previous_hash,json=previousHash,proto3" json:"previous_hash,omitempty"` // hex, of the row before
+	Hash         string                 `protobuf:"bytes,6,opt,name=hash,proto3" json:"hash,omitempty"`                                     // hex
+	Workspace    string                 `protobuf:"bytes,7,opt,name=workspace,proto3" json:"workspace,omitempty"`                           // tenant/name of the workspace that the entry is about; no part of what is hashed
+	NodeName     string                 `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`             // of the node that the entry is about; no part of what is hashed
+	// subject_name is the name of a subject that is neither a workspace nor a node: of a tenant or a person their own, of an instance, an allocation or a run that
+	// of its workspace, of a task that of its node. No part of what is hashed.
+	SubjectName   string `protobuf:"bytes,9,opt,name=subject_name,json=subjectName,proto3" json:"subject_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1265,6 +1268,13 @@ func (x *AuditRow) GetWorkspace() string {
 func (x *AuditRow) GetNodeName() string {
 	if x != nil {
 		return x.NodeName
+	}
+	return ""
+}
+
+func (x *AuditRow) GetSubjectName() string {
+	if x != nil {
+		return x.SubjectName
 	}
 	return ""
 }
@@ -1797,7 +1807,7 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x06reason\"Y\n" +
 	"\x14ReleaseBrakeResponse\x12/\n" +
 	"\x05brake\x18\x01 \x01(\v2\x19.gpuaas.recovery.v1.BrakeR\x05brake\x12\x10\n" +
-	"\x03pos\x18\x02 \x01(\tR\x03pos\"\xfd\x01\n" +
+	"\x03pos\x18\x02 \x01(\tR\x03pos\"\xa0\x02\n" +
 	"\bAuditRow\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x03R\x06number\x122\n" +
 	"\x05entry\x18\x02 \x01(\v2\x1c.gpuaas.common.v1.AuditEntryR\x05entry\x12\x19\n" +
@@ -1806,7 +1816,8 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\rprevious_hash\x18\x05 \x01(\tR\fpreviousHash\x12\x12\n" +
 	"\x04hash\x18\x06 \x01(\tR\x04hash\x12\x1c\n" +
 	"\tworkspace\x18\a \x01(\tR\tworkspace\x12\x1b\n" +
-	"\tnode_name\x18\b \x01(\tR\bnodeName\"\xee\x01\n" +
+	"\tnode_name\x18\b \x01(\tR\bnodeName\x12!\n" +
+	"\fsubject_name\x18\t \x01(\tR\vsubjectName\"\xee\x01\n" +
 	"\x10ListAuditRequest\x12 \n" +
 	"\amin_pos\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x06minPos\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +

@@ -1,0 +1,62 @@
+package view_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// TestAuditNamesItsSubjects: whatever has a name is shown by it, to those who may see it.
+func TestAuditNamesItsSubjects(t *testing.T) {
+	k := newKit(t)
+	db := k.DB.Pool(pg.RoleReadmodel)
+	someone := ids.New()
+	_, err := db.Exec(testkit.Context(t), `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, expires_at)
+		VALUES ($1, 'robot', $2, '{tenant}', mesh.clock() + interval '1 hour')`, someone, k.A.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := "alpha/" + k.A.WorkspaceName
+	subjects := []struct{ kind, id, name, tenants string }{
+		{"tenant", k.A.ID, "alpha", "alpha"}, {"person", someone, "robot", "robot"}, {"person", "robot", "", ""}, {"instance", k.A.InstanceID, of, of},
+		{"allocation", k.A.AllocationID, of, ""}, {"task", k.A.TaskID, k.A.NodeName, ""}, {"run", k.A.RunID, of, of}, {"tenant", ids.New(), "", ""},
+		{"policy", "saga.retry_limit", "", ""}, {"tenant", k.B.ID, "beta", ""}, {"instance", k.B.InstanceID, "beta/" + k.B.WorkspaceName, ""},
+	}
+	for i, s := range subjects {
+		entry := fmt.Sprintf(`{"action": "some.thing", "subject_type": %q, "subject_id": %q, "tenant_id": %q}`, s.kind, s.id, k.A.ID)
+		_, err := db.Exec(testkit.Context(t), `INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash)
+			VALUES ($1::bigint, $2, $3, 'lifecycle', $4, sha256('x'), sha256(convert_to($1::text, 'UTF8')))`, i+1, 1<<40+i, ids.New(), entry)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for who, scope := range map[string]view.Scope{"operator": view.All(), "tenant": scopeOf(t, k.A.ID)} {
+		err := k.read(scope, func(ctx context.Context, s *view.Snapshot) error {
+			items, _, err := s.Audit(ctx, view.AuditFilter{Action: "some."}, view.Page{})
+			got, want := map[int64]string{}, map[int64]string{}
+			for _, a := range items {
+				got[a.GetNumber()] = a.GetSubjectName()
+			}
+			for i, s := range subjects {
+				want[int64(i)+1] = s.name
+				if who == "tenant" {
+					want[int64(i)+1] = s.tenants
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s: %s", who, diff)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", who, err)
+		}
+	}
+}
