@@ -15,6 +15,8 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -57,17 +59,41 @@ func (s *Server) MountHealth(ready func(context.Context) bool) error {
 	return s.MountUnchecked("/"+healthService+"/", mux)
 }
 
-// MountReflection offers both versions of gRPC's reflection to everybody: the services that are mounted, and health.
+// MountReflection offers both versions of gRPC's reflection to everybody: the services that are mounted when it is first asked, and health, with the types
+// that these need. What the process knows of other services is not described.
 func (s *Server) MountReflection() error {
-	reflector := grpcreflect.NewReflector(grpcreflect.NamerFunc(func() []string {
+	offered := func() []string {
 		names := append(s.Services(), healthService)
 		slices.Sort(names)
 		return names
-	}))
+	}
+	files := &describedFiles{load: sync.OnceValues(func() (*protoregistry.Files, error) { return described(offered()) })}
+	reflector := grpcreflect.NewReflector(grpcreflect.NamerFunc(offered), grpcreflect.WithDescriptorResolver(files))
 	option := connect.WithReadMaxBytes(s.cfg.MaxReadBytes)
 	_, v1 := grpcreflect.NewHandlerV1(reflector, option)
 	_, alpha := grpcreflect.NewHandlerV1Alpha(reflector, option)
 	return errors.Join(s.MountUnchecked("/"+reflectionV1+"/", v1), s.MountUnchecked("/"+reflectionAlpha+"/", alpha))
+}
+
+// describedFiles looks descriptors up among those of the services that are offered.
+type describedFiles struct {
+	load func() (*protoregistry.Files, error)
+}
+
+func (d *describedFiles) FindFileByPath(path string) (protoreflect.FileDescriptor, error) {
+	files, err := d.load()
+	if err != nil {
+		return nil, err
+	}
+	return files.FindFileByPath(path) //nolint:wrapcheck // the caller knows its answers
+}
+
+func (d *describedFiles) FindDescriptorByName(name protoreflect.FullName) (protoreflect.Descriptor, error) {
+	files, err := d.load()
+	if err != nil {
+		return nil, err
+	}
+	return files.FindDescriptorByName(name) //nolint:wrapcheck // as above
 }
 
 // health serves grpc.health.v1.

@@ -13,6 +13,8 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -108,6 +110,33 @@ func TestReflectionIsConfigured(t *testing.T) {
 	for _, want := range append(k.service.Services(), "grpc.health.v1.Health") {
 		if !slices.Contains(names, want) {
 			t.Errorf("%s is missing in %v", want, names)
+		}
+	}
+	// Described is what is mounted and what its messages are made of; no service that only other services may call.
+	stream := grpcreflect.NewClient(k.http("", true), k.url(), connect.WithGRPC()).NewStream(testkit.Context(t))
+	defer stream.Close() //nolint:errcheck // it was read
+	for _, want := range []string{
+		"gpuaas.readmodel.v1.QueryService", "gpuaas.readmodel.v1.ListWorkspacesRequest", "gpuaas.lifecycle.v1.WorkspaceSpec", "gpuaas.node.v1.Workload",
+		"gpuaas.common.v1.Denial", "google.protobuf.Timestamp", "grpc.health.v1.Health",
+	} {
+		if files, err := stream.FileContainingSymbol(protoreflect.FullName(want)); err != nil || len(files) == 0 {
+			t.Errorf("%s is not described: %v", want, err)
+		}
+	}
+	for _, internal := range []string{
+		"gpuaas.lifecycle.v1.WorkspaceService", "gpuaas.lifecycle.v1.TaskService", "gpuaas.recovery.v1.IdentityService", "gpuaas.node.v1.NodeService",
+		"gpuaas.lifecycle.v1.LeaseTasksRequest", "gpuaas.recovery.v1.OpenSessionsRequest", "gpuaas.node.v1.Hello",
+	} {
+		if _, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(internal)); err != nil {
+			t.Errorf("%s: %v", internal, err)
+		}
+		if files, err := stream.FileContainingSymbol(protoreflect.FullName(internal)); err == nil {
+			t.Errorf("%s is described, in %d files", internal, len(files))
+		}
+	}
+	for _, file := range []string{"gpuaas/node/v1/node.proto", "gpuaas/node/v1/relay.proto", "gpuaas/recovery/v1/enrollment.proto"} {
+		if _, err := stream.FileByFilename(file); err == nil {
+			t.Errorf("%s is described", file)
 		}
 	}
 	// What is described can still be called by whoever shows a token only.
