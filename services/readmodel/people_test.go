@@ -151,6 +151,84 @@ func TestIncludedRolesAreAdmittedWhereverTheirsAre(t *testing.T) {
 	}
 }
 
+// TestALostAnswerIsAskedForAgain: the same request with the same key makes no second person, and its token is good; the one that was lost is not.
+func TestALostAnswerIsAskedForAgain(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	people := k.peopleOf(k.admittedFor("root", "", 30*time.Hour, "operator", "security"))
+	good := func(token string) bool {
+		_, err := k.query(token).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{})
+		return err == nil
+	}
+	req := person("robot", "alpha", "tenant")
+	req.IdempotencyKey = "robot-1"
+	first, err := people.CreatePerson(ctx, req)
+	k.check(err)
+	again, err := people.CreatePerson(ctx, req)
+	k.check(err)
+	if again.GetPerson().GetPersonId() != first.GetPerson().GetPersonId() || again.GetToken() == first.GetToken() {
+		t.Errorf("again: %v after %v", again.GetPerson(), first.GetPerson())
+	}
+	if good(first.GetToken()) || !good(again.GetToken()) {
+		t.Errorf("the lost token is good: %t; the new one: %t", good(first.GetToken()), good(again.GetToken()))
+	}
+	refused := func(what string, by readmodelv1connect.PeopleServiceClient, want commonv1.Reason, edit func(*readmodelv1.CreatePersonRequest)) {
+		t.Helper()
+		other := person("robot", "alpha", "tenant")
+		other.IdempotencyKey = "robot-1"
+		edit(other)
+		if _, err := by.CreatePerson(ctx, other); rpctest.ReasonOfWire(err) != want {
+			t.Errorf("%s: %v, want %s", what, err, want)
+		}
+		if !good(again.GetToken()) {
+			t.Fatalf("%s: the token is good no more", what)
+		}
+	}
+	const reused = commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED
+	refused("another name", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.Name = "other" })
+	refused("other roles", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.Roles = []string{"viewer", "tenant"} })
+	refused("another tenant", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.Tenant = "beta" })
+	refused("another life", people, reused, func(r *readmodelv1.CreatePersonRequest) { r.ExpiresIn = durationpb.New(time.Hour) })
+	refused("no key", people, commonv1.Reason_REASON_ALREADY_EXISTS, func(r *readmodelv1.CreatePersonRequest) { r.IdempotencyKey = "" })
+	others := k.peopleOf(k.admitted("other-root", "", "operator", "security"))
+	refused("another giver", others, commonv1.Reason_REASON_ALREADY_EXISTS, func(*readmodelv1.CreatePersonRequest) {})
+	// However many ask at once, there is one person, and one of the tokens is good.
+	at := person("once", "alpha", "tenant")
+	at.IdempotencyKey = "once-1"
+	answers := make(chan *readmodelv1.CreatePersonResponse, 4)
+	for range cap(answers) {
+		go func() {
+			answer, err := people.CreatePerson(ctx, at)
+			if err != nil {
+				t.Errorf("at once: %v", err)
+			}
+			answers <- answer
+		}()
+	}
+	made, tokens := map[string]bool{}, 0
+	for range cap(answers) {
+		answer := <-answers
+		made[answer.GetPerson().GetPersonId()] = true
+		if good(answer.GetToken()) {
+			tokens++
+		}
+	}
+	if len(made) != 1 {
+		t.Errorf("%d people were made at once", len(made))
+	}
+	if tokens > 1 {
+		t.Errorf("%d tokens are good", tokens)
+	}
+	_, err = people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "once"})
+	k.check(err)
+	if _, err := people.CreatePerson(ctx, at); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PRECONDITION_FAILED {
+		t.Errorf("a person who was ended: %v", err)
+	}
+	// A request that comes back after a day ends no token that is in use.
+	testkit.SetClockOffset(k.DB, 25*time.Hour)
+	refused("after a day", people, commonv1.Reason_REASON_PRECONDITION_FAILED, func(*readmodelv1.CreatePersonRequest) {})
+}
+
 func TestPeopleAreNamedOnceAndExpire(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)

@@ -114,6 +114,12 @@ func (p *Program) peopleCreate() *cobra.Command {
 		"",
 		"name of the context (default: the current one's, a dash, and NAME)",
 	)
+	flags.StringVar(
+		&req.IdempotencyKey,
+		"idempotency-key",
+		"",
+		"the same request with the same `key` gets the same person, for a day, with a new token",
+	)
 	flags.StringVar(&out, "out", "", "directory to write to instead of a context; it must not hold a token already")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(rpc.Roles(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("tenant", p.completeTenants)

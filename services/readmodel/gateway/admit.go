@@ -32,6 +32,8 @@ type Admission struct {
 	TenantID string // empty for people of the operator
 	Roles    []string
 	Life     time.Duration
+
+	key string // of the request that makes them; may be empty
 }
 
 // namePattern is that of the proto too: a name stands in audit entries, in logs and in names of contexts.
@@ -143,9 +145,9 @@ func insertPerson(ctx context.Context, tx pgx.Tx, a Admission, by string) (*read
 		return nil, fmt.Errorf("free the name of an expired person: %w", err)
 	}
 	id := ids.New()
-	tag, err := tx.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, created_by, expires_at)
-		VALUES ($1::uuid, $2, NULLIF($3, '')::uuid, $4, $5, mesh.clock() + $6::interval)
-		ON CONFLICT (name) WHERE ended_at IS NULL DO NOTHING`, id, a.Name, a.TenantID, a.Roles, by, a.Life)
+	tag, err := tx.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, created_by, expires_at, asked_life, idempotency_key)
+		VALUES ($1::uuid, $2, NULLIF($3, '')::uuid, $4, $5, mesh.clock() + $6::interval, $6::interval, $7)
+		ON CONFLICT (name) WHERE ended_at IS NULL DO NOTHING`, id, a.Name, a.TenantID, a.Roles, by, a.Life, a.key)
 	if err != nil {
 		return nil, fmt.Errorf("insert person: %w", err)
 	}

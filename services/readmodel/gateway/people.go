@@ -66,7 +66,7 @@ func (p *People) CreatePerson(
 	if err != nil {
 		return nil, err
 	}
-	a := Admission{Name: req.GetName(), Roles: sorted(req.GetRoles()), Life: defaultLife}
+	a := Admission{Name: req.GetName(), Roles: sorted(req.GetRoles()), Life: defaultLife, key: req.GetIdempotencyKey()}
 	if req.GetExpiresIn() != nil {
 		a.Life = req.GetExpiresIn().AsDuration()
 	}
@@ -81,9 +81,17 @@ func (p *People) CreatePerson(
 			return nil, err
 		}
 	}
-	out := &readmodelv1.CreatePersonResponse{}
+	replaced, out := "", &readmodelv1.CreatePersonResponse{}
 	err = pg.InTx(ctx, p.own.DB, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
+		out.Reset()
+		made, err := madeBefore(ctx, tx, a, giver.Subject)
+		if err != nil {
+			return err
+		}
+		if made != "" {
+			replaced = a.Name
+			return p.renew(ctx, tx, a, made, giver.Subject, out)
+		}
 		if out.Person, err = insertPerson(ctx, tx, a, giver.Subject); err != nil {
 			return err
 		}
@@ -103,6 +111,9 @@ func (p *People) CreatePerson(
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what
+	}
+	if replaced != "" {
+		p.deps.Sessions.recheck(replaced)
 	}
 	p.own.Wake.Notify()
 	return out, nil

@@ -205,13 +205,16 @@ func (x *Person) GetEndedBy() string {
 
 // CreatePersonRequest describes a person.
 type CreatePersonRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Roles         []string               `protobuf:"bytes,2,rep,name=roles,proto3" json:"roles,omitempty"`
-	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`                        // name or id; needed for the role tenant, and binds any other to what is this tenant's
-	ExpiresIn     *durationpb.Duration   `protobuf:"bytes,4,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"` // from 5 minutes to 30 days; unset: 7 days
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Roles     []string               `protobuf:"bytes,2,rep,name=roles,proto3" json:"roles,omitempty"`
+	Tenant    string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`                        // name or id; needed for the role tenant, and binds any other to what is this tenant's
+	ExpiresIn *durationpb.Duration   `protobuf:"bytes,4,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"` // from 5 minutes to 30 days; unset: 7 days
+	// idempotency_key: the same request of the same person with the same key gets the person that the first one made, for a day, with a new token in place of the
+	// one that was lost.
+	IdempotencyKey string `protobuf:"bytes,5,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreatePersonRequest) Reset() {
@@ -270,6 +273,13 @@ func (x *CreatePersonRequest) GetExpiresIn() *durationpb.Duration {
 		return x.ExpiresIn
 	}
 	return nil
+}
+
+func (x *CreatePersonRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
 }
 
 // CreatePersonResponse answers the person and the bearer token.
@@ -557,14 +567,15 @@ const file_gpuaas_readmodel_v1_people_proto_rawDesc = "" +
 	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x125\n" +
 	"\bended_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x19\n" +
-	"\bended_by\x18\v \x01(\tR\aendedBy\"\xf8\x02\n" +
+	"\bended_by\x18\v \x01(\tR\aendedBy\"\xab\x03\n" +
 	"\x13CreatePersonRequest\x12\xba\x01\n" +
 	"\x04name\x18\x01 \x01(\tB\xa5\x01\xbaH\xa1\x01\xba\x01\x9d\x01\n" +
 	"\vperson.name\x12U1 to 63 lower case letters, digits and . _ @ -, with a letter or a digit at both ends\x1a7this.matches('^[a-z0-9]([a-z0-9._@-]{0,61}[a-z0-9])?$')R\x04name\x12H\n" +
 	"\x05roles\x18\x02 \x03(\tB2\xbaH/\x92\x01,\b\x01\x18\x01\"&r$R\boperatorR\bsecurityR\x06tenantR\x06viewerR\x05roles\x12 \n" +
 	"\x06tenant\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x06tenant\x128\n" +
 	"\n" +
-	"expires_in\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\"a\n" +
+	"expires_in\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\texpiresIn\x121\n" +
+	"\x0fidempotency_key\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x0eidempotencyKey\"a\n" +
 	"\x14CreatePersonResponse\x123\n" +
 	"\x06person\x18\x01 \x01(\v2\x1b.gpuaas.readmodel.v1.PersonR\x06person\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\"\x82\x01\n" +

@@ -1,0 +1,74 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// againFor is how long the request that made a person may be repeated. An answer is lost at once; a request that comes back much later must not end a
+// token that is in use.
+const againFor = 24 * time.Hour
+
+// madeBefore returns the id of the person that the same request of the same giver made; empty if there is none. It holds the key until the end of the
+// transaction, so that of two requests at once one makes the person and the other finds it.
+func madeBefore(ctx context.Context, tx pgx.Tx, a Admission, by string) (string, error) {
+	if a.key == "" {
+		return "", nil
+	}
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('person/' || $1 || '/' || $2, 1))`, by, a.key); err != nil {
+		return "", fmt.Errorf("lock idempotency key: %w", err)
+	}
+	var id string
+	var same, live, fresh bool
+	err := tx.QueryRow(ctx, `SELECT person_id::text, name = $3 AND roles = $4 AND COALESCE(tenant_id::text, '') = $5 AND asked_life = $6::interval,
+			ended_at IS NULL AND expires_at > mesh.clock(), created_at + $7::interval > mesh.clock()
+		FROM readmodel.person WHERE created_by = $1 AND idempotency_key = $2`,
+		by, a.key, a.Name, a.Roles, a.TenantID, a.Life, againFor).Scan(&id, &same, &live, &fresh)
+	const fresher = "ask again with another idempotency key"
+	switch {
+	case pg.IsNoRows(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("look for the same request: %w", err)
+	case !same:
+		return "", fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
+	case !live:
+		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request has ended", fault.Unmet("the person is live"),
+			fault.Remedy(fresher))
+	case !fresh:
+		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request was made more than a day ago, and the token may be in use",
+			fault.Unmet("the request is repeated within a day"),
+			fault.Remedy("end that person first with `gpuaas people end "+a.Name+"`, and "+fresher))
+	}
+	return id, nil
+}
+
+// renew gives a person a new token in place of all earlier ones, for what is left of the person's life.
+func (p *People) renew(ctx context.Context, tx pgx.Tx, a Admission, id, by string, out *readmodelv1.CreatePersonResponse) error {
+	var left float64
+	err := tx.QueryRow(ctx, `WITH lost AS (
+			UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE person_id = $1::uuid AND revoked_at IS NULL)
+		SELECT extract(epoch FROM expires_at - mesh.clock())::float8 FROM readmodel.person WHERE person_id = $1::uuid`, id, by).Scan(&left)
+	if err != nil {
+		return fmt.Errorf("end the lost token of a person: %w", err)
+	}
+	if out.Person, err = readPerson(ctx, tx, id); err != nil {
+		return err
+	}
+	life := max(time.Second, time.Duration(left*float64(time.Second)))
+	if out.Token, err = issue(ctx, tx, id, a.Name, a.TenantID, a.Roles, life); err != nil {
+		return err
+	}
+	entry := entryOf("person.create", a, id)
+	entry.Details["again"] = true
+	_, err = p.own.Audit.Record(ctx, tx, entry)
+	return err //nolint:wrapcheck // it says what
+}
