@@ -188,8 +188,26 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 	if err := writeRollback(ctx, cmd, ownerURL); err != nil {
 		return err
 	}
+	if err := writeSecretKeys(ctx, cmd, ownerURL); err != nil {
+		return err
+	}
 	if missing > 0 {
 		return fmt.Errorf("%d migrations are missing: run `gpuaas migrate up`", missing)
 	}
 	return nil
+}
+
+// writeSecretKeys prints how many rows need which key of workload_secrets_keys_file.
+func writeSecretKeys(ctx context.Context, cmd *cobra.Command, ownerURL string) error {
+	uses, err := pg.SecretKeyUses(ctx, ownerURL)
+	if err != nil || len(uses) == 0 {
+		return err
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), "\nkeys of workload secrets that rows need (another one may leave lifecycle's workload_secrets_keys_file):")
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "KEY\tROWS\tOF")
+	for _, use := range uses {
+		fmt.Fprintf(w, "%s\t%d\t%s\n", use.Key, use.Rows, use.What)
+	}
+	return w.Flush()
 }

@@ -45,7 +45,9 @@ type Config struct {
 	AssertionPubkeysFile   string            `koanf:"assertion_pubkeys_file"`
 	SecretFile             config.SecretFile `koanf:"secret_file"` // launch secrets and workloads' passwords are derived from it
 	// WorkloadSecretsKeysFile names the keys that environment values of workloads are sealed under, one a line; the first seals, all open.
-	WorkloadSecretsKeysFile config.SecretFile         `koanf:"workload_secrets_keys_file"`
+	WorkloadSecretsKeysFile config.SecretFile `koanf:"workload_secrets_keys_file"`
+	// WorkloadSecretsLostKeys are the ids of keys that are gone for good. Without them a start is refused when stored values need a key that the file lacks.
+	WorkloadSecretsLostKeys []string                  `koanf:"workload_secrets_lost_keys"`
 	WorkloadDatabaseURL     config.SecretFile         `koanf:"workload_database_url_file"`
 	RedisURLFile            config.SecretFile         `koanf:"redis_url_file"` // empty: no lock store, joins cost a little more
 	Plans                   map[string]workspace.Plan `koanf:"plans"`

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/names"
@@ -226,6 +227,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
+	sealer := &workspace.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}
+	if err := sealer.Check(ctx, s.cfg.WorkloadSecretsLostKeys); err != nil && !pg.IsConnError(err) { // a database that is away is checked when it is back
+		return err //nolint:wrapcheck // a fault that names the keys
+	}
 	finder, err := findings.New(findings.Deps{
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
 	}, findings.Config{Grace: s.cfg.FindingGrace})
@@ -311,7 +316,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "wake-elsewhere", Run: func(ctx context.Context) error { return s.core.FollowElsewhere(ctx, b.Numbered) }},
 		app.Task{Name: "background", Run: sweeps.Run},
 		app.Task{Name: "seal-stored", Run: func(ctx context.Context) error {
-			return s.sealStored(ctx, &workspace.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}, tasks)
+			return s.sealStored(ctx, sealer, tasks)
 		}},
 		app.Task{Name: "finding-counts", Run: func(ctx context.Context) error {
 			return app.Every(ctx, b.Logger, "finding-counts", s.cfg.FindingSweep, finder.Measure)
@@ -433,13 +438,22 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 	}
 }
 
-// sealStored seals what a build before sealed values has stored. It looks again now and then: a replica of that build may end later than this one starts.
+// sealStored brings stored environment values under the first key: those of a former first key, and those that a build before sealed values has stored. It
+// looks again now and then: a replica of that build, or one with the former first key, may end later than this one starts.
 func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
-	for {
+	for first := true; ; first = false {
+		if first { // the database may have been away at the start
+			if err := sealer.Check(ctx, s.cfg.WorkloadSecretsLostKeys); fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
+				return err //nolint:wrapcheck // a fault that names the keys
+			}
+		}
 		rows, err := sealer.Seal(ctx)
 		queued, taskErr := tasks.SealStored(ctx)
 		if rows+queued > 0 {
 			s.base.Logger.InfoContext(ctx, "stored environment values sealed", slog.Int("rows", rows), slog.Int("tasks", queued))
+		}
+		if first || rows+queued > 0 {
+			s.reportKeys(ctx, sealer)
 		}
 		wait := sealRetry
 		switch err = errors.Join(err, taskErr); {
@@ -451,6 +465,29 @@ func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, task
 		if !app.Sleep(ctx, wait) {
 			return nil
 		}
+	}
+}
+
+// reportKeys logs which of the keys behind the first one rows still need, and which may leave the file.
+func (s *Service) reportKeys(ctx context.Context, sealer *workspace.Sealer) {
+	former := sealer.Secrets.IDs()[1:]
+	if len(former) == 0 {
+		return
+	}
+	need, err := sealer.Need(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.base.Logger.WarnContext(ctx, "keys of workload secrets not counted", obs.Err(err))
+		}
+		return
+	}
+	for _, id := range former {
+		at := slices.IndexFunc(need, func(use workspace.KeyUse) bool { return use.ID == id })
+		if at < 0 {
+			s.base.Logger.InfoContext(ctx, "no row needs this key of workload secrets: it may leave the file", slog.String("key", id))
+			continue
+		}
+		s.base.Logger.InfoContext(ctx, "rows need this key of workload secrets: it must stay in the file", slog.String("key", id), slog.Int64("rows", need[at].Rows))
 	}
 }
 

@@ -207,17 +207,16 @@ func breach(t *rowType, last *witness, version int64, payload map[string]any) ma
 	return map[string]any{"before": before, "after": after, "from": last.version, "to": version}
 }
 
-// keyed reports whether a field is the digest of a spec that was bare and is keyed: the one change that lifecycle makes to rows of a build before keyed
-// digests.
+// keyed reports whether a field is the digest of a spec that was bare or under another key, and is keyed: the changes that lifecycle makes to rows of a
+// build before keyed digests, and under a new first key. A digest under the same key is of another spec.
 func keyed(field string, before, after any) bool {
 	if field != "spec_digest" {
 		return false
 	}
 	was, _ := before.(string)
 	now, _ := after.(string)
-	_, bareBefore := secretenv.Bare(was)
-	_, bareAfter := secretenv.Bare(now)
-	return bareBefore && !bareAfter && now != ""
+	keyBefore, keyAfter := secretenv.KeysOfSpec(nil, was), secretenv.KeysOfSpec(nil, now)
+	return keyBefore != "" && keyAfter != "" && keyAfter != secretenv.Unsealed && keyBefore != keyAfter
 }
 
 // number reads a 64-bit number as events spell it: a string, or absent for zero.

@@ -48,6 +48,7 @@ const (
 // bed is a lifecycle that works: real sagas over a real database and workload database, a sequencer, and a world of boxes; and a sweeper over it.
 type bed struct {
 	keys      *secretenv.Keys
+	keyLine   string // of the key file
 	t         *testing.T
 	db        *testkit.Database
 	world     *world
@@ -77,7 +78,8 @@ func newBed(t *testing.T, cfg Config) *bed {
 	}
 	drivers := map[commonv1.PlacementDriver]placement.Driver{byProcess: b.world}
 	committed := func() { b.core.Committed() }
-	keys, err := secretenv.Parse(secretenv.NewKey())
+	b.keyLine = secretenv.NewKey()
+	keys, err := secretenv.Parse(b.keyLine)
 	if err != nil {
 		t.Fatal(err)
 	}

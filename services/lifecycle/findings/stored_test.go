@@ -59,7 +59,7 @@ func (b *bed) asBefore(id string) (*lifecyclev1.WorkspaceSpec, secretenv.Sum) {
 		for sql, args := range map[string][]any{
 			`UPDATE lifecycle.workspace SET seal = NULL, spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`:                                                     {id, raw, string(sum)},
 			`UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2) WHERE workspace_id = $1`:                                                        {id, raw},
-			`UPDATE lifecycle.task SET state = 'expired', payload = $2 WHERE workspace_id = $1 AND type = 'workload.deploy'`:                                                   {id, deploy},
+			`UPDATE lifecycle.task SET state = 'expired', payload = $2, secret_keys = NULL WHERE workspace_id = $1 AND type = 'workload.deploy'`:                               {id, deploy},
 			`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) SELECT tenant_id, 'key-1', name || '/' || $2, run_id FROM lifecycle.workspace WHERE id = $1`: {id, string(sum)},
 			// What the projection and the guard of that build kept.
 			`INSERT INTO readmodel.workspace (workspace_id, version, tenant_id, tenant, name, state, body)

@@ -1,7 +1,9 @@
 package task
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -60,46 +62,77 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	return payload, nil
 }
 
-// SealStored seals the values of deploys that a build before sealed values has queued, and returns how many it changed. Deploys that have ended and may be
-// queued again are sealed as well.
+// StoredSQL lists deploys whose values are not all under the first key, between two lists of keys. What is under the first key is not read.
+const StoredSQL = `SELECT task_id::text, coalesce(tenant_id::text, ''), coalesce(workspace_id::text, ''), payload, coalesce(secret_keys, '!') FROM lifecycle.task
+	WHERE type = 'workload.deploy' AND payload <> '' AND coalesce(secret_keys, '!') <> ''
+		AND ((coalesce(secret_keys, '!')) COLLATE "C", task_id) > ($1, $2::uuid) AND (coalesce(secret_keys, '!')) COLLATE "C" < $3
+	ORDER BY (coalesce(secret_keys, '!')) COLLATE "C", task_id LIMIT $4`
+
+// SealStored seals the values of stored deploys that are not under the first key, in batches, and returns how many it changed: those of a former first key,
+// and those that a build before sealed values has queued. Deploys that have ended and may be queued again are sealed as well. What cannot be opened stays as
+// it is; the error says so after all others are done.
 func (s *Server) SealStored(ctx context.Context) (int, error) {
 	const batch = 100
-	total, last := 0, "00000000-0000-0000-0000-000000000000"
-	for {
-		rows, err := s.deps.DB.Query(ctx, `SELECT task_id::text, coalesce(tenant_id::text, ''), coalesce(workspace_id::text, ''), payload FROM lifecycle.task
-			WHERE type = $1 AND payload <> '' AND task_id > $2::uuid ORDER BY task_id LIMIT $3`, deployType, last, batch)
-		if err != nil {
-			return total, fmt.Errorf("list stored deploys: %w", err)
-		}
-		type stored struct {
-			TaskID, TenantID, WorkspaceID string
-			Payload                       []byte
-		}
-		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stored])
-		if err != nil {
-			return total, fmt.Errorf("list stored deploys: %w", err)
-		}
-		for _, t := range found {
-			last = t.TaskID
-			deploy := &nodev1.WorkloadDeploy{}
-			if err := proto.Unmarshal(t.Payload, deploy); err != nil || len(deploy.GetWorkload().GetEnv())+len(deploy.GetSecretEnv()) == 0 {
-				continue // what cannot be read has no value that could be
-			}
-			if err := s.deps.Secrets.SealDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
-				return total, err //nolint:wrapcheck // it says what it did
-			}
-			payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(deploy)
+	total := 0
+	var failed error
+	for _, part := range secretenv.Others(s.deps.Secrets.First()) {
+		keys, last := part.From, part.FromID
+		for {
+			rows, err := s.deps.DB.Query(ctx, StoredSQL, keys, last, part.Below, batch)
 			if err != nil {
-				return total, fmt.Errorf("encode payload of task %s: %w", t.TaskID, err)
+				return total, fmt.Errorf("list stored deploys: %w", err)
 			}
-			tag, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.task SET payload = $3 WHERE task_id = $1 AND payload = $2`, t.TaskID, t.Payload, payload)
+			found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[storedDeploy])
 			if err != nil {
-				return total, fmt.Errorf("seal payload of task %s: %w", t.TaskID, err)
+				return total, fmt.Errorf("list stored deploys: %w", err)
 			}
-			total += int(tag.RowsAffected())
-		}
-		if len(found) < batch {
-			return total, nil
+			for _, t := range found {
+				keys, last = t.Keys, t.TaskID
+				if !s.deps.Secrets.HasAll(t.Keys) {
+					continue // a key that was given up for lost
+				}
+				changed, err := s.sealStored(ctx, t)
+				if err != nil {
+					failed = errors.Join(failed, fmt.Errorf("seal payload of task %s: %w", t.TaskID, err))
+				}
+				if changed {
+					total++
+				}
+			}
+			if len(found) < batch {
+				break
+			}
 		}
 	}
+	return total, failed
+}
+
+// storedDeploy is a queued deploy as it is stored.
+type storedDeploy struct {
+	TaskID, TenantID, WorkspaceID string
+	Payload                       []byte
+	Keys                          string
+}
+
+// sealStored brings one deploy under the first key, and notes what it is under. The bool is false if no value changed.
+func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {
+	payload, keys, deploy := t.Payload, "", &nodev1.WorkloadDeploy{}
+	// What cannot be read has no value that could be.
+	if err := proto.Unmarshal(t.Payload, deploy); err == nil {
+		keys = secretenv.KeysOfDeploy(deploy)
+		if keys != "" && keys != s.deps.Secrets.First() {
+			if err := s.deps.Secrets.ResealDeploy(deploy, secretenv.Owner{TenantID: t.TenantID, WorkspaceID: t.WorkspaceID}); err != nil {
+				return false, err //nolint:wrapcheck // a fault that names the variable
+			}
+			keys = s.deps.Secrets.First()
+			if payload, err = (proto.MarshalOptions{Deterministic: true}).Marshal(deploy); err != nil {
+				return false, fmt.Errorf("encode: %w", err)
+			}
+		}
+	}
+	tag, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.task SET payload = $3, secret_keys = $4 WHERE task_id = $1 AND payload = $2`, t.TaskID, t.Payload, payload, keys)
+	if err != nil {
+		return false, err //nolint:wrapcheck // wrapped by the caller
+	}
+	return tag.RowsAffected() > 0 && !bytes.Equal(payload, t.Payload), nil
 }

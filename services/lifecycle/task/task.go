@@ -17,9 +17,11 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 // Spec is a task to be queued.
@@ -199,13 +201,17 @@ func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
 	if s.StartWithin <= 0 {
 		s.StartWithin = 5 * time.Minute
 	}
+	secretKeys := ""
+	if deploy, ok := s.Payload.(*nodev1.WorkloadDeploy); ok {
+		secretKeys = secretenv.KeysOfDeploy(deploy)
+	}
 	row, err := scan(tx.QueryRow(ctx, `
 		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state, idem_key, payload, expires_at,
-			correlation_id, created_by)
-		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10, mesh.clock() + $11::interval, $12, $13)
+			correlation_id, created_by, secret_keys)
+		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10, mesh.clock() + $11::interval, $12, $13, $14)
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+columns,
 		ids.New(), names.Of(s.Type), s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq, s.IdempotencyKey, payload,
-		s.StartWithin, s.CorrelationID, s.CreatedBy))
+		s.StartWithin, s.CorrelationID, s.CreatedBy, secretKeys))
 	if errors.Is(err, pgx.ErrNoRows) {
 		row, err = ByKey(ctx, tx, s.IdempotencyKey)
 		return row, "", err

@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
@@ -20,67 +23,121 @@ import (
 // sealBatch bounds what is read at once.
 const sealBatch = 200
 
-// Sealer seals what builds before sealed values have stored: specs of workspaces and runs, and the digests of specs. It changes each row once, and finds
-// nothing when it is run again.
+// Sealer brings what is stored under the first key: specs of workspaces and runs, and the digests of specs. What a former first key has sealed, and what
+// builds before sealed values have stored. It changes each row once, reads none that is under the first key, and finds nothing when it is run again.
 type Sealer struct {
 	DB        *pgxpool.Pool
 	Secrets   *secretenv.Keys
 	Committed func()
 }
 
-// Seal seals every row there is and returns how many it changed.
+// listSQL lists rows whose keys are in a range; %[1]s is the table and %[2]s the keys of a row, the expression of an index.
+const listSQL = `SELECT id::text, (%[2]s) COLLATE "C" FROM lifecycle.%[1]s
+	WHERE %[2]s <> '' AND ((%[2]s) COLLATE "C", id) > ($1, $2::uuid) AND (%[2]s) COLLATE "C" < $3 ORDER BY (%[2]s) COLLATE "C", id LIMIT $4`
+
+// Seal brings every row there is under the first key, and returns how many it changed. A row that cannot be opened stays as it is; the error says so after
+// all others are done.
 func (s *Sealer) Seal(ctx context.Context) (int, error) {
 	total := 0
+	var failed error
 	for _, kind := range []struct {
-		name, query string
+		table, keys string
 		seal        func(ctx context.Context, id string) (bool, error)
 	}{
-		{"workspaces", `SELECT id::text FROM lifecycle.workspace WHERE id > $1::uuid
-			AND (jsonb_path_exists(spec, '$.workloads[*].env.*') OR spec_digest ~ '^[0-9a-f]{64}$') ORDER BY id LIMIT $2`, s.workspace},
-		{"runs", `SELECT id::text FROM lifecycle.saga_run WHERE id > $1::uuid AND jsonb_path_exists(input, '$.spec.workloads[*].env.*') ORDER BY id LIMIT $2`, s.run},
+		{"workspace", "lifecycle.secret_keys(spec, spec_digest)", s.workspace},
+		{"saga_run", "lifecycle.secret_keys(input->'spec', '')", s.run},
 	} {
-		n, err := s.each(ctx, kind.query, kind.seal)
+		n, err := s.each(ctx, fmt.Sprintf(listSQL, kind.table, kind.keys), kind.seal)
 		total += n
 		if err != nil {
-			return total, fmt.Errorf("seal stored %s: %w", kind.name, err)
+			failed = errors.Join(failed, fmt.Errorf("seal stored %ss: %w", kind.table, err))
 		}
 	}
 	n, err := s.keys(ctx)
 	if err != nil {
-		return total, fmt.Errorf("seal stored idempotency keys: %w", err)
+		failed = errors.Join(failed, fmt.Errorf("seal stored idempotency keys: %w", err))
 	}
-	return total + n, nil
+	return total + n, failed
 }
 
-// each seals the rows that a query lists by id, in order.
+// each seals the rows that a query lists by their keys and ids, in order.
 func (s *Sealer) each(ctx context.Context, query string, seal func(context.Context, string) (bool, error)) (int, error) {
-	total, last := 0, "00000000-0000-0000-0000-000000000000"
-	for {
-		rows, err := s.DB.Query(ctx, query, last, sealBatch)
-		if err != nil {
-			return total, fmt.Errorf("list: %w", err)
-		}
-		found, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			return total, fmt.Errorf("list: %w", err)
-		}
-		for _, id := range found {
-			changed, err := seal(ctx, id)
+	total := 0
+	var failed error
+	for _, part := range secretenv.Others(s.Secrets.First()) {
+		keys, last := part.From, part.FromID
+		for {
+			rows, err := s.DB.Query(ctx, query, keys, last, part.Below, sealBatch)
 			if err != nil {
-				return total, err
+				return total, fmt.Errorf("list: %w", err)
 			}
-			if changed {
-				total++
+			type row struct{ ID, Keys string }
+			found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+			if err != nil {
+				return total, fmt.Errorf("list: %w", err)
 			}
-			last = id
-		}
-		if len(found) < sealBatch {
-			return total, nil
+			for _, one := range found {
+				keys, last = one.Keys, one.ID
+				if !s.Secrets.HasAll(one.Keys) {
+					continue // a key that was given up for lost
+				}
+				changed, err := seal(ctx, one.ID)
+				if err != nil {
+					failed = errors.Join(failed, err)
+				}
+				if changed {
+					total++
+				}
+			}
+			if len(found) < sealBatch {
+				break
+			}
 		}
 	}
+	return total, failed
 }
 
-// workspace seals one workspace's spec and digest, and announces the row: what follows the log gets the new digest by the event.
+// KeyUse is how many rows need a key.
+type KeyUse struct {
+	ID   string
+	Rows int64
+}
+
+// Need returns how many rows need which key, by the ids of the keys. It reads every row that needs one.
+func (s *Sealer) Need(ctx context.Context) ([]KeyUse, error) {
+	rows, err := s.DB.Query(ctx, `SELECT k, sum(u.n)::bigint FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
+		WHERE k NOT IN ('', '!') GROUP BY k ORDER BY k`)
+	if err != nil {
+		return nil, fmt.Errorf("count rows by key of workload secrets: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowToStructByPos[KeyUse])
+	if err != nil {
+		return nil, fmt.Errorf("count rows by key of workload secrets: %w", err)
+	}
+	return out, nil
+}
+
+// Check refuses a set that lacks a key which rows need. Keys that are given up for lost are not asked for.
+func (s *Sealer) Check(ctx context.Context, lost []string) error {
+	need, err := s.Need(ctx)
+	if err != nil {
+		return err
+	}
+	var unmet []string
+	for _, use := range need {
+		if !s.Secrets.Has(use.ID) && !slices.Contains(lost, use.ID) {
+			unmet = append(unmet, fmt.Sprintf("workload_secrets_keys_file has key %s, which %d rows need", use.ID, use.Rows))
+		}
+	}
+	if len(unmet) == 0 {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN, "stored values need keys that workload_secrets_keys_file does not have",
+		fault.Unmet(unmet...), fault.Remedy("put the keys back at the end of the file, until `gpuaas migrate status` shows no row that needs them; "+
+			"if a key is lost, name it in workload_secrets_lost_keys: the workspaces whose values are under it are created anew"))
+}
+
+// workspace brings one workspace's spec and digest under the first key, and announces the row: what follows the log gets the new digest by the event.
 func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	changed := false
 	err := pg.InTx(ctx, s.DB, func(ctx context.Context, tx pgx.Tx) error {
@@ -94,15 +151,17 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 		if err != nil {
 			return fmt.Errorf("read workspace %s: %w", id, err)
 		}
-		sealed, plain, err := s.spec(raw, secretenv.Owner{TenantID: tenantID, WorkspaceID: id})
+		sealed, sum, err := s.spec(raw, digest, secretenv.Owner{TenantID: tenantID, WorkspaceID: id})
 		if err != nil {
 			return fmt.Errorf("workspace %s: %w", id, err)
 		}
-		sum, bare := secretenv.Bare(digest)
-		if !plain && !bare {
+		if sealed == nil {
 			return nil // another replica was here
 		}
-		if bare {
+		if bare, ok := secretenv.Bare(digest); ok {
+			sum = bare
+		}
+		if digest != "" {
 			if digest, err = s.Secrets.Digest(sum); err != nil {
 				return err //nolint:wrapcheck // it says what it did
 			}
@@ -137,9 +196,12 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	if err := json.Unmarshal(raw, &in); err != nil {
 		return false, fmt.Errorf("read input of run %s: %w", id, err)
 	}
-	sealed, plain, err := s.spec(in.Spec, owner)
-	if err != nil || !plain {
-		return false, err
+	sealed, _, err := s.spec(in.Spec, "", owner)
+	if err != nil {
+		return false, fmt.Errorf("run %s: %w", id, err)
+	}
+	if sealed == nil {
+		return false, nil
 	}
 	// Whatever else the input has stays. One that was amended meanwhile is read again by the next run of this.
 	tag, err := s.DB.Exec(ctx, `UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`,
@@ -150,24 +212,24 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	return tag.RowsAffected() > 0, nil
 }
 
-// spec seals a stored spec. The bool is false if it had no value in the clear.
-func (s *Sealer) spec(raw json.RawMessage, owner secretenv.Owner) (json.RawMessage, bool, error) {
+// spec brings a stored spec under the first key; nil if it is, and its digest too. The sum is that of the spec with its values.
+func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner) (json.RawMessage, secretenv.Sum, error) {
 	spec := &lifecyclev1.WorkspaceSpec{}
 	if err := names.UnmarshalInto(raw, spec); err != nil {
-		return nil, false, fmt.Errorf("read spec: %w", err)
+		return nil, "", fmt.Errorf("read spec: %w", err)
 	}
-	if !secretenv.Clear(spec) {
-		return raw, false, nil
+	if keys := secretenv.KeysOfSpec(spec, digest); keys == "" || keys == s.Secrets.First() {
+		return nil, "", nil
 	}
-	spec, err := s.Secrets.Seal(spec, owner)
+	spec, sum, err := s.Secrets.Reseal(spec, owner)
 	if err != nil {
-		return nil, false, err //nolint:wrapcheck // it says what it did
+		return nil, "", err //nolint:wrapcheck // it says what it did
 	}
 	out, err := names.MarshalJSON(spec)
 	if err != nil {
-		return nil, false, fmt.Errorf("encode spec: %w", err)
+		return nil, "", fmt.Errorf("encode spec: %w", err)
 	}
-	return out, true, nil
+	return out, sum, nil
 }
 
 // keys makes the digests of idempotency keys keyed.

@@ -1,0 +1,38 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// SecretKeyUse is how many rows of a kind need a key of workload secrets.
+type SecretKeyUse struct {
+	Key  string // its id; "(none)" for what is sealed under no key yet
+	Rows int64
+	What string
+}
+
+// SecretKeyUses returns which keys of workload secrets rows need, by key and kind of row. It returns none if the database is older than sealed values.
+func SecretKeyUses(ctx context.Context, ownerURL string) ([]SecretKeyUse, error) {
+	pool, err := ownerPool(ctx, ownerURL)
+	if err != nil {
+		return nil, fmt.Errorf("count rows by key: %w", err)
+	}
+	defer pool.Close()
+	var known bool
+	if err := pool.QueryRow(ctx, "SELECT to_regclass('lifecycle.secret_key_use') IS NOT NULL").Scan(&known); err != nil || !known {
+		return nil, err
+	}
+	rows, err := pool.Query(ctx, `SELECT replace(k, '!', '(none)'), sum(u.n)::bigint, u.what FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
+		WHERE k <> '' GROUP BY k, u.what ORDER BY k, u.what`)
+	if err != nil {
+		return nil, fmt.Errorf("count rows by key: %w", err)
+	}
+	out, err := pgx.CollectRows(rows, pgx.RowToStructByPos[SecretKeyUse])
+	if err != nil {
+		return nil, fmt.Errorf("count rows by key: %w", err)
+	}
+	return out, nil
+}

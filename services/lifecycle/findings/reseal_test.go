@@ -1,0 +1,181 @@
+package findings
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+)
+
+// sealing is what a replica with a key file of these lines works with.
+func (b *bed) sealing(lines ...string) (*secretenv.Keys, *workspace.Sealer, *task.Server) {
+	b.t.Helper()
+	keys, err := secretenv.Parse(strings.Join(lines, "\n"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	db := b.db.Pool(pg.RoleLifecycle)
+	return keys, &workspace.Sealer{DB: db, Secrets: keys, Committed: func() { b.core.Committed() }}, task.NewServer(task.Deps{DB: db, Secrets: keys, Key: puppetKey})
+}
+
+// needs returns how many rows need a key.
+func (b *bed) needs(s *workspace.Sealer, key string) int64 {
+	b.t.Helper()
+	need, err := s.Need(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, use := range need {
+		if use.ID == key {
+			return use.Rows
+		}
+	}
+	return 0
+}
+
+// plan returns how Postgres runs a statement.
+func (b *bed) plan(sql string, args ...any) string {
+	b.t.Helper()
+	rows, err := b.db.OwnerPool().Query(b.t.Context(), "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) "+sql, args...)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// TestAFormerKeyMayLeave: a new first key takes over every row, and then a start without the former one is not refused.
+func TestAFormerKeyMayLeave(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	b.numbered()
+	wantOnly(t, b.seen())
+	spec, sum := b.asBefore(id)
+	_, sealer, tasks := b.sealing(b.keyLine)
+	if _, err := sealer.Seal(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tasks.SealStored(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The database and lifecycle read the same keys from a row.
+	w, err := saga.GetWorkspace(t.Context(), b.db.Pool(pg.RoleLifecycle), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := &lifecyclev1.WorkspaceSpec{}
+	if err := names.UnmarshalInto(w.Spec, stored); err != nil {
+		t.Fatal(err)
+	}
+	read := b.text(`SELECT lifecycle.secret_keys(spec, spec_digest) FROM lifecycle.workspace WHERE id = $1`, id)
+	if want := secretenv.KeysOfSpec(stored, w.SpecDigest); read != want || want != b.keys.First() {
+		t.Errorf("the database reads the keys %q, want %q", read, want)
+	}
+
+	next := secretenv.NewKey()
+	_, alone, _ := b.sealing(next)
+	refused := alone.Check(t.Context(), nil)
+	e, _ := fault.As(refused)
+	if !fault.Has(refused, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) || !strings.Contains(strings.Join(e.Unmet, ""), b.keys.First()) ||
+		!strings.Contains(e.Remedy, "workload_secrets_lost_keys") {
+		t.Errorf("a start without a key that rows need: %v", refused)
+	}
+	if err := alone.Check(t.Context(), []string{b.keys.First()}); err != nil {
+		t.Errorf("a key that was given up for lost: %v", err)
+	}
+
+	keys, both, tasks := b.sealing(next, b.keyLine)
+	need := b.needs(both, b.keys.First())
+	// The digest of an idempotency key has no spec from which it could be made again: it needs its key until it goes, after 30 days.
+	left := int64(1)
+	if need < 4 {
+		t.Fatalf("%d rows need the former key", need)
+	}
+	rows, err := both.Seal(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	queued, err := tasks.SealStored(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int64(rows+queued) != need-left || queued == 0 {
+		t.Errorf("%d rows and %d tasks were sealed, want %d", rows, queued, need-left)
+	}
+	if got := b.needs(both, b.keys.First()); got != left {
+		t.Errorf("%d rows still need the former key, want %d", got, left)
+	}
+	if rows, err := both.Seal(t.Context()); rows != 0 || err != nil {
+		t.Errorf("%d rows were sealed again: %v", rows, err)
+	}
+	if queued, err := tasks.SealStored(t.Context()); queued != 0 || err != nil {
+		t.Errorf("%d tasks were sealed again: %v", queued, err)
+	}
+	if _, err := b.db.OwnerPool().Exec(t.Context(), `DELETE FROM lifecycle.operation_key`); err != nil {
+		t.Fatal(err)
+	}
+	if err := alone.Check(t.Context(), nil); err != nil {
+		t.Errorf("a start without the former key: %v", err)
+	}
+	// The new key alone opens the values and knows the digest.
+	if w, err = saga.GetWorkspace(t.Context(), b.db.Pool(pg.RoleLifecycle), id); err != nil {
+		t.Fatal(err)
+	}
+	if same, err := alone.Secrets.Matches(w.SpecDigest, sum); !same || err != nil {
+		t.Errorf("the digest is of another spec: %v", err)
+	}
+	if err := names.UnmarshalInto(w.Spec, stored); err != nil {
+		t.Fatal(err)
+	}
+	deploy := &nodev1.WorkloadDeploy{Workload: stored.GetWorkloads()[0]}
+	if err := alone.Secrets.OpenDeploy(deploy, secretenv.Owner{TenantID: w.TenantID, WorkspaceID: id}); err != nil ||
+		deploy.GetWorkload().GetEnv()["FOO"] != spec.GetWorkloads()[0].GetEnv()["FOO"] {
+		t.Errorf("under the new key: %v, %v", deploy.GetWorkload(), err)
+	}
+	if uses, err := pg.SecretKeyUses(t.Context(), b.db.URL(pg.RoleOwner)); err != nil || len(uses) == 0 || uses[0].Key != keys.First() {
+		t.Errorf("the status of the keys: %v, %v", uses, err)
+	}
+	b.numbered()
+	wantOnly(t, b.seen())
+}
+
+// TestWhatIsSealedIsNotRead: what is under the first key costs the next round nothing, however much of it there is.
+func TestWhatIsSealedIsNotRead(t *testing.T) {
+	b := newBed(t, Config{})
+	_, sealer, tasks := b.sealing(b.keyLine)
+	owner := b.db.OwnerPool()
+	first := b.keys.First()
+	if _, err := owner.Exec(t.Context(), `INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, secret_keys)
+		SELECT gen_random_uuid(), 'workload.deploy', gen_random_uuid(), 'expired', 'k' || i, '\x01', mesh.clock(), $1 FROM generate_series(1, 5000) i`, first); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Exec(t.Context(), `ANALYZE lifecycle.task`); err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range secretenv.Others(first) {
+		plan := b.plan(task.StoredSQL, part.From, part.FromID, part.Below, 100)
+		if !strings.Contains(plan, "task_secret_keys") || strings.Contains(plan, "Seq Scan") || !strings.Contains(plan, "rows=0 ") {
+			t.Errorf("the deploys that are not under the first key are read by\n%s", plan)
+		}
+	}
+	if n, err := tasks.SealStored(t.Context()); n != 0 || err != nil {
+		t.Errorf("%d: %v", n, err)
+	}
+	if n, err := sealer.Seal(t.Context()); n != 0 || err != nil {
+		t.Errorf("%d: %v", n, err)
+	}
+}
