@@ -1,0 +1,77 @@
+package saga_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// TestABudgetEndsWhatStandsInTheWay: an attempt waits on beside a failure that ends nothing. When its budget is used up it fails as late, with that failure
+// and the last output, whether the step looks once more before or not.
+func TestABudgetEndsWhatStandsInTheWay(t *testing.T) {
+	testkit.IO(t)
+	const said, words, budget = "workload main exited with status 7", "no such file: model.bin", 2 * time.Hour
+	var looks atomic.Int32
+	steps := pureSteps("wait")
+	steps[0].Budget, steps[0].Retry = budget, saga.RetryPolicy{Attempts: 1}
+	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		looks.Add(1)
+		return saga.Wait(saga.WaitFor{For: 1000 * time.Hour, Why: said, WakeOnSignal: true, Meanwhile: &saga.StepError{
+			Layer: commonv1.OwnerLayer_OWNER_LAYER_WORKLOAD, Reason: commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP, Public: said, LastOutput: words,
+		}}), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), Deadline: 100 * time.Hour})
+	b.drive(b.config("a"))
+	_, id := b.create("toy")
+	r := b.await(id, 10*time.Second, "waiting")
+	attempt := func() saga.Attempt {
+		t.Helper()
+		all, err := saga.Timeline(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range all {
+			if a.Name == "wait" && a.Dir == "do" {
+				return a
+			}
+		}
+		t.Fatalf("no attempt in %+v", all)
+		return saga.Attempt{}
+	}
+	if a := attempt(); a.State != "waiting" || a.Error != said || a.ErrorLayer != "workload" || a.LastOutput != words {
+		t.Errorf("while it waits: %+v", a)
+	}
+	if r.WhyWaiting != said {
+		t.Errorf("the run waits for %q", r.WhyWaiting)
+	}
+	// Woken within the budget it looks again and waits on, in the same attempt.
+	before := looks.Load()
+	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 10*time.Second, func() error {
+		if looks.Load() == before || b.run(id).State != "waiting" {
+			return errBoom
+		}
+		return nil
+	})
+	if a := attempt(); a.Attempt != 1 || a.State != "waiting" {
+		t.Errorf("after another look: %+v", a)
+	}
+	testkit.SetClockOffset(b.db, budget+time.Minute)
+	b.await(id, 10*time.Second, "failed")
+	a := attempt()
+	if a.State != "failed" || a.ErrorCode != "deadline_of_step_exceeded" || !strings.Contains(a.Error, said) || !strings.Contains(a.Error, "2h0m0s") ||
+		a.LastOutput != words {
+		t.Errorf("after its budget: %+v", a)
+	}
+}
