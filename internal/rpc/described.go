@@ -28,7 +28,7 @@ func described(services []string) (*protoregistry.Files, error) {
 		d.needService(service)
 	}
 	for _, file := range roots {
-		if _, err := d.build(file); err != nil {
+		if err := d.build(file); err != nil {
 			return nil, err
 		}
 	}
@@ -138,9 +138,9 @@ func (d *description) needField(field protoreflect.FieldDescriptor) {
 }
 
 // build makes the descriptor of a file from what is needed of it and of its imports.
-func (d *description) build(file protoreflect.FileDescriptor) (protoreflect.FileDescriptor, error) {
-	if done, err := d.out.FindFileByPath(file.Path()); err == nil {
-		return done, nil
+func (d *description) build(file protoreflect.FileDescriptor) error {
+	if _, err := d.out.FindFileByPath(file.Path()); err == nil {
+		return nil
 	}
 	raw := protodesc.ToFileDescriptorProto(file)
 	if !d.whole[file.Path()] {
@@ -152,8 +152,8 @@ func (d *description) build(file protoreflect.FileDescriptor) (protoreflect.File
 		if !d.whole[one.Path()] && !d.anyNeeded(one) {
 			continue
 		}
-		if _, err := d.build(one.FileDescriptor); err != nil {
-			return nil, err
+		if err := d.build(one.FileDescriptor); err != nil {
+			return err
 		}
 		if one.IsPublic {
 			raw.PublicDependency = append(raw.PublicDependency, int32(len(raw.GetDependency()))) //nolint:gosec // a few
@@ -162,9 +162,9 @@ func (d *description) build(file protoreflect.FileDescriptor) (protoreflect.File
 	}
 	out, err := protodesc.NewFile(raw, d.out)
 	if err != nil {
-		return nil, fmt.Errorf("describe %s: %w", file.Path(), err)
+		return fmt.Errorf("describe %s: %w", file.Path(), err)
 	}
-	return out, d.out.RegisterFile(out) //nolint:wrapcheck // it names the file
+	return d.out.RegisterFile(out) //nolint:wrapcheck // it names the file
 }
 
 // cut leaves of a file what is needed.

@@ -57,7 +57,7 @@ func (m Mask) Margin() int {
 }
 
 // Around reports whether so much is seen before window[from:to] and behind it that Piece finds every value that reaches into the piece.
-func (m Mask) Around(window []byte, from, to int) (before, behind bool) {
+func (m Mask) Around(window []byte, from, to int) (bool, bool) {
 	margin := m.Margin()
 	if margin == 0 {
 		return true, true

@@ -111,8 +111,10 @@ func TestMaskAcrossPieces(t *testing.T) {
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	m := showable.NewMask([]string{"S3CR3T-alpha"})
-	for in, want := range map[string]int{"": 0, "x S3CR": 4, "x S": 1, "x S3CR3T-alpha": 0, "nothing": 0, "S3CR3T-alphaS3": 2,
-		"x S\x1b[1m3\x1b[0": 9, "x S3CR3T\x1b[m-alpha\x1b[m": 0, "x \x1b[0": 3, "x\xc3": 1} {
+	for in, want := range map[string]int{
+		"": 0, "x S3CR": 4, "x S": 1, "x S3CR3T-alpha": 0, "nothing": 0, "S3CR3T-alphaS3": 2,
+		"x S\x1b[1m3\x1b[0": 9, "x S3CR3T\x1b[m-alpha\x1b[m": 0, "x \x1b[0": 3, "x\xc3": 1,
+	} {
 		if got := m.Held([]byte(in)); got != want {
 			t.Errorf("%q: %d, want %d", in, got, want)
 		}

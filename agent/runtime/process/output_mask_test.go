@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -53,7 +54,7 @@ func (r *reader) read(t checker, most int) bool {
 		t.Fatalf("at offset %d of %d: there is more, and the next piece begins where this one did", r.cursor.GetOffset(), sizeOf(r.out.path))
 	}
 	r.cursor, r.data = got.GetNext(), append(r.data, got.GetData()...)
-	data := append(r.carried, got.GetData()...)
+	data := slices.Concat(r.carried, got.GetData())
 	keep := showable.Unfinished(data)
 	r.shown.WriteString(showable.Clean(data[:len(data)-keep]))
 	r.carried = append([]byte(nil), data[len(data)-keep:]...)

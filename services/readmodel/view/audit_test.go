@@ -25,9 +25,17 @@ func TestAuditNamesItsSubjects(t *testing.T) {
 	}
 	of := "alpha/" + k.A.WorkspaceName
 	subjects := []struct{ kind, id, name, tenants string }{
-		{"tenant", k.A.ID, "alpha", "alpha"}, {"person", someone, "robot", "robot"}, {"person", "robot", "", ""}, {"instance", k.A.InstanceID, of, of},
-		{"allocation", k.A.AllocationID, of, ""}, {"task", k.A.TaskID, k.A.NodeName, ""}, {"run", k.A.RunID, of, of}, {"tenant", ids.New(), "", ""},
-		{"policy", "saga.retry_limit", "", ""}, {"tenant", k.B.ID, "beta", ""}, {"instance", k.B.InstanceID, "beta/" + k.B.WorkspaceName, ""},
+		{"tenant", k.A.ID, "alpha", "alpha"},
+		{"person", someone, "robot", "robot"},
+		{"person", "robot", "", ""},
+		{"instance", k.A.InstanceID, of, of},
+		{"allocation", k.A.AllocationID, of, ""},
+		{"task", k.A.TaskID, k.A.NodeName, ""},
+		{"run", k.A.RunID, of, of},
+		{"tenant", ids.New(), "", ""},
+		{"policy", "saga.retry_limit", "", ""},
+		{"tenant", k.B.ID, "beta", ""},
+		{"instance", k.B.InstanceID, "beta/" + k.B.WorkspaceName, ""},
 	}
 	for i, s := range subjects {
 		entry := fmt.Sprintf(`{"action": "some.thing", "subject_type": %q, "subject_id": %q, "tenant_id": %q}`, s.kind, s.id, k.A.ID)
