@@ -12,7 +12,6 @@ require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/anishathalye/porcupine v1.0.3
 	github.com/charmbracelet/x/ansi v0.11.8
-	github.com/cli/go-gh/v2 v2.17.0
 	github.com/compose-spec/compose-go/v2 v2.16.2
 	github.com/go-chi/chi/v5 v5.2.5
 	github.com/go-viper/mapstructure/v2 v2.4.0

@@ -10,7 +10,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/cli/go-gh/v2/pkg/jq"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
@@ -42,7 +41,7 @@ const (
 // printer writes data to out in the form that was asked for, and notes for people to err.
 type printer struct {
 	format   string
-	jq       string
+	filter   func(raw []byte, indent string) error // prints what --jq makes of JSON; nil without it
 	out      io.Writer
 	err      io.Writer
 	tty      bool // out is a terminal
@@ -159,15 +158,12 @@ func members(fields ...member) []byte {
 // document prints JSON data in the form that was asked for, through the filter if there is one.
 func (pr *printer) document(raw []byte) error {
 	switch {
-	case pr.jq != "":
+	case pr.filter != nil:
 		indent := ""
 		if pr.format == formatJSON && pr.tty {
 			indent = "  "
 		}
-		if err := jq.EvaluateFormatted(bytes.NewReader(raw), pr.out, pr.jq, indent, false); err != nil {
-			return Usage(fmt.Errorf("--jq: %w", err))
-		}
-		return nil
+		return pr.filter(raw, indent)
 	case pr.format == formatYAML:
 		text, err := yaml.JSONToYAML(raw)
 		if err != nil {

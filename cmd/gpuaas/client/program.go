@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/itchyny/gojq"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -132,12 +131,12 @@ func (p *Program) run(fn handler) func(*cobra.Command, []string) error {
 // local is run without a connection.
 func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		pr, err := p.printer(cmd)
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		pr, err := p.printer(ctx, cmd)
 		if err != nil {
 			return err
 		}
-		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-		defer stop()
 		err = fn(ctx, pr, args)
 		if e, refused := fault.As(err); err != nil && ctx.Err() != nil && (!refused || e.CorrelationID == "") {
 			if _, told := errors.AsType[*exitError](err); !told {
@@ -148,20 +147,22 @@ func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string)
 	}
 }
 
-// printer checks the flags of the output.
-func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
+// printer checks the flags of the output. The end of ctx ends a filter of it.
+func (p *Program) printer(ctx context.Context, cmd *cobra.Command) (*printer, error) {
 	out := cmd.OutOrStdout()
 	pr := &printer{
-		format: p.output, jq: p.jq, out: out, err: cmd.ErrOrStderr(), now: p.now, width: 120,
+		format: p.output, out: out, err: cmd.ErrOrStderr(), now: p.now, width: 120,
 		in: terminalOf(cmd), sure: set(cmd, "yes") || dryRun(cmd),
 	}
 	if !known(p.output) {
 		return nil, Usage(fmt.Errorf("--output %q is none of %s", p.output, strings.Join(formats, ", ")))
 	}
 	if p.jq != "" {
-		if err := checkFilter(p.jq); err != nil {
+		filter, err := newFilter(p.jq)
+		if err != nil {
 			return nil, Usage(fmt.Errorf("--jq: %w", err))
 		}
+		pr.filter = func(raw []byte, indent string) error { return filter.run(ctx, raw, out, indent) }
 		switch {
 		case !cmd.Flags().Changed("output"):
 			pr.format = formatJSON
@@ -186,18 +187,6 @@ func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 		return nil, Usage(fmt.Errorf("--time-format %q is none of %s, %s, %s", p.timeFormat, timeAuto, timeRelative, timeISO))
 	}
 	return pr, nil
-}
-
-// checkFilter refuses a jq expression that cannot be run, before anything is asked for it.
-func checkFilter(expression string) error {
-	query, err := gojq.Parse(expression)
-	if err != nil {
-		return fmt.Errorf("%q is no jq expression: %w", expression, err)
-	}
-	if _, err := gojq.Compile(query, gojq.WithEnvironLoader(os.Environ)); err != nil {
-		return fmt.Errorf("%q cannot be run: %w", expression, err)
-	}
-	return nil
 }
 
 // UnknownCommand is a subcommand that cmd does not have, with those that were perhaps meant.

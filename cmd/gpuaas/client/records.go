@@ -1,8 +1,12 @@
 package client
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -20,10 +24,21 @@ type Column[T any] struct {
 
 // Records prints items that are no messages of the API in the form that was asked for; as data they are what encoding/json makes of them.
 func Records[T any](p *Program, cmd *cobra.Command, name func(T) string, columns []Column[T], items []T) error {
-	pr, err := p.printer(cmd)
+	// What ended the command's work does not end the print of what came of it; another signal does.
+	ctx, stop := signal.NotifyContext(context.WithoutCancel(cmd.Context()), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	pr, err := p.printer(ctx, cmd)
 	if err != nil {
 		return err
 	}
+	err = records(pr, name, columns, items)
+	if err != nil && ctx.Err() != nil {
+		return interrupted("interrupted")
+	}
+	return err
+}
+
+func records[T any](pr *printer, name func(T) string, columns []Column[T], items []T) error {
 	switch pr.format {
 	case formatName:
 		for _, item := range items {
@@ -63,7 +78,7 @@ func (p *Program) Named() bool { return p.context != "" || p.server != "" }
 
 // Person connects to the mesh that the flags, the environment and the context name. Close ends it.
 func (p *Program) Person(cmd *cobra.Command) (*person.Client, error) {
-	pr, err := p.printer(cmd)
+	pr, err := p.printer(cmd.Context(), cmd)
 	if err != nil {
 		return nil, err
 	}

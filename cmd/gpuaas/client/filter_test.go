@@ -1,0 +1,115 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// endless is an output whose reader interrupts the command after its first line. It fails once far more came.
+type endless struct {
+	interrupt context.CancelFunc
+	after     int
+}
+
+var errWentOn = errors.New("it goes on after the interrupt")
+
+func (e *endless) Write(p []byte) (int, error) {
+	e.interrupt()
+	if e.after += len(p); e.after > 1<<22 {
+		return 0, errWentOn
+	}
+	return len(p), nil
+}
+
+// TestEndlessFilterIsInterrupted: Ctrl-C ends an expression of --jq that has no end, with the exit code and the one line of an interrupt.
+func TestEndlessFilterIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var errOut bytes.Buffer
+	program := New()
+	root := &cobra.Command{Use: "gpuaas"}
+	program.Attach(root)
+	root.SetArgs([]string{"explain", "reason", "--jq", "repeat(.)"})
+	root.SetOut(&endless{interrupt: cancel})
+	root.SetErr(&errOut)
+	err := root.ExecuteContext(ctx)
+	Report(&errOut, err, false)
+	if Exit(err) != ExitInterrupted || errOut.String() != "interrupted\n" {
+		t.Errorf("exit %d, printed %q", Exit(err), errOut.String())
+	}
+}
+
+// TestFilterThatCollectsIsInterrupted: an expression that prints nothing and only fills memory ends as well.
+func TestFilterThatCollectsIsInterrupted(t *testing.T) {
+	f, err := newFilter("[range(1e12)]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := time.AfterFunc(10*time.Millisecond, func() { cancel(errDone) })
+	defer stop.Stop()
+	var out bytes.Buffer
+	if err := f.run(ctx, []byte(`{}`), &out, ""); !errors.Is(err, errDone) || out.Len() > 0 {
+		t.Errorf("%v, printed %q", err, out.String())
+	}
+}
+
+// TestFilterIsBoundInMemory: an expression that collects without end is refused once it takes more than it may.
+func TestFilterIsBoundInMemory(t *testing.T) {
+	f, err := newFilter("[range(1e12)]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.memory = 16 << 20
+	var out bytes.Buffer
+	err = f.run(t.Context(), []byte(`{}`), &out, "")
+	if Exit(err) != ExitUsage || !strings.Contains(err.Error(), "more than 16Mi of memory") || out.Len() > 0 {
+		t.Errorf("%v, printed %q", err, out.String())
+	}
+}
+
+// stuck is an output that nobody reads.
+type stuck struct{ release chan struct{} }
+
+func (s *stuck) Write(p []byte) (int, error) {
+	<-s.release
+	return len(p), nil
+}
+
+// TestInterruptDoesNotWaitForAReader: an expression whose output is not read ends too.
+func TestInterruptDoesNotWaitForAReader(t *testing.T) {
+	f, err := newFilter(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errDone)
+	out := &stuck{release: make(chan struct{})}
+	defer close(out.release)
+	if err := f.run(ctx, []byte(`{}`), out, ""); !errors.Is(err, errDone) {
+		t.Error(err)
+	}
+}
+
+// TestFilteredValues: a text stands as it is, and everything else as JSON.
+func TestFilteredValues(t *testing.T) {
+	for expression, want := range map[string]string{
+		`"a\"b"`: "a\"b\n", "null": "\n", "1e3": "1000\n", "1.5": "1.50\n", "true": "true\n", `{a:[1]}`: `{"a":[1]}` + "\n", "empty": "", "1,2": "1\n2\n",
+		"1, halt, 2": "1\n",
+	} {
+		f, err := newFilter(expression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if err := f.run(t.Context(), []byte(`{}`), &out, ""); err != nil || out.String() != want {
+			t.Errorf("%s: %q, %v", expression, out.String(), err)
+		}
+	}
+}
