@@ -13,12 +13,13 @@ import (
 var auditView = view[*readmodelv1.AuditRow]{
 	name: func(a *readmodelv1.AuditRow) string { return number(a.GetNumber()) },
 	columns: []column[*readmodelv1.AuditRow]{
-		{title: "NUMBER", path: "number"},
-		{title: "AT", drop: 3, moves: true, path: "entry.at"},
+		{title: "NUMBER", drop: 3, path: "number"},
+		{title: "AT", moves: true, path: "entry.at"},
 		{title: "ACTION", path: "entry.action"},
 		{title: "OUTCOME", path: "entry.outcome"},
-		{title: "ACTOR", drop: 1, path: "entry.actor"},
-		{title: "SUBJECT", id: true, path: "entry.subject_type entry.subject_id workspace node_name subject_name", as: subject},
+		{title: "ACTOR", path: "entry.actor"},
+		{title: "ACTOR", path: "entry.actor"},
+		{title: "SUBJECT", drop: 1, id: true, path: "entry.subject_type entry.subject_id workspace node_name subject_name", as: subject},
 		{title: "TIMES", drop: 4, path: "entry.count", as: nonzero},
 		{title: "REASON", drop: 2, text: true, path: "entry.reason"},
 		{title: "SOURCE", path: "source", wide: true},

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -29,6 +30,9 @@ type column[T any] struct {
 	// moves marks what changes all the time: it does not make a row a changed one.
 	moves bool
 }
+
+// optional reports whether the column may be left out where the table is too wide.
+func (c column[T]) optional() bool { return c.drop > 0 || c.text }
 
 // form prints the fields of a column.
 type form func(pr *printer, fields []field) string
@@ -199,6 +203,11 @@ func subject(pr *printer, fields []field) string {
 		}
 	}
 	return strings.TrimSpace(kind + " " + name)
+}
+
+// undone prints the name of a step, and says so if it is the undo of it. The fields are the name and the direction.
+func undone(pr *printer, fields []field) string {
+	return onlyIf(plain(pr, fields[1:]) == names.Of(commonv1.Direction_DIRECTION_UNDO), "undo ") + plain(pr, fields)
 }
 
 // layered prints an error behind the layer whose it is: the fields are the layer and the texts of which the first that is set counts.

@@ -78,9 +78,9 @@ var componentColumns = []column[*readmodelv1.ComponentStatus]{
 	}},
 	{title: "SINCE", drop: 3, moves: true, path: "since"},
 	{title: "DETAIL", text: true, path: "detail"},
-	{title: "OBSERVED", drop: 4, moves: true, path: "observed_at"},
+	{title: "OBSERVED", moves: true, path: "observed_at", wide: true},
 	{title: "REASON", path: "reason", wide: true},
-	{title: "NEXT ACTION", drop: 2, path: "next_action"},
+	{title: "NEXT ACTION", drop: 2, text: true, path: "next_action"},
 }
 
 var policyView = view[*recoveryv1.PolicyKey]{

@@ -12,6 +12,8 @@ const (
 	between = "  "
 	// leastText is how narrow a free text may become before it goes like an optional column.
 	leastText = 12
+	// textShare is the part of the width, one in so many, that a free text has before an optional column goes.
+	textShare = 5
 	cut       = "..."
 )
 
@@ -32,11 +34,8 @@ func newSheet[T any](pr *printer, columns []column[T], items []T) (*sheet[T], []
 		return s, cells
 	}
 	s.widths = make([]int, len(s.columns))
-	for i, c := range s.columns {
-		s.widths[i] = ansi.StringWidth(c.title)
-		for _, row := range cells {
-			s.widths[i] = max(s.widths[i], ansi.StringWidth(row[i]))
-		}
+	for i := range s.columns {
+		s.widths[i] = s.natural(i, cells)
 	}
 	if pr.format != formatWide {
 		cells = s.fit(cells)
@@ -65,11 +64,24 @@ func (s *sheet[T]) cells(items []T) [][]string {
 	return out
 }
 
-// fit takes columns away until the table is as narrow as the terminal: empty ones, then optional ones in their order, then free text. Free text is cut
-// instead if enough of it stays.
+// fit makes the table as narrow as the terminal. Empty columns go first. Then free text is cut to its share, so that a long error does not cost the
+// columns beside it, and optional columns go in their order. What room is left then is the text's again.
 func (s *sheet[T]) fit(cells [][]string) [][]string {
+	empty := func(i int) bool { return !slices.ContainsFunc(cells, func(row []string) bool { return row[i] != "" }) }
 	for s.total() > s.pr.width {
-		i := s.expendable(cells)
+		i := s.expendable(empty)
+		if i < 0 {
+			break
+		}
+		cells = s.without(i, cells)
+	}
+	for i, c := range s.columns {
+		if over := s.total() - s.pr.width; c.text && over > 0 {
+			s.widths[i] = max(s.widths[i]-over, min(s.widths[i], max(s.pr.width/textShare, leastText, len(c.title))))
+		}
+	}
+	for s.total() > s.pr.width {
+		i := s.expendable(func(int) bool { return true })
 		if i < 0 {
 			break
 		}
@@ -79,7 +91,21 @@ func (s *sheet[T]) fit(cells [][]string) [][]string {
 		}
 		cells = s.without(i, cells)
 	}
+	for i, c := range s.columns {
+		if room := s.pr.width - s.total(); c.text && room > 0 {
+			s.widths[i] = min(s.widths[i]+room, s.natural(i, cells))
+		}
+	}
 	return cells
+}
+
+// natural is how wide a column is if nothing of it is cut.
+func (s *sheet[T]) natural(i int, cells [][]string) int {
+	width := ansi.StringWidth(s.columns[i].title)
+	for _, row := range cells {
+		width = max(width, ansi.StringWidth(row[i]))
+	}
+	return width
 }
 
 func (s *sheet[T]) total() int {
@@ -90,16 +116,12 @@ func (s *sheet[T]) total() int {
 	return total
 }
 
-// expendable is the column that goes next, -1 if none may.
-func (s *sheet[T]) expendable(cells [][]string) int {
-	next, nextEmpty := -1, false
+// expendable is the optional column that goes next of those that may, -1 if there is none.
+func (s *sheet[T]) expendable(may func(i int) bool) int {
+	next := -1
 	for i, c := range s.columns {
-		if c.drop == 0 && !c.text {
-			continue
-		}
-		empty := !slices.ContainsFunc(cells, func(row []string) bool { return row[i] != "" })
-		if next < 0 || (empty && !nextEmpty) || (empty == nextEmpty && c.drop > s.columns[next].drop) {
-			next, nextEmpty = i, empty
+		if c.optional() && may(i) && (next < 0 || c.drop > s.columns[next].drop) {
+			next = i
 		}
 	}
 	return next

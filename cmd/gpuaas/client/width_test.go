@@ -62,7 +62,7 @@ func longLists() []shown {
 				WorkspaceId: uuidTwo, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1, StateAt: ago(30 * time.Hour),
 				UserState: commonv1.UserState_USER_STATE_NORMAL, AgentConnected: true, NodeName: "box-91c2ba66a743-1",
 			}),
-		listed("timeline", timelineView, []string{"Wait for workloads ready", "failed (stalled)", "succeeded"},
+		listed("timeline", timelineView, []string{"undo Wait for workloads ready", "failed (stalled)", "succeeded"},
 			&readmodelv1.TimelineItem{
 				Step: "1", Name: "Reserve a slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
 				StartedAt: ago(time.Hour), DurationSeconds: 0.25,
@@ -70,6 +70,10 @@ func longLists() []shown {
 			&readmodelv1.TimelineItem{
 				Step: "7", Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 2, State: commonv1.AttemptState_ATTEMPT_STATE_FAILED,
 				Stalled: true, StartedAt: ago(30 * time.Minute), DurationSeconds: 1800, Error: longError, ErrorLayer: commonv1.OwnerLayer_OWNER_LAYER_RUNTIME,
+			},
+			&readmodelv1.TimelineItem{
+				Step: "7", Name: "Wait for workloads ready", Direction: commonv1.Direction_DIRECTION_UNDO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
+				StartedAt: ago(time.Minute), DurationSeconds: 0.5,
 			}),
 		listed("runs", runView, []string{"retry", "0f4e1b6a9d31", "succeeded"},
 			&readmodelv1.RunBrief{
@@ -125,7 +129,7 @@ func longLists() []shown {
 				RecordId: uuidOne, Workspace: "research-platform/canary-7f3a91c2-training-run", DetectedAt: ago(26 * time.Hour), Step: "Wait for workloads ready",
 				WhatWorked: "by itself", TotalSeconds: 1198, WithheldBecause: "the fleet brake is engaged", NextAt: ago(-time.Minute),
 			}),
-		listed("audit", auditView, []string{"1048576", "workspace.decommission", "refused", "workspace acme/canary-7f3a91c2"},
+		listed("audit", auditView, []string{"1h0m ago", "ana.maria.longname@example.org", "workspace.decommission", "refused"},
 			&readmodelv1.AuditRow{Number: 1048576, Workspace: "acme/canary-7f3a91c2", Entry: &commonv1.AuditEntry{
 				At: ago(time.Hour), Action: "workspace.decommission", Outcome: "refused", Actor: "ana.maria.longname@example.org", SubjectType: "workspace", SubjectId: uuidTwo,
 				Count: 12, Reason: "the workspace belongs to another tenant, and the person may not operate it",
@@ -207,6 +211,25 @@ func TestGoldenWidths(t *testing.T) {
 				t.Errorf("%s differs (%v):\n%s", path, err, whole.String())
 			}
 		})
+	}
+}
+
+// TestLongTextCostsNoColumns: a long error is cut before the columns beside it go.
+func TestLongTextCostsNoColumns(t *testing.T) {
+	var out bytes.Buffer
+	failed := &readmodelv1.Workspace{
+		WorkspaceId: uuidOne, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED, Epoch: 3, StateAt: ago(time.Minute),
+		UserState: commonv1.UserState_USER_STATE_NORMAL, LastError: longError,
+	}
+	if err := list(terminal(&out, 80), workspaceView, []*readmodelv1.Workspace{failed}, ""); err != nil {
+		t.Fatal(err)
+	}
+	header, row, _ := strings.Cut(out.String(), "\n")
+	if diff := cmp.Diff("TENANT NAME STATE USER STATE EPOCH SINCE LAST ERROR", strings.Join(strings.Fields(header), " ")); diff != "" {
+		t.Errorf("columns (-want +got):\n%s\n%s", diff, out.String())
+	}
+	if got := ansi.StringWidth(strings.TrimSuffix(row, "\n")); got != 80 || !strings.Contains(row, "launch_box: the box") {
+		t.Errorf("the error does not fill the width: %d\n%s", got, out.String())
 	}
 }
 

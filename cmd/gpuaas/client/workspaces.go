@@ -197,18 +197,18 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 	name: (*readmodelv1.TimelineItem).GetName,
 	columns: []column[*readmodelv1.TimelineItem]{
 		{title: "STEP", path: "step"},
-		{title: "NAME", path: "name"},
-		{title: "DIRECTION", drop: 6, path: "direction"},
-		{title: "ATTEMPT", drop: 3, path: "attempt", as: nonzero},
+		{title: "NAME", path: "name direction", as: undone},
+		{title: "DIRECTION", path: "direction", wide: true},
+		{title: "ATTEMPT", drop: 1, path: "attempt", as: nonzero},
 		{title: "STATE", of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			return or(word(i.GetState()), "not begun") + onlyIf(i.GetStalled(), " (stalled)")
 		}},
-		{title: "STARTED", drop: 5, moves: true, path: "started_at"},
+		{title: "STARTED", drop: 4, moves: true, path: "started_at"},
 		{title: "DURATION", drop: 2, moves: true, path: "duration_seconds"},
-		{title: "HEARTBEAT", drop: 7, moves: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
+		{title: "HEARTBEAT", drop: 5, moves: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			return onlyIf(i.GetHeartbeatAgeSeconds() > 0, seconds(i.GetHeartbeatAgeSeconds())+" ago")
 		}},
-		{title: "PROGRESS", drop: 4, path: "progress"},
+		{title: "PROGRESS", drop: 3, path: "progress"},
 		{title: "ERROR", text: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := word(i.GetErrorLayer())
 			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
@@ -304,9 +304,9 @@ var actionView = view[*lifecyclev1.ActionOption]{
 			}
 			return "not now"
 		}},
-		{title: "WHAT IT WOULD DO", drop: 2, path: "consequence"},
+		{title: "WHAT IT WOULD DO", drop: 1, path: "consequence"},
 		{title: "UNMET", text: true, of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
-		{title: "REASON", drop: 1, path: "reason"},
+		{title: "REASON", path: "reason", wide: true},
 	},
 }
 
