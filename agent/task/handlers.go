@@ -163,7 +163,7 @@ func (d HandlerDeps) deploy(ctx context.Context, t *Task, _ Progress) (proto.Mes
 		}
 		if !found {
 			return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the workload's storage is not allocated on this node",
-				fault.Unmet(fmt.Sprintf("storage %q is allocated", name)))
+				fault.Unmet(fmt.Sprintf("storage %q is not allocated", name)))
 		}
 		req.Dir = dir
 	}

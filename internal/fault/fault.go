@@ -27,7 +27,7 @@ type Error struct {
 	Remedy        string          // what would make the request succeed
 	Action        commonv1.Action // overrides the table's action for this one refusal; unspecified: the table's
 	RetryAfter    time.Duration   // not before; zero: the caller's own backoff
-	Unmet         []string        // preconditions that do not hold
+	Unmet         []string        // what stands in the way, each as it is
 	ConflictingID string          // the id of what stands in the way
 	CorrelationID string          // set on faults rebuilt from a peer
 
@@ -43,7 +43,8 @@ func Cause(err error) Option { return func(e *Error) { e.cause = err } }
 // RetryAfter tells the peer not to ask again before d.
 func RetryAfter(d time.Duration) Option { return func(e *Error) { e.RetryAfter = d } }
 
-// Unmet lists preconditions that do not hold.
+// Unmet lists what stands in the way, each as it is: "the workspace has no instance", not the precondition that does not hold. What is wrong with a field
+// begins with its path and a colon.
 func Unmet(conditions ...string) Option {
 	return func(e *Error) { e.Unmet = append(e.Unmet, conditions...) }
 }

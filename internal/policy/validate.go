@@ -115,5 +115,5 @@ func (s Set) consistent() error {
 		fmt.Sprintf("%s %g is longer than a third of %s %g: a node back from a long outage could never recover by itself",
 			CertificateTTLSeconds, ttl, RecoveryTokenMaxAgeSeconds, age),
 		fault.Remedy("shorten the certificate, or lengthen the recovery token's age first"),
-		fault.Unmet(CertificateTTLSeconds+" * 3 <= "+RecoveryTokenMaxAgeSeconds))
+		fault.Unmet(CertificateTTLSeconds+" * 3 is more than "+RecoveryTokenMaxAgeSeconds))
 }

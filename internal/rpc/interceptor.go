@@ -224,9 +224,9 @@ func (g *guard) identifyPeer(ctx context.Context, policy Policy, header http.Hea
 
 func checkRoles(policy Policy, person Person) error {
 	if len(policy.Roles) > 0 && !person.Has(policy.Roles...) {
-		needed := "one of the roles "
+		needed := "it needs one of the roles "
 		if len(policy.Roles) == 1 {
-			needed = "the role "
+			needed = "it needs the role "
 		}
 		return fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow this",
 			fault.Unmet(needed+strings.Join(policy.Roles, ", ")+"; you have "+strings.Join(person.Roles, ", ")),

@@ -388,18 +388,12 @@ func TestTheEndOfAPersonEndsTheirWatches(t *testing.T) {
 	) != commonv1.Reason_REASON_UNAUTHENTICATED {
 		t.Errorf("after the end: %v", err)
 	}
-	// By id it can be ended again and stays as it is; the name is free.
-	again, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: bob.GetPerson().GetPersonId()})
-	if err != nil || again.GetPerson().GetEndedBy() != "root" {
-		t.Errorf("ended again: %v, %v", again, err)
-	}
-	if _, err := people.EndPerson(
-		ctx,
-		&readmodelv1.EndPersonRequest{Person: "bob"},
-	); rpctest.ReasonOfWire(
-		err,
-	) != commonv1.Reason_REASON_NOT_FOUND {
-		t.Errorf("by the name: %v", err)
+	// By id and by name it can be ended again and stays as it is; the name is free.
+	for _, ref := range []string{bob.GetPerson().GetPersonId(), "bob"} {
+		again, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: ref})
+		if err != nil || again.GetPerson().GetEndedBy() != "root" || again.GetPerson().GetPersonId() != bob.GetPerson().GetPersonId() {
+			t.Errorf("%s ended again: %v, %v", ref, again, err)
+		}
 	}
 	second, err := people.CreatePerson(ctx, person("bob", "beta", "tenant"))
 	k.check(err)
@@ -524,6 +518,35 @@ func TestPeopleAreNamedLikeOtherObjects(t *testing.T) {
 		if rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_INVALID_ARGUMENT {
 			t.Errorf("the page token %s: %v", token, err)
 		}
+	}
+}
+
+// Somebody who has been ended is ended again by name, and is answered as they were ended: the first time stands.
+func TestAPersonMayBeEndedTwice(t *testing.T) {
+	k := newKit(t)
+	ctx := testkit.Context(t)
+	people := k.peopleOf(k.admittedFor("root", "", 48*time.Hour, "operator", "security"))
+	ana, err := people.CreatePerson(ctx, person("ana", "", "viewer"))
+	k.check(err)
+	first, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"})
+	k.check(err)
+	testkit.SetClockOffset(k.DB, time.Hour)
+	people = k.peopleOf(k.tokenOf("second", "", "operator", "security"))
+	again, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"})
+	if err != nil || !again.GetPerson().GetEndedAt().AsTime().Equal(first.GetPerson().GetEndedAt().AsTime()) || again.GetPerson().GetEndedBy() != "root" {
+		t.Errorf("ended again: %v, %v; was %v", again, err, first)
+	}
+	// One who has the name now is meant before one who had it.
+	heir, err := people.CreatePerson(ctx, person("ana", "", "viewer"))
+	k.check(err)
+	got, err := people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"})
+	if err != nil || got.GetPerson().GetPersonId() != heir.GetPerson().GetPersonId() || heir.GetPerson().GetPersonId() == ana.GetPerson().GetPersonId() {
+		t.Errorf("the heir: %v, %v", got, err)
+	}
+	testkit.SetClockOffset(k.DB, 2*time.Hour)
+	people = k.peopleOf(k.tokenOf("third", "", "operator", "security"))
+	if got, err = people.EndPerson(ctx, &readmodelv1.EndPersonRequest{Person: "ana"}); err != nil || got.GetPerson().GetPersonId() != heir.GetPerson().GetPersonId() {
+		t.Errorf("the one who was ended last: %v, %v", got, err)
 	}
 }
 

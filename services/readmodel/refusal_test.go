@@ -51,7 +51,7 @@ func TestWhoIsRefusedForTheRolesIsInTheAuditLog(t *testing.T) {
 		Workspace: k.A.Name + "/" + k.A.WorkspaceName, Kind: commonv1.OperationKind_OPERATION_KIND_DECOMMISSION, Reason: "I \x1b[31mmay\x00",
 	})
 	f, ok := fault.As(fault.FromConnect(err))
-	if !ok || f.Reason != commonv1.Reason_REASON_PERMISSION_DENIED || !slices.Contains(f.Unmet, "one of the roles operator, tenant; you have viewer") {
+	if !ok || f.Reason != commonv1.Reason_REASON_PERMISSION_DENIED || !slices.Contains(f.Unmet, "it needs one of the roles operator, tenant; you have viewer") {
 		t.Fatalf("the refusal: %v", err)
 	}
 	got := auditOf(t, k, 1, &readmodelv1.ListAuditRequest{Action: "workspace.decommission"})

@@ -219,7 +219,7 @@ func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 				Code    string
 				Details []struct {
 					Type  string
-					Debug struct{ Reason string }
+					Debug struct{ Reason, Remedy string }
 				}
 			}
 			if err := json.Unmarshal(
@@ -227,6 +227,7 @@ func TestOnlyTrustedSitesAreSharedWith(t *testing.T) {
 				&refusal,
 			); err != nil || got.StatusCode != http.StatusForbidden || refusal.Code != "permission_denied" ||
 				len(refusal.Details) == 0 || refusal.Details[0].Type != "gpuaas.common.v1.Denial" ||
+				!strings.Contains(refusal.Details[0].Debug.Remedy, "trusted_origins in the configuration of readmodel") ||
 				got.Header.Get("Access-Control-Allow-Origin") != "" {
 				t.Errorf("%s sends %s: %s %v %s %v", origin, contentType, got.Status, got.Header, text, err)
 			}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -125,7 +126,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 				}
 			}
 			req.FencedProof = given
-			if err := s.confirmed(ctx, s.losesAllocation(req.GetAllocationId())); err != nil {
+			if err := s.confirmed(ctx, s.losesAllocation(req)); err != nil {
 				return err
 			}
 			answer, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: req})
@@ -165,14 +166,20 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 	return cmd
 }
 
-// losesAllocation asks about an allocation by the name of its workspace, or its id if the workspace is not known.
-func (s *session) losesAllocation(id string) func(context.Context) (question, error) {
+// losesAllocation asks about an allocation by the name of its workspace, or its id if the workspace is not known, unless the mesh says that it cannot be
+// forced now.
+func (s *session) losesAllocation(req *lifecyclev1.ForceReleaseRequest) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
-		answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: id})
+		answer, err := s.client.Release.GetAllocation(ctx, &readmodelv1.GetAllocationRequest{AllocationId: req.GetAllocationId()})
 		if err != nil {
 			return question{}, err
 		}
-		name := id
+		dry := proto.CloneOf(req)
+		dry.DryRun = true
+		if _, err := s.client.Release.ForceRelease(ctx, &readmodelv1.ForceReleaseRequest{Request: dry}); err != nil {
+			return question{}, err
+		}
+		name := req.GetAllocationId()
 		if w, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: answer.GetAllocation().GetWorkspaceId()}); err == nil {
 			name = fullName(w.GetWorkspace())
 		}

@@ -87,7 +87,7 @@ func TestRefusals(t *testing.T) {
 		{"name taken", fault.New(commonv1.Reason_REASON_WORKSPACE_NAME_TAKEN, ""), 5, []string{"workspace_name_taken"}},
 		{
 			"quota", fault.New(commonv1.Reason_REASON_QUOTA_EXCEEDED, "9 of 8 GPUs", fault.Remedy("ask for fewer"), fault.Unmet("8 GPUs are held")), 5,
-			[]string{"error: quota_exceeded: 9 of 8 GPUs", "unmet: 8 GPUs are held", "hint: ask for fewer"},
+			[]string{"error: quota_exceeded: 9 of 8 GPUs", "because: 8 GPUs are held", "hint: ask for fewer"},
 		},
 		{"in progress", fault.New(commonv1.Reason_REASON_OPERATION_IN_PROGRESS, "", fault.Conflicting(runID)), 5, []string{"in the way: " + runID}},
 		{"capacity", fault.New(commonv1.Reason_REASON_NO_CAPACITY, ""), 5, []string{"no_capacity"}},

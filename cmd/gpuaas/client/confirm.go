@@ -61,8 +61,8 @@ func terminalOf(cmd *cobra.Command) io.Reader {
 }
 
 // confirmed asks the person to type the name of what will be lost, and returns an error unless they do: exit 1 for
-// another answer, 130 for Ctrl-C. It asks nothing after --yes or --dry-run, and only otherwise calls ask, which may read
-// from the mesh.
+// another answer or none, 130 for Ctrl-C. It asks nothing after --yes or --dry-run, and only otherwise calls ask, which
+// may read from the mesh and refuse what is not possible now.
 func (s *session) confirmed(ctx context.Context, ask func(context.Context) (question, error)) error {
 	if s.sure {
 		return nil
@@ -81,8 +81,9 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 	answers := make(chan string, 1)
 	go func() { // it ends with the process: a read of a terminal cannot be interrupted
 		line, err := bufio.NewReader(s.in).ReadString('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
+		if err != nil { // a line that was not finished, such as with Ctrl-D, is no answer
 			line = ""
+			note(s.err, "")
 		}
 		answers <- strings.TrimSpace(line)
 	}()
@@ -99,9 +100,4 @@ func (s *session) confirmed(ctx context.Context, ask func(context.Context) (ques
 			remedy: "run it again and type the name as it is shown",
 		}
 	}
-}
-
-// named asks about a thing whose name is as the person gave it.
-func named(name string, lost ...string) func(context.Context) (question, error) {
-	return func(context.Context) (question, error) { return question{name, lost}, nil }
 }

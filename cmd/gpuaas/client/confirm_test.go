@@ -16,6 +16,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -63,6 +64,17 @@ func (s *screen) until(t *testing.T, want string) {
 	}
 }
 
+// all returns what was written to a terminal up to now.
+func (s *screen) all(t *testing.T, terminal *os.File) string {
+	t.Helper()
+	const end = "(end)"
+	if _, err := terminal.WriteString(end); err != nil {
+		t.Error(err)
+	}
+	s.until(t, end)
+	return strings.TrimSuffix(s.String(), end)
+}
+
 // asked runs a command line on a terminal whose person waits for the question and then acts.
 func asked(t *testing.T, act func(keyboard *os.File, interrupt context.CancelFunc), args ...string) (result, string) {
 	t.Helper()
@@ -71,6 +83,35 @@ func asked(t *testing.T, act func(keyboard *os.File, interrupt context.CancelFun
 	go shown.read(person)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	ended := started(ctx, terminal, args...)
+	shown.until(t, "to go ahead: ")
+	act(person, cancel)
+	select {
+	case got := <-ended:
+		return got, shown.all(t, terminal)
+	case <-time.After(time.Minute):
+		t.Fatalf("the command does not end: %s", shown)
+		return result{}, ""
+	}
+}
+
+// onATerminal runs a command line that is to end by itself on a terminal, and returns what that showed.
+func onATerminal(t *testing.T, args ...string) (result, string) {
+	t.Helper()
+	person, terminal := testkit.Terminal(t)
+	shown := &screen{said: make(chan struct{}, 1)}
+	go shown.read(person)
+	select {
+	case got := <-started(t.Context(), terminal, args...):
+		return got, shown.all(t, terminal)
+	case <-time.After(time.Minute):
+		t.Fatalf("the command does not end: %s", shown)
+		return result{}, ""
+	}
+}
+
+// started runs a command line on a terminal, and returns where its result goes.
+func started(ctx context.Context, terminal *os.File, args ...string) <-chan result {
 	ended := make(chan result, 1)
 	go func() {
 		var out, errs bytes.Buffer
@@ -85,15 +126,7 @@ func asked(t *testing.T, act func(keyboard *os.File, interrupt context.CancelFun
 		client.Report(&errs, err, program.JSON())
 		ended <- result{out.String(), errs.String(), client.Exit(err)}
 	}()
-	shown.until(t, "to go ahead: ")
-	act(person, cancel)
-	select {
-	case got := <-ended:
-		return got, shown.String()
-	case <-time.After(time.Minute):
-		t.Fatalf("the command does not end: %s", shown)
-		return result{}, ""
-	}
+	return ended
 }
 
 func types(t *testing.T, text string) func(*os.File, context.CancelFunc) {
@@ -123,9 +156,17 @@ var destructive = []struct {
 
 // acted counts the requests that change something.
 func acted(f *fake) int {
-	n := len(sent[*readmodelv1.OperateWorkspaceRequest](f)) + len(sent[*readmodelv1.ForceReleaseRequest](f)) +
-		len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(sent[*readmodelv1.AcceptRollbackRequest](f)) +
-		len(sent[*readmodelv1.EndPersonRequest](f))
+	n := len(sent[*readmodelv1.ChangeNodeIdentityRequest](f)) + len(sent[*readmodelv1.AcceptRollbackRequest](f)) + len(sent[*readmodelv1.EndPersonRequest](f))
+	for _, req := range sent[*readmodelv1.OperateWorkspaceRequest](f) {
+		if !req.GetDryRun() {
+			n++
+		}
+	}
+	for _, req := range sent[*readmodelv1.ForceReleaseRequest](f) {
+		if !req.GetRequest().GetDryRun() {
+			n++
+		}
+	}
 	for _, req := range sent[*readmodelv1.EndInstanceRequest](f) {
 		if !req.GetRequest().GetDryRun() {
 			n++
@@ -144,6 +185,7 @@ func destructible(t *testing.T) *fake {
 		Node: &recoveryv1.NodeIdentity{NodeId: nodeID, Name: "node-1", State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED}, Pos: "5",
 	})
 	always(f, "EndInstance", &readmodelv1.EndInstanceResponse{Response: &lifecyclev1.EndInstanceResponse{Consequence: "ends the instance"}})
+	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: rolledBack()})
 	always(f, "AcceptRollback", &readmodelv1.AcceptRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
 	return f
 }
@@ -167,6 +209,11 @@ func TestDestructiveVerbsAsk(t *testing.T) {
 			if got, _ := asked(t, types(t, "\x04"), args...); got.code != 1 || acted(f) != before {
 				t.Errorf("no answer: exit %d, %s, %d acts", got.code, got.err, acted(f)-before)
 			}
+			// Ctrl-D after the name ends the input in the middle of the line: twice, the first only hands over what was typed.
+			got, shown = asked(t, types(t, verb.name+"\x04\x04"), args...)
+			if got.code != 1 || acted(f) != before || !strings.HasSuffix(shown, "to go ahead: "+verb.name+"\r\n") {
+				t.Errorf("an unfinished line: exit %d, %s, %d acts, %q", got.code, got.err, acted(f)-before, shown)
+			}
 			got, _ = asked(t, func(_ *os.File, interrupt context.CancelFunc) { interrupt() }, args...)
 			if got.code != 130 || got.err != "interrupted; nothing was changed\n" || acted(f) != before {
 				t.Errorf("interrupted: exit %d, %q, %d acts", got.code, got.err, acted(f)-before)
@@ -175,6 +222,35 @@ func TestDestructiveVerbsAsk(t *testing.T) {
 				t.Errorf("the name: exit %d, %s, %d acts", got.code, got.err, acted(f)-before)
 			}
 		})
+	}
+}
+
+// TestTheImpossibleIsNotAsked: what the mesh refuses now is refused before a person types anything.
+func TestTheImpossibleIsNotAsked(t *testing.T) {
+	f := destructible(t)
+	refuse(f, "OperateWorkspace", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "skip_undo is not possible now", fault.Unmet("no operation of the workspace is stuck")))
+	refuse(f, "ForceRelease", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "", fault.Unmet("the allocation is released, not release_failed")))
+	refuse(f, "EndInstance", fault.New(commonv1.Reason_REASON_STATE_TERMINAL, ""))
+	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
+	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: &readmodelv1.Node{
+		NodeId: nodeID, Name: "node-1", Identity: &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED},
+	}})
+	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{
+		{PersonId: claimID, Name: "ana", State: readmodelv1.PersonState_PERSON_STATE_ENDED, EndedAt: at(3), EndedBy: "root"},
+	}})
+	for _, verb := range destructive {
+		before := acted(f)
+		got, shown := onATerminal(t, strings.Fields(verb.line)...)
+		want := 5
+		if strings.HasPrefix(verb.line, "people end") {
+			want = 0
+			if !strings.Contains(shown, "ana was ended already, at 2026-01-02T03:04:03Z by root: nothing was changed") {
+				t.Errorf("ended already: %s", shown)
+			}
+		}
+		if got.code != want || strings.Contains(shown, "to go ahead") || acted(f) != before {
+			t.Errorf("%s: exit %d, %s, %d acts, asked: %s", verb.line, got.code, got.err, acted(f)-before, shown)
+		}
 	}
 }
 

@@ -216,9 +216,12 @@ func Report(w io.Writer, err error, asJSON bool) {
 	for _, line := range lines[1:] {
 		note(w, "  %s", clean(line))
 	}
-	label := "unmet"
-	if f.Reason == names.Of(commonv1.Reason_REASON_AMBIGUOUS) {
+	label := "because"
+	switch f.Reason {
+	case names.Of(commonv1.Reason_REASON_AMBIGUOUS):
 		label = "one of"
+	case names.Of(commonv1.Reason_REASON_INVALID_ARGUMENT):
+		label = "invalid"
 	}
 	for _, unmet := range f.Unmet {
 		note(w, "  %s: %s", label, clean(unmet))

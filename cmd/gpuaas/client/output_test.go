@@ -218,7 +218,7 @@ func TestGolden(t *testing.T) {
 		"tenant":      {"tenants", "get", "acme"},
 		"tenant_new":  {"tenants", "create", "acme"},
 		"people":      {"people", "list"},
-		"person_end":  {"people", "end", "bob", "--yes"},
+		"person_end":  {"people", "end", "ana", "--yes"},
 		"policies":    {"policy", "get"},
 		"policy":      {"policy", "get", "heartbeat.interval"},
 		"policy_set":  {"policy", "set", "heartbeat.interval", "9s"},

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -295,13 +294,28 @@ func (p *Program) peopleEnd() *cobra.Command {
 		Use: "end PERSON", Short: "End a person: the token is good no more, and their watches end",
 		Long: "End a person. PERSON is the name, the id, or six or more characters that one id begins or ends with.\n" +
 			"Requests are refused from then on; watches end at once, or within two seconds where another replica serves them.\n" +
-			"The person stays listed for thirty days. A person with the role security is ended only if another\n" +
+			"The person stays listed for thirty days; one who has been ended already stays as they are. A person with the role security is ended only if another\n" +
 			"has it for a day more.",
 		Example: "  gpuaas people end ana --reason 'left the team' --yes", Args: args("PERSON"),
 		ValidArgsFunction: onlyFirst(p.completePeople),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			req.Person = args[0]
-			if err := s.confirmed(ctx, s.losesPerson(&req.Person)); err != nil {
+			found, err := s.person(ctx, args[0])
+			if err != nil && !s.sure { // after --yes the mesh finds the person by itself
+				return err
+			}
+			if found != nil {
+				req.Person = found.GetPersonId()
+			}
+			if found.GetState() == readmodelv1.PersonState_PERSON_STATE_ENDED {
+				note(s.err, "%s", alreadyEnded(found))
+				return one(s.printer, personView, found)
+			}
+			name := or(found.GetName(), args[0])
+			err = s.confirmed(ctx, func(context.Context) (question, error) {
+				return question{name, []string{"The token of " + name + " will be good no more, and what uses it stops working. A new person gets a new token."}}, nil
+			})
+			if err != nil {
 				return err
 			}
 			answer, err := s.client.People.EndPerson(ctx, req)
@@ -315,25 +329,42 @@ func (p *Program) peopleEnd() *cobra.Command {
 	return asks(cmd)
 }
 
-// losesPerson asks about a person by name, and puts the id in the reference. One that it does not find is left to the mesh to refuse.
-func (s *session) losesPerson(ref *string) func(context.Context) (question, error) {
-	return func(ctx context.Context) (question, error) {
-		found, _, err := pages(0, "", func(size int32, token string) ([]*readmodelv1.Person, string, error) {
-			return s.people(true)(ctx, size, token)
-		})
-		if err != nil {
-			return question{}, err
-		}
-		part := strings.ToLower(*ref)
-		found = slices.DeleteFunc(found, func(p *readmodelv1.Person) bool {
-			return p.GetName() != *ref && (len(part) < 6 || !strings.HasPrefix(p.GetPersonId(), part) && !strings.HasSuffix(p.GetPersonId(), part))
-		})
-		name := *ref
-		if len(found) == 1 {
-			name, *ref = found[0].GetName(), found[0].GetPersonId()
-		}
-		return question{name, []string{"The token of " + name + " will be good no more, and what uses it stops working. A new person gets a new token."}}, nil
+// alreadyEnded says since when a person is ended, and by whom.
+func alreadyEnded(p *readmodelv1.Person) string {
+	return fmt.Sprintf("%s was ended already, at %s%s: nothing was changed", clean(p.GetName()), p.GetEndedAt().AsTime().UTC().Format(time.RFC3339),
+		onlyIf(p.GetEndedBy() != "", " by "+clean(p.GetEndedBy())))
+}
+
+// person finds somebody as the mesh does: by name, where one who has not been ended is meant before the one who was ended last, or by six or more
+// characters that one id begins or ends with. It returns nil if there is no such person, or more than one.
+func (s *session) person(ctx context.Context, ref string) (*readmodelv1.Person, error) {
+	all, _, err := pages(0, "", func(size int32, token string) ([]*readmodelv1.Person, string, error) {
+		return s.people(false)(ctx, size, token)
+	})
+	if err != nil {
+		return nil, err
 	}
+	var named *readmodelv1.Person
+	var matching []*readmodelv1.Person
+	part := strings.ReplaceAll(strings.ToLower(ref), "-", "")
+	for _, p := range all {
+		id := strings.ReplaceAll(p.GetPersonId(), "-", "")
+		switch {
+		case p.GetName() == strings.ToLower(ref):
+			if p.GetState() != readmodelv1.PersonState_PERSON_STATE_ENDED {
+				return p, nil
+			}
+			if named == nil || p.GetEndedAt().AsTime().After(named.GetEndedAt().AsTime()) {
+				named = p
+			}
+		case len(part) >= 6 && (strings.HasPrefix(id, part) || strings.HasSuffix(id, part)):
+			matching = append(matching, p)
+		}
+	}
+	if named == nil && len(matching) == 1 {
+		return matching[0], nil
+	}
+	return named, nil
 }
 
 func (p *Program) completePeople(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -171,15 +171,24 @@ func TestPeopleRefusals(t *testing.T) {
 		fault.New(
 			commonv1.Reason_REASON_ROLE_NOT_HELD,
 			"",
-			fault.Unmet("a role that includes operator; you have security"),
+			fault.Unmet("none of your roles (security) includes operator"),
 		),
 	)
 	got := call(t, "people", "create", "ana", "--role", "operator").wants(t, 4)
-	if !strings.Contains(got.err, "role_not_held") || !strings.Contains(got.err, "a role that includes operator") {
+	if !strings.Contains(got.err, "role_not_held") || !strings.Contains(got.err, "because: none of your roles (security) includes operator") {
 		t.Errorf("stderr: %s", got.err)
 	}
 	if file, err := contexts.Load(f.path); err != nil || len(file.Contexts) != 1 {
 		t.Errorf("a refusal left a context: %v, %v", len(file.Contexts), err)
+	}
+	// The fields are named as the person gave them.
+	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "",
+		fault.Unmet("expires_in: from 5m to 30d", "name: lower case letters only", "roles[1]: no role", "tenant: needed", "who_knows: wrong")))
+	got = call(t, "people", "create", "ana", "--role", "viewer", "--expires", "1m").wants(t, 2)
+	for _, want := range []string{"invalid: --expires: from", "invalid: NAME: lower", "invalid: --role: no role", "invalid: --tenant: needed", "invalid: who_knows: wrong"} {
+		if !strings.Contains(got.err, "  "+want) {
+			t.Errorf("no %q in %s", want, got.err)
+		}
 	}
 	refuse(f, "EndPerson", fault.New(commonv1.Reason_REASON_LAST_SECURITY_PERSON, ""))
 	call(t, "people", "end", "root", "--yes").wants(t, 5)

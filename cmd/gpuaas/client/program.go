@@ -137,7 +137,7 @@ func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string)
 		if err != nil {
 			return err
 		}
-		err = fn(ctx, pr, args)
+		err = inFlags(cmd, fn(ctx, pr, args))
 		if e, refused := fault.As(err); err != nil && ctx.Err() != nil && (!refused || e.CorrelationID == "") {
 			if _, told := errors.AsType[*exitError](err); !told {
 				return interrupted("interrupted")

@@ -10,6 +10,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -88,10 +89,7 @@ func (p *Program) rollbackCommand() *cobra.Command {
 			"  gpuaas rollback accept --reason 'restored from the dump of 03:00; machines and fences compared' --yes",
 		Args: args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
-			err := s.confirmed(ctx, named("rollback",
-				"Rollback mode will end, and the database will be believed: what it does not know may be released,",
-				"and what it knows and is not there is recreated. This cannot be taken back."))
-			if err != nil {
+			if err := s.confirmed(ctx, s.losesRollback); err != nil {
 				return err
 			}
 			answer, err := s.client.Rollback.AcceptRollback(ctx, req)
@@ -105,6 +103,22 @@ func (p *Program) rollbackCommand() *cobra.Command {
 	reasonFlag(accept, &req.Reason, true)
 	const short = "Rollback mode: what stops launches and remedies when the database is older than what nodes remember"
 	return group("rollback", short, nil, status, accept)
+}
+
+// losesRollback asks about rollback mode, and refuses if it is not active.
+func (s *session) losesRollback(ctx context.Context) (question, error) {
+	answer, err := s.client.Rollback.GetRollback(ctx, &readmodelv1.GetRollbackRequest{})
+	if err != nil {
+		return question{}, err
+	}
+	if !answer.GetRollback().GetActive() {
+		return question{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "rollback mode is not active",
+			fault.Unmet("no rollback mode is there to accept"), fault.Remedy("nothing is to be done: the mesh is at work"))
+	}
+	return question{"rollback", []string{
+		"Rollback mode will end, and the database will be believed: what it does not know may be released,",
+		"and what it knows and is not there is recreated. This cannot be taken back.",
+	}}, nil
 }
 
 // rollbackLines are what people read first in the status while rollback mode is active.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -305,7 +306,7 @@ var actionView = view[*lifecyclev1.ActionOption]{
 			return "not now"
 		}},
 		{title: "WHAT IT WOULD DO", drop: 1, path: "consequence"},
-		{title: "UNMET", text: true, of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
+		{title: "WHY NOT", text: true, of: func(_ *printer, a *lifecyclev1.ActionOption) string { return strings.Join(a.GetUnmet(), "; ") }},
 		{title: "REASON", path: "reason", wide: true},
 	},
 }
@@ -367,7 +368,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 			}
 			req.Workspace = args[0]
 			if lost != "" {
-				if err := s.confirmed(ctx, s.loses(&req.Workspace, lost)); err != nil {
+				if err := s.confirmed(ctx, s.loses(req, lost)); err != nil {
 					return err
 				}
 			}
@@ -409,16 +410,21 @@ var lostBy = map[commonv1.OperationKind]string{
 	commonv1.OperationKind_OPERATION_KIND_SKIP_UNDO:    "The undo of %s will be given up: what it has not cleaned stays behind as orphan claims.",
 }
 
-// loses asks about a workspace by its full name.
+// loses asks about a workspace by its full name, unless the mesh says that the operation is not possible now.
 // What is asked about is what the request then names, whatever has the name by then.
-func (s *session) loses(ref *string, lost string) func(context.Context) (question, error) {
+func (s *session) loses(req *readmodelv1.OperateWorkspaceRequest, lost string) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
-		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: *ref})
+		answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: req.GetWorkspace()})
 		if err != nil {
 			return question{}, err
 		}
 		w := answer.GetWorkspace()
-		*ref = w.GetWorkspaceId()
+		req.Workspace = w.GetWorkspaceId()
+		dry := proto.CloneOf(req)
+		dry.DryRun, dry.IdempotencyKey = true, ""
+		if _, err := s.command.OperateWorkspace(ctx, dry); err != nil {
+			return question{}, err
+		}
 		state := fmt.Sprintf("It is %s now%s.", word(w.GetState()), onlyIf(w.GetNodeName() != "", ", on "+w.GetNodeName()))
 		return question{fullName(w), []string{fmt.Sprintf(lost, fullName(w)), state}}, nil
 	}

@@ -67,7 +67,7 @@ func (o *Outputs) ReadOutput(ctx context.Context, req *lifecyclev1.ReadOutputReq
 	}
 	if !held || a.NodeID == "" {
 		return nil, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "no instance of the workspace stands: it is "+w.State,
-			fault.Unmet("the workspace has an instance"),
+			fault.Unmet("the workspace has no instance"),
 			fault.Remedy("the end of what a failed workload wrote is in `gpuaas workspaces timeline`; output can be read once the workspace runs"))
 	}
 	relay, err := o.relayOf(ctx, a.NodeID)

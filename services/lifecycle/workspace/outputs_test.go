@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -104,6 +105,9 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 	}
 	p.rests(id, "decommissioned")
 	refused("a workspace without an instance", own, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_PRECONDITION_FAILED)
+	if got := fault.From(read(own, &lifecyclev1.ReadOutputRequest{})).Unmet; !slices.Equal(got, []string{"the workspace has no instance"}) {
+		t.Errorf("what stands in the way: %q", got)
+	}
 }
 
 func TestTheWorkloadIsNamedWhereThereAreSeveral(t *testing.T) {

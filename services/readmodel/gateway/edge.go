@@ -84,7 +84,9 @@ func sharing(trusted []string, next http.Handler) http.Handler {
 // refuseSite writes the typed refusal of a request that a browser sends for a site that is not trusted.
 func refuseSite(w http.ResponseWriter, r *http.Request) {
 	refusal := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "a browser sent this for another site",
-		fault.Unmet("the site "+r.Header.Get("Origin")+" is not one of trusted_origins"))
+		fault.Unmet("the site "+r.Header.Get("Origin")+" is not one of trusted_origins"),
+		fault.Remedy("to let pages of that site call the API, add its origin, scheme://host[:port], to trusted_origins in the configuration of readmodel "+
+			"and restart it"))
 	// What is none of the protocols, such as a form, is answered as a request of Connect would be.
 	_ = connect.NewErrorWriter().Write(w, r, fault.ToConnect(refusal, ids.New())) // a browser that has gone is not told
 }

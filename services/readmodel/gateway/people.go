@@ -132,13 +132,13 @@ func giverOf(ctx context.Context) (rpc.Person, error) {
 func checkAdmission(a Admission, req *readmodelv1.CreatePersonRequest) error {
 	var unmet []string
 	if isID(a.Name) {
-		unmet = append(unmet, "name: no id")
+		unmet = append(unmet, "name: it has the form of an id")
 	}
 	if slices.Contains(a.Roles, "tenant") && req.GetTenant() == "" {
 		unmet = append(unmet, "tenant: the role tenant needs the tenant whose person it is")
 	}
 	if a.Life < minLife || a.Life > sessionMax {
-		unmet = append(unmet, fmt.Sprintf("expires_in: from %s to %d days", minLife, int(sessionMax/(24*time.Hour))))
+		unmet = append(unmet, fmt.Sprintf("expires_in: from %dm to %dd", int(minLife.Minutes()), int(sessionMax/(24*time.Hour))))
 	}
 	if len(unmet) > 0 {
 		return fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "", fault.Unmet(unmet...))
@@ -154,7 +154,7 @@ func mayGive(giver rpc.Person, roles []string) error {
 	}
 	for _, role := range roles {
 		if !slices.Contains(held, role) {
-			unmet = append(unmet, "a role that includes "+role+"; you have "+strings.Join(giver.Roles, ", "))
+			unmet = append(unmet, "none of your roles ("+strings.Join(giver.Roles, ", ")+") includes "+role)
 		}
 	}
 	if len(unmet) > 0 {
@@ -316,7 +316,8 @@ func (p *People) EndPerson(
 	return out, nil
 }
 
-// findPerson returns a person by id, by the name of one that has not been ended, or by the beginning or end of one id.
+// findPerson returns a person by id, by name, or by the beginning or end of one id. A name stands for the one that has not been ended, and where there is
+// none for the one that was ended last.
 func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person, error) {
 	where, args := "p.name = $1 AND p.ended_at IS NULL", []any{strings.ToLower(ref)}
 	if id, whole := view.ID(ref); whole {
@@ -325,6 +326,12 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	items, err := peopleWhere(ctx, tx, where, args)
 	if err != nil {
 		return nil, err
+	}
+	if len(items) == 0 {
+		where, args = "p.person_id = (SELECT e.person_id FROM readmodel.person e WHERE e.name = $1 ORDER BY e.ended_at DESC LIMIT 1)", []any{strings.ToLower(ref)}
+		if items, err = peopleWhere(ctx, tx, where, args); err != nil {
+			return nil, err
+		}
 	}
 	if len(items) == 0 {
 		if where, args = view.PartOfID("p.person_id", ref); where != "" {
@@ -395,8 +402,8 @@ func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) 
 		case lasts:
 			remains = true
 		default:
-			soon = append(soon, fmt.Sprintf("a person with the role security for %dh more: %s expires at %s",
-				int(securityRemains.Hours()), name, expires.UTC().Format(time.RFC3339)))
+			soon = append(soon, fmt.Sprintf("%s, who has the role security, expires at %s, in less than %dh",
+				name, expires.UTC().Format(time.RFC3339), int(securityRemains.Hours())))
 		}
 		return nil
 	})

@@ -36,6 +36,9 @@ type Session struct {
 	ID        string
 	Person    rpc.Person
 	ExpiresAt time.Time
+
+	endedAt *time.Time // nil unless it was ended
+	expired bool
 }
 
 // Sessions are the people's sessions of the mesh.
@@ -100,7 +103,8 @@ func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Heade
 	return session.Person, nil
 }
 
-// FromHeader answers the session of a request's bearer token. Every way in which it is not good is the same fault unauthenticated.
+// FromHeader returns the session of a request's bearer token. Every way in which it is not good is the fault unauthenticated. That and when a session
+// expired or was ended is said only to a caller who has its whole token.
 func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session, error) {
 	values := header.Values("Authorization")
 	if len(values) != 1 {
@@ -122,6 +126,9 @@ func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session,
 	if subtle.ConstantTimeCompare(stored, hash[:]) != 1 {
 		return Session{}, refused("the secret is wrong")
 	}
+	if over := session.over(); over != "" {
+		return Session{}, refusedAs("your token "+over, "the session is over")
+	}
 	return session, nil
 }
 
@@ -130,6 +137,9 @@ func (s *Sessions) Check(ctx context.Context, was Session) error {
 	now, _, err := s.read(ctx, was.ID)
 	if err != nil {
 		return err
+	}
+	if over := now.over(); over != "" {
+		return refusedAs("your token "+over, "the session is over")
 	}
 	if now.Person.Subject != was.Person.Subject || now.Person.TenantID != was.Person.TenantID || !slices.Equal(now.Person.Roles, was.Person.Roles) {
 		return refused("the person's rights have changed")
@@ -207,15 +217,15 @@ func (s *Sessions) recheck(subject string) {
 	}
 }
 
-// read answers a session that lives, and the hash of its token.
+// read returns a session, which may be over, and the hash of its token.
 func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
 	session, hash := Session{ID: id}, []byte(nil)
-	err := s.db.QueryRow(ctx, `SELECT p.token_sha256, p.subject, COALESCE(p.tenant_id::text, ''), p.roles, p.expires_at
-		FROM readmodel.person_session p WHERE p.session_id = $1::uuid AND p.revoked_at IS NULL AND p.expires_at > mesh.clock()`, id).
-		Scan(&hash, &session.Person.Subject, &session.Person.TenantID, &session.Person.Roles, &session.ExpiresAt)
+	err := s.db.QueryRow(ctx, `SELECT p.token_sha256, p.subject, COALESCE(p.tenant_id::text, ''), p.roles, p.expires_at, p.revoked_at, p.expires_at <= mesh.clock()
+		FROM readmodel.person_session p WHERE p.session_id = $1::uuid`, id).
+		Scan(&hash, &session.Person.Subject, &session.Person.TenantID, &session.Person.Roles, &session.ExpiresAt, &session.endedAt, &session.expired)
 	switch {
 	case pg.IsNoRows(err):
-		return Session{}, nil, refused("there is no such session, or it has ended")
+		return Session{}, nil, refused("there is no such session")
 	case pg.IsConnError(err):
 		return Session{}, nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "sessions cannot be checked now", fault.RetryAfter(time.Second), fault.Cause(err))
 	case err != nil:
@@ -245,6 +255,21 @@ func sessionID(token string) (string, error) {
 	return parsed.String(), nil
 }
 
-func refused(why string) error {
-	return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "", fault.Cause(errors.New(why)))
+// over says since when a session is over, and why. It is empty for one that lives.
+func (s Session) over() string {
+	switch {
+	case s.endedAt != nil:
+		return "was ended at " + s.endedAt.UTC().Format(time.RFC3339)
+	case s.expired:
+		return "expired at " + s.ExpiresAt.UTC().Format(time.RFC3339)
+	}
+	return ""
+}
+
+// refused is the refusal of a caller of whom nothing is known. Why is for the log.
+func refused(why string) error { return refusedAs("the token is unknown, expired or ended", why) }
+
+func refusedAs(public, why string) error {
+	return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, public, fault.Cause(errors.New(why)),
+		fault.Remedy("somebody with the role security makes a new one with `gpuaas people create NAME --role R`; or name another context or token file"))
 }

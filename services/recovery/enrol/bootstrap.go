@@ -42,7 +42,7 @@ func (e *Enroller) IssueBootstrap(ctx context.Context, name string, life time.Du
 		life = DefaultTokenLife
 	}
 	if life < time.Second || life > MaxTokenLife {
-		return Bundle{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a bootstrap token lives at most 24 hours", fault.Unmet("valid_for between 1s and 24h"))
+		return Bundle{}, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "a bootstrap token lives at most 24 hours", fault.Unmet("valid_for: between 1s and 24h"))
 	}
 	var out Bundle
 	err := pg.InTx(ctx, e.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
