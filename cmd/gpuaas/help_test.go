@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
@@ -189,6 +190,29 @@ func TestHelpAsksTheTerminalNothing(t *testing.T) {
 	}
 }
 
+// TestHelpIsAsWideAsTheTerminal: no line of any help is wider than the terminal, or than 80 columns where there is none. A word that is too long alone
+// stands alone.
+func TestHelpIsAsWideAsTheTerminal(t *testing.T) {
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		var out bytes.Buffer
+		if code := execute(t.Context(), append(strings.Fields(cmd.CommandPath())[1:], "--help"), nil, &out, &out); code != 0 {
+			t.Errorf("%s: exit %d", cmd.CommandPath(), code)
+		}
+		for line := range strings.Lines(out.String()) {
+			if got := ansi.StringWidth(strings.TrimSuffix(line, "\n")); got > 80 && len(strings.Fields(line)) > 2 {
+				t.Errorf("%s: a line of %d: %s", cmd.CommandPath(), got, line)
+			}
+		}
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() || sub.IsAdditionalHelpTopicCommand() {
+				walk(sub)
+			}
+		}
+	}
+	walk(newRoot(client.New()))
+}
+
 // TestHelpKeepsGlobalFlagsApart: the flags of all commands do not stand among those of one.
 func TestHelpKeepsGlobalFlagsApart(t *testing.T) {
 	var out bytes.Buffer
@@ -211,7 +235,7 @@ func TestExitCodesInTheHelp(t *testing.T) {
 		t.Fatalf("exit %d: %s", code, out.String())
 	}
 	for _, e := range client.ExitCodes() {
-		if !strings.Contains(out.String(), fmt.Sprintf("%3d  %s\n", e.Code, e.Meaning)) {
+		if !strings.Contains(strings.Join(strings.Fields(out.String()), " "), fmt.Sprintf(" %d %s", e.Code, e.Meaning)) {
 			t.Errorf("no exit code %d in\n%s", e.Code, out.String())
 		}
 	}

@@ -11,8 +11,14 @@ import (
 	"golang.org/x/term"
 )
 
-// helpWidth is the width of the help where there is no terminal.
-const helpWidth = 120
+const (
+	// helpWidth is the width of the help where there is no terminal.
+	helpWidth = 80
+	// leastHelp is how narrow the help becomes at most.
+	leastHelp = 60
+	// flagSlop is by how much a line of flags may be longer than what pflag is asked for.
+	flagSlop = 5
+)
 
 // help prints the help of a command. It asks the terminal nothing: an answer would land in the input of what runs next,
 // and a terminal that gives none would be waited for.
@@ -22,11 +28,11 @@ func (p *Program) help(cmd *cobra.Command, _ []string) {
 	if file, ok := out.(*os.File); ok {
 		h.bold = Colors(file)
 		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 { //nolint:gosec // a descriptor fits an int
-			h.width = max(width, 60)
+			h.width = max(width, leastHelp)
 		}
 	}
 	if text := strings.TrimSpace(or(cmd.Long, cmd.Short)); text != "" {
-		h.print("%s\n\n", text)
+		h.print("%s\n\n", wrapText(text, h.width))
 	}
 	if cmd.Runnable() || cmd.HasSubCommands() {
 		h.usage(cmd)
@@ -64,7 +70,7 @@ func (h *helper) usage(cmd *cobra.Command) {
 	if cmd.HasAvailableSubCommands() {
 		h.print("  %s COMMAND\n", cmd.CommandPath())
 	} else {
-		h.print("  %s\n", cmd.UseLine())
+		h.print("%s\n", wrapLine("  "+cmd.UseLine(), 6, h.width))
 	}
 	if len(cmd.Aliases) > 0 {
 		h.print("\n")
@@ -74,7 +80,9 @@ func (h *helper) usage(cmd *cobra.Command) {
 	if cmd.HasExample() {
 		h.print("\n")
 		h.title("Examples:")
-		h.print("%s\n", strings.TrimRight(cmd.Example, "\n"))
+		for line := range strings.SplitSeq(strings.TrimRight(cmd.Example, "\n"), "\n") {
+			h.print("%s\n", wrapCommand(line, h.width))
+		}
 	}
 	h.commands(cmd)
 	h.flags("Flags:", cmd.LocalNonPersistentFlags())
@@ -83,8 +91,8 @@ func (h *helper) usage(cmd *cobra.Command) {
 	global.AddFlagSet(cmd.InheritedFlags())
 	h.flags("Global flags:", global)
 	if cmd.HasAvailableSubCommands() {
-		h.print("\n`%s COMMAND --help` shows more about a command; `%s help exit-codes` what the exit codes mean.\n",
-			cmd.CommandPath(), cmd.Root().Name())
+		more := fmt.Sprintf("`%s COMMAND --help` shows more about a command; `%s help exit-codes` what the exit codes mean.", cmd.CommandPath(), cmd.Root().Name())
+		h.print("\n%s\n", wrapText(more, h.width))
 	}
 }
 
@@ -105,7 +113,7 @@ func (h *helper) commands(cmd *cobra.Command) {
 				h.title(title)
 				first = false
 			}
-			h.print("  %-*s  %s\n", wide, sub.Name(), sub.Short)
+			h.print("%s\n", wrapLine(fmt.Sprintf("  %-*s  %s", wide, sub.Name(), sub.Short), wide+4, h.width))
 		}
 	}
 	for _, g := range cmd.Groups() {
@@ -125,5 +133,5 @@ func (h *helper) flags(title string, flags *pflag.FlagSet) {
 	}
 	h.print("\n")
 	h.title(title)
-	h.print("%s\n", strings.TrimRight(flags.FlagUsagesWrapped(h.width), "\n"))
+	h.print("%s\n", strings.TrimRight(flags.FlagUsagesWrapped(h.width-flagSlop), "\n"))
 }

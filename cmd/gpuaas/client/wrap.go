@@ -1,0 +1,80 @@
+package client
+
+import (
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+// wrapText breaks a text into lines that are no wider than width. A line that ends in the middle of a sentence goes on with the next one; every other
+// line of the text stays one, and one that is indented keeps its indent.
+func wrapText(text string, width int) string {
+	var out []string
+	open := false
+	for line := range strings.SplitSeq(text, "\n") {
+		if open && line != "" && line[0] != ' ' {
+			out[len(out)-1] += " " + line
+		} else {
+			out = append(out, line)
+		}
+		open = line != "" && line[0] != ' ' && !strings.ContainsRune(".:;!?", rune(line[len(line)-1]))
+	}
+	for i, line := range out {
+		out[i] = wrapLine(line, hanging(line), width)
+	}
+	return strings.Join(out, "\n")
+}
+
+// hanging is how far the lines after the first are indented: under the text of an item that stands behind two spaces, else as the line itself.
+func hanging(line string) int {
+	rest := strings.TrimLeft(line, " ")
+	indent := len(line) - len(rest)
+	if item, text, found := strings.Cut(rest, "  "); found && indent > 0 {
+		return indent + len(item) + 2 + len(text) - len(strings.TrimLeft(text, " "))
+	}
+	return indent
+}
+
+// wrapLine breaks one line between words, and indents what follows. What stands before the first word, and between words, is kept where it is not broken.
+func wrapLine(line string, indent, width int) string {
+	return wrapWords(strings.SplitAfter(line, " "), indent, width, "")
+}
+
+// wrapCommand breaks the line of a shell between its words, so that it still is one command.
+func wrapCommand(line string, width int) string {
+	var words []string
+	quoted := false
+	for _, word := range strings.SplitAfter(line, " ") {
+		if quoted {
+			words[len(words)-1] += word
+		} else {
+			words = append(words, word)
+		}
+		if strings.Count(word, "'")%2 == 1 {
+			quoted = !quoted
+		}
+	}
+	return wrapWords(words, 6, width, `\`)
+}
+
+// wrapWords sets words, each with the space behind it, and puts a mark at the end of each line that goes on.
+func wrapWords(words []string, indent, width int, mark string) string {
+	var out strings.Builder
+	at, blank := 0, true // the column, and whether only space stands in the line
+	for i, word := range words {
+		need := ansi.StringWidth(strings.TrimRight(word, " "))
+		if i < len(words)-1 && mark != "" {
+			need += 1 + len(mark)
+		}
+		if !blank && need > 0 && at+need > width {
+			trimmed := strings.TrimRight(out.String(), " ")
+			out.Reset()
+			out.WriteString(trimmed + onlyIf(mark != "", " "+mark) + "\n" + strings.Repeat(" ", indent))
+			at, blank = indent, true
+		}
+		out.WriteString(word)
+		at += ansi.StringWidth(word)
+		blank = blank && strings.TrimSpace(word) == ""
+	}
+	return strings.TrimRight(out.String(), " ")
+}
