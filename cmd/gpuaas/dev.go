@@ -155,13 +155,12 @@ func announce(notes io.Writer, base string) func(context.Context, dev.Announceme
 		own := contexts.Context{
 			Server: a.Server, TrustDomain: a.TrustDomain, CAPEM: a.CAPEM, Token: a.Token, Mesh: a.Dir, Ephemeral: a.Ephemeral,
 		}
-		name, err := contexts.Announce(ctx, path, base, own)
+		got, err := contexts.Announce(ctx, path, base, own)
 		if err != nil {
 			return "", err
 		}
-		if name != base {
-			fmt.Fprintf(notes, "context %s is in use by another mesh; the context of this one is %s\n", base, name)
-		}
+		name := got.Name
+		noteContext(notes, got, base, "this mesh")
 		for _, p := range a.People {
 			own.Token = p.Token
 			want := dev.PersonContext(name, p.Role)
@@ -169,11 +168,19 @@ func announce(notes io.Writer, base string) func(context.Context, dev.Announceme
 			if err != nil {
 				return "", err
 			}
-			if got != want {
-				fmt.Fprintf(notes, "context %s is another's; the one of this mesh's %s is %s\n", want, p.Role, got)
-			}
+			noteContext(notes, got, want, "the "+p.Role+" of this mesh")
 		}
 		return name, nil
+	}
+}
+
+// noteContext says which context is whose, if that is not the one that was asked for, and whether the other is another's.
+func noteContext(notes io.Writer, got contexts.Announced, want, whose string) {
+	switch {
+	case got.Taken:
+		fmt.Fprintf(notes, "the context %q is in use by another mesh, or is a person's own; that of %s is %q\n", want, whose, got.Name)
+	case got.Name != want:
+		fmt.Fprintf(notes, "%s keeps its context %q; %q is free\n", whose, got.Name, want)
 	}
 }
 

@@ -153,7 +153,7 @@ func migrateUp(cmd *cobra.Command, file, urlFile string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "up to date: %d migrations applied now\n", len(applied.Versions)+applied.River)
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "up to date: %s applied now\n", client.Counted(len(applied.Versions)+applied.River, "migration"))
 	return err
 }
 
@@ -192,7 +192,11 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 		return err
 	}
 	if missing > 0 {
-		return fmt.Errorf("%d migrations are missing: run `gpuaas migrate up`", missing)
+		are := "are"
+		if missing == 1 {
+			are = "is"
+		}
+		return fmt.Errorf("%s %s missing: run `gpuaas migrate up`", client.Counted(missing, "migration"), are)
 	}
 	return nil
 }

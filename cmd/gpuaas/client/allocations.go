@@ -97,7 +97,7 @@ func (p *Program) retryReleaseCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.operation(answer.GetResponse().GetOperation())
+			return s.operation(ctx, answer.GetResponse().GetOperation(), "")
 		}),
 	}
 	cmd.Flags().StringVar(&req.Reason, "reason", "", "why, for the audit log")
@@ -136,7 +136,7 @@ func (p *Program) forceReleaseCommand() *cobra.Command {
 			if s.printer.structured() {
 				return object(s.printer, answer.GetResponse().GetOperation(), member{"claims", messages(answer.GetResponse().GetClaims()...)})
 			}
-			if err := s.operation(answer.GetResponse().GetOperation()); err != nil || s.format == formatName || len(answer.GetResponse().GetClaims()) == 0 {
+			if err := s.operation(ctx, answer.GetResponse().GetOperation(), ""); err != nil || s.format == formatName || len(answer.GetResponse().GetClaims()) == 0 {
 				return err
 			}
 			return under(s.printer, claimView.columns, answer.GetResponse().GetClaims())

@@ -265,7 +265,10 @@ func TestDestructiveVerbsNeedYesWithoutATerminal(t *testing.T) {
 				t.Errorf("%d requests: %s", len(f.requests)-before, got.err)
 			}
 			done := acted(f)
-			call(t, append(args, "--yes")...).wants(t, 0)
+			got = call(t, append(args, "--yes")...).wants(t, 0)
+			if strings.HasPrefix(verb.line, "instances end") && !strings.Contains(got.err, "the instance process:1 has been ended") {
+				t.Errorf("it does not say what happened: %s%s", got.out, got.err)
+			}
 			if acted(f) != done+1 {
 				t.Errorf("%d acts after --yes", acted(f)-done)
 			}

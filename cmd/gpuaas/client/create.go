@@ -20,6 +20,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -208,7 +209,8 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		Long: "Provision a workspace. Without a spec it runs the built-in demo workload.\n" +
 			"Asking again for the same name with the same spec joins the operation under way; with another spec it is refused.\n\n" +
 			"Values of --env, and of env in --spec, are secrets: they are stored encrypted, given to the agent that runs the workload, and shown to nobody\n" +
-			"again. Their names are shown. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and shown to\n" +
+			"again. Their names are shown. What a workload prints of them is masked in its output, but for values shorter than four bytes: those are printed as\n" +
+			"they are. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and shown to\n" +
 			"everybody who may read the workspace, so keep secrets out of them.\n\n" +
 			"A workload is ready when its port takes a connection or its --ready-path succeeds; one without a port is ready once it has run for 2 s. --min-uptime\n" +
 			"changes how long it must have run (in --spec: min_uptime of readiness). What exits sooner was not ready, and is restarted.",
@@ -234,7 +236,11 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		if wait && !op.GetDryRun() {
 			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
 		}
-		return s.operation(op)
+		name := req.GetTenant() + "/" + req.GetName()
+		if ids.Valid(req.GetTenant()) {
+			name = ""
+		}
+		return s.operation(ctx, op, name)
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")

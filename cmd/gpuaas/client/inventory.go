@@ -153,6 +153,8 @@ func (p *Program) endInstanceCommand() *cobra.Command {
 			}
 			if req.GetDryRun() {
 				note(s.err, "dry run, nothing was changed: it %s", clean(answer.GetResponse().GetConsequence()))
+			} else {
+				note(s.err, "the instance %s has been ended, with everything that ran on it; its data is lost", clean(req.GetInstance()))
 			}
 			return one(s.printer, instanceView, answer.GetResponse().GetInstance(), member{"pos", answer.GetResponse().GetPos()})
 		}),

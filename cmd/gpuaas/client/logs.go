@@ -32,7 +32,7 @@ func (p *Program) workspacesLogs() *cobra.Command {
 		Long: `Print the newest output of a workload, at most 64 KiB of it, or follow it with -f.
 
 The output is read from the workload's host each time and is kept nowhere else: it ends with its instance. The values of the workload's environment
-are masked as **** by the agent; escape sequences and control characters are left out (-o json has the bytes as they are, in base64). It is for people of
+are masked as **** by the agent, but for those shorter than four bytes, which would mask ordinary text; escape sequences and control characters are left out (-o json has the bytes as they are, in base64). It is for people of
 the workspace's tenant and for operators.`,
 		Example: "  gpuaas workspaces logs acme/demo2\n  gpuaas workspaces logs acme/demo2 -f --workload web\n  gpuaas workspaces logs acme/demo2 --previous",
 		Args:    args("WS"), ValidArgsFunction: onlyFirst(p.completeWorkspaces),
@@ -104,7 +104,7 @@ func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous b
 		return s.document(raw)
 	}
 	if n := out.GetDroppedBytes(); n > 0 {
-		note(s.err, "%d earlier bytes of this run are not shown", n)
+		note(s.err, "not shown: %s of this run", Counted(n, "earlier byte"))
 	}
 	text := showable.Clean(out.GetData())
 	if err := s.text(text); err != nil {
@@ -112,7 +112,7 @@ func (s *session) printOutput(answer *readmodelv1.ReadOutputResponse, previous b
 	}
 	if text == "" {
 		note(s.err, "%s has written nothing%s", clean(answer.GetWorkload()), onlyIf(!previous && out.GetRestarts() > 0,
-			fmt.Sprintf(" since its restart; it was restarted %d times: see --previous", out.GetRestarts())))
+			fmt.Sprintf(" since its restart; it was restarted %s: see --previous", Counted(out.GetRestarts(), "time"))))
 	}
 	if out.GetEnded() {
 		note(s.err, "%s %s", clean(answer.GetWorkload()), exited(out.GetExitCode()))
@@ -180,7 +180,7 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 	restarted := from != nil && f.printed != out.GetRun()
 	f.printed = out.GetRun()
 	if n := out.GetDroppedBytes(); from == nil && n > 0 {
-		note(f.s.err, "%d earlier bytes of this run are not shown", n)
+		note(f.s.err, "not shown: %s of this run", Counted(n, "earlier byte"))
 	} else if n > 0 || out.GetRestarted() || restarted {
 		if err := f.flush(); err != nil { // what was carried is not completed
 			return false, err
@@ -193,7 +193,7 @@ func (f *outputFollower) print(answer *readmodelv1.ReadOutputResponse) (bool, er
 		note(f.s.err, "%s was restarted", clean(answer.GetWorkload()))
 	}
 	if n := out.GetDroppedBytes(); from != nil && n > 0 {
-		note(f.s.err, "%d bytes were dropped: they were written faster than they could be read", n)
+		note(f.s.err, "dropped: %s, written faster than they could be read", Counted(n, "byte"))
 	}
 	data := slices.Concat(f.carried, out.GetData())
 	keep := showable.Unfinished(data)

@@ -242,7 +242,7 @@ func (p *Program) configCommand() *cobra.Command {
 			if err := contexts.Use(path, args[0]); err != nil {
 				return err
 			}
-			note(pr.err, "commands go to %s now", args[0])
+			note(pr.err, "commands go to the context %q now", args[0])
 			return nil
 		}),
 	}

@@ -36,6 +36,14 @@ func onlyIf(b bool, text string) string {
 
 func number[N int32 | int64](n N) string { return strconv.FormatInt(int64(n), 10) }
 
+// Counted prints a number of things whose plural has an s.
+func Counted[N int | int32 | int64 | uint64](n N, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
 // parseEnum reads the value of a flag; the empty one is unspecified.
 func parseEnum[E protoreflect.Enum](flag, value string) (E, error) {
 	var zero E

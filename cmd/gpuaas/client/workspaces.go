@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -117,13 +118,43 @@ var dryRunView = view[*lifecyclev1.Operation]{
 	},
 }
 
-// operation prints the answer to a command: the operation that it began or joined, or what it would do.
-func (s *session) operation(o *lifecyclev1.Operation) error {
-	if !o.GetDryRun() || s.structured() {
+// operation prints the answer to a command: the operation that it began or joined, or what it would do. The name is the full one of the workspace;
+// without it the mesh is asked.
+func (s *session) operation(ctx context.Context, o *lifecyclev1.Operation, name string) error {
+	if s.structured() || s.format == formatName {
+		if o.GetDryRun() && !s.structured() {
+			return one(s.printer, dryRunView, o)
+		}
 		return one(s.printer, operationView, o)
 	}
+	if name == "" && o.GetWorkspaceId() != "" {
+		// One who may operate and not read sees the id alone.
+		if answer, err := s.query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: o.GetWorkspaceId()}); err == nil {
+			name = fullName(answer.GetWorkspace())
+		}
+	}
+	if !o.GetDryRun() {
+		return one(s.printer, withWorkspace(operationView, name), o)
+	}
 	note(s.err, "dry run: nothing was changed")
-	return one(s.printer, dryRunView, o)
+	return one(s.printer, withWorkspace(dryRunView, name), o)
+}
+
+// withWorkspace is a view of operations that shows the workspace by its name and the end of its id.
+func withWorkspace(v view[*lifecyclev1.Operation], name string) view[*lifecyclev1.Operation] {
+	if name == "" {
+		return v
+	}
+	v.columns = slices.Clone(v.columns)
+	for i, c := range v.columns {
+		if c.path != "workspace_id" {
+			continue
+		}
+		v.columns[i].of = func(_ *printer, o *lifecyclev1.Operation) string {
+			return name + onlyIf(o.GetWorkspaceId() != "", " ("+shorten([]string{o.GetWorkspaceId()})[0]+")")
+		}
+	}
+	return v
 }
 
 func (p *Program) workspacesCommand() *cobra.Command {
@@ -380,7 +411,7 @@ func (p *Program) workspacesOperate(kind commonv1.OperationKind, short string) *
 			if want, ok := restingState[op.GetKind()]; ok && wait && !op.GetDryRun() {
 				return s.awaitOperation(ctx, op, args[0], want, timeout)
 			}
-			return s.operation(op)
+			return s.operation(ctx, op, "")
 		}),
 	}
 	flags := cmd.Flags()

@@ -164,7 +164,15 @@ func nodeAPI(replicas []view.Replica, now time.Time) *readmodelv1.ComponentStatu
 			fresh++
 		}
 	}
-	return component("nodeapi", fresh > 0, fmt.Sprintf("%d replicas beat", fresh), at)
+	return component("nodeapi", fresh > 0, beating(fresh), at)
+}
+
+// beating says how many replicas of nodeapi are at work.
+func beating(replicas int) string {
+	if replicas == 1 {
+		return "1 replica beats"
+	}
+	return fmt.Sprintf("%d replicas beat", replicas)
 }
 
 // probe asks all probes at once, at most every probeEvery.

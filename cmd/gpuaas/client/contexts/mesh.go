@@ -13,33 +13,41 @@ import (
 	"time"
 )
 
-// Announce writes the context of a mesh on this machine, makes it current and returns its name. That is base, or
-// base-2, base-3 and so on where base is the name of another mesh that runs, or of a context that a person wrote. A mesh
-// keeps the name that it has. c.Mesh is required; c.Name is ignored.
-func Announce(ctx context.Context, path, base string, c Context) (string, error) {
+// Announced is the context that a mesh got.
+type Announced struct {
+	Name  string
+	Taken bool // another mesh that runs, or a person, has a context of the name that was asked for
+}
+
+// Announce writes the context of a mesh on this machine and makes it current. Its name is base, or base-2, base-3 and so
+// on where base is the name of another mesh that runs, or of a context that a person wrote. A mesh keeps the name that it
+// has. c.Mesh is required; c.Name is ignored.
+func Announce(ctx context.Context, path, base string, c Context) (Announced, error) {
 	return announce(ctx, path, base, c, true)
 }
 
 // Share is Announce for a further person of the mesh, whose context does not become current.
-func Share(ctx context.Context, path, base string, c Context) (string, error) {
+func Share(ctx context.Context, path, base string, c Context) (Announced, error) {
 	return announce(ctx, path, base, c, false)
 }
 
-func announce(ctx context.Context, path, base string, c Context, current bool) (string, error) {
+func announce(ctx context.Context, path, base string, c Context, current bool) (Announced, error) {
 	if c.Mesh == "" {
-		return "", errors.New("announce mesh: it has no directory")
+		return Announced{}, errors.New("announce mesh: it has no directory")
 	}
+	var out Announced
 	err := change(path, func(f *File) error {
-		c.Name = f.nameFor(ctx, base, c)
+		out = f.nameFor(ctx, base, c)
+		c.Name = out.Name
 		f.put(c, current)
 		return nil
 	})
-	return c.Name, err
+	return out, err
 }
 
 // nameFor chooses the name of a mesh's context.
-func (f *File) nameFor(ctx context.Context, base string, c Context) string {
-	free := ""
+func (f *File) nameFor(ctx context.Context, base string, c Context) Announced {
+	free, taken := "", false
 	for n := 1; n <= len(f.Contexts)+1; n++ {
 		name := base
 		if n > 1 {
@@ -47,13 +55,17 @@ func (f *File) nameFor(ctx context.Context, base string, c Context) string {
 		}
 		have, err := f.Get(name)
 		if err == nil && have.Mesh == c.Mesh {
-			return name
+			return Announced{name, taken}
 		}
-		if free == "" && (err != nil || have.Server == c.Server || abandoned(ctx, have)) {
-			free = name
+		if free == "" {
+			if err != nil || have.Server == c.Server || abandoned(ctx, have) {
+				free = name
+			} else if name == base {
+				taken = true
+			}
 		}
 	}
-	return free
+	return Announced{free, taken}
 }
 
 // abandoned reports whether a context belongs to a mesh on this machine that does not run now. A context without a

@@ -38,9 +38,9 @@ func silent(t *testing.T) string {
 
 func announce(t *testing.T, path, want string, c contexts.Context) {
 	t.Helper()
-	name, err := contexts.Announce(testkit.Context(t), path, "dev", c)
-	if err != nil || name != want {
-		t.Fatalf("context %q, %v; want %q", name, err, want)
+	got, err := contexts.Announce(testkit.Context(t), path, "dev", c)
+	if err != nil || got.Name != want {
+		t.Fatalf("context %q, %v; want %q", got.Name, err, want)
 	}
 	f, err := contexts.Load(path)
 	if err != nil {
@@ -105,6 +105,28 @@ func TestAMeshTakesTheNameOfOneThatEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	announce(t, path, "dev-2", contexts.Context{Server: silent(t), Mesh: "/meshes/d"})
+}
+
+// TestAMeshKeepsItsNameWhereAnotherIsFree: a name is taken only while another mesh that runs, or a person, has it.
+func TestAMeshKeepsItsNameWhereAnotherIsFree(t *testing.T) {
+	testkit.IO(t)
+	path := filepath.Join(t.TempDir(), "contexts.yaml")
+	first, second := contexts.Context{Server: listener(t), Mesh: "/meshes/a"}, contexts.Context{Server: listener(t), Mesh: "/meshes/b"}
+	announce(t, path, "dev", first)
+	wants := func(when string, want contexts.Announced) {
+		t.Helper()
+		if got, err := contexts.Announce(testkit.Context(t), path, "dev", second); err != nil || got != want {
+			t.Errorf("%s: %+v, %v; want %+v", when, got, err, want)
+		}
+	}
+	wants("beside the first", contexts.Announced{Name: "dev-2", Taken: true})
+	wants("again", contexts.Announced{Name: "dev-2", Taken: true})
+	if err := contexts.RemoveMesh(path, first.Mesh); err != nil {
+		t.Fatal(err)
+	}
+	wants("after the end of the first", contexts.Announced{Name: "dev-2"})
+	announce(t, path, "dev", contexts.Context{Server: silent(t), Mesh: "/meshes/c"})
+	wants("beside one that does not run", contexts.Announced{Name: "dev-2"})
 }
 
 // TestTheContextsOfAMeshGoTogether: those of its further persons with its own, and nothing that points elsewhere by now.
