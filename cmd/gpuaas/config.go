@@ -54,21 +54,16 @@ func newConfigCheckCommand() *cobra.Command {
 				return err
 			}
 			for _, p := range found {
-				fmt.Fprintln(cmd.OutOrStdout(), p.Error())
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), p.Error()); err != nil {
+					return err
+				}
 			}
-			return client.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], count(len(found), "problem"), kind.Name))
+			return client.Usage(fmt.Errorf("%s: %s as a configuration of %s", args[0], client.Counted(len(found), "problem"), kind.Name))
 		},
 	}
 	cmd.Flags().StringVar(&service, "service", "", "whose configuration it is: "+strings.Join(names, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("service", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func kindOf(service, file string, names []string) (topology.Kind, error) {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"text/tabwriter"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -170,8 +170,7 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 	if err != nil {
 		return err
 	}
-	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "VERSION\tFILE\tAPPLIED")
+	rows := [][]string{{"VERSION", "FILE", "APPLIED"}}
 	missing := 0
 	for _, s := range status {
 		applied := "no"
@@ -180,9 +179,9 @@ func writeStatus(ctx context.Context, cmd *cobra.Command, ownerURL string) error
 		} else {
 			missing++
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\n", s.Version, s.File, applied)
+		rows = append(rows, []string{strconv.FormatInt(s.Version, 10), s.File, applied})
 	}
-	if err := w.Flush(); err != nil {
+	if err := client.Rows(cmd.OutOrStdout(), rows); err != nil {
 		return err
 	}
 	if err := writeRollback(ctx, cmd, ownerURL); err != nil {

@@ -35,6 +35,14 @@ func TestMigrateRestored(t *testing.T) {
 		!strings.Contains(out, "rollback mode: none") {
 		t.Fatalf("%d %s %s", code, out, err)
 	}
+	// In a pipe each field is behind one tab, as in every list.
+	_, listed, _ := migrate(t, "status", "--database-url-file", url)
+	table, _, _ := strings.Cut(listed, "\n\n")
+	for line := range strings.SplitSeq(table, "\n") {
+		if strings.Count(line, "\t") != 2 || strings.Contains(line, "  ") {
+			t.Errorf("a line of the list: %q", line)
+		}
+	}
 	pool := d.Pool(pg.RoleRecovery)
 	if err := pool.Ping(t.Context()); err != nil {
 		t.Fatal(err)

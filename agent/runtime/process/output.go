@@ -175,32 +175,40 @@ func removeFile(path string) error {
 }
 
 // rotate copies the end of an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what
-// is written between the copy and the cut is lost.
-func rotate(dir string, limit int64) {
-	path := filepath.Join(dir, fileOutput)
+// is written between the copy and the cut is lost. A failure leaves the output as it is, for the next call: a file that is cut and whose info does not say
+// so would be read at wrong offsets.
+func (s *shim) rotate() {
+	limit, path := s.spec.LogBytes, filepath.Join(s.dir, fileOutput)
 	size := sizeOf(path)
 	if limit <= 0 || size <= limit {
 		return
 	}
-	lock, err := lockOutputBriefly(dir)
+	lock, err := lockOutputBriefly(s.dir)
 	if err != nil {
 		return
 	}
 	defer func() { _ = lock.Close() }()
-	if copyEnd(path, size-limit, limit) != nil {
+	info, err := s.outputInfo()
+	if err != nil {
 		return
 	}
-	var info outputInfo
-	_, _ = readFile(dir, fileOutputInfo, &info)
+	before, next := info, path+formerPiece+nextPiece
 	info.PieceAt = info.Cut + size - limit
 	info.Cut += sizeOf(path)
-	if os.Truncate(path, 0) == nil {
-		_ = writeFile(dir, fileOutputInfo, info)
+	if copyEnd(path, next, size-limit, limit) != nil || writeFile(s.dir, fileOutputInfo, info) != nil {
+		_ = removeFile(next)
+		return
+	}
+	if os.Rename(next, path+formerPiece) != nil || os.Truncate(path, 0) != nil {
+		_ = writeFile(s.dir, fileOutputInfo, before)
 	}
 }
 
-// copyEnd makes the former piece of a file from limit bytes of it.
-func copyEnd(path string, from, limit int64) error {
+// nextPiece is behind the name of a piece that is not yet in its place.
+const nextPiece = ".next"
+
+// copyEnd makes a file of limit bytes of another.
+func copyEnd(path, to string, from, limit int64) error {
 	in, err := os.Open(path) //nolint:gosec // the shim's own directory
 	if err != nil {
 		return err
@@ -209,7 +217,7 @@ func copyEnd(path string, from, limit int64) error {
 	if _, err := in.Seek(from, io.SeekStart); err != nil {
 		return err
 	}
-	out, err := os.OpenFile(path+formerPiece, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
 	if err != nil {
 		return err
 	}

@@ -213,3 +213,26 @@ func TestOnlyWhatTheAgentSetIsShown(t *testing.T) {
 		t.Errorf("the secrets are %q, without PORT, which the tenant has set", got)
 	}
 }
+
+// TestNothingIsCutThatCannotBeRecorded: an output that has grown too large stays whole until output.json can say where it is cut.
+func TestNothingIsCutThatCannotBeRecorded(t *testing.T) {
+	w := newWritten(t, nil)
+	w.shim.spec.LogBytes = 16
+	text := strings.Repeat("0123456789", 4)
+	w.run("01970000-0000-7000-8000-000000000001", text)
+	path := filepath.Join(w.dir, fileOutput)
+	w.shim.dir = w.dir + strings.Repeat("/.", unix.PathMax/2)
+	w.shim.rotate()
+	w.shim.dir = w.dir
+	if got, err := os.ReadFile(path); err != nil || string(got) != text || sizeOf(path+formerPiece) != 0 || sizeOf(path+formerPiece+nextPiece) != 0 {
+		t.Errorf("the output is %q, %v; pieces of %d and %d bytes", got, err, sizeOf(path+formerPiece), sizeOf(path+formerPiece+nextPiece))
+	}
+	w.shim.rotate()
+	var info outputInfo
+	if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Cut != 40 || info.PieceAt != 24 || sizeOf(path) != 0 {
+		t.Errorf("%+v, %v; %d bytes are left", info, err, sizeOf(path))
+	}
+	if got, err := os.ReadFile(path + formerPiece); err != nil || string(got) != text[24:] {
+		t.Errorf("the piece is %q, %v", got, err)
+	}
+}

@@ -93,7 +93,7 @@ func (s *shim) watch() (bool, error) {
 			s.exited, s.code = true, exitUnknown
 		case <-ticker.C:
 			s.restore()
-			rotate(s.dir, s.spec.LogBytes)
+			s.rotate()
 		case sig := <-s.commands:
 			stop := sig != syscall.SIGUSR1
 			if !stop {

@@ -162,7 +162,7 @@ func readSpec(path string, stdin io.Reader) ([]byte, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(stdin, maxSpec+1))
 	if err != nil {
-		return nil, fmt.Errorf("read spec: %w", err)
+		return nil, Usage(fmt.Errorf("--spec: %w", err))
 	}
 	if len(data) > maxSpec {
 		return nil, Usage(fmt.Errorf("--spec: larger than %d bytes", maxSpec))

@@ -98,14 +98,14 @@ func (p *Program) nodesEnroll() *cobra.Command {
 // claimDirectory makes the directory of a bundle, and refuses one that holds a file of a bundle.
 func claimDirectory(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make directory of bundle: %w", err)
+		return Usage(fmt.Errorf("--out: %w", err))
 	}
 	for _, file := range []string{bundleEnv, bundleCA, bundleRecoveryCA} {
 		switch _, err := os.Lstat(filepath.Join(dir, file)); {
 		case err == nil:
 			return Usage(fmt.Errorf("%s is there already: a bundle is never overwritten, since its token may be in use", filepath.Join(dir, file)))
 		case !errors.Is(err, fs.ErrNotExist):
-			return fmt.Errorf("look at directory of bundle: %w", err)
+			return Usage(fmt.Errorf("--out: %w", err))
 		}
 	}
 	return nil

@@ -71,11 +71,11 @@ func claimFile(out string) (*os.File, error) {
 	case err == nil:
 		return nil, Usage(fmt.Errorf("%s is there already: a bundle is never overwritten", out))
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("look for %s: %w", out, err)
+		return nil, Usage(fmt.Errorf("--out: %w", err))
 	}
 	file, err := os.CreateTemp(filepath.Dir(out), "."+filepath.Base(out)+".*") // mode 0600
 	if err != nil {
-		return nil, fmt.Errorf("make file of bundle: %w", err)
+		return nil, Usage(fmt.Errorf("--out: %w", err))
 	}
 	return file, nil
 }

@@ -101,7 +101,7 @@ func (f *follower[T]) begin(items []T) error {
 		return list(f.pr, f.view, items, "")
 	}
 	f.items = slices.Clone(items)
-	if len(items) == 0 {
+	if len(items) == 0 && f.pr.tty {
 		return table(f.pr, f.view.columns, items)
 	}
 	var cells [][]string

@@ -3,6 +3,7 @@ package client_test
 import (
 	"encoding/json"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -383,4 +384,37 @@ func TestPages(t *testing.T) {
 	}
 	always(f, "ListNodes", &readmodelv1.ListNodesResponse{NextPageToken: "same"})
 	call(t, "nodes", "list").wants(t, 1)
+}
+
+// TestEmptyListsInAPipe: a list without items has its header in a pipe, so that what reads it finds the fields; every list alike.
+func TestEmptyListsInAPipe(t *testing.T) {
+	f := mesh(t)
+	always(f, "ListNodes", &readmodelv1.ListNodesResponse{})
+	always(f, "ListWorkspaces", &readmodelv1.ListWorkspacesResponse{})
+	always(f, "ListTasks", &readmodelv1.ListTasksResponse{})
+	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{})
+	always(f, "ListAudit", &readmodelv1.ListAuditResponse{})
+	for _, line := range []string{"nodes list", "workspaces list", "tasks list", "people list", "audit list"} {
+		got := call(t, strings.Fields(line)...).wants(t, 0)
+		if strings.Count(got.out, "\n") != 1 || strings.ToUpper(got.out) != got.out || !strings.Contains(got.out, "\t") || got.err != "" {
+			t.Errorf("%s: %q %q", line, got.out, got.err)
+		}
+	}
+}
+
+// TestBadPathsAndPorts: what the person named and cannot be is their mistake: exit code 2, before anything is sent.
+func TestBadPathsAndPorts(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	file := filepath.Join(t.TempDir(), "file")
+	write(t, file, "", 0o600)
+	for _, line := range []string{
+		"workspaces escalate demo2 --out " + file + "/x.zip", "nodes enroll --name n --out " + file + "/dir", "people create ana --role viewer --out " + file + "/dir",
+		"nodes list --server 127.0.0.1:99999", "nodes list --server 127.0.0.1:0",
+	} {
+		got := call(t, strings.Fields(line)...).wants(t, 2)
+		if strings.Contains(got.err, "internal") || !strings.HasPrefix(got.err, "error: invalid_argument: ") || len(f.requests) > 0 {
+			t.Errorf("%s: %s", line, got.err)
+		}
+	}
 }

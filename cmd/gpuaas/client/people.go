@@ -198,7 +198,7 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 		return place, nil
 	}
 	if err := os.MkdirAll(out, 0o700); err != nil {
-		return tokenPlace{}, fmt.Errorf("make directory for the token: %w", err)
+		return tokenPlace{}, Usage(fmt.Errorf("--out: %w", err))
 	}
 	for _, name := range []string{handContexts, handToken, handHeader} {
 		switch _, err := os.Lstat(filepath.Join(out, name)); {
@@ -207,7 +207,7 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 				fmt.Errorf("%s is there already: a token is never overwritten", filepath.Join(out, name)),
 			)
 		case !errors.Is(err, fs.ErrNotExist):
-			return tokenPlace{}, fmt.Errorf("look at directory for the token: %w", err)
+			return tokenPlace{}, Usage(fmt.Errorf("--out: %w", err))
 		}
 	}
 	return place, nil
@@ -247,7 +247,7 @@ func (l tokenPlace) write(t target, token string) error {
 			return err
 		}
 	}
-	return contexts.Put(filepath.Join(l.dir, handContexts), c, true)
+	return contexts.Write(filepath.Join(l.dir, handContexts), c)
 }
 
 // next is what a person does with the token.

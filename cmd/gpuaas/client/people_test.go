@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,6 +128,14 @@ func TestPeopleCreateWritesADirectory(t *testing.T) {
 	); err != nil ||
 		!strings.Contains(string(pem), "BEGIN CERTIFICATE") {
 		t.Errorf("ca.pem: %s, %v", pem, err)
+	}
+	var files []string
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		files = append(files, e.Name())
+	}
+	if err != nil || !slices.Equal(files, []string{"authorization", "ca.pem", "contexts.yaml", "token"}) {
+		t.Errorf("the directory holds %v, %v", files, err)
 	}
 	call(t, "people", "create", "second", "--role", "viewer", "--out", dir).wants(t, 2)
 	if req := sent[*readmodelv1.CreatePersonRequest](f); len(req) != 1 {

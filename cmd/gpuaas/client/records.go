@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -71,6 +74,23 @@ func records[T any](pr *printer, name func(T) string, columns []Column[T], items
 		}
 	}
 	return table(pr, shown, items)
+}
+
+// Rows prints lines of fields as every table is: aligned on a terminal, separated by tabs elsewhere.
+func Rows(out io.Writer, rows [][]string) error {
+	if file, ok := out.(*os.File); ok && Terminal(file) {
+		aligned := tabwriter.NewWriter(out, 0, 8, len(between), ' ', 0)
+		for _, row := range rows {
+			fmt.Fprintln(aligned, strings.Join(row, "\t")) //nolint:errcheck // Flush returns it
+		}
+		return aligned.Flush() //nolint:wrapcheck // the output's own
+	}
+	for _, row := range rows {
+		if _, err := fmt.Fprintln(out, strings.Join(row, "\t")); err != nil {
+			return fmt.Errorf("print: %w", err)
+		}
+	}
+	return nil
 }
 
 // Named says whether a mesh was named on the command line itself: the current context is not meant by what can do without one.

@@ -31,8 +31,16 @@ func (s *session) id(ctx context.Context, kind readmodelv1.ObjectKind, ref strin
 	if ids.Valid(ref) {
 		return ref, nil
 	}
-	return s.find(ctx, kind, ref)
+	id, err := s.find(ctx, kind, ref)
+	if fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		return noID, nil
+	}
+	return id, err
 }
+
+// noID is the id of nothing. It stands for a reference that the person may not have looked up: the request that it goes into is refused in the words in
+// which it is refused with a whole id.
+const noID = "00000000-0000-0000-0000-000000000000"
 
 // find is id for requests that say nothing of what does not exist, such as a list: it looks every reference up.
 func (s *session) find(ctx context.Context, kind readmodelv1.ObjectKind, ref string) (string, error) {

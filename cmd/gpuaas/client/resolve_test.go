@@ -117,6 +117,27 @@ func TestWhatIsNotThere(t *testing.T) {
 	}
 }
 
+// TestWhatMayNotBeSeenIsRefusedInTheSameWords: a part of an id is refused as the whole id is.
+func TestWhatMayNotBeSeenIsRefusedInTheSameWords(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	refuse(f, "Resolve", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "this is for people of the operator"))
+	roles := fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, "your roles do not allow this", fault.Unmet("it needs the role operator; you have tenant"))
+	for _, method := range []string{"GetTask", "ChangeTask", "GetAllocation", "GetFinding", "GetIncident"} {
+		refuse(f, method, roles)
+	}
+	words := func(line string) string {
+		got := call(t, strings.Fields(line)...).wants(t, 4)
+		said, _, _ := strings.Cut(got.err, "  correlation id:")
+		return said
+	}
+	for _, line := range []string{"tasks get ", "tasks cancel --reason r ", "allocations get ", "findings get ", "incidents get "} {
+		if whole, part := words(line+taskID), words(line+taskID[len(taskID)-8:]); whole != part || !strings.Contains(part, "you have tenant") {
+			t.Errorf("%s: %q, and with the whole id %q", line, part, whole)
+		}
+	}
+}
+
 // TestAmbiguous: what stands for several objects is a mistake of the command line; each of them is listed.
 func TestAmbiguous(t *testing.T) {
 	f := mesh(t)

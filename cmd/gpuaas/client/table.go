@@ -182,12 +182,10 @@ func (s *sheet[T]) row(cells []string, painted bool) string {
 	return line.String() + "\n"
 }
 
-// table prints items: aligned under a header on a terminal, separated by tabs elsewhere.
+// table prints items: aligned under a header on a terminal, separated by tabs elsewhere. Without items a terminal gets a note, and a pipe the header.
 func table[T any](pr *printer, columns []column[T], items []T) error {
-	if len(items) == 0 {
-		if pr.tty {
-			note(pr.err, "none")
-		}
+	if len(items) == 0 && pr.tty {
+		note(pr.err, "none")
 		return nil
 	}
 	s, cells := newSheet(pr, columns, items)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
@@ -169,6 +170,9 @@ func hostPort(server string) (string, error) {
 		return "", fmt.Errorf("scheme %q: only https is spoken", u.Scheme)
 	case u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || (u.Path != "" && u.Path != "/"):
 		return "", errors.New("not host:port")
+	}
+	if port, err := strconv.ParseUint(or(u.Port(), "443"), 10, 16); err != nil || port == 0 {
+		return "", fmt.Errorf("port %q is none from 1 to 65535", u.Port())
 	}
 	if u.Port() == "" {
 		return net.JoinHostPort(u.Hostname(), "443"), nil

@@ -192,6 +192,7 @@ func TestJudgeReadiness(t *testing.T) {
 		"three, and its shim died":           {phase: backoff, restarts: 3, code: -1, detail: "its exit status was lost with its shim", text: "lost with its shim"},
 		"three, and it was not started":      {phase: backoff, restarts: 3, code: 127, detail: "no room", text: "is not ready: no room"},
 		"three of what is not in PATH":       {phase: backoff, restarts: 3, code: 127, detail: "exited with status 127", layer: tenant, text: "exited with status 127"},
+		"the agent says that it is not ready": {phase: running, detail: "not ready: connection refused", text: "workload main is not ready: connection refused"},
 		"ended":                              {phase: exited, code: 2, layer: tenant, text: "workload main ended before it was ready: exited with status 2"},
 		"ended, and its shim died":           {phase: exited, code: -1, layer: mesh, text: "its exit status was lost with its shim"},
 		"never started by its agent":         {phase: exited, code: 127, detail: "prepare start: no room", layer: mesh, text: "ended before it was ready: prepare start: no room"},

@@ -57,7 +57,7 @@ func judge(spec *lifecyclev1.WorkspaceSpec, status *nodev1.WorkloadStatusOutput,
 			out.ended = ended(commonv1.Reason_REASON_WORKLOAD_CRASH_LOOP,
 				fmt.Sprintf("workload %s was restarted %s before it was ready: %s", w.GetName(), times(restarts), endText(got)), got)
 		default:
-			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), got.GetDetail())
+			out.why = fmt.Sprintf("workload %s is not ready: %s", w.GetName(), strings.TrimPrefix(got.GetDetail(), "not ready: "))
 			if restarts > 0 {
 				out.why += fmt.Sprintf(" (restarted %s; an exit after restart %d is a crash loop)", times(restarts), limit)
 			}

@@ -227,6 +227,28 @@ func or(value, other string) string {
 	return other
 }
 
+// Write makes a new file with one context, which is current. It is for a directory to hand over: nothing but the file is left there.
+func Write(path string, c Context) error {
+	f := File{}
+	f.put(c, true)
+	return f.write(path)
+}
+
+// write checks the file and puts it in the place of the one at path.
+func (f *File) write(path string) error {
+	if err := f.validate(); err != nil {
+		return fmt.Errorf("change contexts: %w", err)
+	}
+	data, err := yaml.Marshal(f)
+	if err != nil {
+		return fmt.Errorf("write contexts: %w", err)
+	}
+	if err := pki.WriteFile(path, data); err != nil {
+		return fmt.Errorf("write contexts: %w", err)
+	}
+	return nil
+}
+
 func change(path string, apply func(*File) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("make configuration directory: %w", err)
@@ -239,16 +261,6 @@ func change(path string, apply func(*File) error) error {
 		if err := apply(&f); err != nil {
 			return err
 		}
-		if err := f.validate(); err != nil {
-			return fmt.Errorf("change contexts: %w", err)
-		}
-		data, err := yaml.Marshal(f)
-		if err != nil {
-			return fmt.Errorf("write contexts: %w", err)
-		}
-		if err := pki.WriteFile(path, data); err != nil {
-			return fmt.Errorf("write contexts: %w", err)
-		}
-		return nil
+		return f.write(path)
 	})
 }
