@@ -130,7 +130,7 @@ func (m *Mesh) oneLife(workspaceID string, epoch int64) error {
 		}
 		switch mine := dir == m.boxDir(workspaceID, epoch); {
 		case mine && n != 1:
-			return fmt.Errorf("%d agents run in the box of epoch %d", n, epoch)
+			return fmt.Errorf("%d agents run in the instance of epoch %d", n, epoch)
 		case !mine && len(procs) > 0:
 			return fmt.Errorf("%d processes run in %s, whose epoch is over", len(procs), filepath.Base(dir))
 		}

@@ -179,7 +179,7 @@ func (r *Run) unwedge(ctx context.Context, id string, wedged *lifecyclev1.Operat
 	}
 	r.evidence(again.GetOperationId())
 	if again.GetEpoch() <= wedged.GetEpoch() {
-		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the box of epoch %d has ended", again.GetEpoch(), wedged.GetEpoch()))
+		return at(StageRecover, fmt.Errorf("the retry runs in epoch %d, the instance of epoch %d has ended", again.GetEpoch(), wedged.GetEpoch()))
 	}
 	return r.unwedged(ctx, id, again.GetEpoch())
 }

@@ -168,7 +168,7 @@ var keys = prepare([]Key{
 	},
 	{
 		Name: ChurnRecreatesPerHour, Kind: Count, Default: "4", Min: "1", Max: "60", Tightens: Lower, Severity: P1, Owner: "recovery",
-		Meaning: "how often the watchdog may recreate a workspace within an hour; the boxes of a placement share a budget of their own",
+		Meaning: "how often the watchdog may recreate a workspace within an hour; the instances of a placement share a budget of their own",
 	},
 	{
 		Name: WorkloadCrashLoopRestarts, Kind: Count, Default: "3", Min: "1", Max: "100", Tightens: Neither, Severity: P2, Owner: "lifecycle",

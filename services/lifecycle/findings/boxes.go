@@ -102,12 +102,12 @@ func missingBox(kind commonv1.PlacementDriver, b belief, ended map[boxKey]placem
 	}
 	out := Seen{
 		Kind: allocationEmpty, Severity: p1, SubjectType: b.what, SubjectID: b.id, WorkspaceID: b.workspaceID, TenantID: b.tenantID, NodeID: b.nodeID,
-		AllocationID: b.id, NextAction: nextEmpty, Summary: "an allocation is active and its box is not there: " + found, Cordon: true,
+		AllocationID: b.id, NextAction: nextEmpty, Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
 		Before: map[string]any{"box": b.box().String(), "placement": names.Of(kind)}, After: map[string]any{"found": found},
 	}
 	if b.what == "claim" {
 		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", nextClaimEmpty, false
-		out.Summary = fmt.Sprintf("the box that is claimed as %q is gone: %s", b.name, found)
+		out.Summary = fmt.Sprintf("the instance that is claimed as %q is gone: %s", b.name, found)
 	}
 	return out
 }
@@ -180,19 +180,19 @@ func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts,
 	case f.busyHere:
 		return Seen{}, false
 	case !f.known:
-		out.Summary = "the provider runs a box of a workspace that is not known here"
+		out.Summary = "the provider runs an instance of a workspace that is not known here"
 	case f.instance == "":
-		out.Summary = fmt.Sprintf("the provider runs a box of epoch %d of %q, and no row names it", b.Epoch, f.name)
+		out.Summary = fmt.Sprintf("the provider runs an instance of epoch %d of %q, and no row names it", b.Epoch, f.name)
 	case f.instance == "ended":
-		out.Summary = fmt.Sprintf("the provider runs the box of epoch %d of %q, whose row says that it has ended", b.Epoch, f.name)
+		out.Summary = fmt.Sprintf("the provider runs the instance of epoch %d of %q, whose row says that it has ended", b.Epoch, f.name)
 	case !f.claimed:
 		out.Kind, out.NextAction = resourceUnclaimed, nextUnclaimed
-		out.Summary = fmt.Sprintf("the box of epoch %d of %q stands and no claim holds it", b.Epoch, f.name)
+		out.Summary = fmt.Sprintf("the instance of epoch %d of %q stands and no claim holds it", b.Epoch, f.name)
 	default:
 		return Seen{}, false
 	}
 	if alive > 1 {
-		out.Summary += fmt.Sprintf("; %d boxes of this workspace run at once", alive)
+		out.Summary += fmt.Sprintf("; %d instances of this workspace run at once", alive)
 	}
 	return out, true
 }

@@ -151,7 +151,7 @@ func (r record) seen() (Seen, bool) {
 func occupied(node string, held []record) Seen {
 	words := map[string]string{
 		"gpu_hold": "devices are held for an allocation that was released", "slot": "a slot is taken by a workspace that has no allocation here",
-		"box": "the box of a workspace that has no allocation is connected", "workload": "its agent reports running workloads of a workspace that has no allocation here",
+		"box": "the instance of a workspace that has no allocation is connected", "workload": "its agent reports running workloads of a workspace that has no allocation here",
 	}
 	slices.SortFunc(held, func(a, b record) int {
 		return slices.Compare([]string{a.workspaceID, a.what, a.is}, []string{b.workspaceID, b.what, b.is})

@@ -195,7 +195,7 @@ func TestABoxBesideTheProduct(t *testing.T) {
 	if found[0].Severity != p1 || found[0].WorkspaceID != "" || !strings.Contains(found[0].Summary, "not known here") {
 		t.Errorf("got %+v", found[0])
 	}
-	if found[1].Severity != p0 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "2 boxes of this workspace run at once") {
+	if found[1].Severity != p0 || found[1].WorkspaceID != id || !strings.Contains(found[1].Summary, "2 instances of this workspace run at once") {
 		t.Errorf("got %+v", found[1])
 	}
 	if found[1].After["provider_id"] != "puppet:"+id+":2" {

@@ -150,7 +150,7 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	}
 	if ownBox(kind) && ids.Valid(b.InstanceID) {
 		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
-			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, Reason: "its box was an orphan and has ended",
+			InstanceId: b.InstanceID, WorkspaceId: b.WorkspaceID, Epoch: b.Epoch, Reason: "its instance was an orphan and has ended",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			return false, fmt.Errorf("retire identity of box: %w", err)
@@ -199,7 +199,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 }
 
 // boxEnded is how it is known of orphans on a box that they are gone.
-const boxEnded = "its box has ended"
+const boxEnded = "its instance has ended"
 
 // record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {

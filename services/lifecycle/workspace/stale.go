@@ -25,7 +25,7 @@ type Stale struct{ refused *prometheus.CounterVec }
 // NewStale registers the counters; writes that the fence of a run refused are read from the core.
 func NewStale(metrics prometheus.Registerer, core func() *saga.Core) (*Stale, error) {
 	s := &Stale{refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stale_epochs_refused_total", Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of a box, at a task " +
+		Name: "stale_epochs_refused_total", Help: "Effects with an epoch or operation sequence that has been passed, refused at the launch of an instance, at a task " +
 			"by its agent, or at a schema by its database, by the reason of the refusal.",
 	}, []string{"at", "reason"})}
 	for _, at := range []string{atLaunch, atTask, atSchema} {

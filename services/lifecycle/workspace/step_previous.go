@@ -259,7 +259,7 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: fmt.Sprintf("epoch %d takes its place", env.Epoch),
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the former box's identity", err)
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the former instance's identity", err)
 		}
 		if err := env.Release(ctx, c); err != nil {
 			return fmt.Errorf("release identity: %w", err)

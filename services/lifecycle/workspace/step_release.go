@@ -159,10 +159,10 @@ func (s *Steps) endBoxes(ctx context.Context, env *saga.Env) error {
 			return err //nolint:wrapcheck // it says whether the step may go on
 		}
 		_, err := s.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
-			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its box has ended",
+			InstanceId: c.Name, WorkspaceId: env.WorkspaceID, Epoch: c.Epoch, Reason: "its instance has ended",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
-			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the box's identity", err)
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not retire the instance's identity", err)
 		}
 		if err := env.Release(ctx, c); err != nil {
 			return fmt.Errorf("release identity: %w", err)
@@ -187,7 +187,7 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 	if ok {
 		driver, have := s.deps.Drivers[i.Placement]
 		if !have {
-			return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "the placement that launched the box is not configured", nil)
+			return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE, "the placement that launched the instance is not configured", nil)
 		}
 		if i.State == commonv1.InstanceState_INSTANCE_STATE_LIVE || i.State == commonv1.InstanceState_INSTANCE_STATE_LAUNCHING {
 			err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -203,7 +203,7 @@ func (s *Steps) endBox(ctx context.Context, env *saga.Env, c saga.Claim) error {
 			return err //nolint:wrapcheck // it says whether the step may go on
 		}
 		if err := driver.End(ctx, env.WorkspaceID, c.Epoch); err != nil {
-			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the box is not confirmed ended", err)
+			return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, fault.ReasonOf(err), "the instance is not confirmed ended", err)
 		}
 	}
 	own := ok && ownBox(i.Placement)

@@ -219,7 +219,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 	case commonv1.InstanceState_INSTANCE_STATE_LIVE:
 		return i, nil
 	case commonv1.InstanceState_INSTANCE_STATE_ENDING, commonv1.InstanceState_INSTANCE_STATE_ENDED:
-		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED, "the box of this epoch has ended", nil)
+		return i, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, commonv1.Reason_REASON_EPOCH_ENDED, "the instance of this epoch has ended", nil)
 	default:
 	}
 	box := placement.Box{
@@ -237,7 +237,7 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 			WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: box.NodeName,
 		})
 		if err != nil {
-			return i, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the box's identity", err)
+			return i, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the instance's identity", err)
 		}
 		node = prepared.GetNodeId()
 	}
@@ -396,7 +396,7 @@ func (s *Steps) observeStorage(ctx context.Context, env *saga.Env) (saga.Observa
 		return saga.Observation{}, err
 	}
 	if !ok || i.State != commonv1.InstanceState_INSTANCE_STATE_LIVE || len(claims) == 0 || claims[0].ConfirmedAt == nil {
-		return saga.Observation{Presence: saga.Partial, Why: "the box or its directory is not there yet"}, nil
+		return saga.Observation{Presence: saga.Partial, Why: "the instance or its directory is not there yet"}, nil
 	}
 	g, _, err := gate.Get(ctx, s.deps.DB, i.NodeID)
 	if err != nil {

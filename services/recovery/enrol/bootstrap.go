@@ -147,7 +147,7 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 func mayBootstrap(r *identity.Record) error {
 	switch {
 	case r.BoxID != "":
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's box", fault.Unmet("the node belongs to a workspace: no operator enrolled it"),
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the node is a workspace's instance", fault.Unmet("the node belongs to a workspace: no operator enrolled it"),
 			fault.Remedy("recreate the workspace"))
 	case r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_HELD:
 		return nil

@@ -40,7 +40,7 @@ func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), m)
 	}
 	if holder != r.BoxID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
-		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this box has no live launch secret"), m)
+		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this instance has no live launch secret"), m)
 	}
 	if a.token.State == "issued" {
 		return nil, nil, unusedKey(ctx, tx, r, a)
@@ -169,7 +169,7 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 		return "", err
 	}
 	r := &identity.Record{
-		NodeID: ids.New(), Name: name, StateBy: "lifecycle", StateReason: "prepared for a box", WorkspaceID: req.GetWorkspaceId(),
+		NodeID: ids.New(), Name: name, StateBy: "lifecycle", StateReason: "prepared for an instance", WorkspaceID: req.GetWorkspaceId(),
 		TenantID: req.GetTenantId(), Epoch: req.GetEpoch(), BoxID: req.GetInstanceId(),
 	}
 	if _, err := identity.Insert(ctx, tx, r); err != nil {
@@ -218,7 +218,7 @@ func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.P
 		return fmt.Errorf("replace launch secret: %w", err)
 	}
 	if tag.RowsAffected() != 1 {
-		return fault.New(commonv1.Reason_REASON_CONFLICT, "the box has registered with another secret already", fault.WithAction(commonv1.Action_ACTION_STOP))
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "the instance has registered with another secret already", fault.WithAction(commonv1.Action_ACTION_STOP))
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 		return fmt.Errorf("read present instance: %w", err)
 	}
 	if used {
-		return fault.New(commonv1.Reason_REASON_CONFLICT, "another box of this epoch is registered", fault.Conflicting(holder),
+		return fault.New(commonv1.Reason_REASON_CONFLICT, "another instance of this epoch is registered", fault.Conflicting(holder),
 			fault.WithAction(commonv1.Action_ACTION_STOP))
 	}
 	if _, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE token_id = $1 AND state = 'issued'`, holder); err != nil {
@@ -289,7 +289,7 @@ func (e *Enroller) RetireBox(ctx context.Context, req *recoveryv1.RetireInstance
 		}
 		reason := req.GetReason()
 		if reason == "" {
-			reason = "the box has ended"
+			reason = "the instance has ended"
 		}
 		if err := identity.Retire(ctx, tx, r, "lifecycle", reason, m); err != nil {
 			return err

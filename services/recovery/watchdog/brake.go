@@ -106,7 +106,7 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 	now := j.now
 	b.Engaged, b.Affected, b.Fleet, b.Most, b.Since, b.CalmSince = true, lately, fleet, most, &now, nil
 	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
-	b.Reason = fmt.Sprintf("%d of %d boxes and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
+	b.Reason = fmt.Sprintf("%d of %d instances and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
 		lately, fleet, cfg.BrakeWindow, most)
 	j.out.Engaged = true
 	i := &incident{

@@ -32,7 +32,7 @@ func (w *wait) by() string { return w.scope + ":" + w.key }
 func (w *wait) because() string {
 	what := "the workspace has"
 	if w.scope == scopePlacement {
-		what = "the boxes of placement " + w.key + " have"
+		what = "the instances of placement " + w.key + " have"
 	}
 	return fmt.Sprintf("%s used up the budget of recreations, %g an hour; the next one is possible at %s", what, w.rate, w.until.UTC().Format(time.RFC3339))
 }

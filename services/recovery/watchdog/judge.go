@@ -47,18 +47,18 @@ func open(s *subject, trigger commonv1.RecoveryTrigger, now time.Time) *record {
 		}
 		r.Impact = "the workspace was not to be used: it was still being provisioned"
 	case triggerRegister:
-		r.ErrorCode, r.Cause = s.LastErrorCode, fmt.Sprintf("its box was refused %d times: %s", s.RegisterFailures, s.LastError)
+		r.ErrorCode, r.Cause = s.LastErrorCode, fmt.Sprintf("its instance was refused %d times: %s", s.RegisterFailures, s.LastError)
 		if s.Run != nil {
 			r.Step = s.Run.Step
 		}
-		r.Impact = "the workspace was not to be used: its box could not enrol"
+		r.Impact = "the workspace was not to be used: its instance could not enrol"
 	default:
 		r.ErrorCode = s.CloseReason
-		r.Cause = "its box has had no session since " + s.LostSince.UTC().Format(time.RFC3339)
+		r.Cause = "its instance has had no session since " + s.LostSince.UTC().Format(time.RFC3339)
 		if s.CloseReason != "" {
 			r.Cause += ", closed as " + s.CloseReason
 		}
-		r.Impact = "the workspace could not be managed; what ran in it may have gone on running until its box was replaced"
+		r.Impact = "the workspace could not be managed; what ran in it may have gone on running until its instance was replaced"
 	}
 	return r
 }

@@ -127,11 +127,11 @@ func (d *Driver) Launch(ctx context.Context, b placement.Box) (placement.Launche
 			return err
 		}
 		if err := d.furnish(b); err != nil {
-			return fault.New(commonv1.Reason_REASON_LAUNCH_FAILED, "the box's files could not be made", fault.Cause(err))
+			return fault.New(commonv1.Reason_REASON_LAUNCH_FAILED, "the instance's files could not be made", fault.Cause(err))
 		}
 		pid, err := d.start(b.WorkspaceID, b.Epoch, b.GPUs, killPoints())
 		if err != nil {
-			return fault.New(commonv1.Reason_REASON_LAUNCH_FAILED, "the box's agent did not start", fault.Cause(err))
+			return fault.New(commonv1.Reason_REASON_LAUNCH_FAILED, "the instance's agent did not start", fault.Cause(err))
 		}
 		if err := failpoint.Hit("lifecycle.launch.after_start"); err != nil {
 			return err
@@ -178,7 +178,7 @@ func (d *Driver) mayLaunch(l *ledger, b placement.Box) error {
 		gpus += int(have.GPUs)
 	}
 	if boxes >= d.cfg.MaxBoxes {
-		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d boxes stand on this host, as many as it may hold", boxes))
+		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d instances stand on this host, as many as it may hold", boxes))
 	}
 	if gpus+int(b.GPUs) > d.cfg.MaxGPUs {
 		return fault.New(commonv1.Reason_REASON_NO_CAPACITY, fmt.Sprintf("%d of %d GPUs of this host are taken", gpus, d.cfg.MaxGPUs))
