@@ -60,12 +60,10 @@ func (f *filter) run(ctx context.Context, raw []byte, out io.Writer, indent stri
 		case err := <-ended:
 			return err
 		case <-ctx.Done():
-			grace := time.NewTimer(filterGrace)
-			defer grace.Stop()
 			select {
 			case err := <-ended:
 				return err
-			case <-grace.C:
+			case <-time.After(filterGrace):
 				return context.Cause(ctx)
 			}
 		case <-measure.C:

@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -41,7 +42,6 @@ const (
 // printer writes data to out in the form that was asked for, and notes for people to err.
 type printer struct {
 	format   string
-	filter   func(raw []byte, indent string) error // prints what --jq makes of JSON; nil without it
 	out      io.Writer
 	err      io.Writer
 	tty      bool // out is a terminal
@@ -51,6 +51,16 @@ type printer struct {
 	now      func() time.Time
 	in       io.Reader // the terminal on which a person can be asked; nil without one
 	sure     bool      // the person need not be asked
+
+	expression *filter                               // of --jq; nil without it
+	filter     func(raw []byte, indent string) error // prints what the expression makes of JSON, until the context ends that it was bound to
+}
+
+// bind has the end of ctx end a filter of the output.
+func (pr *printer) bind(ctx context.Context) {
+	if pr.expression != nil {
+		pr.filter = func(raw []byte, indent string) error { return pr.expression.run(ctx, raw, pr.out, indent) }
+	}
 }
 
 // view says how a T is shown to people.

@@ -133,10 +133,11 @@ func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string)
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		pr, err := p.printer(ctx, cmd)
+		pr, err := p.printer(cmd)
 		if err != nil {
 			return err
 		}
+		pr.bind(ctx)
 		err = inFlags(cmd, fn(ctx, pr, args))
 		if e, refused := fault.As(err); err != nil && ctx.Err() != nil && (!refused || e.CorrelationID == "") {
 			if _, told := errors.AsType[*exitError](err); !told {
@@ -147,8 +148,8 @@ func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string)
 	}
 }
 
-// printer checks the flags of the output. The end of ctx ends a filter of it.
-func (p *Program) printer(ctx context.Context, cmd *cobra.Command) (*printer, error) {
+// printer checks the flags of the output. What prints binds it to a context first.
+func (p *Program) printer(cmd *cobra.Command) (*printer, error) {
 	out := cmd.OutOrStdout()
 	pr := &printer{
 		format: p.output, out: out, err: cmd.ErrOrStderr(), now: p.now, width: 120,
@@ -158,11 +159,10 @@ func (p *Program) printer(ctx context.Context, cmd *cobra.Command) (*printer, er
 		return nil, Usage(fmt.Errorf("--output %q is none of %s", p.output, strings.Join(formats, ", ")))
 	}
 	if p.jq != "" {
-		filter, err := newFilter(p.jq)
-		if err != nil {
+		var err error
+		if pr.expression, err = newFilter(p.jq); err != nil {
 			return nil, Usage(fmt.Errorf("--jq: %w", err))
 		}
-		pr.filter = func(raw []byte, indent string) error { return filter.run(ctx, raw, out, indent) }
 		switch {
 		case !cmd.Flags().Changed("output"):
 			pr.format = formatJSON

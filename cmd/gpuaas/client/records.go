@@ -30,10 +30,11 @@ func Records[T any](p *Program, cmd *cobra.Command, name func(T) string, columns
 	// What ended the command's work does not end the print of what came of it; another signal does.
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(cmd.Context()), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	pr, err := p.printer(ctx, cmd)
+	pr, err := p.printer(cmd)
 	if err != nil {
 		return err
 	}
+	pr.bind(ctx)
 	err = records(pr, name, columns, items)
 	if err != nil && ctx.Err() != nil {
 		return interrupted("interrupted")
@@ -98,7 +99,7 @@ func (p *Program) Named() bool { return p.context != "" || p.server != "" }
 
 // Person connects to the mesh that the flags, the environment and the context name. Close ends it.
 func (p *Program) Person(cmd *cobra.Command) (*person.Client, error) {
-	pr, err := p.printer(cmd.Context(), cmd)
+	pr, err := p.printer(cmd)
 	if err != nil {
 		return nil, err
 	}
