@@ -206,11 +206,13 @@ func writeSecretKeys(ctx context.Context, cmd *cobra.Command, ownerURL string) e
 	if err != nil || len(uses) == 0 {
 		return err
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), "\nkeys of workload secrets that rows need (another one may leave lifecycle's workload_secrets_keys_file):")
-	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "KEY\tROWS\tOF")
-	for _, use := range uses {
-		fmt.Fprintf(w, "%s\t%d\t%s\n", use.Key, use.Rows, use.What)
+	const title = "keys of workload secrets that rows need (another one may leave lifecycle's workload_secrets_keys_file):"
+	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "\n%s\n", title); err != nil {
+		return err
 	}
-	return w.Flush()
+	rows := [][]string{{"KEY", "ROWS", "OF"}}
+	for _, use := range uses {
+		rows = append(rows, []string{use.Key, strconv.FormatInt(use.Rows, 10), use.What})
+	}
+	return client.Rows(cmd.OutOrStdout(), rows)
 }
