@@ -17,8 +17,14 @@ import (
 const mostFlaky = 2
 
 // final are what marks a failure that a second run would only hide: a data race, a sequence that a random seed found,
-// a process that died.
-var final = []string{"DATA RACE", "race detected", "[rapid] failed", "GPUAAS_MODEL_SEED=", "panic:"}
+// a process that died, a server that could not be stopped.
+var final = []string{"DATA RACE", "race detected", "[rapid] failed", "GPUAAS_MODEL_SEED=", "panic:", "stop test postgres"}
+
+func isFinal(output []string) bool {
+	return slices.ContainsFunc(output, func(line string) bool {
+		return slices.ContainsFunc(final, func(mark string) bool { return strings.Contains(line, mark) })
+	})
+}
 
 // failedTest is a top-level test that failed, with the output of it and of the tests below it.
 type failedTest struct {
@@ -85,10 +91,8 @@ func (r *report) retriable() ([]failedTest, bool) {
 		return nil, false
 	}
 	for _, test := range r.again {
-		for _, line := range test.output {
-			if slices.ContainsFunc(final, func(mark string) bool { return strings.Contains(line, mark) }) {
-				return nil, false
-			}
+		if isFinal(test.output) {
+			return nil, false
 		}
 	}
 	return r.again, true

@@ -145,6 +145,10 @@ func (r *report) endPackage(e event) {
 			}
 		}
 		r.fail(e.Package, e.Package, output)
+	case e.Action == "fail" && isFinal(output):
+		// Beside the tests that failed, something happened that is none of theirs.
+		r.died = true
+		r.fail(e.Package+" (outside of its tests)", e.Package, output)
 	}
 	if r.ran[e.Package] == 0 && e.Action != "fail" {
 		return // no test files, or none that match

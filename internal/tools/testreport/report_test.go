@@ -122,6 +122,11 @@ func TestAgain(t *testing.T) {
 			hides: []string{"once more"},
 		},
 		{
+			name: "a data race outside of the tests", in: failing("TestTwo", "x") +
+				`{"Action":"output","Package":"m/b","Output":"testing: race detected outside of test execution\n"}` + "\n" + ends, second: passes,
+			want: "0 passed, 3 failed", code: 1, shows: []string{"outside of its tests"}, hides: []string{"once more"},
+		},
+		{
 			name: "what a seed found", in: failing("TestTwo", "repeat with GPUAAS_MODEL_SEED=7") + ends, second: passes,
 			want: "0 passed, 2 failed", code: 1, hides: []string{"once more"},
 		},

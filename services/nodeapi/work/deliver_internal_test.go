@@ -19,13 +19,15 @@ type slow struct {
 	Lifecycle
 
 	takes int
+	stuck string // a node whose report is never taken
 
 	mu    sync.Mutex
 	taken []string
 }
 
 func (s *slow) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequest) (*lifecyclev1.ReportTasksResponse, error) {
-	if len(req.GetReports()) > s.takes {
+	stuck := slices.ContainsFunc(req.GetReports(), func(n *lifecyclev1.NodeReport) bool { return n.GetNodeId() == s.stuck })
+	if len(req.GetReports()) > s.takes || stuck {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
@@ -37,6 +39,38 @@ func (s *slow) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRequ
 	return &lifecyclev1.ReportTasksResponse{}, nil
 }
 
+// batchOf makes reports of so many nodes, all of them under way.
+func batchOf(r *Reporter, nodes int) (sessions []*roster.Session, reports []*lifecyclev1.NodeReport, names []string) {
+	for range nodes {
+		id := ids.New()
+		names = append(names, id)
+		sessions = append(sessions, &roster.Session{})
+		reports = append(reports, &lifecyclev1.NodeReport{NodeId: id})
+		r.busy[sessions[len(sessions)-1]] = true
+	}
+	return sessions, reports, names
+}
+
+// TestANodeThatAlwaysTimesOutHoldsUpNoOther checks that all other reports of its batch are taken, wherever in the batch it is.
+func TestANodeThatAlwaysTimesOutHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	for _, at := range []int{0, 31, 63} {
+		synctest.Test(t, func(t *testing.T) {
+			lc := &slow{takes: reportNodes}
+			r := NewReporter(slog.New(slog.DiscardHandler), ids.New(), nil, lc, nil)
+			sessions, reports, want := batchOf(r, reportNodes)
+			lc.stuck = want[at]
+			r.send(t.Context(), sessions, reports)
+			if want = slices.Delete(want, at, at+1); !slices.Equal(lc.taken, want) {
+				t.Errorf("node %d: %d of %d nodes' reports were taken", at, len(lc.taken), len(want))
+			}
+			if len(r.busy) > 0 {
+				t.Errorf("node %d: %d sessions are busy after it", at, len(r.busy))
+			}
+		})
+	}
+}
+
 // TestABatchThatTimesOutIsHalved checks that reports of many nodes reach a lifecycle that is too slow for all of them at
 // once, each one once, and in the time that the halves take.
 func TestABatchThatTimesOutIsHalved(t *testing.T) {
@@ -44,15 +78,7 @@ func TestABatchThatTimesOutIsHalved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lc := &slow{takes: 10}
 		r := NewReporter(slog.New(slog.DiscardHandler), ids.New(), nil, lc, nil)
-		var sessions []*roster.Session
-		var reports []*lifecyclev1.NodeReport
-		var want []string
-		for range reportNodes {
-			id := ids.New()
-			want = append(want, id)
-			sessions = append(sessions, &roster.Session{})
-			reports = append(reports, &lifecyclev1.NodeReport{NodeId: id})
-		}
+		sessions, reports, want := batchOf(r, reportNodes)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		began := time.Now()

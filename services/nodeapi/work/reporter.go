@@ -296,41 +296,59 @@ func (r *Reporter) take(now time.Time) ([]*roster.Session, []*lifecyclev1.NodeRe
 }
 
 func (r *Reporter) send(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
-	defer r.release(sessions)
-	r.deliver(ctx, sessions, reports)
+	if !r.deliver(ctx, sessions, reports) {
+		r.deliverParts(ctx, sessions, reports)
+	}
 }
 
-// deliver reports until lifecycle has taken it, or nobody waits for it any more. A batch that timed out goes on as two: the same again would be no
-// faster.
-func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
+// deliverParts goes on with a batch that timed out as with two of half the size: the same again would be no faster. A node whose report alone times out
+// holds up no other; its agent sends its results again after a while.
+func (r *Reporter) deliverParts(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) {
+	half := len(reports) / 2
+	if half == 0 {
+		r.release(sessions)
+		return
+	}
+	for _, part := range [][2]int{{0, half}, {half, len(reports)}} {
+		if !r.deliver(ctx, sessions[part[0]:part[1]], reports[part[0]:part[1]]) {
+			r.deliverParts(ctx, sessions[part[0]:part[1]], reports[part[0]:part[1]])
+		}
+	}
+}
+
+// deliver reports until lifecycle has taken it, or nobody waits for it any more, and releases the sessions then. It returns false, with the sessions still
+// busy, if a batch timed out that others may be in.
+func (r *Reporter) deliver(ctx context.Context, sessions []*roster.Session, reports []*lifecyclev1.NodeReport) bool {
 	pause := 50 * time.Millisecond
 	for {
 		res, err := r.call(ctx, reports)
-		if err == nil {
+		switch {
+		case err == nil:
 			r.acknowledge(ctx, sessions, res)
-			return
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if batch.Refused(err) {
+			r.release(sessions)
+			return true
+		case ctx.Err() != nil:
+			r.release(sessions)
+			return true
+		case batch.Refused(err):
 			r.isolate(ctx, sessions, reports, err)
-			return
+			r.release(sessions)
+			return true
 		}
 		r.logger.WarnContext(ctx, "report not taken", slog.Int("nodes", len(reports)), slog.Any("error", err))
-		if allGone(sessions) {
-			return // the agents send it again elsewhere
+		if allGone(sessions) { // the agents send it again elsewhere
+			r.release(sessions)
+			return true
 		}
-		if half := len(reports) / 2; half > 0 && timedOut(err) {
-			r.deliver(ctx, sessions[:half], reports[:half])
-			r.deliver(ctx, sessions[half:], reports[half:])
-			return
+		if timedOut(err) {
+			return false
 		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, time.Second)
 		case <-ctx.Done():
-			return
+			r.release(sessions)
+			return true
 		}
 	}
 }
