@@ -69,10 +69,10 @@ func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 	testkit.IO(t)
 	d := testkit.DB(t)
 	owner := connect(t, d.AdminURL())
-	type table struct{ schema, name, column string }
+	type table struct{ schema, name, column, kind string }
 	rows, err := owner.Query(t.Context(), `SELECT n.nspname, c.relname, (SELECT a.attname FROM pg_attribute a
 			WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
-			ORDER BY a.attnum LIMIT 1)
+			ORDER BY a.attnum LIMIT 1), c.relkind::text
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') ORDER BY 1, 2`)
 	if err != nil {
@@ -80,7 +80,7 @@ func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 	}
 	var tables []table
 	var tb table
-	if _, err := pgx.ForEachRow(rows, []any{&tb.schema, &tb.name, &tb.column}, func() error { tables = append(tables, tb); return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&tb.schema, &tb.name, &tb.column, &tb.kind}, func() error { tables = append(tables, tb); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	schemas := map[string]int{}
@@ -108,6 +108,9 @@ func TestEachRoleIsRefusedEverywhereElse(t *testing.T) {
 				"DELETE":   "DELETE FROM " + name + " WHERE false",
 				"TRUNCATE": "TRUNCATE " + name,
 			} {
+				if statement == "TRUNCATE" && tb.kind == "v" {
+					continue // no view has rows to truncate, and none is asked for a right to
+				}
 				if statement == "INSERT" && allowed(role, tb.schema, tb.name, "SELECT") {
 					// Without a select of its own, so that only the right to insert decides.
 					sql = "INSERT INTO " + name + " (" + column + ") SELECT NULL WHERE false"
