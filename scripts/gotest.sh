@@ -25,11 +25,11 @@ in_memory() {
   free=$(($(stat -f -c '%a * %S' "$shm") >> 30))
   available=$(($(awk '/^MemAvailable:/ {print $2}' /proc/meminfo) >> 20))
   ((free >= 6 && available >= 10)) || return 0
-  for dir in "$shm"/gpuaas-t.*; do
+  for dir in "$shm"/gt.*; do
     [[ -f $dir/lock && -O $dir/lock ]] || continue
     flock -n "$dir/lock" rm -rf "$dir" || true
   done
-  dir=$(mktemp -d "$shm/gpuaas-t.XXXX") || return 0
+  dir=$(mktemp -d "$shm/gt.XXXX") || return 0
   chmod 711 "$dir" # servers and workloads drop to other users
   exec 9>"$dir/lock"
   flock -n 9

@@ -64,6 +64,8 @@ type ConsumerConfig struct {
 	// AsyncCommit does not wait for the disk at commits. A crash may then undo the latest effects together with the
 	// cursor, and they are applied again: right for projections, wrong where Apply's rows are promised to anybody.
 	AsyncCommit bool
+	// Patience is how long an event is tried that by itself exceeds the statement timeout, before it is parked; 10 min.
+	Patience time.Duration
 }
 
 // Consumer applies events in order, exactly once in the database's eyes.
@@ -73,6 +75,11 @@ type Consumer struct {
 	cursor   string // qualified table names
 	parked   string
 	advanced Signal
+
+	slow struct { // the event that timed out last; of Run alone
+		pos   int64
+		since time.Time
+	}
 }
 
 // NewConsumer checks its dependencies; it does not touch the database.
@@ -85,6 +92,9 @@ func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
 	}
 	if cfg.Poll <= 0 {
 		cfg.Poll = time.Second
+	}
+	if cfg.Patience <= 0 {
+		cfg.Patience = 10 * time.Minute
 	}
 	return &Consumer{
 		deps: deps, cfg: cfg,
@@ -167,7 +177,7 @@ func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64) (round
 	}
 	// A batch goes through as a whole nearly always; only one that did not is done again with a savepoint an event.
 	res, err := c.applyBatch(ctx, apply, false)
-	if err != nil && poisonous(ctx, err) {
+	if err != nil && (poisonous(ctx, err) || timedOut(ctx, err)) {
 		res, err = c.applyBatch(ctx, apply, true)
 	}
 	if err != nil {
@@ -272,10 +282,13 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 		if err == nil {
 			return nil, nil
 		}
+		poison = err
+		if c.tooSlow(ctx, r.Pos, err) {
+			break
+		}
 		if !poisonous(ctx, err) {
 			return nil, err
 		}
-		poison = err
 	}
 	text := poison.Error()
 	if len(text) > 4000 {
@@ -288,6 +301,23 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 		return nil, fmt.Errorf("park event at %d: %w", r.Pos, err)
 	}
 	return poison, nil
+}
+
+// tooSlow reports whether an event has timed out again and again for longer than Patience: then it is not the moment that is slow.
+func (c *Consumer) tooSlow(ctx context.Context, pos int64, err error) bool {
+	if !timedOut(ctx, err) {
+		return false
+	}
+	if c.slow.pos != pos || c.slow.since.IsZero() {
+		c.slow.pos, c.slow.since = pos, time.Now()
+	}
+	return time.Since(c.slow.since) > c.cfg.Patience
+}
+
+// timedOut reports whether the server cut a statement off, and not the end of ctx.
+func timedOut(ctx context.Context, err error) bool {
+	var pgErr *pgconn.PgError
+	return ctx.Err() == nil && errors.As(err, &pgErr) && pgErr.Code == codeQueryCanceled
 }
 
 // printable drops what Postgres does not store in text.

@@ -261,6 +261,39 @@ func TestStatementTimeoutsParkNothing(t *testing.T) {
 	})
 }
 
+// An event that times out for longer than anything else holds the database up is its own fault, and stops nobody any more.
+func TestAnEventThatAlwaysTimesOutIsParked(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	insert := projection(t, d)
+	var wake, numbered events.Signal
+	start(t, newSequencer(t, d, &wake, &numbered, events.SequencerConfig{}).Run)
+	apply := func(ctx context.Context, tx pgx.Tx, r events.Record) error {
+		if r.AggregateVersion == 2 {
+			if _, err := tx.Exec(ctx, "SET LOCAL statement_timeout = '5ms'"); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
+			return err
+		}
+		return insert(ctx, tx, r)
+	}
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel), Numbered: &numbered},
+		events.ConsumerConfig{Name: "probe", Schema: "readmodel", Patience: 100 * time.Millisecond})
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
+	wake.Notify()
+	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
+	testkit.Eventually(t, time.Minute, func() error {
+		if got := projected(t, d); !cmp.Equal(got, []string{"e1", "e3"}) {
+			return fmt.Errorf("projected %v", got)
+		}
+		return nil
+	})
+	if parked, err := c.Parked(ctx); err != nil || len(parked) != 1 || parked[0].Pos != 2 {
+		t.Fatalf("parked %+v, %v", parked, err)
+	}
+}
+
 func TestWaitFor(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)

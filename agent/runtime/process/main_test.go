@@ -85,7 +85,7 @@ func newRuntime(dir string, logger *slog.Logger, bare bool) (*process.Runtime, e
 	return process.New(process.Deps{Logger: logger, UIDs: uids}, process.Config{
 		StateDir: filepath.Join(dir, "state"), WorkDir: filepath.Join(dir, "open"), Cgroups: groups, NoRoot: bare,
 		BackoffMin: 20 * time.Millisecond, BackoffMax: 100 * time.Millisecond, CheckEvery: 20 * time.Millisecond, LogBytes: 64 << 10,
-		CalmAfter: 3 * time.Second,
+		CalmAfter: 8 * time.Second,
 	})
 }
 

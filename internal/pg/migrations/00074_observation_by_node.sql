@@ -1,18 +1,18 @@
 -- +goose Up
 
--- A workspace's workloads are observed by each node that has some of them: what one agent reports must not replace what another has reported. An observation
--- names its node since the first build that wrote any.
-DELETE FROM readmodel.observation WHERE node_id IS NULL;
-ALTER TABLE readmodel.observation DROP CONSTRAINT observation_pkey;
-ALTER TABLE readmodel.observation ADD PRIMARY KEY (workspace_id, node_id);
-ALTER TABLE readmodel.scratch_observation DROP CONSTRAINT scratch_observation_pkey;
-ALTER TABLE readmodel.scratch_observation ADD PRIMARY KEY (workspace_id, node_id);
+-- What each node's agent last said of a workspace's workloads: untrusted evidence. What one agent reports must not replace what another has reported.
+CREATE TABLE readmodel.observed (
+    workspace_id uuid   NOT NULL,
+    node_id      uuid   NOT NULL,
+    version      bigint NOT NULL,
+    body         jsonb  NOT NULL,
+    PRIMARY KEY (workspace_id, node_id)
+);
+INSERT INTO readmodel.observed SELECT workspace_id, node_id, version, body FROM readmodel.observation WHERE node_id IS NOT NULL;
+CREATE UNLOGGED TABLE readmodel.scratch_observed (LIKE readmodel.observed INCLUDING ALL);
+
+-- readmodel.observation, with one row a workspace, stays for replicas of the build before, which go on writing it until they are replaced: without it they
+-- would park each observation. Nothing reads it any more.
 
 -- +goose Down
-DELETE FROM readmodel.observation o USING readmodel.observation n WHERE n.workspace_id = o.workspace_id AND n.version > o.version;
-ALTER TABLE readmodel.scratch_observation DROP CONSTRAINT scratch_observation_pkey;
-ALTER TABLE readmodel.scratch_observation ADD PRIMARY KEY (workspace_id);
-ALTER TABLE readmodel.scratch_observation ALTER COLUMN node_id DROP NOT NULL;
-ALTER TABLE readmodel.observation DROP CONSTRAINT observation_pkey;
-ALTER TABLE readmodel.observation ADD PRIMARY KEY (workspace_id);
-ALTER TABLE readmodel.observation ALTER COLUMN node_id DROP NOT NULL;
+DROP TABLE readmodel.scratch_observed, readmodel.observed;

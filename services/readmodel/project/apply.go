@@ -73,7 +73,7 @@ func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 				return fmt.Errorf("prune sessions: %w", err)
 			}
 		}
-		if w.table == "observation" && tag.RowsAffected() > 0 {
+		if w.table == "observed" && tag.RowsAffected() > 0 {
 			if _, err := tx.Exec(ctx, a.sql.fade, w.values[0]); err != nil {
 				return fmt.Errorf("prune observations: %w", err)
 			}
@@ -157,7 +157,7 @@ func rowsOf(r events.Record) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "observation", []any{key(m.GetWorkspaceId()), key(r.NodeID), r.AggregateVersion, r.Payload})
+		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), r.AggregateVersion, r.Payload})
 	default:
 		return nil, nil // nothing of ours
 	}

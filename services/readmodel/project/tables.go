@@ -41,9 +41,9 @@ var tables = map[string]table{
 	"recovery_record": {
 		name: "recovery_record", key: []string{"record_id"}, columns: []string{"workspace_id", "tenant_id", "detected_at"},
 	},
-	"incident":    {name: "incident", key: []string{"incident_id"}, columns: []string{"open"}},
-	"brake":       {name: "brake", key: []string{"name"}, columns: []string{"engaged"}},
-	"observation": {name: "observation", key: []string{"workspace_id", "node_id"}},
+	"incident": {name: "incident", key: []string{"incident_id"}, columns: []string{"open"}},
+	"brake":    {name: "brake", key: []string{"name"}, columns: []string{"engaged"}},
+	"observed": {name: "observed", key: []string{"workspace_id", "node_id"}},
 	"task_transition": {
 		name: "task_transition", key: []string{"task_id", "version", "n"}, immutable: true,
 	},
@@ -81,7 +81,7 @@ func newStatements(prefix string) statements {
 		s.table("session"), sessionsKept)
 	// A workspace is on one node at a time; what those of earlier epochs reported fades.
 	s.fade = fmt.Sprintf(`DELETE FROM %[1]s WHERE workspace_id = $1 AND node_id NOT IN (
-		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)`, s.table("observation"), observationsKept)
+		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)`, s.table("observed"), observationsKept)
 	return s
 }
 

@@ -107,7 +107,7 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	}
 	k.sync()
 	var kept int
-	err := k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT count(*) FROM readmodel.observation WHERE workspace_id = $1`, k.A.WorkspaceID).Scan(&kept)
+	err := k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1`, k.A.WorkspaceID).Scan(&kept)
 	if err != nil || kept != 8 {
 		t.Errorf("%d observations are kept, %v", kept, err)
 	}

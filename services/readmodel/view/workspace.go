@@ -33,7 +33,7 @@ const workspaceFrom = `readmodel.workspace w
 		SELECT x.run_id, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
 	LEFT JOIN readmodel.node n ON n.node_id = w.node_id
-	LEFT JOIN readmodel.observation o ON o.workspace_id = w.workspace_id AND o.node_id = w.node_id AND w.state = 'active'
+	LEFT JOIN readmodel.observed o ON o.workspace_id = w.workspace_id AND o.node_id = w.node_id AND w.state = 'active'
 		AND o.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")'` + nodeSession
 
 // A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the

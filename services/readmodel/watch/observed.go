@@ -28,9 +28,15 @@ func (h *Hub) shows(r events.Record) bool {
 	}
 	now := troubleOf(&seen)
 	before, known := h.seen[at]
+	if len(h.seen) >= mostObserved {
+		clear(h.seen) // each is sent once more
+	}
 	h.seen[at] = now
 	return !known || before != now
 }
+
+// mostObserved bounds what is remembered of observations: most of those who report are instances, which end without saying that nothing is left.
+const mostObserved = 1 << 16
 
 // troubleOf spells which workloads of an observation do not go on.
 func troubleOf(seen *nodev1.Observation) string {
