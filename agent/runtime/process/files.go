@@ -114,13 +114,15 @@ type state struct {
 	RunningSince time.Duration `json:"running_since,omitempty"`
 	Restarts     int32         `json:"restarts"` // decided on, the one that the backoff delays with them
 	// ShortRuns counts the runs in a row that ended by themselves before they were calm.
-	ShortRuns int32     `json:"short_runs,omitempty"`
-	HasExited bool      `json:"has_exited"` // ExitCode says something
-	ExitCode  int32     `json:"exit_code"`
-	ExitedAt  time.Time `json:"exited_at"`
-	Adopted   bool      `json:"adopted"` // this shim took over a process that another one had started
-	Final     bool      `json:"final"`   // by policy it stays as it is
-	Detail    string    `json:"detail,omitempty"`
+	ShortRuns int32 `json:"short_runs,omitempty"`
+	// RanFor is how long the last run lasted that ended by itself, by the clock of RunningSince.
+	RanFor    time.Duration `json:"ran_for,omitempty"`
+	HasExited bool          `json:"has_exited"` // ExitCode says something
+	ExitCode  int32         `json:"exit_code"`
+	ExitedAt  time.Time     `json:"exited_at"`
+	Adopted   bool          `json:"adopted"` // this shim took over a process that another one had started
+	Final     bool          `json:"final"`   // by policy it stays as it is
+	Detail    string        `json:"detail,omitempty"`
 }
 
 // uptime returns how long the present run has lasted. The caller knows that it lasts, and that the host was not booted since it began.

@@ -244,7 +244,7 @@ func (s *shim) end(phase, detail string) error {
 // ended notes an exit durably, clears what the workload left running, and says whether it stays so.
 func (s *shim) ended() (bool, error) {
 	ran := s.state.uptime()
-	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt = true, s.code, time.Now()
+	s.state.HasExited, s.state.ExitCode, s.state.ExitedAt, s.state.RanFor = true, s.code, time.Now(), ran
 	s.state.Phase = phaseExited
 	if err := s.save(); err != nil {
 		return false, err

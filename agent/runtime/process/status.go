@@ -84,6 +84,9 @@ func (r *Runtime) status(ctx context.Context, w *workload) *nodev1.WorkloadStatu
 		out.StartedAt = timestamppb.New(s.StartedAt)
 		out.Ready, out.Detail = r.ready(ctx, w.spec, s.uptime())
 	}
+	if out.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED {
+		out.Ready = finished(w.spec, s)
+	}
 	out.CrashLoop = r.loops(w, s, out.GetPhase())
 	return out
 }
@@ -114,6 +117,12 @@ func (r *Runtime) phase(w *workload, s state) nodev1.WorkloadPhase {
 	default:
 		return nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING
 	}
+}
+
+// finished reports whether a workload without a probe has done its work: it exited with status 0, after a run that was long enough for it to be ready,
+// whether anybody looked meanwhile or not.
+func finished(spec spec, s state) bool {
+	return s.HasExited && s.ExitCode == 0 && !spec.Ready.asks() && s.RanFor >= spec.Ready.minUptime()
 }
 
 // ready reports whether a workload that has run for uptime is ready, and why not. It probes at most once.

@@ -71,6 +71,30 @@ func TestLeastUptime(t *testing.T) {
 	}
 }
 
+// TestAJobThatIsDoneIsReady: one that exits with status 0 after its least uptime is ready, also if it is first looked at after its end. One that fails, or
+// is done sooner than it must run, is not.
+func TestAJobThatIsDoneIsReady(t *testing.T) {
+	g := newRig(t, host(t), false)
+	for name, c := range map[string]struct {
+		script string
+		least  time.Duration
+		ready  bool
+	}{
+		"done":   {"exit 0", 0, true},
+		"failed": {"exit 4", 0, false},
+		"early":  {"exit 0", 5 * time.Minute, false},
+	} {
+		w := sh(name, c.script)
+		w.RestartPolicy = nodev1.RestartPolicy_RESTART_POLICY_NEVER
+		w.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(c.least)}
+		g.deploy(w)
+		st := g.until(name, "ended", func(st *nodev1.WorkloadStatus) bool { return st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED })
+		if st.GetReady() != c.ready {
+			t.Errorf("%s: %v", name, st)
+		}
+	}
+}
+
 // TestUptimeOutlivesTheAgent: an agent that starts beside a running workload knows since when it runs.
 func TestUptimeOutlivesTheAgent(t *testing.T) {
 	dir := host(t)

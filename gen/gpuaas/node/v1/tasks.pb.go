@@ -641,7 +641,8 @@ func (x *Port) GetPort() int32 {
 	return 0
 }
 
-// Readiness says when a workload is ready: once it has run for `min_uptime`, and its probe succeeds if it has one.
+// Readiness says when a workload is ready: once it has run for `min_uptime`, and its probe succeeds if it has one. One without a probe that has exited with
+// status 0 after such a run is ready too: its work is done.
 type Readiness struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	HttpPath string                 `protobuf:"bytes,1,opt,name=http_path,json=httpPath,proto3" json:"http_path,omitempty"` // GET on the first port, any 2xx or 3xx
