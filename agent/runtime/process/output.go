@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/url"
@@ -39,8 +38,9 @@ type outputInfo struct {
 type runOutput struct {
 	Run       string    `json:"run"`
 	StartedAt time.Time `json:"started_at"`
-	Cut       int64     `json:"cut"`      // where the file begins in the run's output
-	PieceAt   int64     `json:"piece_at"` // where the former piece begins
+	Cut       int64     `json:"cut"`                // where the file begins in the run's output
+	PieceAt   int64     `json:"piece_at"`           // where the former piece begins
+	Rotating  *cutting  `json:"rotating,omitempty"` // a rotation under way
 	ExitCode  int32     `json:"exit_code"`
 	HasExited bool      `json:"has_exited"` // of a previous run: ExitCode says something
 	Masked    []string  `json:"masked"`     // the values that are hidden in it
@@ -126,21 +126,30 @@ func (s *shim) openOutput(run string) (*os.File, error) {
 	return out, nil
 }
 
-// outputInfo returns what output.json says of the present files. Of a file that it does not know, it is written first: what is not known would not be
-// found again.
+// outputInfo returns what output.json says of the present files. A rotation that did not come to its end is settled first. Of a file that output.json
+// does not know, it is written first: what is not known would not be found again.
 func (s *shim) outputInfo() (outputInfo, error) {
+	path := filepath.Join(s.dir, fileOutput)
 	var info outputInfo
 	found, err := readFile(s.dir, fileOutputInfo, &info)
 	if err != nil || !found {
 		// Written by a shim of an earlier version, or not to be read: whatever is hidden now is hidden there.
 		info = outputInfo{runOutput: runOutput{Masked: secretsOf(s.spec)}}
 	}
-	file := inodeOf(filepath.Join(s.dir, fileOutput))
-	if file == 0 || info.File == file || info.moved(s.dir) {
-		return info, nil
+	changed := info.Rotating != nil
+	if info.runOutput, err = info.settled(path); err != nil {
+		return outputInfo{}, err
 	}
-	info.File = file
-	return info, writeFile(s.dir, fileOutputInfo, info)
+	if file := inodeOf(path); file != 0 && info.File != file && !info.moved(s.dir) {
+		info.File, changed = file, true
+	}
+	if changed {
+		if err := writeFile(s.dir, fileOutputInfo, info); err != nil {
+			return outputInfo{}, err
+		}
+	}
+	_ = removeFile(path + formerPiece + nextPiece) // of a rotation that ended early; the next one overwrites it otherwise
+	return info, nil
 }
 
 // keep moves the files of the present run to where those of the previous one are, and reports whether there is one. Of what an earlier call began it does
@@ -172,65 +181,6 @@ func removeFile(path string) error {
 		return err
 	}
 	return nil
-}
-
-// rotate copies the end of an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what
-// is written between the copy and the cut is lost. A failure leaves the output as it is, for the next call: a file that is cut and whose info does not say
-// so would be read at wrong offsets.
-func (s *shim) rotate() {
-	limit, path := s.spec.LogBytes, filepath.Join(s.dir, fileOutput)
-	size := sizeOf(path)
-	if limit <= 0 || size <= limit {
-		return
-	}
-	lock, err := lockOutputBriefly(s.dir)
-	if err != nil {
-		return
-	}
-	defer func() { _ = lock.Close() }()
-	info, err := s.outputInfo()
-	if err != nil {
-		return
-	}
-	before, next := info, path+formerPiece+nextPiece
-	info.PieceAt = info.Cut + size - limit
-	info.Cut += sizeOf(path)
-	if copyEnd(path, next, size-limit, limit) != nil || writeFile(s.dir, fileOutputInfo, info) != nil {
-		_ = removeFile(next)
-		return
-	}
-	if os.Rename(next, path+formerPiece) != nil || os.Truncate(path, 0) != nil {
-		_ = writeFile(s.dir, fileOutputInfo, before)
-	}
-}
-
-// nextPiece is behind the name of a piece that is not yet in its place.
-const nextPiece = ".next"
-
-// copyEnd makes a file of limit bytes of another.
-func copyEnd(path, to string, from, limit int64) error {
-	in, err := os.Open(path) //nolint:gosec // the shim's own directory
-	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
-	if _, err := in.Seek(from, io.SeekStart); err != nil {
-		return err
-	}
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, io.LimitReader(in, limit))
-	return errors.Join(err, out.Close())
-}
-
-func sizeOf(path string) int64 {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0
-	}
-	return info.Size()
 }
 
 // secretsOf returns the values of a workload's environment that are hidden in its output: all but those of names that everybody knows, and those that the

@@ -229,7 +229,7 @@ func TestNothingIsCutThatCannotBeRecorded(t *testing.T) {
 	}
 	w.shim.rotate()
 	var info outputInfo
-	if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Cut != 40 || info.PieceAt != 24 || sizeOf(path) != 0 {
+	if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Cut != 41 || info.PieceAt != 24 || sizeOf(path) != 0 {
 		t.Errorf("%+v, %v; %d bytes are left", info, err, sizeOf(path))
 	}
 	if got, err := os.ReadFile(path + formerPiece); err != nil || string(got) != text[24:] {

@@ -90,6 +90,9 @@ func (r *Runtime) excerpt(ctx context.Context, req OutputRequest, at *workload) 
 	case info.Previous != nil:
 		previous = &recorded{runOutput: *info.Previous, path: filepath.Join(at.dir, filePrevious), over: true, masks: &r.masks}
 	}
+	if present.runOutput, err = present.settled(present.path); err != nil {
+		return nil, state{}, err
+	}
 	out, err := choose(req, present, previous)
 	return out, s, err
 }
@@ -136,19 +139,16 @@ type recorded struct {
 	masks *maskCache
 }
 
-// stretch is an unbroken part of a run's output, in one file or two.
+// stretch is an unbroken part of a run's output, in one file.
 type stretch struct{ from, to int64 }
 
-// stretches returns what is on disk: the former piece and the file, joined where nothing was lost between them.
+// stretches returns what is on disk: the former piece and the file. They are never one: whether the workload wrote something between the last look at the
+// size of the file and its cut is not known.
 func (o *recorded) stretches() []stretch {
 	file := stretch{o.Cut, o.Cut + sizeOf(o.path)}
-	n := sizeOf(o.path + formerPiece)
-	if n == 0 || o.Cut == 0 {
+	piece := stretch{o.PieceAt, o.PieceAt + sizeOf(o.path+formerPiece)}
+	if piece.from == piece.to || piece.to > file.from { // what is in both was copied by a rotation that did not come to the cut
 		return []stretch{file}
-	}
-	piece := stretch{o.PieceAt, o.PieceAt + n}
-	if piece.to >= file.from {
-		return []stretch{{piece.from, file.to}}
 	}
 	return []stretch{piece, file}
 }
@@ -179,7 +179,11 @@ func (o *recorded) read(from *nodev1.OutputCursor, most int) (*excerpt, error) {
 	end := all[len(all)-1].to
 	asked := from.GetOffset()
 	if from == nil {
-		asked = max(all[len(all)-1].from, end-int64(most))
+		newest := all[len(all)-1]
+		if newest.from == newest.to { // nothing was written since the file was cut
+			newest = all[0]
+		}
+		asked = max(newest.from, newest.to-int64(most))
 	}
 	at, in := min(asked, end), all[len(all)-1]
 	for _, s := range all {

@@ -73,6 +73,8 @@ type shim struct {
 	state state
 	saved os.FileInfo // of the state's file as it was written last
 	out   *os.File    // nil once told
+	// settled reports whether no rotation of the output is half done. Of what an earlier shim left it is not known.
+	settled bool
 
 	own     bool // the child is ours to wait for
 	exited  bool

@@ -1,0 +1,183 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// nextPiece is behind the name of a piece that is not yet in its place.
+const nextPiece = ".next"
+
+// cutting is a rotation under way: the piece with this inode holds a part of the file, which is then cut.
+type cutting struct {
+	Piece uint64 `json:"piece"`
+	From  int64  `json:"from"` // in the file
+	To    int64  `json:"to"`
+}
+
+// rotate copies the end of an output that has grown too large aside and cuts it. It is written in append mode, so the workload goes on at its new end; what
+// is written between the copy and the cut is lost, and counted as far as it was seen. A failure before the cut leaves the output as it is, for the next
+// call, which settles first what an earlier one began.
+func (s *shim) rotate() {
+	limit, path := s.spec.LogBytes, filepath.Join(s.dir, fileOutput)
+	if limit <= 0 || s.settled && sizeOf(path) <= limit {
+		return
+	}
+	lock, err := lockOutputBriefly(s.dir)
+	if err != nil {
+		return
+	}
+	defer func() { _ = lock.Close() }()
+	info, err := s.outputInfo()
+	if err != nil {
+		return
+	}
+	s.settled = true
+	size := sizeOf(path)
+	if size <= limit {
+		return
+	}
+	r := &rotation{dir: s.dir, path: path, info: info, from: size - limit, to: size}
+	for _, step := range r.steps() {
+		if step() != nil {
+			s.settled = false
+			_ = removeFile(path + formerPiece + nextPiece)
+			return
+		}
+	}
+}
+
+// rotation cuts an output file.
+type rotation struct {
+	dir, path string
+	info      outputInfo
+	from, to  int64 // what is kept of the file
+	cutAt     int64 // the size of the file when it was cut
+}
+
+// steps returns what a rotation does, in order. After each of them, output.json and the files say what settled makes of them.
+func (r *rotation) steps() []func() error {
+	return []func() error{r.copyPiece, r.announce, r.placePiece, r.cut, r.record}
+}
+
+func (r *rotation) copyPiece() error {
+	return copyEnd(r.path, r.path+formerPiece+nextPiece, r.from, r.to-r.from)
+}
+
+func (r *rotation) announce() error {
+	info := r.info
+	info.Rotating = &cutting{Piece: inodeOf(r.path + formerPiece + nextPiece), From: r.from, To: r.to}
+	return writeFile(r.dir, fileOutputInfo, info)
+}
+
+func (r *rotation) placePiece() error {
+	return os.Rename(r.path+formerPiece+nextPiece, r.path+formerPiece)
+}
+
+func (r *rotation) cut() error {
+	r.cutAt = sizeOf(r.path) // as late as can be: what is written from here to the cut is lost and not counted
+	return os.Truncate(r.path, 0)
+}
+
+func (r *rotation) record() error {
+	r.info.runOutput = r.info.cutBehind(r.from, max(r.cutAt, r.to+1))
+	return writeFile(r.dir, fileOutputInfo, r.info)
+}
+
+// cutBehind returns the output with its file cut at an offset in it, and a piece that begins at another. Callers leave at least one byte between the end of
+// the piece and the cut: that nothing was lost there is never known.
+func (o runOutput) cutBehind(from, at int64) runOutput {
+	o.Rotating = nil
+	o.PieceAt = o.Cut + from
+	o.Cut += at
+	return o
+}
+
+// settled returns the output without a rotation under way, by how far it came: one that did not come to the cut has not been, and of one that did not come
+// to its record the size at the cut is taken to be what was copied.
+func (o runOutput) settled(path string) (runOutput, error) {
+	was := o.Rotating
+	if was == nil {
+		return o, nil
+	}
+	if was.Piece == 0 || inodeOf(path+formerPiece) != was.Piece {
+		o.Rotating = nil
+		return o, nil
+	}
+	uncut, err := was.holds(path)
+	if err != nil {
+		return o, fmt.Errorf("settle the rotation of the output: %w", err)
+	}
+	if uncut {
+		return o.cutBehind(was.From, 0), nil // the former piece is gone, and the new one holds what is in the file too
+	}
+	return o.cutBehind(was.From, was.To+1), nil
+}
+
+// holds reports whether a file holds what was copied of it, where it was: it was not cut since. After a cut the workload may have written as much again.
+func (c cutting) holds(path string) (bool, error) {
+	if sizeOf(path) < c.To {
+		return false, nil
+	}
+	file, err := os.Open(path) //nolint:gosec // the agent's own directory
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = file.Close() }()
+	piece, err := os.Open(path + formerPiece) //nolint:gosec // the agent's own directory
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = piece.Close() }()
+	const chunk = 64 << 10
+	copied, there := make([]byte, chunk), make([]byte, chunk)
+	for at := c.From; ; {
+		n, err := io.ReadFull(piece, copied)
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return false, err
+		}
+		last := err != nil
+		got, err := file.ReadAt(there[:n], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, err
+		}
+		if !bytes.Equal(copied[:n], there[:got]) {
+			return false, nil
+		}
+		if last {
+			return true, nil
+		}
+		at += int64(n)
+	}
+}
+
+// copyEnd makes a file of limit bytes of another.
+func copyEnd(path, to string, from, limit int64) error {
+	in, err := os.Open(path) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	if _, err := in.Seek(from, io.SeekStart); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // the shim's own directory
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, io.LimitReader(in, limit))
+	return errors.Join(err, out.Close())
+}
+
+// sizeOf returns the size of a file; zero if there is none.
+func sizeOf(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}

@@ -1,0 +1,205 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+// stopRotation begins the rotation of an output that is larger than its limit and ends it after a number of steps, as a kill does. Behind each step that
+// was done the workload writes.
+func (w *written) stopRotation(done int, write func(step int)) {
+	w.t.Helper()
+	lock, err := lockOutputBriefly(w.dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	info, err := w.shim.outputInfo()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	path := filepath.Join(w.dir, fileOutput)
+	size := sizeOf(path)
+	r := &rotation{dir: w.dir, path: path, info: info, from: size - w.shim.spec.LogBytes, to: size}
+	for step, do := range r.steps()[:done] {
+		if err := do(); err != nil {
+			w.t.Fatalf("step %d: %v", step, err)
+		}
+		write(step)
+	}
+}
+
+// follow reads a run from its begin, and returns what is kept of each part and what is counted as dropped before it.
+func (w *written) follow(run string) (string, int64) {
+	w.t.Helper()
+	var text strings.Builder
+	var dropped int64
+	for cursor, more := (&nodev1.OutputCursor{Run: run}), true; more; {
+		out, err := w.Output(w.t.Context(), w.request(false, cursor, 0))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if n := out.GetDroppedBytes(); n > 0 {
+			fmt.Fprintf(&text, "<%d>", n)
+			dropped += n
+		}
+		if cursor.GetOffset()+out.GetDroppedBytes() != out.GetOffset() {
+			w.t.Fatalf("from %d: %d are dropped, and it begins at %d", cursor.GetOffset(), out.GetDroppedBytes(), out.GetOffset())
+		}
+		text.Write(out.GetData())
+		cursor, more = out.GetNext(), out.GetMore()
+	}
+	return text.String(), dropped
+}
+
+// TestWhatIsWrittenDuringARotationIsCounted: what the workload writes between two steps is shown, or counted as dropped. Nothing else is.
+func TestWhatIsWrittenDuringARotationIsCounted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		writes [5]string // behind each step
+		want   string
+	}{
+		"nothing":         {want: "<4>456789abcdef<1>"},
+		"before the cut":  {writes: [5]string{"12", "345", "6", "", ""}, want: "<4>456789abcdef<6>"},
+		"behind it":       {writes: [5]string{3: "next", 4: " line"}, want: "<4>456789abcdef<1>next line"},
+		"on both sides":   {writes: [5]string{"1", "2", "3", "next", " line"}, want: "<4>456789abcdef<3>next line"},
+		"more than there": {writes: [5]string{3: strings.Repeat("n", 40)}, want: "<4>456789abcdef<1>" + strings.Repeat("n", 40)},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			w, out := tooLarge(t, nil, "0123456789abcdef")
+			w.stopRotation(5, func(step int) { appendTo(t, out, tc.writes[step]) })
+			if got, _ := w.follow("run-1"); got != tc.want {
+				t.Errorf("read %q, want %q", got, tc.want)
+			}
+			if w.shim.rotate(); len(tc.writes[3]) > 12 {
+				return // it is cut again
+			}
+			if got, _ := w.follow("run-1"); got != tc.want {
+				t.Errorf("after a look at its size: %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestAKillDuringARotation: a shim is killed after each step of a rotation, and the workload goes on. A reader finds the same before the next shim settles
+// it, after that, and once a new run has begun; before the cut nothing is lost, and after it all offsets hold.
+func TestAKillDuringARotation(t *testing.T) {
+	const whole, lost, size = "0123456789abcdefuvw", "<4>456789abcdef", 16
+	wants := []string{whole, whole, whole, whole, lost + "<1>uvw", lost + "<1>uvw"}
+	for done, want := range wants {
+		for _, more := range []string{"", " and more than there was before"} {
+			t.Run(fmt.Sprintf("after_%d_steps_and_%d_bytes", done, len(more)), func(t *testing.T) {
+				w, out := tooLarge(t, nil, "0123456789abcdef")
+				w.stopRotation(done, func(int) {})
+				appendTo(t, out, "uvw"+more)
+				if got, _ := w.follow("run-1"); got != want+more {
+					t.Fatalf("before it is settled: %q, want %q", got, want+more)
+				}
+				next := &shim{dir: w.dir, spec: w.shim.spec, state: w.shim.state}
+				next.spec.LogBytes = 1000 // it is settled by the next shim, whether it is too large or not
+				next.rotate()
+				if got, _ := w.follow("run-1"); got != want+more {
+					t.Errorf("once it is settled: %q, want %q", got, want+more)
+				}
+				var info outputInfo
+				if _, err := readFile(w.dir, fileOutputInfo, &info); err != nil || info.Rotating != nil {
+					t.Errorf("%+v is recorded, %v", info, err)
+				}
+				if n := sizeOf(filepath.Join(w.dir, fileOutput+formerPiece+nextPiece)); n != 0 {
+					t.Errorf("%d bytes of a piece that is not used are left", n)
+				}
+				// The next rotation cuts what is there now.
+				next.spec.LogBytes = 2
+				next.rotate()
+				end := int64(size + len("uvw"+more))
+				if done > 3 {
+					end++
+				}
+				text := "uvw" + more
+				if got, dropped := w.follow("run-1"); got != fmt.Sprintf("<%d>%s<1>", end-2, text[len(text)-2:]) || dropped != end-1 {
+					t.Errorf("once it is rotated again: %q, %d dropped", got, dropped)
+				}
+			})
+		}
+	}
+}
+
+// TestAKillDuringARotationAndANewRun: the shim that comes after the kill starts the workload anew, and the former run's output is kept as it was.
+func TestAKillDuringARotationAndANewRun(t *testing.T) {
+	for done, want := range []string{"789abcdefuvw", "789abcdefuvw", "789abcdefuvw", "789abcdefuvw", "uvw", "uvw"} {
+		w, out := tooLarge(t, nil, "0123456789abcdef")
+		w.stopRotation(done, func(int) {})
+		appendTo(t, out, "uvw")
+		w.run("run-2", "anew")
+		got, err := w.Output(t.Context(), w.request(true, nil, 12))
+		if err != nil || string(got.GetData()) != want || !got.GetEnded() {
+			t.Errorf("after %d steps: %v, %v", done, got, err)
+		}
+	}
+}
+
+// TestAValueAcrossACutIsHidden: of a value whose middle was lost by a rotation, neither end is shown; nor of one of which nothing was lost.
+func TestAValueAcrossACutIsHidden(t *testing.T) {
+	const value = "OUTPUT-CANARY-91be"
+	for at := 1; at < len(value); at += 4 {
+		for _, lost := range []int{0, 1, min(4, len(value)-at)} {
+			for done := 2; done <= 5; done++ {
+				w, out := tooLarge(t, map[string]string{"KEY": value}, "many lines of text\n"+value[:at])
+				w.shim.spec.LogBytes = int64(at) + 3 // of the piece the value is the end
+				w.stopRotation(done, func(step int) {
+					if step == 1 {
+						appendTo(t, out, value[at:at+lost])
+					}
+				})
+				appendTo(t, out, value[at+lost:]+"\nend\n")
+				text, _ := w.follow("run-1")
+				for i := 0; i+4 <= len(value); i++ {
+					if strings.Contains(text, value[i:i+4]) {
+						t.Fatalf("%d bytes before the cut, %d lost, after %d steps: %q", at, lost, done, text)
+					}
+				}
+				if !strings.HasSuffix(text, "\nend\n") {
+					t.Fatalf("%d bytes before the cut, %d lost, after %d steps: %q", at, lost, done, text)
+				}
+			}
+		}
+	}
+}
+
+// TestTheEndIsShownRightAfterACut: whoever asks for the last lines of a workload that has written nothing since is given those before the cut.
+func TestTheEndIsShownRightAfterACut(t *testing.T) {
+	w, out := tooLarge(t, nil, "0123456789abcdef")
+	w.shim.rotate()
+	if got := w.read(false); string(got.GetData()) != "456789abcdef" || got.GetOffset() != 4 {
+		t.Errorf("after the cut: %v", got)
+	}
+	appendTo(t, out, "next")
+	if got := w.read(false); string(got.GetData()) != "next" || got.GetOffset() != 17 {
+		t.Errorf("and what came then: %v", got)
+	}
+}
+
+// tooLarge returns a workload with an output that is larger than its limit of twelve bytes, and its file as the workload writes it.
+func tooLarge(t *testing.T, env map[string]string, text string) (*written, *os.File) {
+	t.Helper()
+	w := newWritten(t, env)
+	w.shim.spec.LogBytes = 12
+	w.run("run-1", text)
+	out, err := os.OpenFile(filepath.Join(w.dir, fileOutput), os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = out.Close() })
+	return w, out
+}
+
+func appendTo(t *testing.T, out *os.File, text string) {
+	t.Helper()
+	if _, err := out.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+}
