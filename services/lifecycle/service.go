@@ -23,7 +23,6 @@ import (
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/names"
@@ -228,8 +227,8 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	sealer := &workspace.Sealer{DB: b.DB, Secrets: m.values, Committed: s.committed}
-	if err := sealer.Check(ctx, s.cfg.WorkloadSecretsLostKeys); err != nil && !pg.IsConnError(err) { // a database that is away is checked when it is back
-		return err //nolint:wrapcheck // a fault that names the keys
+	if _, err := checkKeys(ctx, b.Logger, sealer, s.cfg.WorkloadSecretsLostKeys); err != nil {
+		return err
 	}
 	finder, err := findings.New(findings.Deps{
 		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
@@ -437,65 +436,6 @@ func (s *Service) sweep(ctx context.Context, tasks *task.Server) error {
 		}
 	}
 }
-
-// sealStored brings stored environment values under the first key: those of a former first key, and those that a build before sealed values has stored. It
-// looks again now and then: a replica of that build, or one with the former first key, may end later than this one starts.
-func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
-	for first := true; ; first = false {
-		if first { // the database may have been away at the start
-			if err := sealer.Check(ctx, s.cfg.WorkloadSecretsLostKeys); fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
-				return err //nolint:wrapcheck // a fault that names the keys
-			}
-		}
-		rows, err := sealer.Seal(ctx)
-		queued, taskErr := tasks.SealStored(ctx)
-		if rows+queued > 0 {
-			s.base.Logger.InfoContext(ctx, "stored environment values sealed", slog.Int("rows", rows), slog.Int("tasks", queued))
-		}
-		if first || rows+queued > 0 {
-			s.reportKeys(ctx, sealer)
-		}
-		wait := sealRetry
-		switch err = errors.Join(err, taskErr); {
-		case err == nil:
-			wait = sealAgain
-		case ctx.Err() == nil:
-			s.base.Logger.WarnContext(ctx, "stored environment values not sealed yet", obs.Err(err))
-		}
-		if !app.Sleep(ctx, wait) {
-			return nil
-		}
-	}
-}
-
-// reportKeys logs which of the keys behind the first one rows still need, and which may leave the file.
-func (s *Service) reportKeys(ctx context.Context, sealer *workspace.Sealer) {
-	former := sealer.Secrets.IDs()[1:]
-	if len(former) == 0 {
-		return
-	}
-	need, err := sealer.Need(ctx)
-	if err != nil {
-		if ctx.Err() == nil {
-			s.base.Logger.WarnContext(ctx, "keys of workload secrets not counted", obs.Err(err))
-		}
-		return
-	}
-	for _, id := range former {
-		at := slices.IndexFunc(need, func(use workspace.KeyUse) bool { return use.ID == id })
-		if at < 0 {
-			s.base.Logger.InfoContext(ctx, "no row needs this key of workload secrets: it may leave the file", slog.String("key", id))
-			continue
-		}
-		s.base.Logger.InfoContext(ctx, "rows need this key of workload secrets: it must stay in the file", slog.String("key", id), slog.Int64("rows", need[at].Rows))
-	}
-}
-
-// sealRetry is how long sealStored waits after a failure, and sealAgain after it has sealed all there was.
-const (
-	sealRetry = 10 * time.Second
-	sealAgain = time.Hour
-)
 
 // Run serves until ctx ends, then stops in order.
 func (s *Service) Run(ctx context.Context) error {

@@ -1,6 +1,7 @@
 package findings
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -32,16 +33,11 @@ func (b *bed) sealing(lines ...string) (*secretenv.Keys, *workspace.Sealer, *tas
 // needs returns how many rows need a key.
 func (b *bed) needs(s *workspace.Sealer, key string) int64 {
 	b.t.Helper()
-	need, err := s.Need(b.t.Context())
+	counts, err := s.Count(b.t.Context(), []string{key})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for _, use := range need {
-		if use.ID == key {
-			return use.Rows
-		}
-	}
-	return 0
+	return counts[key]
 }
 
 // plan returns how Postgres runs a statement.
@@ -90,7 +86,8 @@ func TestAFormerKeyMayLeave(t *testing.T) {
 	_, alone, _ := b.sealing(next)
 	refused := alone.Check(t.Context(), nil)
 	e, _ := fault.As(refused)
-	if !fault.Has(refused, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) || !strings.Contains(strings.Join(e.Unmet, ""), b.keys.First()) ||
+	if !fault.Has(refused, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) || !strings.Contains(strings.Join(e.Unmet, ""),
+		fmt.Sprintf("workload_secrets_keys_file has no key %s, which %d rows need", b.keys.First(), b.needs(alone, b.keys.First()))) ||
 		!strings.Contains(e.Remedy, "workload_secrets_lost_keys") {
 		t.Errorf("a start without a key that rows need: %v", refused)
 	}

@@ -5,15 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
@@ -95,46 +92,6 @@ func (s *Sealer) each(ctx context.Context, query string, seal func(context.Conte
 		}
 	}
 	return total, failed
-}
-
-// KeyUse is how many rows need a key.
-type KeyUse struct {
-	ID   string
-	Rows int64
-}
-
-// Need returns how many rows need which key, by the ids of the keys. It reads every row that needs one.
-func (s *Sealer) Need(ctx context.Context) ([]KeyUse, error) {
-	rows, err := s.DB.Query(ctx, `SELECT k, sum(u.n)::bigint FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
-		WHERE k NOT IN ('', '!') GROUP BY k ORDER BY k`)
-	if err != nil {
-		return nil, fmt.Errorf("count rows by key of workload secrets: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowToStructByPos[KeyUse])
-	if err != nil {
-		return nil, fmt.Errorf("count rows by key of workload secrets: %w", err)
-	}
-	return out, nil
-}
-
-// Check refuses a set that lacks a key which rows need. Keys that are given up for lost are not asked for.
-func (s *Sealer) Check(ctx context.Context, lost []string) error {
-	need, err := s.Need(ctx)
-	if err != nil {
-		return err
-	}
-	var unmet []string
-	for _, use := range need {
-		if !s.Secrets.Has(use.ID) && !slices.Contains(lost, use.ID) {
-			unmet = append(unmet, fmt.Sprintf("workload_secrets_keys_file has key %s, which %d rows need", use.ID, use.Rows))
-		}
-	}
-	if len(unmet) == 0 {
-		return nil
-	}
-	return fault.New(commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN, "stored values need keys that workload_secrets_keys_file does not have",
-		fault.Unmet(unmet...), fault.Remedy("put the keys back at the end of the file, until `gpuaas migrate status` shows no row that needs them; "+
-			"if a key is lost, name it in workload_secrets_lost_keys: the workspaces whose values are under it are created anew"))
 }
 
 // workspace brings one workspace's spec and digest under the first key, and announces the row: what follows the log gets the new digest by the event.

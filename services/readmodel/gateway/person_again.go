@@ -41,11 +41,11 @@ func madeBefore(ctx context.Context, tx pgx.Tx, a Admission, by string) (string,
 	case !same:
 		return "", fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
 	case !live:
-		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request has ended", fault.Unmet("the person is live"),
+		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request has ended", fault.Unmet("the person has ended"),
 			fault.Remedy(fresher))
 	case !fresh:
 		return "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the person of this request was made more than a day ago, and the token may be in use",
-			fault.Unmet("the request is repeated within a day"),
+			fault.Unmet("the request comes more than a day after the first"),
 			fault.Remedy("end that person first with `gpuaas people end "+a.Name+"`, and "+fresher))
 	}
 	return id, nil

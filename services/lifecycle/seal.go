@@ -1,0 +1,99 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+	"github.com/gpuaas/mesh/services/lifecycle/workspace"
+)
+
+// sealRetry is how long sealStored waits after a failure, and sealAgain after it has sealed all there was.
+const (
+	sealRetry = 10 * time.Second
+	sealAgain = time.Hour
+)
+
+// checkKeys refuses a key file that lacks a key which rows need. Every other error of the check is logged and no reason to end: the bool is false, and the
+// check is to be repeated.
+func checkKeys(ctx context.Context, logger *slog.Logger, sealer *workspace.Sealer, lost []string) (bool, error) {
+	err := sealer.Check(ctx, lost)
+	if fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
+		return false, err //nolint:wrapcheck // a fault that names the keys
+	}
+	if err != nil && ctx.Err() == nil {
+		logger.WarnContext(ctx, "keys of workload secrets not checked yet", obs.Err(err))
+	}
+	return err == nil, nil
+}
+
+// sealStored brings stored environment values under the first key: those of a former first key, and those that a build before sealed values has stored. It
+// looks again now and then: a replica of that build, or one with the former first key, may end later than this one starts.
+func (s *Service) sealStored(ctx context.Context, sealer *workspace.Sealer, tasks *task.Server) error {
+	checked := false
+	for first := true; ; first = false {
+		if !checked { // at the start the database may have been away or slow
+			var err error
+			if checked, err = checkKeys(ctx, s.base.Logger, sealer, s.cfg.WorkloadSecretsLostKeys); err != nil {
+				return err
+			}
+		}
+		rows, err := sealer.Seal(ctx)
+		queued, taskErr := tasks.SealStored(ctx)
+		if rows+queued > 0 {
+			s.base.Logger.InfoContext(ctx, "stored environment values sealed", slog.Int("rows", rows), slog.Int("tasks", queued))
+		}
+		if first || rows+queued > 0 {
+			s.reportKeys(ctx, sealer)
+		}
+		wait := sealRetry
+		switch err = errors.Join(err, taskErr); {
+		case err == nil && checked:
+			wait = sealAgain
+		case err == nil: // what the check met is logged
+		case ctx.Err() == nil:
+			s.base.Logger.WarnContext(ctx, "stored environment values not sealed yet", obs.Err(err))
+		}
+		if !app.Sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// reportKeys logs which of the keys behind the first one rows still need, and which may leave the file.
+func (s *Service) reportKeys(ctx context.Context, sealer *workspace.Sealer) {
+	former := sealer.Secrets.IDs()[1:]
+	if len(former) == 0 {
+		return
+	}
+	need, err := sealer.Need(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.base.Logger.WarnContext(ctx, "keys of workload secrets not looked for", obs.Err(err))
+		}
+		return
+	}
+	kept := slices.DeleteFunc(slices.Clone(former), func(id string) bool { return !slices.Contains(need, id) })
+	counts, err := sealer.Count(ctx, kept)
+	if err != nil && ctx.Err() == nil {
+		s.base.Logger.WarnContext(ctx, "rows by key of workload secrets not counted", obs.Err(err))
+	}
+	for _, id := range former {
+		about := []any{slog.String("key", id)}
+		if !slices.Contains(kept, id) {
+			s.base.Logger.InfoContext(ctx, "no row needs this key of workload secrets: it may leave the file", about...)
+			continue
+		}
+		if err == nil {
+			about = append(about, slog.Int64("rows", counts[id]))
+		}
+		s.base.Logger.InfoContext(ctx, "rows need this key of workload secrets: it must stay in the file", about...)
+	}
+}
