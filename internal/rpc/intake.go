@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// The intake stands before connect. It decides who calls before a byte of the body is read, so that a stranger costs a refusal and no more; and it reads
+// The intake stands before connect. It decides who calls before a byte of the body is read, so that a stranger costs a refusal and little more; and it reads
 // the body of a method that takes one message, within a bound of its size, of what it inflates to, and of the time that it may take.
 
 // admitted is what the intake found out about a caller.
@@ -47,6 +47,7 @@ func (s *Server) intake(w http.ResponseWriter, r *http.Request) *http.Request {
 		}
 		return r // its content type is no one's; connect refuses it without reading the body
 	}
+	allowRest(ctx, restOfAdmitted)
 	r = r.WithContext(context.WithValue(ctx, admittedKey{}, admitted{asserted: asserted}))
 	if policy.StreamsRequests() {
 		return r
@@ -74,7 +75,7 @@ func (s *Server) refuse(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	}
 	wire := s.guard.finish(ctx, r.URL.Path, began, err)
 	s.metrics.unary(r.URL.Path, wire.Code().String(), time.Since(began))
-	// What is left of the body is not read, and a stranger keeps no connection.
+	// Of what is left of the body little is read (see readingRest), and a stranger keeps no connection.
 	w.Header().Set("Connection", "close")
 	if err := writer.Write(w, r, wire); err != nil {
 		s.deps.Logger.LogAttrs(ctx, slog.LevelDebug, "refusal not written", slog.String("port", s.cfg.Name), slog.Any("error", err))

@@ -115,12 +115,13 @@ type Server struct {
 	guard    *guard
 	policies PolicySet
 	services map[string]http.Handler
-	// unchecked names those of services that have no policies; checking and reflecting hold places for calls of health and of the others.
-	unchecked            map[string]bool
-	checking, reflecting *strangerPlaces
-	fallback             http.Handler
-	drain                context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
-	endDrain             context.CancelCauseFunc
+	// unchecked names those of services that have no policies; checking and reflecting hold places for calls of health and of the others, and
+	// resting for requests whose bodies arrive after their answers.
+	unchecked                     map[string]bool
+	checking, reflecting, resting *strangerPlaces
+	fallback                      http.Handler
+	drain                         context.Context //nolint:containedctx // the life of the server's streams, ended by Run.
+	endDrain                      context.CancelCauseFunc
 }
 
 // NewServer listens and prepares; nothing is answered before Run.
@@ -151,6 +152,7 @@ func NewServer(ctx context.Context, deps ServerDeps, cfg ServerConfig) (*Server,
 		policies: PolicySet{}, services: map[string]http.Handler{}, fallback: http.NotFoundHandler(),
 		unchecked: map[string]bool{}, checking: newStrangerPlaces(cfg.MaxStrangers, 0),
 		reflecting: newStrangerPlaces(cfg.MaxStrangers, max(1, cfg.MaxStrangers/reflectionShare)),
+		resting:    newStrangerPlaces(cfg.MaxStrangers, 0),
 	}
 	s.guard = &guard{
 		policies: s.policy, persons: deps.Persons, authenticate: deps.Authenticate, onDenied: deps.OnDenied, translate: deps.Translate,
@@ -308,6 +310,7 @@ func (s *Server) httpServer(ctx context.Context) *http.Server {
 	if s.deps.Wrap != nil {
 		handler = s.deps.Wrap(handler)
 	}
+	handler = s.readingRest(handler)
 	// Requests outlive ctx by the drain.
 	base := context.WithoutCancel(ctx)
 	return &http.Server{

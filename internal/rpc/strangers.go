@@ -230,7 +230,7 @@ func (s *Server) readQuestion(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// refuseStranger writes a refusal; what is left of the body is not read.
+// refuseStranger writes a refusal. Of what is left of the body little is read (see readingRest).
 func (s *Server) refuseStranger(w http.ResponseWriter, r *http.Request, refusal error) {
 	writer := connect.NewErrorWriter()
 	w.Header().Set("Connection", "close")
