@@ -172,6 +172,20 @@ func TestALostAnswerIsAskedForAgain(t *testing.T) {
 	if good(first.GetToken()) || !good(again.GetToken()) {
 		t.Errorf("the lost token is good: %t; the new one: %t", good(first.GetToken()), good(again.GetToken()))
 	}
+	says := func(token string) string {
+		_, err := k.query(token).WhoAmI(ctx, &readmodelv1.WhoAmIRequest{})
+		refusal := fault.From(fault.FromConnect(err))
+		return refusal.Public + "; " + refusal.Remedy
+	}
+	const replaced = "your token was replaced by a newer one at 2"
+	if got := says(first.GetToken()); !strings.HasPrefix(got, replaced) || !strings.Contains(got, "use the newer token") {
+		t.Errorf("the lost token: %s", got)
+	}
+	// Who has its id and not its secret is not told.
+	id, secret := strings.SplitN(first.GetToken(), "_", 3), strings.SplitN(again.GetToken(), "_", 3)
+	if got := says(id[0] + "_" + id[1] + "_" + secret[2]); !strings.HasPrefix(got, "the token is unknown, expired or ended") {
+		t.Errorf("the id of the lost token with another secret: %s", got)
+	}
 	refused := func(what string, by readmodelv1connect.PeopleServiceClient, want commonv1.Reason, edit func(*readmodelv1.CreatePersonRequest)) {
 		t.Helper()
 		other := person("robot", "alpha", "tenant")

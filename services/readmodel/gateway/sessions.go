@@ -37,8 +37,9 @@ type Session struct {
 	Person    rpc.Person
 	ExpiresAt time.Time
 
-	endedAt *time.Time // nil unless it was ended
-	expired bool
+	endedAt    *time.Time // nil unless it was ended or replaced
+	replacedAt *time.Time // nil unless it ended and the same person got another later
+	expired    bool
 }
 
 // Sessions are the people's sessions of the mesh.
@@ -104,7 +105,7 @@ func (s *Sessions) Authenticate(ctx context.Context, _ string, header http.Heade
 }
 
 // FromHeader returns the session of a request's bearer token. Every way in which it is not good is the fault unauthenticated. That and when a session
-// expired or was ended is said only to a caller who has its whole token.
+// expired, was ended or was replaced is said only to a caller who has its whole token.
 func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session, error) {
 	values := header.Values("Authorization")
 	if len(values) != 1 {
@@ -126,8 +127,8 @@ func (s *Sessions) FromHeader(ctx context.Context, header http.Header) (Session,
 	if subtle.ConstantTimeCompare(stored, hash[:]) != 1 {
 		return Session{}, refused("the secret is wrong")
 	}
-	if over := session.over(); over != "" {
-		return Session{}, refusedAs("your token "+over, "the session is over")
+	if err := session.over(); err != nil {
+		return Session{}, err
 	}
 	return session, nil
 }
@@ -138,8 +139,8 @@ func (s *Sessions) Check(ctx context.Context, was Session) error {
 	if err != nil {
 		return err
 	}
-	if over := now.over(); over != "" {
-		return refusedAs("your token "+over, "the session is over")
+	if err := now.over(); err != nil {
+		return err
 	}
 	if now.Person.Subject != was.Person.Subject || now.Person.TenantID != was.Person.TenantID || !slices.Equal(now.Person.Roles, was.Person.Roles) {
 		return refused("the person's rights have changed")
@@ -220,9 +221,11 @@ func (s *Sessions) recheck(subject string) {
 // read returns a session, which may be over, and the hash of its token.
 func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
 	session, hash := Session{ID: id}, []byte(nil)
-	err := s.db.QueryRow(ctx, `SELECT p.token_sha256, p.subject, COALESCE(p.tenant_id::text, ''), p.roles, p.expires_at, p.revoked_at, p.expires_at <= mesh.clock()
+	err := s.db.QueryRow(ctx, `SELECT p.token_sha256, p.subject, COALESCE(p.tenant_id::text, ''), p.roles, p.expires_at, p.revoked_at, p.expires_at <= mesh.clock(),
+			(SELECT min(n.created_at) FROM readmodel.person_session n WHERE n.person_id = p.person_id AND n.created_at >= p.revoked_at)
 		FROM readmodel.person_session p WHERE p.session_id = $1::uuid`, id).
-		Scan(&hash, &session.Person.Subject, &session.Person.TenantID, &session.Person.Roles, &session.ExpiresAt, &session.endedAt, &session.expired)
+		Scan(&hash, &session.Person.Subject, &session.Person.TenantID, &session.Person.Roles, &session.ExpiresAt, &session.endedAt, &session.expired,
+			&session.replacedAt)
 	switch {
 	case pg.IsNoRows(err):
 		return Session{}, nil, refused("there is no such session")
@@ -255,21 +258,31 @@ func sessionID(token string) (string, error) {
 	return parsed.String(), nil
 }
 
-// over says since when a session is over, and why. It is empty for one that lives.
-func (s Session) over() string {
+// over returns the refusal of a session that is over, which says since when and why; nil for one that lives. One
+// that ended before its person got another was replaced: with the person all of them end.
+func (s Session) over() error {
+	const why = "the session is over"
 	switch {
+	case s.replacedAt != nil:
+		return refusedFor("your token was replaced by a newer one at "+s.replacedAt.UTC().Format(time.RFC3339), why,
+			"use the newer token, which the repeat of the request that made this one returned; or "+newToken)
 	case s.endedAt != nil:
-		return "was ended at " + s.endedAt.UTC().Format(time.RFC3339)
+		return refusedAs("your token was ended at "+s.endedAt.UTC().Format(time.RFC3339), why)
 	case s.expired:
-		return "expired at " + s.ExpiresAt.UTC().Format(time.RFC3339)
+		return refusedAs("your token expired at "+s.ExpiresAt.UTC().Format(time.RFC3339), why)
 	}
-	return ""
+	return nil
 }
+
+// newToken is the remedy of whoever has no good token.
+const newToken = "somebody with the role security makes a new one with `gpuaas people create NAME --role R`; " +
+	"or name another context or token file"
 
 // refused is the refusal of a caller of whom nothing is known. Why is for the log.
 func refused(why string) error { return refusedAs("the token is unknown, expired or ended", why) }
 
-func refusedAs(public, why string) error {
-	return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, public, fault.Cause(errors.New(why)),
-		fault.Remedy("somebody with the role security makes a new one with `gpuaas people create NAME --role R`; or name another context or token file"))
+func refusedAs(public, why string) error { return refusedFor(public, why, newToken) }
+
+func refusedFor(public, why, remedy string) error {
+	return fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, public, fault.Cause(errors.New(why)), fault.Remedy(remedy))
 }
