@@ -2,6 +2,8 @@ package findings
 
 import (
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -174,5 +176,68 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 	}
 	if n, err := sealer.Seal(t.Context()); n != 0 || err != nil {
 		t.Errorf("%d: %v", n, err)
+	}
+}
+
+// TestTheCheckReadsNoRows: what the check of a start reads grows with the sets of keys, not with the rows that need them.
+func TestTheCheckReadsNoRows(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	_, sealer, _ := b.sealing(b.keyLine)
+	first := b.keys.First()
+	const many, some = 20000, 2000
+	for table, sql := range map[string]string{
+		"task": `INSERT INTO lifecycle.task (task_id, type, node_id, state, idem_key, payload, expires_at, secret_keys)
+			SELECT gen_random_uuid(), 'workload.deploy', gen_random_uuid(), 'expired', 'k' || i, '\x01', mesh.clock(), $2
+			FROM generate_series(1, $3::int) i WHERE $1::text <> ''`,
+		"operation_key": `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id)
+			SELECT gen_random_uuid(), 'k' || i, 'create/hmac-sha256.' || $2::text || '.00', gen_random_uuid()
+			FROM generate_series(1, $3::int) i WHERE $1::text <> ''`,
+		"workspace": `INSERT INTO lifecycle.workspace SELECT (jsonb_populate_record(w, jsonb_build_object('id', gen_random_uuid(), 'name', 'n' || i,
+				'spec_digest', 'hmac-sha256.' || $2::text || '.00'))).*
+			FROM lifecycle.workspace w, generate_series(1, $3::int) i WHERE w.id = $1::uuid`,
+		"saga_run": `INSERT INTO lifecycle.saga_run SELECT (jsonb_populate_record(r, jsonb_build_object('id', gen_random_uuid(), 'input', jsonb_build_object(
+				'spec', jsonb_build_object('workloads', jsonb_build_array(jsonb_build_object('sealed_env', jsonb_build_object('A', encode(
+					'\x01'::bytea || decode($2::text, 'hex') || '\x000000'::bytea, 'base64'))))))))).*
+			FROM lifecycle.saga_run r, generate_series(1, $3::int) i
+			WHERE r.id = (SELECT id FROM lifecycle.saga_run WHERE workspace_id = $1::uuid LIMIT 1)`,
+	} {
+		n := many
+		if table == "workspace" || table == "saga_run" {
+			n = some // their triggers take time
+		}
+		if _, err := b.db.OwnerPool().Exec(t.Context(), sql, id, first, n); err != nil {
+			t.Fatalf("%s: %v", table, err)
+		}
+		if _, err := b.db.OwnerPool().Exec(t.Context(), "ANALYZE lifecycle."+table); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.needs(sealer, first); n < 2*(many+some) {
+		t.Fatalf("%d rows need the key", n)
+	}
+	plan := b.plan(workspace.KeySetsSQL)
+	for _, index := range []string{"workspace_secret_keys", "run_secret_keys", "task_secret_keys", "operation_key_secret_keys"} {
+		if !strings.Contains(plan, index) {
+			t.Errorf("%s is not used", index)
+		}
+	}
+	read := 0
+	for _, node := range regexp.MustCompile(`actual rows=(\d+) loops=(\d+)|Rows Removed by [^:]*: (\d+)`).FindAllStringSubmatch(plan, -1) {
+		rows, _ := strconv.Atoi(node[1])
+		loops, _ := strconv.Atoi(node[2])
+		removed, _ := strconv.Atoi(node[3])
+		read += rows*loops + removed
+	}
+	// Each table has the set of the first key, and may have that of nothing sealed yet: some nodes of the plan pass each of them on.
+	if read == 0 || read > 200 {
+		t.Errorf("the check passes %d rows on", read)
+	}
+	if t.Failed() {
+		t.Log(plan)
+	}
+	_, other, _ := b.sealing(secretenv.NewKey())
+	if err := other.Check(t.Context(), nil); !fault.Has(err, commonv1.Reason_REASON_WORKLOAD_SECRET_KEY_UNKNOWN) {
+		t.Errorf("a start without the key: %v", err)
 	}
 }
