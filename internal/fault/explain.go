@@ -1,6 +1,9 @@
 package fault
 
 import (
+	"slices"
+	"strings"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -31,4 +34,14 @@ func Catalogue() []Explanation {
 		out[i] = Explain(reason)
 	}
 	return out
+}
+
+// Explanations returns what is said about everything that is printed as a reason and has this code, in upper or lower case: of all of them for an empty
+// code, the reasons of refusals first.
+func Explanations(code string) []Explanation {
+	all := append(Catalogue(), states...)
+	if code == "" {
+		return all
+	}
+	return slices.DeleteFunc(all, func(e Explanation) bool { return !strings.EqualFold(e.Code, code) })
 }

@@ -664,6 +664,7 @@ func TestCompletion(t *testing.T) {
 		"config use-context |":                            "test",
 		"nodes list --output |":                           "jsonl",
 		"explain reason |quota":                           "quota_exceeded",
+		"explain reason |workload_s":                      "workload_stopped",
 		"policy set |":                                    "node.heartbeat_stale_after_seconds",
 		"policy get |":                                    "saga.retry_limit",
 		"policy set saga.retry_limit |":                   "3",
@@ -685,6 +686,24 @@ func TestCompletion(t *testing.T) {
 	refuse(f, "ListNodes", fault.New(commonv1.Reason_REASON_UNAVAILABLE, ""))
 	if got := call(t, "__complete", "nodes", "get", ""); !strings.HasPrefix(got.out, ":4") {
 		t.Errorf("offered %q", got.out)
+	}
+}
+
+// TestEveryPrintedReasonIsExplained: what nodes, workspaces, runs and holds say of themselves is explained as the reasons of refusals are, without a mesh.
+func TestEveryPrintedReasonIsExplained(t *testing.T) {
+	isolate(t, filepath.Join(t.TempDir(), "contexts.yaml"))
+	all := call(t, "explain", "reason", "-o", "name").wants(t, 0).out
+	for _, code := range []string{
+		"workload_stopped", "workload_crash_loop", "agent_down", "disconnected", "control_plane_outage", "token_reuse", "register_failing", "step_stalled",
+		"cloned_identity_detected", "join_state_lost", "identity_held", "identity_revoked_or_fenced", "node_not_admitted", "node_disk_full",
+		"operation_joined", "release_failed",
+	} {
+		if got := call(t, "explain", "reason", code); got.code != 0 || !strings.Contains(got.out, "CODE\t"+code+"\n") {
+			t.Errorf("%s: exit %d\n%s%s", code, got.code, got.out, got.err)
+		}
+		if !strings.Contains("\n"+all, "\n"+code+"\n") {
+			t.Errorf("%s is not listed", code)
+		}
 	}
 }
 

@@ -157,24 +157,36 @@ func (p *Program) explainCommand() *cobra.Command {
 	reason := &cobra.Command{
 		Use: "reason [CODE]", Short: "Explain a reason: what it means, whom it affects, who repairs it, what to do; without a code, all reasons",
 		Example: "  gpuaas explain reason certificate_expired", Args: cobra.MaximumNArgs(1),
-		ValidArgs: names.Spellings[commonv1.Reason](),
+		ValidArgs: reasonCodes(),
 		RunE: p.local(func(_ context.Context, pr *printer, args []string) error {
 			// The catalogue is part of every build, so that a refusal can be explained while the mesh cannot be reached.
-			if len(args) == 0 {
-				items := make([]*readmodelv1.ReasonText, 0, len(fault.Catalogue()))
-				for _, e := range fault.Catalogue() {
-					items = append(items, reasonText(e))
-				}
+			code := ""
+			if len(args) > 0 {
+				code = args[0]
+			}
+			var items []*readmodelv1.ReasonText
+			for _, e := range fault.Explanations(code) {
+				items = append(items, reasonText(e))
+			}
+			switch {
+			case len(args) == 0:
 				return list(pr, reasonView, items, "")
+			case code == "" || len(items) == 0 || strings.EqualFold(code, names.Of(commonv1.Reason_REASON_UNSPECIFIED)):
+				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", code), fault.Remedy("list all with `gpuaas explain reason`"))
 			}
-			reason, err := names.Parse[commonv1.Reason](strings.ToLower(args[0]))
-			if err != nil || reason == commonv1.Reason_REASON_UNSPECIFIED {
-				return fault.New(commonv1.Reason_REASON_NOT_FOUND, fmt.Sprintf("there is no reason %q", args[0]), fault.Remedy("list all with `gpuaas explain reason`"))
-			}
-			return one(pr, reasonView, reasonText(fault.Explain(reason)))
+			return one(pr, reasonView, items[0])
 		}),
 	}
 	return group("explain", "Explain reason codes", nil, reason)
+}
+
+// reasonCodes are the codes of everything that is explained.
+func reasonCodes() []string {
+	var out []string
+	for _, e := range fault.Explanations("") {
+		out = append(out, e.Code)
+	}
+	return out
 }
 
 func reasonText(e fault.Explanation) *readmodelv1.ReasonText {

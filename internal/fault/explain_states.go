@@ -1,12 +1,30 @@
-package view
+package fault
 
-import (
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-)
+import commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 
-// workspaceReasons explain what a workspace, its run or its hold says of itself beside the reasons of refusals.
-var workspaceReasons = []*readmodelv1.ReasonText{
+// states explain what a node, a workspace, its run or its hold says of itself beside the reasons of refusals. They are part of every build, as the catalogue
+// is, so that they are explained while the mesh cannot be reached.
+var states = []Explanation{
+	{
+		Code: "disconnected", Meaning: "the node has no session now; it was heard a short time ago",
+		Impact: "no work is offered to it; its workloads go on", Owner: "agent", NextAction: "wait: it connects again by itself",
+		Action: commonv1.Action_ACTION_WAIT,
+	},
+	{
+		Code: "agent_down", Meaning: "nothing was heard of the agent for longer than node.heartbeat_stale_after_seconds, while we listened",
+		Impact: "no work is offered to it; its workloads go on unless the host is down", Owner: "agent / host",
+		NextAction: "wait; restart the agent on its host", Action: commonv1.Action_ACTION_WAIT,
+	},
+	{
+		Code: "control_plane_outage", Meaning: "no replica of nodeapi listens, so no silence means anything",
+		Impact: "running workloads go on; operations wait", Owner: "control plane", NextAction: "restore nodeapi or its database",
+		Action: commonv1.Action_ACTION_WAIT,
+	},
+	{
+		Code: "token_reuse", Meaning: "an enrolment token was used with two keys; its family is revoked",
+		Impact: "the node is on hold", Owner: "security", NextAction: "fence it and give the machine a new identity",
+		Action: commonv1.Action_ACTION_STOP,
+	},
 	{
 		Code: "step_stalled", Meaning: "the step under way has shown no progress for longer than its budget, and has not succeeded since; the flag stops nothing",
 		Impact: "the operation goes on waiting; other workspaces are not touched", Owner: "lifecycle",
@@ -21,7 +39,7 @@ var workspaceReasons = []*readmodelv1.ReasonText{
 		Action:     commonv1.Action_ACTION_WAIT,
 	},
 	{
-		Code: ReasonWorkloadStopped, Meaning: "a workload of an active workspace has ended and is not restarted: its restart policy leaves it so",
+		Code: "workload_stopped", Meaning: "a workload of an active workspace has ended and is not restarted: its restart policy leaves it so",
 		Impact: "what the workload did is done or has failed; its node, other workspaces and the platform are fine", Owner: "workload",
 		NextAction: "read its output with `gpuaas workspaces logs`; if it failed, correct what it depends on and recreate the workspace",
 		Action:     commonv1.Action_ACTION_STOP,
