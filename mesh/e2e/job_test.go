@@ -191,14 +191,14 @@ func crashesLater(t test, c *cluster.Cluster, run func(args ...string) []byte) {
 			return fmt.Errorf("it is %s: %s", ws.GetState(), ws.GetLastError())
 		}
 		if ws.GetWorkloadReason() != "workload_crash_loop" || ws.GetUserState() != commonv1.UserState_USER_STATE_TEMPORARY ||
-			!strings.Contains(ws.GetWorkloadDetail(), "workload main exits again and again: restarted ") ||
-			!strings.Contains(ws.GetWorkloadDetail(), "it last exited with status 3 at ") ||
+			!strings.Contains(ws.GetWorkloadDetail(), "crash loop: main, ") ||
+			!strings.Contains(ws.GetWorkloadDetail(), "exited with status 3 at ") ||
 			!strings.Contains(ws.GetNextAction(), "gpuaas workspaces logs acme/later --workload main --previous") {
 			return fmt.Errorf("%s to its user, %q: %q, %q", ws.GetUserState(), ws.GetWorkloadReason(), ws.GetWorkloadDetail(), ws.GetNextAction())
 		}
 		return nil
 	})
-	if shown := string(run("workspaces", "get", "acme/later")); !strings.Contains(shown, "exits again and again") {
+	if shown := string(run("workspaces", "get", "acme/later")); !strings.Contains(shown, "crash loop: main") {
 		t.Errorf("`workspaces get` shows\n%s", shown)
 	}
 	run("workspaces", "decommission", "later", "--reason", "the test is over", "--yes")

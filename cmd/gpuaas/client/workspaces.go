@@ -59,15 +59,15 @@ var workspaceView = view[*readmodelv1.Workspace]{
 		{title: "NAME", path: "name"},
 		{title: "STATE", path: "state"},
 		{title: "USER STATE", drop: 1, path: "user_state"},
-		{title: "AGENT", drop: 4, of: func(_ *printer, w *readmodelv1.Workspace) string { return agent(w) }},
-		{title: "EPOCH", drop: 6, path: "epoch"},
-		{title: "STEP", drop: 3, of: func(_ *printer, w *readmodelv1.Workspace) string {
+		{title: "AGENT", drop: 5, of: func(_ *printer, w *readmodelv1.Workspace) string { return agent(w) }},
+		{title: "EPOCH", drop: 7, path: "epoch"},
+		{title: "STEP", drop: 4, of: func(_ *printer, w *readmodelv1.Workspace) string {
 			return strings.TrimSpace(w.GetCurrentStep() + onlyIf(w.GetStalled(), " (stalled)"))
 		}},
-		{title: "NODE", drop: 5, id: true, path: "node_name|node_id"},
-		{title: "SINCE", drop: 7, moves: true, path: "state_at"},
-		{title: "LAST ERROR", text: true, path: "last_error"},
-		{title: "WORKLOADS", text: true, path: "workload_detail"},
+		{title: "NODE", drop: 6, id: true, path: "node_name|node_id"},
+		{title: "SINCE", drop: 8, moves: true, path: "state_at"},
+		{title: "LAST ERROR", drop: 2, text: true, path: "last_error"},
+		{title: "WORKLOADS", drop: 3, text: true, path: "workload_detail"},
 		{title: "AGENT SINCE", moves: true, path: "agent_since", wide: true},
 		{title: "AGENT DETAIL", path: "agent_detail", wide: true},
 		{title: "ID", path: "workspace_id", wide: true},

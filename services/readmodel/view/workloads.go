@@ -36,7 +36,7 @@ func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) Workl
 		return WorkloadStatus{}
 	}
 	var out WorkloadStatus
-	var lines []string
+	var lines, done []string // what fails stands first: a cut list shows the beginning alone
 	for _, spec := range w.GetSpec().GetWorkloads() {
 		at := slices.IndexFunc(seen.GetWorkloads(), func(st *nodev1.WorkloadStatus) bool { return st.GetName() == spec.GetName() })
 		if at < 0 {
@@ -47,12 +47,17 @@ func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) Workl
 		if reason == "" {
 			continue
 		}
-		lines = append(lines, line)
+		if failing {
+			lines = append(lines, line)
+		} else {
+			done = append(done, line)
+		}
 		if out.Reason == "" || reason == ReasonCrashLoop && out.Reason != ReasonCrashLoop {
 			out.Reason, out.NextAction = reason, workloadAction(w, st, reason, failing)
 		}
 		out.Failing = out.Failing || failing
 	}
+	lines = append(lines, done...)
 	if more := len(lines) - workloadsShown; more > 0 {
 		lines = append(lines[:workloadsShown], fmt.Sprintf("and %d more", more))
 	}
@@ -60,21 +65,30 @@ func DescribeWorkloads(w *lifecyclev1.Workspace, seen *nodev1.Observation) Workl
 	return out
 }
 
-// describeWorkload returns why a workload does not go on, in a word and in a sentence, and whether that is a failure.
+// describeWorkload returns why a workload does not go on, in a word and in a line, and whether that is a failure. The line begins with what differs: of
+// a list on a narrow terminal only its beginning is seen.
 func describeWorkload(st *nodev1.WorkloadStatus) (string, string, bool) {
-	last := lastExit(st)
+	last, when := lastExit(st), ""
 	if at := st.GetExitedAt(); at != nil {
-		last += " at " + at.AsTime().UTC().Format(time.RFC3339)
+		when = " at " + at.AsTime().UTC().Format(time.RFC3339)
 	}
+	last += when
+	name, restarts := st.GetName(), fmt.Sprintf("%d restarts", st.GetRestarts())
+	if st.GetRestarts() == 1 {
+		restarts = "1 restart"
+	}
+	exited := st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
 	switch {
 	case st.GetCrashLoop() && unstarted(st):
-		return ReasonCrashLoop, fmt.Sprintf("workload %s cannot be started again: %s", st.GetName(), last), true
+		return ReasonCrashLoop, fmt.Sprintf("cannot be started: %s, %s", name, last), true
 	case st.GetCrashLoop():
-		return ReasonCrashLoop, fmt.Sprintf("workload %s exits again and again: restarted %d times; it last %s", st.GetName(), st.GetRestarts(), last), true
-	case st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED && st.GetExitCode() == 0:
-		return ReasonWorkloadStopped, fmt.Sprintf("workload %s has finished: it %s, and is not restarted", st.GetName(), last), false
-	case st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED:
-		return ReasonWorkloadStopped, fmt.Sprintf("workload %s has ended and is not restarted: it %s, after %d restarts", st.GetName(), last, st.GetRestarts()), true
+		return ReasonCrashLoop, fmt.Sprintf("crash loop: %s, %s, %s", name, restarts, last), true
+	case exited && st.GetExitCode() == 0:
+		return ReasonWorkloadStopped, "finished: " + name + when, false
+	case exited && st.GetRestarts() == 0:
+		return ReasonWorkloadStopped, fmt.Sprintf("ended: %s, %s", name, last), true
+	case exited:
+		return ReasonWorkloadStopped, fmt.Sprintf("ended: %s, %s, after %s", name, last, restarts), true
 	default:
 		return "", "", false
 	}
@@ -96,7 +110,7 @@ func lastExit(st *nodev1.WorkloadStatus) string {
 	case unstarted(st):
 		return showable.Tail(showable.Clean([]byte(st.GetDetail())), detailShown) // an agent is not believed to send clean text
 	case code < 0:
-		return "ended, and its exit status was lost with its shim"
+		return "its exit status was lost with its shim"
 	case code > 128:
 		return fmt.Sprintf("was ended by signal %d", code-128)
 	default:

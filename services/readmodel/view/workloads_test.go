@@ -68,7 +68,7 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	expect("it runs", "", normal)
 	observe(k.A.NodeID, 1, loop)
 	expect("it loops", view.ReasonCrashLoop, temporary,
-		"workload main exits again and again: restarted 4 times; it last exited with status 3 at 2026-01-02T03:04:05Z", logs+" --previous`")
+		"crash loop: main, 4 restarts, exited with status 3 at 2026-01-02T03:04:05Z", logs+" --previous`")
 	observe(k.B.NodeID, 1, runs)
 	expect("another node says otherwise", view.ReasonCrashLoop, temporary)
 	workspace(commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, 1)
@@ -89,13 +89,13 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	observe(k.A.NodeID, 2, runs)
 	expect("it runs again", "", normal)
 	observe(k.A.NodeID, 2, exited("main", 2), runs)
-	expect("it has ended", view.ReasonWorkloadStopped, temporary, "workload main has ended and is not restarted: it exited with status 2", logs+"`")
+	expect("it has ended", view.ReasonWorkloadStopped, temporary, "ended: main, exited with status 2 at ", logs+"`")
 	observe(k.A.NodeID, 2, exited("main", 0))
-	expect("it has finished", view.ReasonWorkloadStopped, normal, "workload main has finished: it exited with status 0", logs+"`")
+	expect("it has finished", view.ReasonWorkloadStopped, normal, "finished: main at 2026-01-02T03:04:05Z", logs+"`")
 	observe(k.A.NodeID, 2, exited("main", 0), &nodev1.WorkloadStatus{
 		Name: "side", Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF, ExitCode: 127, Detail: "no\x1b[31m room", CrashLoop: true,
 	})
-	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary, "main has finished", "side cannot be started again: no room", "--workload side --previous")
+	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary, "cannot be started: side, no room; finished: main", "--workload side --previous")
 	observe(k.A.NodeID, 2, exited("no-such-workload", 1))
 	expect("a workload that the spec does not name", "", normal)
 	observe(k.A.NodeID, 2)
