@@ -283,6 +283,17 @@ func TestCreateEndsFailed(t *testing.T) {
 	if object.State != "failed" || !strings.Contains(got.err, `"reason":"launch_failed"`) || !strings.Contains(got.err, "the box did not start") {
 		t.Errorf("stdout %s\nstderr %s", got.out, got.err)
 	}
+	if strings.Contains(got.err, "--min-uptime") {
+		t.Errorf("the hint is another failure's: %s", got.err)
+	}
+	failed.LastError = "workload main ended before it was ready: exited with status 0"
+	if got = call(t, "workspaces", "create", "demo2", "--tenant", "acme", "--wait").wants(t, 5); !strings.Contains(got.err, "--min-uptime 0s") {
+		t.Errorf("the hint does not name --min-uptime: %s", got.err)
+	}
+	help := call(t, "workspaces", "create", "--help").wants(t, 0)
+	if strings.Contains(help.out, "not ready, and is restarted") || !strings.Contains(help.out, "unless it exited with status 0") {
+		t.Errorf("the help does not say what the restart policy does: %s", help.out)
+	}
 }
 
 // TestWaitSurvives: a wait outlives a watch that breaks, resumes it where it stopped, and asks in between.
@@ -346,6 +357,81 @@ func TestWaitSurvives(t *testing.T) {
 	call(t, "workspaces", "wait", "demo2").wants(t, 5)
 	refuse(f, "GetWorkspace", fault.New(commonv1.Reason_REASON_NOT_FOUND, ""))
 	call(t, "workspaces", "wait", "demo2").wants(t, 3)
+}
+
+// TestWaitEndsWhereNothingLeadsOn: a failed or stuck workspace with nothing under way stays so, which is said at once; one on which an operation has begun,
+// of which the view does not know yet, is waited for.
+func TestWaitEndsWhereNothingLeadsOn(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	can := func(kind commonv1.OperationKind, possible bool) {
+		always(f, "GetActions", &readmodelv1.GetActionsResponse{Actions: []*lifecyclev1.ActionOption{{Kind: kind, Possible: possible}}})
+	}
+	cancel, retryUndo := commonv1.OperationKind_OPERATION_KIND_CANCEL, commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO
+	failed, stuck := workspace(commonv1.WorkspaceState_WORKSPACE_STATE_FAILED), workspace(commonv1.WorkspaceState_WORKSPACE_STATE_STUCK)
+	failed.LastError, failed.LastErrorCode = "the box did not start", "launch_failed"
+	ends := func(w *readmodelv1.Workspace, reason, condition string) {
+		t.Helper()
+		always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: w})
+		got := call(t, "workspaces", "wait", "demo2", "--for", condition, "--timeout", "10s").wants(t, 5)
+		if !strings.Contains(got.err, "error: "+reason+": ") || strings.Contains(got.err, "goes on") || !strings.Contains(got.err, "gpuaas workspaces actions acme/demo2") {
+			t.Errorf("--for %s: %s", condition, got.err)
+		}
+	}
+	can(cancel, false)
+	ends(failed, "launch_failed", "state=active")
+	ends(failed, "launch_failed", "user_state=temporary")
+	refuse(f, "GetActions", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""))
+	ends(failed, "launch_failed", "state=active")
+	can(retryUndo, true)
+	ends(stuck, "precondition_failed", "state=active,failed")
+	call(t, "workspaces", "wait", "demo2", "--for", "state=stuck").wants(t, 0)
+
+	can(cancel, true)
+	always(f, "GetWorkspace", &readmodelv1.GetWorkspaceResponse{Workspace: failed})
+	f.watching(func(ctx context.Context, _ *readmodelv1.WatchRequest, out send) error {
+		if err := out(itemFrame("t", workspaceItem(workspace(commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE)))); err != nil {
+			return err
+		}
+		return hold(ctx)
+	})
+	call(t, "workspaces", "wait", "demo2", "--timeout", "0").wants(t, 0)
+}
+
+// TestFenceAsksTheOwner: the view may be behind a reactivation, so the question shows what it says and the owner decides.
+func TestFenceAsksTheOwner(t *testing.T) {
+	for verb, state := range map[string]commonv1.NodeIdentityState{
+		"fence": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, "retire": commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED,
+	} {
+		f := destructible(t)
+		always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: &readmodelv1.Node{NodeId: nodeID, Name: "node-1", Identity: &recoveryv1.NodeIdentity{State: state}}})
+		got, shown := asked(t, types(t, "node-1\n"), "nodes", verb, "node-1", "--reason", "r")
+		if got.code != 0 || acted(f) != 1 || !strings.Contains(shown, "Its identity is "+verb) {
+			t.Errorf("%s: exit %d, %d acts\n%s%s", verb, got.code, acted(f), shown, got.err)
+		}
+	}
+}
+
+// TestBadValuesAreRefused: nothing is sent, and what was wrong is said in words.
+func TestBadValuesAreRefused(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	for line, want := range map[string]string{
+		"workspaces escalate demo2 --out -":                                              "a file named - is ./-",
+		"nodes list --limit -1":                                                          "--limit -1: it is 1 or more",
+		"workspaces create a --tenant acme --command sh --env A=x --env A=y":             "--env names A twice",
+		"workspaces create a --tenant acme --command sh --port 99999":                    "from 0 to 65535",
+		"workspaces create a --tenant acme --command sh --port=-1":                       "from 0 to 65535",
+		"workspaces create a --tenant acme --command sh --env SECRET=hidden --env =both": "--env needs NAME=VALUE",
+	} {
+		before := len(f.requests)
+		if got := call(t, strings.Fields(line)...).wants(t, 2); !strings.Contains(got.err, want) || strings.Contains(got.err, "strconv") || len(f.requests) != before {
+			t.Errorf("%s: %d requests, %s", line, len(f.requests)-before, got.err)
+		}
+	}
+	if _, err := os.Lstat("-"); err == nil {
+		t.Errorf("there is a file named -: %v", os.Remove("-"))
+	}
 }
 
 // TestProbe: each state is printed once, with its time; how the task ended is the exit code.

@@ -232,13 +232,13 @@ func TestTheImpossibleIsNotAsked(t *testing.T) {
 	refuse(f, "ForceRelease", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "", fault.Unmet("the allocation is released, not release_failed")))
 	refuse(f, "EndInstance", fault.New(commonv1.Reason_REASON_STATE_TERMINAL, ""))
 	always(f, "GetRollback", &readmodelv1.GetRollbackResponse{Rollback: &recoveryv1.RollbackMode{}})
-	always(f, "GetNode", &readmodelv1.GetNodeResponse{Node: &readmodelv1.Node{
-		NodeId: nodeID, Name: "node-1", Identity: &recoveryv1.NodeIdentity{State: commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED},
-	}})
 	always(f, "ListPeople", &readmodelv1.ListPeopleResponse{Items: []*readmodelv1.Person{
 		{PersonId: claimID, Name: "ana", State: readmodelv1.PersonState_PERSON_STATE_ENDED, EndedAt: at(3), EndedBy: "root"},
 	}})
 	for _, verb := range destructive {
+		if strings.HasPrefix(verb.line, "nodes ") { // the view of a node may be behind: its owner decides
+			continue
+		}
 		before := acted(f)
 		got, shown := onATerminal(t, strings.Fields(verb.line)...)
 		want := 5

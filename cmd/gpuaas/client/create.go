@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/showable"
 )
 
 // specFlags are the flags that describe a workspace without a file.
@@ -112,7 +113,10 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		}
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil {
-			return nil, fmt.Errorf("--port %q is not [NAME=]PORT", text)
+			if errors.Is(err, strconv.ErrRange) {
+				return nil, fmt.Errorf("--port %q: a port is from 0 to 65535", text)
+			}
+			return nil, fmt.Errorf("--port %q is not [NAME=]PORT, with a port from 0 to 65535", text)
 		}
 		w.Ports = append(w.Ports, &nodev1.Port{Name: name, Port: int32(n)}) //nolint:gosec // parsed as 16 bits
 	}
@@ -123,6 +127,9 @@ func (f *specFlags) parseWorkload(changed func(string) bool) (*nodev1.Workload, 
 		}
 		if w.Env == nil {
 			w.Env = map[string]string{}
+		}
+		if _, twice := w.GetEnv()[name]; twice {
+			return nil, fmt.Errorf("--env names %s twice", showable.Clean([]byte(name)))
 		}
 		w.Env[name] = value
 	}
@@ -213,7 +220,8 @@ func (p *Program) workspacesCreate() *cobra.Command {
 			"they are. Everything else is public: commands and arguments (--command, --arg) are stored as they are given and shown to\n" +
 			"everybody who may read the workspace, so keep secrets out of them.\n\n" +
 			"A workload is ready when its port takes a connection or its --ready-path succeeds; one without a port is ready once it has run for 2 s. --min-uptime\n" +
-			"changes how long it must have run (in --spec: min_uptime of readiness). What exits sooner was not ready, and is restarted.",
+			"changes how long it must have run (in --spec: min_uptime of readiness). What exits sooner was not ready. What follows is said by its\n" +
+			"restart_policy (in --spec): on_failure, the default, restarts it unless it exited with status 0; always restarts it; never leaves it.",
 		Example: "  gpuaas workspaces create demo2 --tenant acme --wait\n" +
 			"  gpuaas workspaces create web --tenant acme --command python3 --arg -m --arg http.server --arg 8080 --port 8080 --gpus 1 --storage 10Gi\n" +
 			"  gpuaas workspaces create train --tenant acme --spec workspace.yaml --placement static",

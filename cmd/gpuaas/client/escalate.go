@@ -49,6 +49,9 @@ func (p *Program) workspacesEscalate() *cobra.Command {
 			if out == "" {
 				return Usage(errors.New("--out is needed: the file to write"))
 			}
+			if out == "-" {
+				return Usage(errors.New("--out -: a bundle is written to a file, which is checked before it gets its name; a file named - is ./-"))
+			}
 			file, err := claimFile(out)
 			if err != nil {
 				return err

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +43,9 @@ type source[T proto.Message] struct {
 
 // show prints a list, and with --watch what changes in it until the context ends.
 func show[T proto.Message](ctx context.Context, s *session, page paging, from source[T]) error {
+	if page.limit < 0 {
+		return Usage(fmt.Errorf("--limit %d: it is 1 or more, or 0 for all", page.limit))
+	}
 	if page.watch {
 		switch {
 		case s.format == formatJSON || s.format == formatYAML:

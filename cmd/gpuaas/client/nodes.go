@@ -231,7 +231,8 @@ var nodeLostBy = map[recoveryv1.IdentityVerb]string{
 	recoveryv1.IdentityVerb_IDENTITY_VERB_RETIRE: "The identity of %s will be ended for good: the machine can come back only as a new node.",
 }
 
-// losesNode asks about a node by its name, and puts its id in the reference. It refuses a decision that the node's state rules out.
+// losesNode asks about a node by its name, and puts its id in the reference. It shows the node's state and refuses nothing by it: the
+// view may be behind, and the owner decides.
 func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(context.Context) (question, error) {
 	return func(ctx context.Context) (question, error) {
 		answer, err := s.query.GetNode(ctx, &readmodelv1.GetNodeRequest{Node: *ref})
@@ -240,18 +241,9 @@ func (s *session) losesNode(ref *string, verb recoveryv1.IdentityVerb) func(cont
 		}
 		n := answer.GetNode()
 		*ref = n.GetNodeId()
-		switch n.GetIdentity().GetState() { //nolint:exhaustive // the others rule nothing out
-		case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
-			return question{}, fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "")
-		case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
-			if verb == recoveryv1.IdentityVerb_IDENTITY_VERB_FENCE {
-				return question{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, or(n.GetName(), n.GetNodeId())+" cannot be fenced now",
-					fault.Unmet("the identity is "+word(n.GetIdentity().GetState())))
-			}
-		}
 		lost := nodeLostBy[verb]
-		state := fmt.Sprintf("It is %sconnected now, with %d of its %d slots in use.", onlyIf(!n.GetConnected(), "not "),
-			n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
+		state := fmt.Sprintf("Its identity is %s and it is %sconnected, with %d of its %d slots in use, as last seen.",
+			or(word(n.GetIdentity().GetState()), "unknown"), onlyIf(!n.GetConnected(), "not "), n.GetGate().GetSlotsUsed(), n.GetGate().GetSlots())
 		return question{or(n.GetName(), n.GetNodeId()), []string{fmt.Sprintf(lost, or(n.GetName(), n.GetNodeId())), state}}, nil
 	}
 }

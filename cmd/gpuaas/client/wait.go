@@ -105,6 +105,9 @@ func (p *Program) workspacesWait() *cobra.Command {
 						message: fmt.Sprintf("%s is decommissioned and stays so: %s will never hold", fullName(w), want.text),
 					}
 				}
+				if s.restsFailed(ctx, w) {
+					return false, endedElsewhere(w, "decide what is done about it: gpuaas workspaces actions "+fullName(w))
+				}
 				return false, nil
 			})
 			switch {
@@ -216,18 +219,46 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 	if last.GetState() == want {
 		return nil
 	}
-	reason, perr := names.Parse[commonv1.Reason](last.GetLastErrorCode())
-	if perr != nil || reason == commonv1.Reason_REASON_UNSPECIFIED {
-		reason = commonv1.Reason_REASON_PRECONDITION_FAILED
-	}
 	for _, text := range s.lastOutput(ctx, op) {
 		note(s.err, "%s", text)
 	}
-	return &exitError{
-		code: ExitRefused, reason: reason,
-		message: fmt.Sprintf("%s is %s: %s", fullName(last), word(last.GetState()), or(last.GetLastError(), "no error is recorded")),
-		remedy:  "see where it failed: gpuaas workspaces timeline " + fullName(last),
+	remedy := "see where it failed: gpuaas workspaces timeline " + fullName(last)
+	if text := last.GetLastError(); strings.Contains(text, "ended before it was ready") && strings.Contains(text, "status 0") {
+		remedy += "; a job that may end sooner is ready at once with --min-uptime 0s"
 	}
+	return endedElsewhere(last, remedy)
+}
+
+// endedElsewhere is the refusal of a wait for a workspace that came to rest in another state than was waited for.
+func endedElsewhere(w *readmodelv1.Workspace, remedy string) error {
+	reason, err := names.Parse[commonv1.Reason](w.GetLastErrorCode())
+	if err != nil || reason == commonv1.Reason_REASON_UNSPECIFIED {
+		reason = commonv1.Reason_REASON_PRECONDITION_FAILED
+	}
+	return &exitError{
+		code: ExitRefused, reason: reason, remedy: remedy,
+		message: fmt.Sprintf("%s is %s: %s", fullName(w), word(w.GetState()), or(w.GetLastError(), "no error is recorded")),
+	}
+}
+
+// restsFailed reports whether a workspace is failed or stuck with nothing under way, so that only another operation leads on. The view may not know yet of
+// one that has begun: its owner is asked, and where that cannot be had the view is believed.
+func (s *session) restsFailed(ctx context.Context, w *readmodelv1.Workspace) bool {
+	state := w.GetState()
+	if state != commonv1.WorkspaceState_WORKSPACE_STATE_FAILED && state != commonv1.WorkspaceState_WORKSPACE_STATE_STUCK {
+		return false
+	}
+	answer, err := s.query.GetActions(ctx, &readmodelv1.GetActionsRequest{Workspace: w.GetWorkspaceId()})
+	if err != nil {
+		return ctx.Err() == nil
+	}
+	possible := func(kind commonv1.OperationKind) bool {
+		return slices.ContainsFunc(answer.GetActions(), func(a *lifecyclev1.ActionOption) bool { return a.GetKind() == kind && a.GetPossible() })
+	}
+	if state == commonv1.WorkspaceState_WORKSPACE_STATE_STUCK {
+		return possible(commonv1.OperationKind_OPERATION_KIND_RETRY_UNDO)
+	}
+	return !possible(commonv1.OperationKind_OPERATION_KIND_CANCEL)
 }
 
 // lastOutput returns the lines that a failed workload wrote last, for the person who waits. What cannot be read, or may not be seen, is left out.
