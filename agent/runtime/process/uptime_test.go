@@ -88,7 +88,9 @@ func TestAJobThatIsDoneIsReady(t *testing.T) {
 		w.RestartPolicy = nodev1.RestartPolicy_RESTART_POLICY_NEVER
 		w.Readiness = &nodev1.Readiness{MinUptime: durationpb.New(c.least)}
 		g.deploy(w)
-		st := g.until(name, "ended", func(st *nodev1.WorkloadStatus) bool { return st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED })
+		st := g.until(name, "ended", func(st *nodev1.WorkloadStatus) bool {
+			return st.GetPhase() == nodev1.WorkloadPhase_WORKLOAD_PHASE_EXITED
+		})
 		if st.GetReady() != c.ready {
 			t.Errorf("%s: %v", name, st)
 		}
