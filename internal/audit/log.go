@@ -102,7 +102,7 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	}
 	ev := event(p, e.AllocationID)
 	pending := l.take(tx, settles)
-	err = pg.Queue(ctx, tx, `
+	err = pg.QueueText(ctx, tx, `
 		WITH gone AS (DELETE FROM `+l.table+` WHERE settles = $1 RETURNING count, first_at, last_at)
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id, workspace_id, workflow_id,
 			allocation_id, node_id)

@@ -65,7 +65,7 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 	if len(evs) > 1 { // arrays cost both sides more than they save for one row
 		sql, args = appendManySQL, columns(evs, payloads)
 	}
-	if err := pg.Queue(ctx, tx, sql, args...); err != nil {
+	if err := pg.QueueText(ctx, tx, sql, args...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
 	}
 	return evs[len(evs)-1].ID, nil

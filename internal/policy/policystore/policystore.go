@@ -9,20 +9,23 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 )
 
-// Querier is a pool, a connection or a transaction.
-type Querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-}
+// everyRole may read the table.
+var everyRole = []string{pg.RoleOwner, pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
+
+var (
+	listValues = pg.DefineShared(everyRole, "policy.list", `SELECT `+pg.Columns[Row]("p")+` FROM mesh.policy p ORDER BY p.key`)
+
+	putValue = pg.DefineShared([]string{pg.RoleOwner, pg.RoleRecovery}, "policy.put", `
+		INSERT INTO mesh.policy AS p (key, value, updated_at, updated_by, reason) VALUES ($1, $2, mesh.clock(), $3, $4)
+		ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value, updated_at = EXCLUDED.updated_at, updated_by = EXCLUDED.updated_by, reason = EXCLUDED.reason`)
+)
 
 // Load answers the function with which a policy.Source reads the table. Every service's role may.
-func Load(db Querier) policy.LoadFunc {
+func Load(db pg.Querier) policy.LoadFunc {
 	return func(ctx context.Context) (map[string]string, error) {
 		rows, err := List(ctx, db)
 		if err != nil {
@@ -38,20 +41,16 @@ func Load(db Querier) policy.LoadFunc {
 
 // Row is one stored value and who stored it.
 type Row struct {
-	Key       string
-	Value     string
-	UpdatedAt time.Time
-	UpdatedBy string
-	Reason    string
+	Key       string    `db:"key"`
+	Value     string    `db:"value"`
+	UpdatedAt time.Time `db:"updated_at"`
+	UpdatedBy string    `db:"updated_by"`
+	Reason    string    `db:"reason"`
 }
 
 // List answers the stored values in the order of their keys.
-func List(ctx context.Context, db Querier) ([]Row, error) {
-	rows, err := db.Query(ctx, `SELECT key, value, updated_at, updated_by, reason FROM mesh.policy ORDER BY key`)
-	if err != nil {
-		return nil, fmt.Errorf("list policy: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Row])
+func List(ctx context.Context, db pg.Querier) ([]Row, error) {
+	out, err := pg.All[Row](ctx, db, listValues)
 	if err != nil {
 		return nil, fmt.Errorf("list policy: %w", err)
 	}
@@ -59,10 +58,8 @@ func List(ctx context.Context, db Querier) ([]Row, error) {
 }
 
 // Put stores a value. Recovery's role and the owner may. The caller has validated it and writes the event in the same transaction.
-func Put(ctx context.Context, db Querier, key, value, by, reason string) error {
-	const upsert = `INSERT INTO mesh.policy AS p (key, value, updated_at, updated_by, reason) VALUES ($1, $2, mesh.clock(), $3, $4)
-ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value, updated_at = EXCLUDED.updated_at, updated_by = EXCLUDED.updated_by, reason = EXCLUDED.reason`
-	if _, err := db.Exec(ctx, upsert, key, value, by, reason); err != nil {
+func Put(ctx context.Context, db pg.Querier, key, value, by, reason string) error {
+	if _, err := pg.Exec(ctx, db, putValue, key, value, by, reason); err != nil {
 		return fmt.Errorf("store policy: %w", err)
 	}
 	return nil

@@ -13,10 +13,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
+var readMode = pg.Define(pg.RoleLifecycle, "lifecycle.read_rollback_mode", `SELECT mesh.rolled_back()`)
+
 // Active reports whether the mode is set, as q sees it.
 func Active(ctx context.Context, q pg.Querier) (bool, error) {
-	var active bool
-	if err := q.QueryRow(ctx, `SELECT mesh.rolled_back()`).Scan(&active); err != nil {
+	active, err := pg.Value[bool](ctx, q, readMode)
+	if err != nil {
 		return false, fmt.Errorf("read rollback mode: %w", err)
 	}
 	return active, nil

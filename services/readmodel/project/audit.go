@@ -77,7 +77,7 @@ func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	}
 	number++
 	hash := link(previous, entry, r.ID, r.Source)
-	err = pg.Queue(ctx, tx, `INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+	err = pg.QueueText(ctx, tx, `INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
 		number, r.Pos, r.ID, r.Source, string(entry), previous, hash)
 	if err == nil {
 		_, err = tx.Exec(ctx, `UPDATE readmodel.audit_head SET number = $1, hash = $2`, number, hash)

@@ -197,7 +197,7 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 	return shown, pos, nil
 }
 
-func stored(ctx context.Context, q policystore.Querier) (map[string]policystore.Row, error) {
+func stored(ctx context.Context, q pg.Querier) (map[string]policystore.Row, error) {
 	rows, err := policystore.List(ctx, q)
 	if err != nil {
 		return nil, fmt.Errorf("read policy: %w", err)

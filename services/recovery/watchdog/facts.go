@@ -56,7 +56,7 @@ func workspaceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED {
 		return errors.New("the workspace has no state")
 	}
-	err := pg.Queue(ctx, tx, `
+	err := pg.QueueText(ctx, tx, `
 		INSERT INTO recovery.watch_workspace AS t (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
 			register_failures, register_failing_since, last_error_code, last_error)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $9, $10, NULLIF($11, '')::uuid, $12, $13, CASE WHEN $13::int > 0 THEN $8::timestamptz END, $14, $15)
@@ -147,7 +147,7 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 			ON CONFLICT (run_id) DO UPDATE SET ` + set + ` WHERE t.version < $2`
 		args = append(args, run.GetWorkspaceId(), run.GetTenantId(), at(run.GetCreatedAt(), r.CreatedAt))
 	}
-	if err := pg.Queue(ctx, tx, sql, args...); err != nil {
+	if err := pg.QueueText(ctx, tx, sql, args...); err != nil {
 		return fmt.Errorf("note run: %w", err)
 	}
 	code, layer := "", ""
@@ -160,7 +160,7 @@ func runChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if code == "" || step == "" {
 		return nil
 	}
-	err := pg.Queue(ctx, tx, `INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id, tenant_id, error_layer, seen_at)
+	err := pg.QueueText(ctx, tx, `INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id, tenant_id, error_layer, seen_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING`,
 		step, code, run.GetRunId(), run.GetWorkspaceId(), run.GetTenantId(), layer, r.CreatedAt)
 	if err != nil {
@@ -180,7 +180,7 @@ func stepChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if a.GetStalled() || !open || a.GetDirection() != commonv1.Direction_DIRECTION_DO {
 		return nil
 	}
-	err := pg.Queue(ctx, tx, `UPDATE recovery.watch_run SET stalled = false
+	err := pg.QueueText(ctx, tx, `UPDATE recovery.watch_run SET stalled = false
 		WHERE run_id = $1 AND stalled AND attempt = $2 AND step = $3 AND attempt_ver < $4 AND stuck_reason LIKE $5 || '%'`,
 		a.GetRunId(), a.GetAttempt(), a.GetName(), a.GetVersion(), stalledStep)
 	if err != nil {
@@ -194,7 +194,7 @@ func instanceChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if err := r.Decode(i); err != nil {
 		return err //nolint:wrapcheck // it says what it read
 	}
-	err := pg.Queue(ctx, tx, `
+	err := pg.QueueText(ctx, tx, `
 		INSERT INTO recovery.watch_instance AS t (workspace_id, epoch, version, instance_id, state, placement, node_id, started_at)
 		VALUES ($1, $2, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8)
 		ON CONFLICT (workspace_id, epoch) DO UPDATE SET version = EXCLUDED.version, instance_id = EXCLUDED.instance_id, state = EXCLUDED.state,
@@ -218,7 +218,7 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if s.GetCloseReason() != commonv1.Reason_REASON_UNSPECIFIED {
 		reason = names.Of(s.GetCloseReason())
 	}
-	err := pg.Queue(ctx, tx, `
+	err := pg.QueueText(ctx, tx, `
 		INSERT INTO recovery.watch_session AS t (session_id, version, node_id, replica_id, generation, serving, since, close_reason)
 		VALUES ($1, $2, $3, NULLIF($4, '')::uuid, $5, $6, $7, $8)
 		ON CONFLICT (session_id) DO UPDATE SET version = EXCLUDED.version, replica_id = EXCLUDED.replica_id, generation = EXCLUDED.generation,
@@ -232,7 +232,7 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if serving {
 		return nil
 	}
-	err = pg.Queue(ctx, tx, `DELETE FROM recovery.watch_session o USING recovery.watch_session n
+	err = pg.QueueText(ctx, tx, `DELETE FROM recovery.watch_session o USING recovery.watch_session n
 		WHERE o.node_id = $1 AND n.node_id = $1 AND NOT o.serving AND (n.generation, n.session_id) > (o.generation, o.session_id)`, s.GetNodeId())
 	if err != nil {
 		return fmt.Errorf("forget sessions: %w", err)
@@ -249,7 +249,7 @@ func replicaBeat(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return err //nolint:wrapcheck // it says what it read
 	}
 	beat := at(b.GetBeatAt(), r.CreatedAt)
-	err := pg.Queue(ctx, tx, `INSERT INTO recovery.watch_replica AS t (replica_id, beat_at, leaving) VALUES ($1, $2, $3)
+	err := pg.QueueText(ctx, tx, `INSERT INTO recovery.watch_replica AS t (replica_id, beat_at, leaving) VALUES ($1, $2, $3)
 		ON CONFLICT (replica_id) DO UPDATE SET beat_at = EXCLUDED.beat_at, leaving = EXCLUDED.leaving WHERE t.beat_at < EXCLUDED.beat_at`,
 		b.GetReplicaId(), beat, b.GetLeaving())
 	if err != nil {
@@ -258,7 +258,7 @@ func replicaBeat(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if b.GetLeaving() {
 		return nil
 	}
-	err = pg.Queue(ctx, tx, `INSERT INTO recovery.watch_listening AS t (since, beat_at) VALUES ($1, $1)
+	err = pg.QueueText(ctx, tx, `INSERT INTO recovery.watch_listening AS t (since, beat_at) VALUES ($1, $1)
 		ON CONFLICT (singleton) DO UPDATE SET beat_at = EXCLUDED.beat_at,
 			since = CASE WHEN EXCLUDED.beat_at - t.beat_at > make_interval(secs => $2) THEN EXCLUDED.beat_at ELSE t.since END
 		WHERE t.beat_at < EXCLUDED.beat_at`, beat, beatGap.Seconds())

@@ -1,0 +1,186 @@
+package archtest
+
+import (
+	"go/ast"
+	"go/token"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// unregistered are the directories whose statements are not registered, with the reason.
+var unregistered = map[string]string{
+	"internal/pg":          "it defines the registry, and what it runs as the administrator makes the roles that the registry names",
+	"internal/pg/embedded": "it runs a server of its own, before there are roles",
+	"internal/testkit":     "it prepares databases of tests",
+}
+
+// unconverted are the directories whose statements are to be registered.
+var unconverted = []string{
+	"bench",
+	"bench/cancel",
+	"bench/join",
+	"bench/resume",
+	"bench/sagas",
+	"bench/tasks",
+	"internal/audit",
+	"internal/events",
+	"mesh/person",
+	"mesh/stores",
+	"services/lifecycle/findings",
+	"services/lifecycle/gate",
+	"services/lifecycle/launchlog",
+	"services/lifecycle/placement/static",
+	"services/lifecycle/saga",
+	"services/lifecycle/saga/sagatest",
+	"services/lifecycle/task",
+	"services/lifecycle/workspace",
+	"services/nodeapi/facts",
+	"services/readmodel/gateway",
+	"services/readmodel/project",
+	"services/readmodel/view",
+	"services/readmodel/watch",
+	"services/recovery/authority",
+	"services/recovery/enrol",
+	"services/recovery/identity",
+	"services/recovery/policyadmin",
+	"services/recovery/rollback",
+	"services/recovery/watchdog",
+}
+
+// statementsTest imports every package that defines statements.
+const statementsTest = "mesh/statements"
+
+// TestStatementsAreRegistered: SQL reaches the database through the functions of package pg that take a registered statement, so that each one is
+// prepared by a test, as its role.
+func TestStatementsAreRegistered(t *testing.T) {
+	tr := load(t)
+	used := map[string]bool{}
+	for _, p := range tr.pkgs {
+		if unregistered[p.dir] != "" {
+			continue
+		}
+		listed := slices.Contains(unconverted, p.dir)
+		for _, f := range p.files {
+			if f.test {
+				continue
+			}
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || !runsText(call) {
+					return true
+				}
+				used[p.dir] = true
+				if !listed {
+					t.Errorf("%s runs SQL that is not registered: see docs/sql.md", tr.fset.Position(call.Pos()))
+				}
+				return true
+			})
+		}
+	}
+	for _, dir := range unconverted {
+		if !used[dir] {
+			t.Errorf("%s runs no SQL that is not registered: take it off the list", dir)
+		}
+	}
+}
+
+// runsText says whether a call runs SQL that is given as text: Query, QueryRow or Exec of anything but package pg, with a context and more; or Queue of a
+// batch.
+func runsText(call *ast.CallExpr) bool {
+	sel, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	of, _ := sel.X.(*ast.Ident)
+	if of != nil && of.Name == "pg" {
+		return sel.Sel.Name == "QueueText"
+	}
+	switch sel.Sel.Name {
+	case "Query", "QueryRow", "Exec":
+		return len(call.Args) >= 2 && isContext(call.Args[0])
+	case "SendBatch":
+		return true
+	}
+	return false
+}
+
+// isContext says whether an argument looks like a context: a variable named for it, or a call of package context or of a test.
+func isContext(arg ast.Expr) bool {
+	switch x := arg.(type) {
+	case *ast.Ident:
+		return x.Name == "ctx" || strings.HasSuffix(strings.ToLower(x.Name), "ctx") || x.Name == "stmt"
+	case *ast.SelectorExpr:
+		return strings.HasSuffix(strings.ToLower(x.Sel.Name), "ctx")
+	case *ast.CallExpr:
+		sel, ok := x.Fun.(*ast.SelectorExpr)
+		return ok && (sel.Sel.Name == "Context" || sel.Sel.Name == "Background" || sel.Sel.Name == "WithoutCancel")
+	}
+	return false
+}
+
+// TestStatementsAreDefinedAtStart: what is defined later is missing where all statements are prepared, and a second call would panic.
+func TestStatementsAreDefinedAtStart(t *testing.T) {
+	tr := load(t)
+	imported := map[string]bool{}
+	for _, f := range tr.pkgs[statementsTest].files {
+		for _, name := range f.imports {
+			imported[dirOf(name)] = true
+		}
+	}
+	for _, p := range tr.pkgs {
+		defines := false
+		for _, f := range p.files {
+			if f.test || unregistered[p.dir] != "" {
+				continue
+			}
+			atStart := map[token.Pos]bool{}
+			for _, decl := range f.ast.Decls {
+				vars, ok := decl.(*ast.GenDecl)
+				if !ok || vars.Tok != token.VAR {
+					continue
+				}
+				ast.Inspect(vars, func(n ast.Node) bool {
+					if _, inFunc := n.(*ast.FuncLit); inFunc {
+						return false
+					}
+					if call, ok := n.(*ast.CallExpr); ok {
+						atStart[call.Pos()] = true
+					}
+					return true
+				})
+			}
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || !definesStatement(call) {
+					return true
+				}
+				defines = true
+				if !atStart[call.Pos()] {
+					t.Errorf("%s defines a statement outside of a declaration of the package", tr.fset.Position(call.Pos()))
+				}
+				return true
+			})
+		}
+		if defines && !imported[p.dir] {
+			t.Errorf("%s defines statements, and %s does not import it", p.dir, path.Join(statementsTest, "statements_test.go"))
+		}
+	}
+}
+
+func definesStatement(call *ast.CallExpr) bool {
+	fun := call.Fun
+	switch x := fun.(type) { // of a generic function
+	case *ast.IndexExpr:
+		fun = x.X
+	case *ast.IndexListExpr:
+		fun = x.X
+	}
+	sel, ok := fun.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	of, ok := sel.X.(*ast.Ident)
+	return ok && of.Name == "pg" && strings.HasPrefix(sel.Sel.Name, "Define")
+}

@@ -1,0 +1,102 @@
+package statements_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+
+	// Every package that defines statements; the architecture test compares.
+	_ "github.com/gpuaas/mesh/internal/policy/policystore"
+	_ "github.com/gpuaas/mesh/services/lifecycle/rollback"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// unprepared are the statements that name what is made while the product runs; each has its reason in its definition.
+var unprepared = []string{}
+
+// TestEveryStatementIsPreparedAsItsRole: a statement that names a column which is gone, or a table which its role may not read, is found here and not by
+// the first operator who needs it.
+func TestEveryStatementIsPreparedAsItsRole(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	workloads, err := pg.Open(ctx, pg.Config{URL: db.WorkloadURL(), ApplicationName: "test statements"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(workloads.Close)
+	var without []string
+	for i, s := range pg.Statements() {
+		if s.Unprepared() != "" {
+			without = append(without, s.Name())
+			continue
+		}
+		for _, role := range s.Roles() {
+			pool := workloads
+			if role != pg.RoleWorkloadAdmin {
+				pool = db.Pool(role)
+			}
+			err := pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+				return plan(ctx, conn.Conn(), fmt.Sprintf("s%d", i), s.SQL())
+			})
+			if err != nil {
+				t.Errorf("%s as %s: %v\n%s", s.Name(), role, err, s.SQL())
+			}
+		}
+	}
+	if !slices.Equal(without, unprepared) {
+		t.Errorf("not prepared are %q, want %q", without, unprepared)
+	}
+}
+
+// plan prepares a statement and has the server plan and start it, without running it: privileges are checked no earlier.
+func plan(ctx context.Context, conn *pgx.Conn, name, sql string) error {
+	prepared, err := conn.Prepare(ctx, name, sql)
+	if err != nil {
+		return err
+	}
+	if !planned.MatchString(sql) {
+		return nil // a utility command has no plan
+	}
+	call := "EXPLAIN EXECUTE " + name
+	if n := len(prepared.ParamOIDs); n > 0 {
+		call += "(" + strings.Repeat("NULL, ", n-1) + "NULL)"
+	}
+	_, err = conn.Exec(ctx, call)
+	return err
+}
+
+// planned are the statements that have a plan, behind the comment with their name.
+var planned = regexp.MustCompile(`(?is)^/\*[^*]*\*/\s*(select|insert|update|delete|with|values|merge)\b`)
+
+// TestAMissingPrivilegeIsFound proves that plan sees what it is there for.
+func TestAMissingPrivilegeIsFound(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	const undefinedColumn, insufficientPrivilege = "42703", "42501"
+	for i, c := range []struct{ sql, code string }{
+		{"/* x */ SELECT key FROM mesh.policy WHERE key = $1", ""},
+		{"/* x */ SELECT nokey FROM mesh.policy", undefinedColumn},
+		{"/* x */ UPDATE mesh.policy SET value = $1 WHERE key = $2", insufficientPrivilege}, // recovery's alone
+		{"/* x */ SELECT workspace_id FROM readmodel.workspace WHERE name = $1", insufficientPrivilege},
+	} {
+		err := db.Pool(pg.RoleLifecycle).AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+			return plan(ctx, conn.Conn(), fmt.Sprintf("probe%d", i), c.sql)
+		})
+		var refused *pgconn.PgError
+		if errors.As(err, &refused); (err == nil) != (c.code == "") || refused != nil && refused.Code != c.code {
+			t.Errorf("%s: %v, want code %q", c.sql, err, c.code)
+		}
+	}
+}
