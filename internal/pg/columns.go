@@ -1,7 +1,6 @@
 package pg
 
 import (
-	"fmt"
 	"reflect"
 	"strings"
 )
@@ -40,11 +39,10 @@ type column struct{ name, expr string }
 
 func columnsOf(row reflect.Type) []column {
 	if row.Kind() != reflect.Struct {
-		panic(fmt.Sprintf("columns of %s: not a struct", row))
+		refuse("columns of %s: not a struct", row)
 	}
 	var list []column
-	for i := range row.NumField() {
-		f := row.Field(i)
+	for f := range row.Fields() {
 		name := f.Tag.Get("db")
 		switch {
 		case name == "-":
@@ -53,7 +51,7 @@ func columnsOf(row reflect.Type) []column {
 		case f.Anonymous && f.Type.Kind() == reflect.Struct:
 			list = append(list, columnsOf(f.Type)...)
 		default:
-			panic(fmt.Sprintf("columns of %s: field %s has no db tag", row, f.Name))
+			refuse("columns of %s: field %s has no db tag", row, f.Name)
 		}
 	}
 	return list

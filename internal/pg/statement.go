@@ -44,18 +44,23 @@ var registry struct {
 // statementName is how names look: the package, then what the statement does.
 var statementName = regexp.MustCompile(`^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$`)
 
-// register takes a name once. It panics on a mistake: names are constants, and a program with a wrong one must not start.
+// refuse stops the program: what is defined wrongly is constant, so a program with the mistake must not start.
+func refuse(format string, args ...any) {
+	panic(fmt.Sprintf(format, args...)) //nolint:forbidigo // see above
+}
+
+// register takes a name once.
 func register(name string, roles []string) {
 	if !statementName.MatchString(name) {
-		panic(fmt.Sprintf("define statement %q: the name must look like package.what_it_does", name))
+		refuse("define statement %q: the name must look like package.what_it_does", name)
 	}
 	if len(roles) == 0 {
-		panic(fmt.Sprintf("define statement %s: no role runs it", name))
+		refuse("define statement %s: no role runs it", name)
 	}
 	registry.mu.Lock()
 	defer registry.mu.Unlock()
 	if registry.names[name] {
-		panic(fmt.Sprintf("define statement %s: the name is taken", name))
+		refuse("define statement %s: the name is taken", name)
 	}
 	if registry.names == nil {
 		registry.names, registry.prepared = map[string]bool{}, map[string]*Statement{}
@@ -101,7 +106,7 @@ func DefineByRole(roles []string, name string, compose func(role string) string)
 func (b *ByRole) For(role string) *Statement {
 	s, ok := b.of[role]
 	if !ok {
-		panic(fmt.Sprintf("no such statement for role %q, only for %q", role, slices.Sorted(maps.Keys(b.of))))
+		refuse("no such statement for role %q, only for %q", role, slices.Sorted(maps.Keys(b.of)))
 	}
 	return s
 }
@@ -120,7 +125,7 @@ type Dynamic[P any] struct {
 func DefineDynamic[P any](role, name string, compose func(P) string, samples ...P) *Dynamic[P] {
 	register(name, []string{role})
 	if len(samples) == 0 {
-		panic(fmt.Sprintf("define statement %s: no samples", name))
+		refuse("define statement %s: no samples", name)
 	}
 	d := &Dynamic[P]{name: name, roles: []string{role}, compose: compose}
 	for i, p := range samples {
@@ -134,7 +139,7 @@ func DefineDynamic[P any](role, name string, compose func(P) string, samples ...
 func DefineUnprepared[P any](role, name, reason string, compose func(P) string) *Dynamic[P] {
 	register(name, []string{role})
 	if reason == "" {
-		panic(fmt.Sprintf("define statement %s: no reason not to prepare it", name))
+		refuse("define statement %s: no reason not to prepare it", name)
 	}
 	d := &Dynamic[P]{name: name, roles: []string{role}, unprepared: reason, compose: compose}
 	keep("", &Statement{name: name, roles: d.roles, unprepared: reason})

@@ -15,10 +15,6 @@ import (
 
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
-
-	// Every package that defines statements; the architecture test compares.
-	_ "github.com/gpuaas/mesh/internal/policy/policystore"
-	_ "github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
