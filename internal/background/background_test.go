@@ -3,8 +3,11 @@ package background_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -16,7 +19,20 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // start runs jobs over db until the answered function is called.
 func start(t *testing.T, db *testkit.Database, jobs ...background.Job) func() {
 	t.Helper()
-	r, err := background.New(background.Deps{Pool: db.Pool(pg.RoleLifecycle), Schema: pg.RoleLifecycle, Logger: testkit.Logger(t)}, jobs...)
+	return startCounted(t, db, prometheus.NewRegistry(), jobs...)
+}
+
+// startCounted is start with a registry to look into.
+func startCounted(t *testing.T, db *testkit.Database, registry *prometheus.Registry, jobs ...background.Job) func() {
+	t.Helper()
+	for i := range jobs {
+		if jobs[i].Timeout == 0 {
+			jobs[i].Timeout = time.Minute
+		}
+	}
+	r, err := background.New(background.Deps{
+		Pool: db.Pool(pg.RoleLifecycle), Schema: pg.RoleLifecycle, Logger: testkit.Logger(t), Registerer: registry,
+	}, jobs...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,6 +100,98 @@ func TestAJobRunsOnOneReplicaAtATime(t *testing.T) {
 	}
 }
 
+func TestAJobIsEndedAtItsTimeAndHoldsUpNoOther(t *testing.T) {
+	testkit.IO(t)
+	ctx, registry := testkit.Context(t), prometheus.NewRegistry()
+	hung := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	ran, ended := make(chan struct{}, 64), make(chan struct{}, 64)
+	stop := startCounted(t, testkit.DB(t), registry,
+		background.Job{Name: "hangs", Every: time.Hour, Run: hung},
+		background.Job{Name: "hangs_too", Every: time.Hour, Run: hung},
+		background.Job{Name: "hangs_as_well", Every: time.Hour, Run: hung},
+		background.Job{Name: "short", Every: time.Hour, Timeout: time.Second, Run: func(ctx context.Context) error {
+			<-ctx.Done()
+			ended <- struct{}{}
+			return ctx.Err()
+		}},
+		background.Job{Name: "matters", Every: time.Second, Run: func(context.Context) error { ran <- struct{}{}; return nil }})
+	defer stop()
+	for _, c := range []chan struct{}{ran, ended, ran} {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			t.Fatal("a job that hangs holds up another")
+		}
+	}
+	testkit.Eventually(t, time.Minute, func() error {
+		if n := counted(t, registry, "short", "timeout"); n != 1 {
+			return fmt.Errorf("%v runs timed out", n)
+		}
+		return nil
+	})
+	if n := counted(t, registry, "matters", "done"); n < 1 {
+		t.Errorf("%v runs of the job that matters are counted", n)
+	}
+}
+
+// counted is how many runs of a job had an outcome.
+func counted(t *testing.T, registry *prometheus.Registry, job, outcome string) float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "background_runs_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["job"] == job && labels["outcome"] == outcome {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+func TestARunLetsTheNextOnesGoBy(t *testing.T) {
+	testkit.IO(t)
+	ctx, db, registry := testkit.Context(t), testkit.DB(t), prometheus.NewRegistry()
+	began, let := make(chan struct{}, 64), make(chan struct{})
+	job := background.Job{Name: "slow", Every: time.Second, Run: func(ctx context.Context) error {
+		began <- struct{}{}
+		select {
+		case <-let:
+		case <-ctx.Done():
+		}
+		return nil
+	}}
+	stop := startCounted(t, db, registry, job)
+	defer stop()
+	other := start(t, db, job) // another replica
+	defer other()
+	<-began
+	testkit.Eventually(t, time.Minute, func() error {
+		if n := counted(t, registry, "slow", "still_running"); n == 0 {
+			return errors.New("no run was dropped")
+		}
+		return nil
+	})
+	if n := len(began); n != 0 {
+		t.Errorf("%d more runs began beside it", n)
+	}
+	close(let)
+	select {
+	case <-began:
+	case <-ctx.Done():
+		t.Fatal("the job does not run again")
+	}
+}
+
 func TestAStopEndsTheJobThatRuns(t *testing.T) {
 	testkit.IO(t)
 	began, ended := make(chan struct{}), make(chan struct{})
@@ -109,12 +217,14 @@ func TestAStopEndsTheJobThatRuns(t *testing.T) {
 func TestJobsAreWhole(t *testing.T) {
 	work := func(context.Context) error { return nil }
 	for name, jobs := range map[string][]background.Job{
-		"no name":   {{Every: time.Second, Run: work}},
-		"no period": {{Name: "a", Run: work}},
-		"no work":   {{Name: "a", Every: time.Second}},
-		"two alike": {{Name: "a", Every: time.Second, Run: work}, {Name: "a", Every: time.Minute, Run: work}},
+		"no name":    {{Every: time.Second, Timeout: time.Second, Run: work}},
+		"no period":  {{Name: "a", Timeout: time.Second, Run: work}},
+		"no timeout": {{Name: "a", Every: time.Second, Run: work}},
+		"no work":    {{Name: "a", Every: time.Second, Timeout: time.Second}},
+		"two alike":  {{Name: "a", Every: time.Second, Timeout: time.Second, Run: work}, {Name: "a", Every: time.Minute, Timeout: time.Second, Run: work}},
 	} {
-		if _, err := background.New(background.Deps{Schema: pg.RoleLifecycle, Logger: testkit.Logger(t)}, jobs...); err == nil {
+		deps := background.Deps{Schema: pg.RoleLifecycle, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()}
+		if _, err := background.New(deps, jobs...); err == nil {
 			t.Errorf("%s: it was taken", name)
 		}
 	}

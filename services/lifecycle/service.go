@@ -241,8 +241,10 @@ func (s *Service) build(ctx context.Context) error {
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
-	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger},
-		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+	sweeps, err := background.New(background.Deps{
+		Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
+	},
+		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			// What the log and the database disagree on is with recovery before anything is ended.
 			if err := guard.Check(ctx); err != nil {
 				return err //nolint:wrapcheck // it says what it did
@@ -250,15 +252,15 @@ func (s *Service) build(ctx context.Context) error {
 			_, err := reaper.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
-		background.Job{Name: "machine_orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+		background.Job{Name: "machine_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := machines.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
-		background.Job{Name: "shared_orphans", Every: s.cfg.OrphanSweep, Run: func(ctx context.Context) error {
+		background.Job{Name: "shared_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := shared.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
-		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Run: func(ctx context.Context) error {
+		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := finder.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}})
@@ -326,6 +328,9 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	return nil
 }
+
+// sweepTimeout bounds a sweep: what takes longer is left to the next one.
+const sweepTimeout = 5 * time.Minute
 
 func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances,
 	outputs *workspace.Outputs,

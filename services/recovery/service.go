@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -120,7 +121,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	sweeps, err := newBackground(b.DB, b.Logger, enroller, s.cfg.SweepEvery)
+	sweeps, err := newBackground(background.Deps{Pool: b.DB, Schema: pg.RoleRecovery, Logger: b.Logger, Registerer: metrics}, enroller, s.cfg.SweepEvery)
 	if err != nil {
 		return err
 	}
