@@ -34,7 +34,7 @@ endef
 ##@ Run
 
 .PHONY: dev
-dev: build postgres ## Bring up the whole mesh on this machine (flags: ARGS="--nodes 5")
+dev: build postgres redis ## Bring up the whole mesh on this machine (flags: ARGS="--nodes 5")
 	@$(ENV) exec bin/gpuaas dev $(ARGS)
 
 .PHONY: build
@@ -45,7 +45,11 @@ build: ## Build bin/gpuaas and bin/gpuaas-node-agent
 ##@ Check
 
 .PHONY: test
-test: deps tools ## Everything the build machine runs: build, tests under the race detector, lint, generated code
+test: deps $(GRPCURL) ## Every test, under the race detector, those without I/O first
+	@scripts/test.sh
+
+.PHONY: check
+check: $(BUF) $(LINTER) ## What is checked without running it: vet, the release build, lint, generated code
 	@scripts/check.sh
 
 .PHONY: test-fast
@@ -62,11 +66,11 @@ gen-check: $(BUF) ## Fail if generated code is not what the sources generate, or
 	@scripts/gen-check.sh
 
 .PHONY: bench
-bench: build postgres ## Measure against the raw baselines (ARGS="streams --agents 5000")
+bench: build postgres redis ## Measure against the raw baselines (ARGS="streams --agents 5000")
 	@$(ENV) exec bin/gpuaas bench $(or $(ARGS),all)
 
 .PHONY: drill
-drill: build postgres ## Run the failure drills (ARGS="ca-restart-drift")
+drill: build postgres redis ## Run the failure drills (ARGS="ca-restart-drift")
 	@$(ENV) exec bin/gpuaas drill run $(or $(ARGS),--all)
 
 ##@ Change
@@ -92,6 +96,10 @@ deps: ## Install what the tests need and this machine lacks (as root by apt-get,
 .PHONY: postgres
 postgres: ## Put Postgres into the cache if this machine has none
 	@scripts/postgres.sh
+
+.PHONY: redis
+redis: ## Install redis-server if this machine has none, or say that an imitation does instead
+	@scripts/deps.sh redis-server || echo "without redis-server an imitation in the process serves the locks" >&2
 
 .PHONY: tools
 tools: $(BUF) $(LINTER) $(GRPCURL) ## Build the pinned tools into bin/

@@ -235,7 +235,8 @@ func (x *race) plain(ctx context.Context, run func(context.Context) (*lifecyclev
 	return err
 }
 
-// flushed takes everything from the lock store every few milliseconds while the race goes on. The store's own counter says that it did.
+// flushed takes everything from the lock store every few milliseconds while the race goes on. The store's own counter says that it did; an imitation has
+// none, and there the confirmed commands are counted.
 func (x *race) flushed(ctx context.Context, run func(context.Context) (*lifecyclev1.Operation, error)) error {
 	c, err := x.r.Mesh.own()
 	if err != nil {
@@ -247,15 +248,20 @@ func (x *race) flushed(ctx context.Context, run func(context.Context) (*lifecycl
 	}
 	store := redis.NewClient(options)
 	defer store.Close() //nolint:errcheck // nothing is lost with it
-	before, err := flushes(ctx, store)
-	if err != nil {
-		return at(StageGood, err)
+	before := 0
+	if c.Stores.Redis.Real() {
+		if before, err = flushes(ctx, store); err != nil {
+			return at(StageGood, err)
+		}
 	}
+	confirmed := 0
 	flushing, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for wait(flushing, 5*time.Millisecond) == nil {
-			_ = store.FlushAll(flushing).Err() // counted by the store
+			if store.FlushAll(flushing).Err() == nil {
+				confirmed++
+			}
 		}
 	})
 	_, err = run(ctx)
@@ -264,12 +270,15 @@ func (x *race) flushed(ctx context.Context, run func(context.Context) (*lifecycl
 	if err != nil {
 		return err
 	}
-	after, err := flushes(ctx, store)
+	after := confirmed
+	if c.Stores.Redis.Real() {
+		after, err = flushes(ctx, store)
+	}
 	if err == nil && after <= before {
 		err = errors.New("the lock store was not flushed once")
 	}
 	if err == nil {
-		x.r.note("the lock store counts %d flushes during the race", after-before)
+		x.r.note("the lock store, a %s, was flushed %d times during the race", c.Stores.RedisKind(), after-before)
 	}
 	return at(StageInjected, err)
 }

@@ -2,7 +2,8 @@
 # Installs what the tests need and this machine lacks: a C compiler (the race
 # detector needs cgo), git, openssl, curl, Postgres, Redis. As root by apt-get, without
 # starting or creating any service; otherwise Postgres and Redis go into a cache
-# directory of the user's. A machine that has everything is left alone.
+# directory of the user's. A machine that has everything is left alone. With
+# arguments it looks after those packages only: scripts/deps.sh redis-server.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/env.sh
@@ -13,14 +14,22 @@ if ! command -v go >/dev/null; then
   exit 1
 fi
 
+wanted=" $* "
 packages=()
 has() { command -v "$1" >/dev/null; }
-has gcc || has clang || packages+=(gcc libc6-dev)
-has git || packages+=(git ca-certificates)
-has openssl || packages+=(openssl)
-has curl || packages+=(curl ca-certificates)
-[[ -n $MESH_POSTGRES ]] || packages+=(postgresql)
-has redis-server || packages+=(redis-server)
+# need adds packages unless others were asked for.
+need() {
+  local package
+  for package in "$@"; do
+    if [[ $wanted == "  " || $wanted == *" $package "* ]]; then packages+=("$package"); fi
+  done
+}
+has gcc || has clang || need gcc libc6-dev
+has git || need git ca-certificates
+has openssl || need openssl
+has curl || need curl ca-certificates
+[[ -n $MESH_POSTGRES ]] || need postgresql
+has redis-server || need redis-server
 [[ ${#packages[@]} -gt 0 ]] || exit 0
 
 # install_as_root keeps the packages from starting daemons: policy-rc.d refuses

@@ -47,7 +47,7 @@ func newDevCommand() *cobra.Command {
 	f.IntVar(&cfg.Nodes, "nodes", 3, "how many node agents to run")
 	f.StringVar(&cfg.PolicyFile, "policy", "", "file of policy keys to set, YAML")
 	f.StringVar(&cfg.DatabaseURL, "database-url", "", "use the Postgres at this URL, as an administrator, instead of one of our own")
-	f.StringVar(&cfg.RedisURL, "redis-url", "", "use the Redis at this URL instead of one of our own")
+	f.StringVar(&cfg.RedisURL, "redis-url", "", "use the Redis at this URL instead of a redis-server of our own; `embedded`: an imitation in this process, as without redis-server")
 	f.StringVar(&cfg.ConsoleAddr, "console-addr", "", "where people and their clients connect (default "+dev.DefaultConsoleAddr+")")
 	f.StringVar(&cfg.NodeAddr, "node-addr", "", "where agents connect (default "+dev.DefaultNodeAddr+")")
 	f.StringVar(&cfg.EnrollAddr, "enroll-addr", "", "where machines enrol (default "+dev.DefaultEnrollAddr+")")

@@ -30,8 +30,11 @@ type Config struct {
 	SocketDir   string // of our Postgres' socket; empty, or too long for a socket: a private one elsewhere
 	CacheDir    string // searched for Postgres' binaries after the system's
 	DatabaseURL string // of a server that somebody else runs, as an administrator; empty: our own
-	RedisURL    string // of one that somebody else runs; empty: our own; "-": none
+	RedisURL    string // of one that somebody else runs; empty: our own; "embedded": our own, in this process; "-": none
 }
+
+// EmbeddedRedis as the URL of Redis asks for the imitation in this process, whether or not there is a redis-server.
+const EmbeddedRedis = "embedded"
 
 // Stores are the two that run.
 type Stores struct {
@@ -88,9 +91,11 @@ func (s *Stores) start(ctx context.Context) error {
 		admin = s.Postgres.AdminURL()
 		db = material.Database{URL: s.Postgres.SocketURL("postgres", "", ""), Tenants: s.Postgres.URL("postgres", "", "")}
 	}
-	if s.cfg.RedisURL == "" {
+	if s.cfg.RedisURL == "" || s.cfg.RedisURL == EmbeddedRedis {
 		var err error
-		s.Redis, err = redisserver.Start(ctx, redisserver.Config{Dir: s.cfg.RedisDir, Logger: s.logger})
+		s.Redis, err = redisserver.Start(ctx, redisserver.Config{
+			Dir: s.cfg.RedisDir, Logger: s.logger, ImitationOnly: s.cfg.RedisURL == EmbeddedRedis,
+		})
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package stores_test
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -83,6 +84,30 @@ func TestStoresComeUpPreparedAndComeBack(t *testing.T) {
 		t.Error(err)
 	}
 	if err := s.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnImitationOfRedisIsTakenOnRequest(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	dir := meshtest.Dir(t)
+	m, err := material.Make(material.Config{Dir: filepath.Join(dir, "material"), TrustDomain: "mesh.test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := stores.Start(ctx, testkit.Logger(t), m, stores.Config{Dir: filepath.Join(dir, "postgres"), RedisURL: stores.EmbeddedRedis})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kind := s.RedisKind(); kind != "in-process imitation" {
+		t.Errorf("Redis is a %s", kind)
+	}
+	written, err := os.ReadFile(m.RedisURLFile())
+	if err != nil || string(written) != s.Redis.URL()+"\n" {
+		t.Errorf("services are told %q, %v, not %q", written, err, s.Redis.URL())
+	}
+	if err := s.Stop(context.WithoutCancel(ctx)); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -44,7 +45,19 @@ type report struct {
 	again []failedTest
 	died  bool // something other than a test failed: a second run of tests shows nothing
 	flaky []string
+	slow  []slowTest
 }
+
+// slowTest is a test that took longer than slowAfter.
+type slowTest struct {
+	name    string
+	seconds float64
+}
+
+const (
+	slowAfter = 10.0 // seconds
+	mostSlow  = 25   // lines of the list
+)
 
 func newReport(out io.Writer, skipsFail bool) *report {
 	return &report{
@@ -106,6 +119,9 @@ func (r *report) endTest(e event, key testKey) {
 	delete(r.running, key)
 	r.ran[e.Package]++
 	name := e.Package + "." + e.Test
+	if e.Elapsed >= slowAfter && !strings.Contains(e.Test, "/") {
+		r.slow = append(r.slow, slowTest{name, e.Elapsed})
+	}
 	switch e.Action {
 	case "pass":
 		r.passed++
@@ -202,6 +218,13 @@ func (r *report) finish() string {
 	for pkg, output := range r.builds {
 		if r.failed > 0 && r.failedTests[pkg] == 0 && r.passed == 0 {
 			fmt.Fprintf(r.out, "\n--- build of %s\n%s", pkg, strings.Join(output, ""))
+		}
+	}
+	if len(r.slow) > 0 {
+		slices.SortStableFunc(r.slow, func(a, b slowTest) int { return cmp.Compare(b.seconds, a.seconds) })
+		fmt.Fprintf(r.out, "\nslowest (%d took more than %.0f s):\n", len(r.slow), slowAfter)
+		for _, t := range r.slow[:min(len(r.slow), mostSlow)] {
+			fmt.Fprintf(r.out, "  %7.1fs  %s\n", t.seconds, t.name)
 		}
 	}
 	if len(r.failures) > 0 {

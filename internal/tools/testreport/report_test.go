@@ -56,6 +56,13 @@ func TestReport(t *testing.T) {
 		{name: "a package that dies", in: passed + died, want: "1 passed, 1 failed", code: 1, shows: []string{"panic: boom", "FAIL  m/e"}},
 		{name: "output that stops", in: passed + unfinished, want: "1 passed, 1 failed", code: 1, shows: []string{"TestSix (never ended)"}},
 		{name: "nothing ran", in: "go: cannot find main module\n", want: "0 passed, 1 failed", code: 1, shows: []string{"cannot find main module"}},
+		{
+			name: "slow tests are listed, the slowest first", want: "3 passed, 0 failed",
+			in: strings.ReplaceAll(passed, `0.1`, `12.5`) + strings.ReplaceAll(strings.ReplaceAll(passed, `0.1`, `31`), "TestOne", "TestTwo") +
+				strings.ReplaceAll(strings.ReplaceAll(passed, `0.1`, `30`), "TestOne", "TestTwo/below"),
+			shows: []string{"slowest (2 took more than 10 s):\n     31.0s  m/a.TestTwo\n     12.5s  m/a.TestOne\n"}, hides: []string{"below"},
+		},
+		{name: "no slow test, no list", in: passed, want: "1 passed, 0 failed", hides: []string{"slowest"}},
 		{name: "other lines pass through", in: "starting\n" + passed, want: "1 passed, 0 failed", shows: []string{"starting"}},
 	}
 	for _, tt := range tests {
