@@ -9,17 +9,19 @@ source scripts/stages.sh
 summary=$(mktemp)
 trap 'rm -f "$summary"' EXIT
 
+longest=(./mesh/e2e ./services/lifecycle/workspace ./drill)
+
 full_tests() {
   local wrap=
   if [[ -d internal/testkit/pgserver ]]; then
     wrap="go run ./internal/testkit/pgserver --"
   fi
-  # Two packages at a time: each brings processes of its own, and the timeouts
-  # of the drills are meant for a machine that is busy, not drowned.
+  # Three packages at a time, the longest first: each brings processes of its
+  # own and mostly waits for them.
   # Up to two tests that fail are run once more, alone; what passes then is
   # listed as flaky in the last lines, with its first output under bin/flaky.
   GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json -race -timeout 25m" \
-    scripts/gotest.sh -race -p 2 -timeout 25m ./...
+    scripts/gotest.sh -race -p 3 -timeout 25m "${longest[@]}" ./...
 }
 
 totals() {

@@ -18,8 +18,7 @@ import (
 // stalled and the watchdog has asked. What waited for it is cancelled, the box is confirmed ended, and the next one,
 // which is let in, brings the workspace up: one recovery, one launch for each epoch.
 func TestABoxThatNeverConnectsIsReplacedByTheWatchdog(tt *testing.T) {
-	tt.Parallel() // it mostly waits
-	t := within(tt, 12*time.Minute)
+	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10", "saga.step_stall_seconds": "45"}})
 	createTenant(t, c)
 	if _, err := c.ShutOut(c.Plan.Addresses.Agents, true); err != nil {

@@ -15,7 +15,7 @@ import (
 
 // TestACopyIsFoundAcrossAKill starts a copy of a machine's identity beside the original. Both must be held, even if recovery dies as it is told.
 func TestACopyIsFoundAcrossAKill(tt *testing.T) {
-	t := within(tt, 8*time.Minute)
+	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx
 	c := start(t, cluster.Config{Nodes: 1, Env: []string{"GPUAAS_FAILPOINTS=recovery.report_challenge.*=kill", "GPUAAS_NODEAPI_OPEN_EVERY=200ms"}})
 	before := machines(t, c)

@@ -25,7 +25,7 @@ var whole = []string{
 // TestAnAgentSurvivesBetweenAnyTwoFsyncs kills machines' agents and recovery and nodeapi at each of their points of enrolment, opening, working and
 // renewing. Each machine must stay the node that it was, without an alarm.
 func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
-	t := within(tt, 12*time.Minute)
+	t := beside(tt, 12*time.Minute)
 	ctx := t.ctx
 	c := start(t, cluster.Config{
 		Nodes: 2, Policy: map[string]string{"node.certificate_ttl_seconds": "70", "node.task_stale_sweep_interval_seconds": "2"},

@@ -73,7 +73,7 @@ func answers(ctx context.Context, url string) error {
 }
 
 func TestAWorkspaceIsProvisionedByTheRealPrograms(tt *testing.T) {
-	t := within(tt, 8*time.Minute)
+	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx
 	c := start(t, cluster.Config{Nodes: 1, GPUs: 2})
 	run := cli(t, c)

@@ -19,7 +19,7 @@ import (
 
 // TestAHundredCreatesOfOneNameAreOneOperation holds single-flight, and that the lock store's loss costs latency only.
 func TestAHundredCreatesOfOneNameAreOneOperation(tt *testing.T) {
-	t := within(tt, 8*time.Minute)
+	t := beside(tt, 8*time.Minute)
 	ctx := t.ctx
 	// The create is held open until all have asked.
 	c := start(t, cluster.Config{Env: []string{"GPUAAS_BOX_FAILPOINTS=agent.run.before_handler=sleep:1s"}})

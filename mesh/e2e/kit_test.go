@@ -35,6 +35,13 @@ func within(t *testing.T, limit time.Duration) test {
 	return test{T: t, ctx: timed, cancel: cancel, end: began.Add(limit)}
 }
 
+// beside is within for a test that holds no process to a time, and so may share the machine with another one: most of what these tests do is wait.
+func beside(t *testing.T, limit time.Duration) test {
+	t.Helper()
+	t.Parallel()
+	return within(t, limit)
+}
+
 // run is a part of the test, under its limit.
 func (t test) run(name string, f func(t test)) {
 	t.Helper()

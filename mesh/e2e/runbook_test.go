@@ -134,7 +134,7 @@ func (o *operator) waitsFor(ref, run string) {
 // TestTheRunbookByHand walks the runbook of a stuck provisioning through the command line as an operator does, with each wrong order tried first: a wedged
 // create is cancelled, reset and retried until the retries are used up, and then comes up.
 func TestTheRunbookByHand(tt *testing.T) {
-	t := within(tt, 15*time.Minute)
+	t := beside(tt, 15*time.Minute)
 	c := start(t, cluster.Config{})
 	createTenant(t, c)
 	o := newOperator(t, c)

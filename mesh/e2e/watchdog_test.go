@@ -23,8 +23,7 @@ var watchdogPoints = []string{"recovery.watchdog.before_request", "recovery.watc
 // TestTheWatchdogRecreatesOnceThoughItIsKilled takes the box of a workspace away for good and kills the watchdog on both sides of its request. Another replica,
 // or the same one started anew, must end what was begun, and the workspace must be recreated once.
 func TestTheWatchdogRecreatesOnceThoughItIsKilled(tt *testing.T) {
-	tt.Parallel() // it mostly waits
-	t := within(tt, 12*time.Minute)
+	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Policy: map[string]string{"node.heartbeat_stale_after_seconds": "10"}})
 	createTenant(t, c)
 	w := &wish{name: "lost", key: "lost"}
