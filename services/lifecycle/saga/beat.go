@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,23 +14,71 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// heartbeats extends all leases of this driver every Heartbeat, and looks for cancels when one was heard of, in this process or elsewhere.
+// loneBeats is how many heartbeats may wait for a locked row at once. Each has a connection of the pool while it waits.
+const loneBeats = 4
+
+// heartbeats extends all leases of this driver every Heartbeat.
 func (d *Driver) heartbeats(ctx context.Context) {
 	ticker := time.NewTicker(d.cfg.Heartbeat)
 	defer ticker.Stop()
-	cancels := d.core.cancels.C()
+	var lone sync.WaitGroup
+	defer lone.Wait()
+	turns := make(chan struct{}, loneBeats)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			if err := d.beatOnce(ctx); err != nil && ctx.Err() == nil {
-				// Unknown, not lost: the steps go on until the lease ends by this process's own measure.
-				d.core.stats.BeatErrors.Add(1)
-				d.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
+			skipped, err := d.beatOnce(ctx)
+			if err != nil {
+				d.beatFailed(ctx, err)
 			}
-		case <-cancels:
-			cancels = d.core.cancels.C() // before the look: a cancel that comes during it is looked for after it
+			for _, a := range skipped {
+				lone.Go(func() { d.beatAlone(ctx, a, turns) })
+			}
+		}
+	}
+}
+
+// beatFailed notes a heartbeat that the database did not take. Whether the lease was extended is unknown, not lost: the steps go on until it ends by this
+// process's own measure.
+func (d *Driver) beatFailed(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	d.core.stats.BeatErrors.Add(1)
+	d.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
+}
+
+// beatAlone extends the lease of one run whose row was locked when the others were extended, unless an earlier heartbeat waits for it still. A row that
+// stays locked keeps its place for half a heartbeat, so that others have theirs.
+func (d *Driver) beatAlone(ctx context.Context, a *activity, turns chan struct{}) {
+	if !a.beating.CompareAndSwap(false, true) {
+		return
+	}
+	defer a.beating.Store(false)
+	select {
+	case turns <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-turns }()
+	call, cancel := context.WithTimeout(ctx, d.cfg.Heartbeat/2)
+	defer cancel()
+	if err := d.beatOne(call, a.id, a); err != nil {
+		d.beatFailed(ctx, err)
+	}
+}
+
+// cancels looks for cancels when one was heard of, in this process or elsewhere. It waits for no heartbeat.
+func (d *Driver) cancels(ctx context.Context) {
+	heard := d.core.cancels.C()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-heard:
+			heard = d.core.cancels.C() // before the look: a cancel that comes during it is looked for after it
 			if err := d.lookForCancels(ctx); err != nil && ctx.Err() == nil {
 				d.log.WarnContext(ctx, "look for cancels failed", slog.String("error", err.Error()))
 			}
@@ -72,9 +123,9 @@ const beatOneSQL = `UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = m
 	next_at = mesh.clock() + make_interval(secs => $4), heartbeat_at = mesh.clock()
 WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3 RETURNING r.cancel_requested_at IS NOT NULL`
 
-// beatOnce extends the leases of all runs in hand, in one statement. A run whose row is locked at that moment, mostly by its own advance, is asked
-// for by itself; one that is not found any more has another fence or is parked.
-func (d *Driver) beatOnce(ctx context.Context) error {
+// beatOnce extends the leases of all runs in hand, in one statement, and returns those that it did not find: their rows are locked at that moment, mostly
+// by their own advance, or have another fence, or are parked.
+func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 	held := map[string]*activity{}
 	var runIDs []string
 	var fences []int64
@@ -87,7 +138,7 @@ func (d *Driver) beatOnce(ctx context.Context) error {
 		a.mu.Unlock()
 	}
 	if len(runIDs) == 0 {
-		return nil
+		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Heartbeat)
 	defer cancel()
@@ -124,19 +175,14 @@ func (d *Driver) beatOnce(ctx context.Context) error {
 		return j.flush(ctx, tx)
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.core.appended.Notify()
 	for i := range runs {
 		held[runs[i].ID].extended(sent.Add(d.cfg.Lease), runs[i].CancelAt != nil)
 		delete(held, runs[i].ID)
 	}
-	for id, a := range held {
-		if err := d.beatOne(ctx, id, a); err != nil {
-			return err
-		}
-	}
-	return nil
+	return slices.Collect(maps.Values(held)), nil
 }
 
 func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {

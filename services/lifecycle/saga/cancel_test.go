@@ -108,6 +108,40 @@ func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 	}
 }
 
+// TestShortCancelGraceOutlivesRestart: the grace of a cancel bounds cancels alone. A step that ends after its driver was told to stop, and after that grace,
+// is parked for the next driver, and the restart is no failed attempt.
+func TestShortCancelGraceOutlivesRestart(t *testing.T) {
+	testkit.IO(t)
+	began := make(chan struct{})
+	var b *bed
+	steps := pureSteps("slow")
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		if env.Fence != 1 { // the next driver's
+			return saga.Done(nil), nil
+		}
+		close(began)
+		<-ctx.Done()
+		// It ends what it is at, which takes longer than the grace.
+		for range 5 {
+			b.run(env.RunID)
+		}
+		return saga.Outcome{}, context.Cause(ctx)
+	}
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	cfg := b.config("a")
+	cfg.CancelGrace, cfg.StopGrace = time.Nanosecond, time.Minute
+	stop := b.drive(cfg)
+	_, id := b.create("toy")
+	<-began
+	stop()
+	r := b.run(id)
+	if list := b.timeline(id); r.State != "waiting" || r.Attempts != 0 || len(list) != 1 || list[0].State != "waiting" {
+		t.Fatalf("after the restart the run is %s with %d failures, and its attempt %s: %s", r.State, r.Attempts, list[0].State, list[0].Error)
+	}
+	b.drive(b.config("b"))
+	b.await(id, 30*time.Second, "succeeded")
+}
+
 func TestCancelWhileCompensatingChangesNothing(t *testing.T) {
 	testkit.IO(t)
 	undoing, release := make(chan struct{}), make(chan struct{})

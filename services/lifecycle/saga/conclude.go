@@ -44,7 +44,7 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 			state = attemptAbandoned
 		}
 		return d.cancelled(ctx, h, state, how.abandoned)
-	case errors.Is(how.cause, ErrShutdown) && !how.abandoned:
+	case errors.Is(how.cause, ErrShutdown):
 		return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, nil)
 	case errors.Is(how.cause, ErrBudget):
 		late := &StepError{

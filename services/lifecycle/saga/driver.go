@@ -40,6 +40,8 @@ type activity struct {
 	id string // of the run
 	h  *held  // belongs to the goroutine that drives it
 
+	beating atomic.Bool // a heartbeat of its own waits for its row
+
 	mu       sync.Mutex
 	cancel   context.CancelCauseFunc // of the step's context
 	deadline time.Time               // local end of the lease, monotonic
@@ -86,6 +88,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer stopWork(ErrShutdown)
 	var loops errgroup.Group
 	loops.Go(func() error { d.heartbeats(work); return nil })
+	loops.Go(func() error { d.cancels(work); return nil })
 	loops.Go(func() error { d.watch(work); return nil })
 	for range committers {
 		loops.Go(func() error { d.commits(work); return nil })

@@ -134,19 +134,22 @@ func (d *Driver) call(work context.Context, a *activity) (answer, ending) {
 	case <-ctx.Done():
 	}
 	how := endingOf(ctx)
-	grace := d.cfg.grace()
-	if errors.Is(how.cause, ErrFenced) {
-		grace = 0
+	var over <-chan time.Time
+	switch {
+	case errors.Is(how.cause, ErrShutdown):
+		// The stop has a grace of its own, and takes the lease away at its end: that a driver stops is no failure of a step.
+	case errors.Is(how.cause, ErrFenced):
+		over = time.After(0)
+	default:
+		over = time.After(d.cfg.grace())
 	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
 	lost := time.NewTicker(100 * time.Millisecond)
 	defer lost.Stop()
 	for {
 		select {
 		case ans := <-done:
 			return ans, how
-		case <-timer.C:
+		case <-over:
 			how.abandoned = true
 			return answer{err: how.cause}, how
 		case <-lost.C:
