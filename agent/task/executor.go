@@ -194,7 +194,7 @@ func (e *Executor) Offer(offer *nodev1.TaskOffer) error {
 	}
 }
 
-// Cancel asks to stop a task. An offer that came before is taken in first.
+// Cancel asks to stop tasks. An offer that came before is taken in first.
 func (e *Executor) Cancel(msg *nodev1.TaskCancel) error {
 	select {
 	case e.intake <- item{cancel: msg}:

@@ -43,7 +43,10 @@ func (e *Executor) take(ctx context.Context, items []item) {
 		}
 		e.accept(ctx, offers)
 		offers = nil
-		e.cancelTask(ctx, it.cancel)
+		e.cancelTask(ctx, it.cancel.GetTask())
+		for _, ref := range it.cancel.GetMore() {
+			e.cancelTask(ctx, ref)
+		}
 	}
 	e.accept(ctx, offers)
 }

@@ -297,8 +297,8 @@ func (e *Executor) finish(ctx context.Context, j *job, msg *nodev1.TaskResult) b
 
 // cancelTask ends a task that waits, and asks a running one to stop. One that is finished is left alone, and one that is
 // unknown ends when it is offered.
-func (e *Executor) cancelTask(ctx context.Context, msg *nodev1.TaskCancel) {
-	key := ledger.Key{TaskID: msg.GetTask().GetTaskId(), Attempt: msg.GetTask().GetAttempt()}
+func (e *Executor) cancelTask(ctx context.Context, ref *nodev1.TaskRef) {
+	key := ledger.Key{TaskID: ref.GetTaskId(), Attempt: ref.GetAttempt()}
 	e.mu.Lock()
 	j := e.jobs[key]
 	if j == nil {

@@ -37,6 +37,8 @@ type Plane struct {
 	Gate func(*lifecyclev1.SessionReady) *commonv1.Denial
 	// Runs lists what may run on the node of an accepted session; nil: nothing is listed, as by an earlier version.
 	Runs func(*lifecyclev1.SessionReady) []*nodev1.WorkspaceEpoch
+	// Stop lists what the agent of an accepted session is to stop; nil: nothing.
+	Stop func(*lifecyclev1.SessionReady) []*nodev1.TaskRef
 	// Report is asked before reports are acknowledged; nil: they are.
 	Report func(*lifecyclev1.ReportTasksRequest) error
 	// Refuse refuses the report of one result; nil: none.

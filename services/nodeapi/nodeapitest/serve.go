@@ -126,6 +126,9 @@ func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRe
 		}
 		if out.GetAccepted() {
 			p.readies = append(p.readies, s)
+			if p.Stop != nil {
+				out.Cancel = p.Stop(s)
+			}
 			if p.Runs != nil {
 				out.MayRun, out.RunListed = p.Runs(s), true
 			}

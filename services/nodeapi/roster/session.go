@@ -254,9 +254,8 @@ func (s *Session) finish() {
 	}
 	// A writer that is blocked on a peer which does not read ends with the connection.
 	_ = s.Identity.Conn.Close()
-	s.cond = sync.NewCond(&s.mu)
 	for s.writing {
-		s.cond.Wait()
+		s.wait()
 	}
 }
 

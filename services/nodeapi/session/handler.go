@@ -283,9 +283,7 @@ func (s *Server) gateRaised(sess *roster.Session, res *lifecyclev1.SessionReadyR
 	if len(res.GetAcknowledged()) > 0 {
 		sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskResultAck{TaskResultAck: &nodev1.TaskResultAck{Tasks: res.GetAcknowledged()}}})
 	}
-	for _, ref := range res.GetCancel() {
-		sess.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskCancel{TaskCancel: &nodev1.TaskCancel{Task: ref, Reason: "not wanted any more"}}})
-	}
+	sess.SendAll(sess.Cancels(res.GetCancel(), 0, "not wanted any more"))
 	sess.SetWorkReady()
 	if sess.Gone() {
 		// Its end may have been read before its beginning: say it again.

@@ -125,18 +125,45 @@ func (d *Dispatcher) watchOnce(ctx context.Context) error {
 	for hints.Receive() {
 		msg := hints.Msg()
 		d.Mark(msg.GetNodeIds()...)
-		for _, c := range msg.GetCancels() {
-			if s := d.roster.Current(c.GetNodeId()); s != nil {
-				s.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskCancel{TaskCancel: &nodev1.TaskCancel{
-					Task: c.GetTask(), Epoch: c.GetEpoch(), Reason: c.GetReason(),
-				}}})
-			}
-		}
+		d.cancel(msg.GetCancels())
 	}
 	if err := hints.Err(); err != nil {
 		return fmt.Errorf("receive work: %w", err)
 	}
 	return nil
+}
+
+// mostCancels bounds the frames with cancels that one list of hints sends to a session. What it leaves out is told again within a second.
+const mostCancels = 64
+
+// cancel tells agents which tasks to stop, those of one node for one reason together.
+func (d *Dispatcher) cancel(hints []*lifecyclev1.TaskCancelHint) {
+	type group struct {
+		node, reason string
+		epoch        int64
+	}
+	refs := map[group][]*nodev1.TaskRef{}
+	var order []group
+	for _, c := range hints {
+		g := group{c.GetNodeId(), c.GetReason(), c.GetEpoch()}
+		if refs[g] == nil {
+			order = append(order, g)
+		}
+		refs[g] = append(refs[g], c.GetTask())
+	}
+	sent := map[string]int{}
+	for _, g := range order {
+		s := d.roster.Current(g.node)
+		if s == nil {
+			continue
+		}
+		for _, f := range s.Cancels(refs[g], g.epoch, g.reason) {
+			if sent[g.node]++; sent[g.node] > mostCancels {
+				break
+			}
+			s.Send(f)
+		}
+	}
 }
 
 // Run leases and offers until ctx ends.

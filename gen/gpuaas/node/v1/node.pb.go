@@ -1842,12 +1842,14 @@ func (x *TaskReportRefused) GetEnvelopeWanted() bool {
 	return false
 }
 
-// TaskCancel asks to stop a task that is not finished.
+// TaskCancel asks to stop tasks that are not finished.
 type TaskCancel struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Task          *TaskRef               `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
-	Epoch         int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Task   *TaskRef               `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	Epoch  int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Reason string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Further tasks to stop, for the same reason: at most 511 beside the first. Sent to agents of protocol_version 3 and later; an earlier one reads the first alone.
+	More          []*TaskRef `protobuf:"bytes,4,rep,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1901,6 +1903,13 @@ func (x *TaskCancel) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *TaskCancel) GetMore() []*TaskRef {
+	if x != nil {
+		return x.More
+	}
+	return nil
 }
 
 // Observation is a fact about a workload seen by the agent.
@@ -2635,12 +2644,13 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x11TaskReportRefused\x12-\n" +
 	"\x05tasks\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x05tasks\x120\n" +
 	"\x06denial\x18\x02 \x01(\v2\x18.gpuaas.common.v1.DenialR\x06denial\x12'\n" +
-	"\x0fenvelope_wanted\x18\x03 \x01(\bR\x0eenvelopeWanted\"g\n" +
+	"\x0fenvelope_wanted\x18\x03 \x01(\bR\x0eenvelopeWanted\"\x94\x01\n" +
 	"\n" +
 	"TaskCancel\x12+\n" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefR\x04task\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xd5\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12+\n" +
+	"\x04more\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x04more\"\xd5\x01\n" +
 	"\vObservation\x12+\n" +
 	"\fworkspace_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\vworkspaceId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12F\n" +
@@ -2809,23 +2819,24 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	14, // 54: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
 	32, // 55: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
 	14, // 56: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	43, // 57: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	39, // 58: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	37, // 59: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	32, // 60: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	38, // 61: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	42, // 62: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	40, // 63: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	44, // 64: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	32, // 65: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	45, // 66: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 67: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 68: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	68, // [68:69] is the sub-list for method output_type
-	67, // [67:68] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	14, // 57: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
+	43, // 58: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	39, // 59: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	37, // 60: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	32, // 61: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	38, // 62: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	42, // 63: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	40, // 64: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	44, // 65: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	32, // 66: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	45, // 67: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 68: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 69: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	69, // [69:70] is the sub-list for method output_type
+	68, // [68:69] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }

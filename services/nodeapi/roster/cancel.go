@@ -1,0 +1,67 @@
+package roster
+
+import (
+	"sync"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+)
+
+const (
+	// cancelsPerFrame bounds the tasks that one TaskCancel names.
+	cancelsPerFrame = 512
+	// cancelListProtocol is the first version of the protocol whose agents read more than the first task of a TaskCancel.
+	cancelListProtocol = 3
+	// sendAtOnce is how much of its queue a session may fill with frames of one kind before it waits for the writer.
+	sendAtOnce = outboxLimit / 2
+)
+
+// Cancels makes the frames that ask this session's agent to stop tasks for one reason: one frame for up to cancelsPerFrame of them, or one frame for each
+// task if the agent is of a build that reads no list.
+func (s *Session) Cancels(refs []*nodev1.TaskRef, epoch int64, reason string) []*nodev1.ConnectResponse {
+	most := cancelsPerFrame
+	if s.Protocol() < cancelListProtocol {
+		most = 1
+	}
+	out := make([]*nodev1.ConnectResponse, 0, (len(refs)+most-1)/most)
+	for len(refs) > 0 {
+		n := min(most, len(refs))
+		out = append(out, &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskCancel{TaskCancel: &nodev1.TaskCancel{
+			Task: refs[0], More: refs[1:n:n], Epoch: epoch, Reason: reason,
+		}}})
+		refs = refs[n:]
+	}
+	return out
+}
+
+// SendAll queues any number of frames, and waits between them for the agent to read. It returns false when the session takes no more. A session whose agent
+// reads nothing ends by the bound of a frame's writing, and this with it. The session's handler and its writer must not call it.
+func (s *Session) SendAll(frames []*nodev1.ConnectResponse) bool {
+	for len(frames) > 0 {
+		n := min(sendAtOnce, len(frames))
+		for _, f := range frames[:n] {
+			s.Send(f)
+		}
+		frames = frames[n:]
+		if len(frames) > 0 {
+			s.drain()
+		}
+	}
+	return !s.Gone()
+}
+
+// drain waits until nothing is queued, or the session has ended.
+func (s *Session) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.writing && !s.gone {
+		s.wait()
+	}
+}
+
+// wait waits for the end of the writer, with the lock held.
+func (s *Session) wait() {
+	if s.cond == nil {
+		s.cond = sync.NewCond(&s.mu)
+	}
+	s.cond.Wait()
+}
