@@ -178,7 +178,7 @@ func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.Task
 		UPDATE lifecycle.task t SET state = $2::text, session_epoch = $3, session_id = nullif($4, '')::uuid,
 			state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END,
 			offered_at = CASE WHEN $2::text = 'dispatched' THEN mesh.clock() - interval '1 hour' ELSE t.offered_at END,
-			version = t.version + 1
+			payload = `+payloadAt("$2::text")+`, version = t.version + 1
 		WHERE t.task_id = $1 RETURNING `+columns, r.TaskID, names.Of(state), epoch, sessionID))
 	if err != nil {
 		return fmt.Errorf("move task %s: %w", r.TaskID, err)

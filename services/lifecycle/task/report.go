@@ -299,8 +299,7 @@ func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *app
 			state_at = CASE WHEN h.state = '' THEN t.state_at ELSE mesh.clock() END,
 			note = CASE WHEN h.note = '' THEN t.note ELSE h.note END,
 			reason = h.reason, error = h.error, output = h.output, version = t.version + 1,
-			-- A deploy carries credentials; what has ended needs them no more.
-			payload = CASE WHEN t.type = 'workload.deploy' AND h.state IN ('succeeded', 'failed', 'cancelled', 'superseded') THEN '' ELSE t.payload END
+			payload = `+payloadAt("h.state")+`
 		FROM held h(task_id, was, u_task_id, node_id, attempt, state, note, reason, error, output)
 		WHERE t.task_id = h.task_id AND (h.state = '' OR
 			array_position(ARRAY['dispatched', 'delivered', 'running'], h.was) <

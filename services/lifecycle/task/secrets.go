@@ -34,7 +34,7 @@ func (s *Server) openValues(ctx context.Context, tx pgx.Tx, tasks []picked) ([]p
 		if !ok {
 			return nil, err
 		}
-		set := `payload = '', reason = '` + names.Of(refusal.Reason) + `', error = $4`
+		set := `reason = '` + names.Of(refusal.Reason) + `', error = $4`
 		if _, _, err := s.change(ctx, tx, t.Row, commonv1.TaskState_TASK_STATE_FAILED, set, refusal.Public); err != nil {
 			return nil, err
 		}

@@ -175,6 +175,12 @@ func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason strin
 	return list, nil
 }
 
+// Withdraw is CancelOfRun for a run that is being cancelled, whose tasks the hub announces.
+func (s *Server) Withdraw(ctx context.Context, tx pgx.Tx, runID, reason string) error {
+	_, err := s.CancelOfRun(ctx, tx, runID, reason)
+	return err
+}
+
 // Announce tells replicas of tasks that CancelOfRun changed.
 func (s *Server) Announce(rows []Row, reason string) {
 	for _, r := range rows {
@@ -201,6 +207,13 @@ func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (
 	if !Idempotent(r.Type) {
 		unmet = append(unmet, "a task of type "+r.Type+" must not be done twice")
 	}
+	keeps, err := keepsPayload(ctx, tx, r.TaskID)
+	if err != nil {
+		return Row{}, "", err
+	}
+	if !keeps {
+		unmet = append(unmet, "the task ended more than "+PayloadKept+" ago, and what it carried is gone")
+	}
 	if len(unmet) > 0 {
 		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again", fault.Unmet(unmet...))
 	}
@@ -219,7 +232,8 @@ func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason stri
 // change moves a locked task, reports it, and wakes its run if it ended.
 func (s *Server) change(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set, detail string) (Row, string, error) {
 	moved, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.task t SET state = $2::text, state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1, `+set+`
+		UPDATE lifecycle.task t SET state = $2::text, state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1,
+			payload = `+payloadAt("$2::text")+`, `+set+`
 		WHERE t.task_id = $1 AND t.state = $3 RETURNING `+columns, r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)))
 	if err != nil {
 		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)

@@ -27,7 +27,8 @@ const sweepBatch = 500
 
 // Sweep ends tasks whose last moment to start has passed: the queued ones as expired; those on their way or running at a node that has no session as
 // outcome_unknown. Both are history afterwards. A task that runs at a connected node is left to its step's deadline; one that a connected node has not
-// even stored is never offered again, and ends a while later. In rollback mode nothing is dispatched, so that nothing is late either.
+// even stored is never offered again, and ends a while later. In rollback mode nothing is dispatched, so that nothing is late either. Sweep also clears what
+// ended tasks carry longer than PayloadKept.
 func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	for {
@@ -36,7 +37,8 @@ func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 			return total, fmt.Errorf("sweep stale tasks: %w", err)
 		}
 		if n < sweepBatch {
-			return total, nil
+			_, err := s.clearPayloads(ctx)
+			return total, err
 		}
 	}
 }
@@ -55,6 +57,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 				ORDER BY t.task_id LIMIT $1 FOR UPDATE OF t SKIP LOCKED
 			)
 			UPDATE lifecycle.task t SET state = CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END,
+				payload = `+payloadAt("CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END")+`,
 				state_at = mesh.clock(), reason = 'task_outside_window', version = t.version + 1
 			FROM stale WHERE t.task_id = stale.task_id RETURNING `+columns, sweepBatch)
 		if err != nil {

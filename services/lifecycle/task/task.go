@@ -107,6 +107,16 @@ func collect(rows pgx.Rows) ([]Row, error) {
 	return out, nil
 }
 
+// LockOfRuns locks the tasks that Extend may change, in the order of their ids. It comes before the locks of the runs.
+func LockOfRuns(ctx context.Context, tx pgx.Tx, runIDs []string) error {
+	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.task t WHERE t.run_id = ANY ($1::uuid[]) AND t.open AND t.state IN ('queued', 'dispatched')
+		ORDER BY t.task_id FOR UPDATE`, runIDs)
+	if err != nil {
+		return fmt.Errorf("lock tasks of runs: %w", err)
+	}
+	return nil
+}
+
 // Extend moves on the last moment at which the queued tasks of runs may start, by as many seconds as each run stood still.
 func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) error {
 	rows, err := tx.Query(ctx, `
@@ -138,17 +148,6 @@ func Terminal(s commonv1.TaskState) bool {
 		return false
 	default:
 		return true
-	}
-}
-
-// Idempotent says whether doing a task of that type twice is as good as once.
-func Idempotent(taskType string) bool {
-	switch taskType {
-	case "probe.noop", "workload.status", "workload.deploy", "workload.start", "workload.stop", "workload.remove",
-		"storage.allocate", "storage.release", "diagnostics.collect":
-		return true
-	default:
-		return false
 	}
 }
 
