@@ -203,7 +203,10 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	s.core, err = saga.New(saga.Deps{DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls, Resumed: steps.Resumed})
+	s.core, err = saga.New(saga.Deps{
+		DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls, Resumed: steps.Resumed, Resuming: task.LockOfRuns,
+		Withdraw: tasks.Withdraw, Withdrawn: hub.Withdrawn,
+	})
 	if err != nil {
 		return fmt.Errorf("build saga core: %w", err)
 	}

@@ -16,5 +16,5 @@
 //	                                      ▼  │ retry-undo, skip-undo
 //	                                    stuck ──► failed (closed by a decommission)
 //
-// Lock order, for whoever takes both: a run's row before its workspace's.
+// Order of locks: gates and tasks, then runs, then workspaces, then allocations, instances and claims. docs/architecture.md has the whole of it.
 package saga

@@ -52,10 +52,22 @@ func (e *Env) Output(step string, v any) (bool, error) {
 	return true, nil
 }
 
-// Tx runs fn in a transaction that holds the run's row: it commits only while this driver has the lease. fn may run more than once.
+// Tx runs fn in a transaction that holds the run's row: it commits only while this driver has the lease. fn may run more than once, and locks only rows that
+// come after a run's in the order of locks.
 func (e *Env) Tx(ctx context.Context, fn TxFunc) error {
+	return e.TxAfter(ctx, nil, fn)
+}
+
+// TxAfter is Tx with locks that come before the run's in the order of locks, which are those of gates and tasks: before takes them, then the run's row is
+// locked and the lease confirmed, and then fn runs. What before writes is gone if the lease is lost. Either function may be nil.
+func (e *Env) TxAfter(ctx context.Context, before, fn TxFunc) error {
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
-		if err := e.hold(ctx, tx); err != nil {
+		if before != nil {
+			if err := before(ctx, tx); err != nil {
+				return err
+			}
+		}
+		if err := e.hold(ctx, tx); err != nil || fn == nil {
 			return err
 		}
 		return fn(ctx, tx)

@@ -24,9 +24,13 @@ type Verb struct {
 	Pos     string // position token; empty if nothing changed
 }
 
-// Cancel asks for a run to be stopped and undone. It answers at once: the driver cancels the step's context, waits for the grace, and compensates.
-// A run that compensates already is left as it is; one that is stuck, has succeeded or has failed is refused.
+// Cancel asks for a run to be stopped and undone, and its agents to stop what its steps have asked them for. It returns at once: the driver cancels the
+// step's context, waits for the grace, and compensates. A run that compensates already is left as it is; one that is stuck, has succeeded or has failed is
+// refused, and tx is to be rolled back.
 func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, error) {
+	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
+		return Verb{}, err
+	}
 	r, err := lockRun(ctx, tx, runID)
 	if err != nil {
 		return Verb{}, err
@@ -52,8 +56,19 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel run: %w", err)
 	}
-	c.asked.Store(true)
+	c.asked.add(r.ID)
 	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
+}
+
+// withdrawTasks asks to stop what a run's steps have asked agents for. It comes before the lock of the run's row.
+func (c *Core) withdrawTasks(ctx context.Context, tx pgx.Tx, runID string) error {
+	if c.withdraw == nil {
+		return nil
+	}
+	if err := c.withdraw(ctx, tx, runID, "the operation is being cancelled"); err != nil {
+		return fmt.Errorf("withdraw tasks of run %s: %w", runID, err)
+	}
+	return nil
 }
 
 // Amend gives a run that is at a step, on its way forward, another input: the step's next look reads it, and comes at once if the step is parked. A run
@@ -100,6 +115,11 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
 			fault.Unmet(open...), fault.RetryAfter(ResetAdvice), fault.Remedy("ask again after the given time; if it still is open, cancel again"))
 	}
+	// A run's row is locked before its workspace's. If the workspace is not to be reset, the caller rolls this back, or there was nothing to archive.
+	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`,
+		workspaceID); err != nil {
+		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
+	}
 	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
 		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
 	if err != nil {
@@ -114,10 +134,6 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 			return w, "", nil
 		}
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a failed workspace is reset", notFailed(w.State)...)
-	}
-	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`,
-		workspaceID); err != nil {
-		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
 	}
 	return AnnounceWorkspace(ctx, tx, workspaceID)
 }

@@ -79,11 +79,15 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 	}
 	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		n = 0
+		paused, err := c.lockPaused(ctx, tx)
+		if err != nil || len(paused) == 0 {
+			return err
+		}
 		rows, err := tx.Query(ctx, `
 			WITH due AS (SELECT r.id, mesh.clock() - p.since AS stood FROM lifecycle.saga_run r JOIN lifecycle.run_pause p ON p.run_id = r.id
-				WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY r.id LIMIT $1 FOR NO KEY UPDATE OF r SKIP LOCKED)
+				WHERE r.id = ANY ($1::uuid[]) AND p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED)
 			UPDATE lifecycle.run_pause p SET since = NULL, total = p.total + due.stood FROM due
-			WHERE p.run_id = due.id AND p.since IS NOT NULL RETURNING p.run_id, extract(epoch FROM due.stood)::float8`, resumeBatch)
+			WHERE p.run_id = due.id AND p.since IS NOT NULL RETURNING p.run_id, extract(epoch FROM due.stood)::float8`, paused)
 		if err != nil {
 			return fmt.Errorf("end pauses: %w", err)
 		}
@@ -103,6 +107,23 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 		return c.moveOn(ctx, tx, runs, stood)
 	})
 	return n, err //nolint:wrapcheck // wrapped by the caller
+}
+
+// lockPaused returns runs that stand still, and locks their tasks, which come before the runs in the order of locks.
+func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
+	rows, err := tx.Query(ctx, `SELECT p.run_id FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
+		WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY p.run_id LIMIT $1`, resumeBatch)
+	if err != nil {
+		return nil, fmt.Errorf("list paused runs: %w", err)
+	}
+	paused, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list paused runs: %w", err)
+	}
+	if c.resuming == nil || len(paused) == 0 {
+		return paused, nil
+	}
+	return paused, c.resuming(ctx, tx, paused)
 }
 
 // moveOn makes runs due and moves everything on that counts their time.

@@ -19,6 +19,9 @@ import (
 func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, reason string) (Verb, error) {
 	code, layer := names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), names.Of(commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW)
 	text := "cancelled by " + by + ": " + reason
+	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
+		return Verb{}, err
+	}
 	r := &Run{}
 	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = 'failed', fence = mesh.next(r.fence),
 			cancel_requested_at = mesh.clock(), cancel_by = $3, cancel_reason = $4, error_code = $5, error = $6,
@@ -50,5 +53,6 @@ func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, rea
 		return Verb{}, err
 	}
 	c.stats.Failed.Add(1)
+	c.asked.add(r.ID)
 	return Verb{Run: *r, Changed: true, Pos: pos}, nil
 }

@@ -208,11 +208,14 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 	return out, nil
 }
 
-// unansweredCancels lists tasks in flight that are to stop; in rollback mode none is.
-func unansweredCancels(ctx context.Context, q pg.Querier, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
-	rows, err := q.Query(ctx, `
-		SELECT node_id::text, task_id::text, attempt, epoch, cancel_reason FROM lifecycle.task
-		WHERE cancel_requested_at IS NOT NULL AND open AND state <> 'queued' AND NOT (SELECT mesh.rolled_back()) LIMIT $1`, limit)
+// unansweredCancels lists tasks in flight that are to stop, of these runs or, if none is named, of all; in rollback mode none is.
+func unansweredCancels(ctx context.Context, q pg.Querier, runs []string, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
+	sql, args := `SELECT node_id::text, task_id::text, attempt, epoch, cancel_reason FROM lifecycle.task
+		WHERE cancel_requested_at IS NOT NULL AND open AND state <> 'queued' AND NOT (SELECT mesh.rolled_back())`, []any{limit}
+	if len(runs) > 0 {
+		sql, args = sql+` AND run_id = ANY ($2::uuid[])`, append(args, runs)
+	}
+	rows, err := q.Query(ctx, sql+` LIMIT $1`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("list cancels: %w", err)
 	}

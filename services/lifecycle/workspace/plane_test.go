@@ -57,6 +57,7 @@ type planeConfig struct {
 	release time.Duration   // deadline of releases
 	secrets *secretenv.Keys // nil: a fresh key
 	signing *secretenv.Keys // of the replica that hands out tasks; nil: secrets
+	tracer  pgx.QueryTracer // of the replicas' statements. May be nil
 	grace   time.Duration   // of each step of a forced one; zero: as long as a step waits before it looks again
 }
 
@@ -142,6 +143,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 		p.t.Fatal(err)
 	}
 	pc.MaxConns, pc.PrepareConn = 10, s.pass
+	pc.ConnConfig.Tracer = cfg.tracer
 	pc.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	maps.Copy(pc.ConnConfig.RuntimeParams, saga.PoolSettings())
 	if s.pool, err = pgxpool.NewWithConfig(p.t.Context(), pc); err != nil {
@@ -166,7 +168,9 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if s.core, err = saga.New(saga.Deps{DB: s.pool, Registry: reg, Logger: log}); err != nil {
+	if s.core, err = saga.New(saga.Deps{
+		DB: s.pool, Registry: reg, Logger: log, Resumed: s.steps.Resumed, Resuming: task.LockOfRuns, Withdraw: tasks.Withdraw,
+	}); err != nil {
 		p.t.Fatal(err)
 	}
 	var joins *lock.Lock

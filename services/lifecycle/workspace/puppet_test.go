@@ -38,6 +38,7 @@ type world struct {
 	launches   map[string]int
 	overlaps   []string               // launches while an earlier epoch stood and was not fenced: what no real driver does
 	refuse     string                 // the type of task that fails at every agent
+	reason     commonv1.Reason        // of that failure; unspecified: none is given
 	mute       bool                   // no agent takes work
 	unready    bool                   // what runs is never ready
 	workload   *nodev1.WorkloadStatus // how every workload is reported, if set; its restarts grow by one with each report up to crashes
@@ -304,6 +305,9 @@ func (w *world) act(b *worldBox, t *lifecyclev1.LeasedTask) *nodev1.TaskResult {
 	}
 	if err != nil {
 		r.State, r.Error = commonv1.TaskState_TASK_STATE_FAILED, err.Error()
+		if f, ok := fault.As(err); ok {
+			r.Reason = f.Reason
+		}
 	}
 	b.results[k] = r
 	return r
@@ -329,7 +333,11 @@ func (w *world) effect(b *worldBox, o *nodev1.TaskOffer) (proto.Message, error) 
 		return nil, err
 	}
 	if t.Type == w.refuse {
-		return nil, fmt.Errorf("%s is refused here", t.Type)
+		err := fmt.Errorf("%s is refused here", t.Type)
+		if w.reason != commonv1.Reason_REASON_UNSPECIFIED {
+			return nil, fault.New(w.reason, err.Error())
+		}
+		return nil, err
 	}
 	switch t.Type {
 	case "storage.allocate":

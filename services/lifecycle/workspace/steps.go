@@ -237,7 +237,9 @@ func (s *Steps) do(ctx context.Context, env *saga.Env, spec taskSpec) ([]byte, b
 				text += ": the node's state directory has no room: " + disk.GetPath() + ": " + disk.GetDetail()
 			}
 		}
-		if reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED {
+		if reason == commonv1.Reason_REASON_INVALID_ARGUMENT || reason == commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED ||
+			reason == commonv1.Reason_REASON_PLACEMENT_UNAVAILABLE {
+			// The agent would refuse the same again.
 			return nil, false, saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
 		}
 		return nil, false, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_RUNTIME, reason, text, nil)
@@ -251,15 +253,15 @@ func waitTask(what string) saga.Outcome {
 	return saga.Wait(saga.WaitFor{For: 5 * time.Second, Why: what, WakeOnSignal: true})
 }
 
-// withdraw asks to stop whatever the run's steps queued on the way forward and is not done: an undo must not race it. The agent refuses what still
-// arrives, since the undo carries a higher op_seq.
+// withdraw asks to stop whatever the run's steps queued on the way forward and is not done: an undo must not race it. A cancel has done so already, but for
+// what a step queued at the same moment. The agent refuses what still arrives, since the undo carries a higher op_seq.
 func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	var rows []task.Row
-	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		rows, err = s.deps.Tasks.CancelOfRun(ctx, tx, env.RunID, "the operation is being undone")
 		return err //nolint:wrapcheck // it says what it did
-	})
+	}, nil)
 	if err != nil {
 		return fmt.Errorf("withdraw tasks: %w", err)
 	}
