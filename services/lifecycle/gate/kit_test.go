@@ -48,6 +48,8 @@ type heard struct {
 	refuse    error
 }
 
+func (h *heard) Lock(context.Context, pgx.Tx, gate.Ready) error { return nil }
+
 func (h *heard) Reconcile(_ context.Context, _ pgx.Tx, _ gate.Gate, newLedger bool, _ []*commonv1.TaskInFlight) (gate.Reconciled, error) {
 	h.newLedger = append(h.newLedger, newLedger)
 	return gate.Reconciled{}, nil

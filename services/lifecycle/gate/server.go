@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -27,8 +28,18 @@ type Verifier interface {
 	Verify(signed []byte) (joinstate.State, error)
 }
 
+// Ready are the sessions of a batch, as far as what they may change goes.
+type Ready struct {
+	NodeIDs    []string // of all sessions
+	NewLedgers []string // those nodes whose agent's ledger is another than before
+	Workspaces []string // of the launched instances among them
+	TaskIDs    []string // what the agents have in flight
+}
+
 // Tasks settles what a new session says it has in flight.
 type Tasks interface {
+	// Lock locks, after the gates, the tasks that Reconcile of these sessions may change and then the runs that they wake, each in the order of their ids.
+	Lock(ctx context.Context, tx pgx.Tx, ready Ready) error
 	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger says that the agent's ledger is another than before.
 	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled, error)
 }
@@ -134,6 +145,9 @@ func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsRea
 		if err != nil {
 			return err
 		}
+		if err := s.deps.Tasks.Lock(ctx, tx, readyOf(gates, req.GetSessions())); err != nil {
+			return fmt.Errorf("lock tasks: %w", err)
+		}
 		for _, r := range req.GetSessions() {
 			one, err := s.one(ctx, tx, gates, req.GetReplicaId(), r)
 			if err != nil {
@@ -156,6 +170,33 @@ func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsRea
 	s.deps.Committed()
 	return res, nil
 }
+
+// readyOf lists what a batch of sessions may change beside its gates.
+func readyOf(gates map[string]Gate, sessions []*lifecyclev1.SessionReady) Ready {
+	var out Ready
+	for _, r := range sessions {
+		g, ok := gates[r.GetNodeId()]
+		if !ok {
+			continue
+		}
+		out.NodeIDs = append(out.NodeIDs, g.NodeID)
+		if g.renewsLedger(r) {
+			out.NewLedgers = append(out.NewLedgers, g.NodeID)
+		}
+		if g.InstanceID != "" && g.WorkspaceID != "" {
+			out.Workspaces = append(out.Workspaces, g.WorkspaceID)
+		}
+		for _, t := range r.GetTasksInFlight() {
+			if ids.Valid(t.GetTaskId()) {
+				out.TaskIDs = append(out.TaskIDs, t.GetTaskId())
+			}
+		}
+	}
+	return out
+}
+
+// renewsLedger reports whether the session's agent has another ledger than the one before.
+func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool { return g.LedgerID != "" && g.LedgerID != r.GetLedgerId() }
 
 // one raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the whole batch.
 func (s *Server) one(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
@@ -216,7 +257,7 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 	for _, t := range r.GetTaskTypes() {
 		types = append(types, names.Of(t))
 	}
-	newLedger := g.LedgerID != "" && g.LedgerID != r.GetLedgerId()
+	newLedger := g.renewsLedger(r)
 	raised, err := scan(tx.QueryRow(ctx, `
 		UPDATE lifecycle.node_gate SET session_epoch = $2, session_id = $3, session_open = true, replica_id = nullif($4, '')::uuid,
 			session_ready_at = mesh.clock(), ledger_id = $5, node_instance_id = $6, task_types = $7,

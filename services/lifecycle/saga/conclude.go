@@ -45,7 +45,7 @@ func (d *Driver) conclude(ctx context.Context, a *activity, out Outcome, err err
 		}
 		return d.cancelled(ctx, h, state, how.abandoned)
 	case errors.Is(how.cause, ErrShutdown):
-		return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, nil)
+		return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, writes{})
 	case errors.Is(how.cause, ErrBudget):
 		late := &StepError{
 			Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_OF_STEP_EXCEEDED, Retryable: true, cause: err,
@@ -82,7 +82,7 @@ func (d *Driver) succeeded(ctx context.Context, h *held, out Outcome) (bool, err
 }
 
 // undone goes one step further back, or ends the run as failed and clean.
-func (d *Driver) undone(ctx context.Context, h *held, cl closing, rows []TxFunc) (bool, error) {
+func (d *Driver) undone(ctx context.Context, h *held, cl closing, rows writes) (bool, error) {
 	if to := undoable(h.def, h.run.Step-1); to >= 0 {
 		return d.moved(d.advance(ctx, h, cl, next{step: to, phase: phaseUndo, passOver: true, rows: rows}), h)
 	}
@@ -139,7 +139,7 @@ func (d *Driver) waits(ctx context.Context, h *held, out Outcome, how ending) (b
 }
 
 // park gives up the lease with the attempt open.
-func (d *Driver) park(ctx context.Context, h *held, w WaitFor, rows []TxFunc) error {
+func (d *Driver) park(ctx context.Context, h *held, w WaitFor, rows writes) error {
 	state := stateWaiting
 	if h.run.Phase == phaseUndo {
 		state = stateCompensating
@@ -232,10 +232,13 @@ func (d *Driver) exhaust(ctx context.Context, h *held, state string, e *StepErro
 		return d.giveUp(ctx, h, state, e)
 	}
 	reason := fmt.Sprintf("undo_exhausted: %s the step %q failed %d times (%s: %s)", direction(h), h.attempt.Name, h.run.Attempts+1, names.Of(e.Reason), e.Public)
-	var rows []TxFunc
+	var rows writes
 	if h.def.OnStuck != nil {
 		workspaceID := h.run.WorkspaceID
-		rows = append(rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) })
+		if h.def.BeforeStuck != nil {
+			rows.before = append(rows.before, func(ctx context.Context, tx pgx.Tx) error { return h.def.BeforeStuck(ctx, tx, workspaceID) })
+		}
+		rows.rows = append(rows.rows, func(ctx context.Context, tx pgx.Tx) error { return h.def.OnStuck(ctx, tx, workspaceID, e) })
 	}
 	err := d.release(ctx, h, closing{state: state, err: e}, rest{
 		rows: rows, state: stateStuck, attempts: h.run.Attempts + 1, why: "waiting for an operator: retry-undo or skip-undo", stuck: reason,

@@ -60,7 +60,7 @@ func (d *Driver) turn(work context.Context, a *activity) (bool, error) {
 		return d.settle(work, a, func(ctx context.Context) (bool, error) { return d.cancelled(ctx, h, attemptCancelled, false) })
 	case d.stopping(work):
 		return d.settle(work, a, func(ctx context.Context) (bool, error) {
-			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, nil)
+			return false, d.park(ctx, h, WaitFor{Why: "waiting for a worker: the last one shut down", WakeOnSignal: true}, writes{})
 		})
 	case forward && h.overdue:
 		late := &StepError{Layer: step.Layer, Reason: commonv1.Reason_REASON_DEADLINE_EXCEEDED, Public: "the operation is past its deadline"}

@@ -84,7 +84,7 @@ func (d *Driver) commit(ctx context.Context, group []*move) {
 // submit writes one move and applies it to what is held. A move with rows of its step's own has a transaction of its own.
 func (d *Driver) submit(ctx context.Context, mv *move) error {
 	mv.done = make(chan struct{})
-	if len(mv.rows()) > 0 {
+	if !mv.rows().empty() {
 		d.commit(ctx, []*move{mv})
 	} else {
 		select {

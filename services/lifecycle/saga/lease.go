@@ -249,20 +249,38 @@ func (c *Core) releaseAll(ctx context.Context, owner string) (int64, error) {
 	return tag.RowsAffected(), nil
 }
 
+// beforeStuck locks what comes before a run that is about to be stuck.
+func (c *Core) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error {
+	var workspaceID, name string
+	err := tx.QueryRow(ctx, `SELECT r.workspace_id, r.definition FROM lifecycle.saga_run r WHERE r.id = $1`, runID).Scan(&workspaceID, &name)
+	if err != nil {
+		return fmt.Errorf("read run %s: %w", runID, err)
+	}
+	if def, ok := c.registry.Newest(name); ok && def.BeforeStuck != nil {
+		if err := def.BeforeStuck(ctx, tx, workspaceID); err != nil {
+			return fmt.Errorf("lock what the run holds: %w", err)
+		}
+	}
+	return nil
+}
+
 // quarantine takes one unreadable run out of the queue so that it stops nobody else: it ends `stuck`, says why, and an operator decides.
 func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1
-			WHERE s.run_id = $1 AND s.state IN ('running', 'waiting')`, runID)
-		if err != nil {
-			return fmt.Errorf("close attempt: %w", err)
+		if err := c.beforeStuck(ctx, tx, runID); err != nil {
+			return err
 		}
 		r := &Run{}
-		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = 'stuck', owner = NULL, lease_until = NULL,
+		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = 'stuck', owner = NULL, lease_until = NULL,
 				stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text, version = r.version + 1
 			WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns, runID, why).Scan(r.targets()...)
 		if err != nil {
 			return fmt.Errorf("quarantine run: %w", err)
+		}
+		_, err = tx.Exec(ctx, `UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1
+			WHERE s.run_id = $1 AND s.state IN ('running', 'waiting')`, runID)
+		if err != nil {
+			return fmt.Errorf("close attempt: %w", err)
 		}
 		_, err = tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, state = 'stuck', state_at = mesh.clock(), last_error_code = 'unreadable', last_error = $2,
 			version = w.version + 1 WHERE w.run_id = $1`, runID, why)

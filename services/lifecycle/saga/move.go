@@ -62,7 +62,7 @@ type next struct {
 	bumpFence bool
 	passOver  bool // a pending cancel does not stop this move
 	keepError bool // write the closing's error to the run
-	rows      []TxFunc
+	rows      writes
 }
 
 // rest is how a run leaves its driver: parked, ended or stuck.
@@ -76,7 +76,7 @@ type rest struct {
 	passOver  bool
 	keepError bool
 	workspace string // new state of the workspace; empty leaves it
-	rows      []TxFunc
+	rows      writes
 	point     string // park or finish
 }
 
@@ -93,7 +93,7 @@ type move struct {
 	done   chan struct{}
 }
 
-func (mv *move) rows() []TxFunc {
+func (mv *move) rows() writes {
 	if mv.next != nil {
 		return mv.next.rows
 	}
@@ -136,7 +136,7 @@ func (c *Core) write(ctx context.Context, moves []*move) error {
 			return err
 		}
 		for _, mv := range moves {
-			if mv.err != nil && len(mv.rows()) > 0 {
+			if mv.err != nil && !mv.rows().empty() {
 				return errRowsOfMiss
 			}
 		}
@@ -172,19 +172,25 @@ func (c *Core) write(ctx context.Context, moves []*move) error {
 // errRowsOfMiss rolls back: a step whose end was not taken (it was cancelled meanwhile, or its driver fenced out) must leave none of its own rows.
 var errRowsOfMiss = errors.New("the step's end was not taken")
 
-// stepRows writes a step's own rows under the lease.
-func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *held, rows []TxFunc) error {
-	if len(rows) == 0 {
+// stepRows writes a step's own rows under the lease. The run and then its workspace are locked before what they are about.
+func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *held, w writes) error {
+	if w.empty() {
 		return nil
 	}
+	for _, lock := range w.before {
+		if err := lock(ctx, tx); err != nil {
+			return &rowsError{err: err}
+		}
+	}
 	var fence int64
-	if err := tx.QueryRow(ctx, `SELECT r.fence FROM lifecycle.saga_run r WHERE r.id = $1 FOR NO KEY UPDATE`, h.run.ID).Scan(&fence); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT r.fence FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id WHERE r.id = $1
+		FOR NO KEY UPDATE OF r, w`, h.run.ID).Scan(&fence); err != nil {
 		return fmt.Errorf("hold run: %w", err)
 	}
 	if fence != h.run.Fence {
 		return ErrFenced
 	}
-	for _, fn := range rows {
+	for _, fn := range w.rows {
 		if fn == nil {
 			continue
 		}

@@ -417,6 +417,16 @@ func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 	return r, nil
 }
 
+// LockLive locks the run that owns a workspace now, if there is one, for whoever locks the workspace or what it holds afterwards.
+func LockLive(ctx context.Context, tx pgx.Tx, workspaceID string) error {
+	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.saga_run r
+		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') FOR NO KEY UPDATE`, workspaceID)
+	if err != nil {
+		return fmt.Errorf("lock live run of workspace %s: %w", workspaceID, err)
+	}
+	return nil
+}
+
 func lockStuck(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
 	r, err := lockRun(ctx, tx, runID)
 	if err != nil {

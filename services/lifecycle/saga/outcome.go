@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,13 +46,25 @@ const (
 type Outcome struct {
 	kind   outcomeKind
 	output any
-	rows   []TxFunc
+	rows   writes
 	wait   WaitFor
+}
+
+// writes are a step's own rows: before locks what comes before a run in the order of locks, and rows writes.
+type writes struct{ before, rows []TxFunc }
+
+func (w writes) empty() bool { return len(w.rows) == 0 }
+
+// After returns the outcome with locks that its rows need and that come before the run's in the order of locks: those of gates and tasks. lock is called
+// before the run is locked and the lease confirmed.
+func (o Outcome) After(lock TxFunc) Outcome {
+	o.rows.before = append(slices.Clip(o.rows.before), lock)
+	return o
 }
 
 // Done ends the attempt as succeeded. output (marshalled as JSON, nil for none) is what later steps read; rows are written with the end.
 func Done(output any, rows ...TxFunc) Outcome {
-	return Outcome{kind: outcomeDone, output: output, rows: rows}
+	return Outcome{kind: outcomeDone, output: output, rows: writes{rows: rows}}
 }
 
 // WaitFor says what a parked attempt waits for.
@@ -68,7 +81,7 @@ type WaitFor struct {
 
 // Wait parks the attempt and gives the worker free; the same function is called again for the same attempt. rows are written with the park.
 func Wait(w WaitFor, rows ...TxFunc) Outcome {
-	return Outcome{kind: outcomeWait, wait: w, rows: rows}
+	return Outcome{kind: outcomeWait, wait: w, rows: writes{rows: rows}}
 }
 
 // StepError is a failure with its owner.

@@ -36,14 +36,14 @@ func (d *Driver) pause(ctx context.Context, h *held) error {
 	runID := h.run.ID
 	err := d.release(ctx, h, closing{state: attemptWaiting, why: whyPaused()}, rest{
 		state: state, attempts: h.run.Attempts, why: whyPaused(), passOver: true, point: "park",
-		rows: []TxFunc{func(ctx context.Context, tx pgx.Tx) error {
+		rows: writes{rows: []TxFunc{func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO lifecycle.run_pause AS p (run_id, since) VALUES ($1, mesh.clock())
 				ON CONFLICT (run_id) DO UPDATE SET since = COALESCE(p.since, mesh.clock())`, runID)
 			if err != nil {
 				return fmt.Errorf("pause run: %w", err)
 			}
 			return nil
-		}},
+		}}},
 	})
 	if err == nil {
 		d.core.stats.Paused.Add(1)

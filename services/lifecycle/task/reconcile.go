@@ -15,6 +15,31 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
+// Lock locks what Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with those that wait for a launched instance. A run
+// is woken if a task of it ends: one that was asked to stop, or that a ledger that is gone had.
+func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
+	if len(ready.NodeIDs) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.task t
+		WHERE t.node_id = ANY ($1::uuid[]) AND (t.open AND t.state <> 'queued' OR t.task_id = ANY ($2::uuid[])) ORDER BY t.task_id FOR UPDATE`,
+		ready.NodeIDs, append([]string{}, ready.TaskIDs...))
+	if err != nil {
+		return fmt.Errorf("lock tasks in flight: %w", err)
+	}
+	_, err = tx.Exec(ctx, `SELECT FROM lifecycle.saga_run r WHERE r.id IN (
+			SELECT t.run_id FROM lifecycle.task t WHERE t.node_id = ANY ($1::uuid[]) AND t.open AND t.state <> 'queued'
+				AND (t.cancel_requested_at IS NOT NULL OR t.node_id = ANY ($2::uuid[]))
+			UNION
+			SELECT w.id FROM lifecycle.saga_run w WHERE w.workspace_id = ANY ($3::uuid[]) AND w.state IN ('pending', 'running', 'waiting', 'compensating'))
+		AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE`,
+		ready.NodeIDs, append([]string{}, ready.NewLedgers...), append([]string{}, ready.Workspaces...))
+	if err != nil {
+		return fmt.Errorf("lock runs of tasks in flight: %w", err)
+	}
+	return nil
+}
+
 // Reconcile settles what a new session has in flight against what stands here, in the transaction that raises the gate.
 //
 // What was dispatched and is not in the agent's ledger keeps its attempt and is offered again: an offer that still arrives by the old session is then

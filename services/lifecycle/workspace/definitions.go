@@ -11,6 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -170,7 +171,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 		release(DefinitionReleaseDecommissioned, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONING, commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED),
 	}
 	for i := range all {
-		all[i].OnStuck = s.onStuck
+		all[i].BeforeStuck, all[i].OnStuck = gate.LockOfWorkspace, s.onStuck
 	}
 	reg, err := saga.NewRegistry(all...)
 	if err != nil {

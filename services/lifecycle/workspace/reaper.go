@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -203,6 +204,9 @@ const boxEnded = "its instance has ended"
 
 // record writes down that an orphan has ended: its instance, what was given up with it, and the hold that waited for that.
 func record(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) error {
+	if err := gate.LockOfWorkspace(ctx, tx, b.WorkspaceID); err != nil { // the end of the instance may end a cordon
+		return err //nolint:wrapcheck // it says what it did
+	}
 	w, err := saga.GetWorkspace(ctx, tx, b.WorkspaceID)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it read

@@ -139,6 +139,9 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 	n := 0
 	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		n = 0
+		if err := lockNodesOfLate(ctx, tx); err != nil {
+			return err
+		}
 		rows, err := tx.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a
 			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back())
 				-- A run that stands still has its deadlines moved on before it goes on.
@@ -169,6 +172,17 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 		return nil
 	})
 	return n, err //nolint:wrapcheck // wrapped above
+}
+
+// lockNodesOfLate locks the gates of the nodes whose releases are late: each of them may be cordoned.
+func lockNodesOfLate(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (SELECT a.node_id FROM lifecycle.allocation a
+		WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back()))
+		ORDER BY g.node_id FOR NO KEY UPDATE`)
+	if err != nil {
+		return fmt.Errorf("lock gates of late releases: %w", err)
+	}
+	return nil
 }
 
 // forceTries is how often a step of a forced release is begun within its grace.
@@ -264,7 +278,7 @@ func (s *Steps) concede(ctx context.Context, env *saga.Env, last bool, why strin
 			return tellOrphans(ctx, tx, env.WorkspaceID, a.Epoch)
 		}
 		return s.freeHold(ctx, tx, env, in.Word)
-	}), nil
+	}).After(lockNodes(env)), nil
 }
 
 // freeHold ends a forced release: the hold is released, and its machine cordoned for as long as something was left there.

@@ -137,6 +137,9 @@ func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, e
 	if still, err := rollback.Active(ctx, tx); err != nil || still {
 		return false, false, err //nolint:wrapcheck // wrapped by the caller
 	}
+	if err := gate.LockOfWorkspace(ctx, tx, l.workspaceID); err != nil { // the end of the orphan may end a cordon
+		return false, false, err //nolint:wrapcheck // wrapped by the caller
+	}
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, l.workspaceID); err != nil {
 		return false, false, fmt.Errorf("lock workspace: %w", err)
 	}

@@ -130,6 +130,9 @@ type failedHold struct {
 func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string) (*failedHold, error) {
 	f := &failedHold{}
 	var err error
+	if err := lockRunOfHold(ctx, tx, allocationID); err != nil {
+		return nil, err
+	}
 	f.hold, err = scanAllocation(tx.QueryRow(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`, allocationID))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
@@ -150,6 +153,19 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string)
 		return c.Kind == kindSlot || c.Kind == kindInstance && !ownBox(f.hold.Placement) // rows of ours, given back with the hold
 	})
 	return f, nil
+}
+
+// lockRunOfHold locks the run that owns the workspace of an allocation, which comes before the allocation in the order of locks.
+func lockRunOfHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
+	var workspaceID string
+	err := tx.QueryRow(ctx, `SELECT a.workspace_id::text FROM lifecycle.allocation a WHERE a.allocation_id = $1`, allocationID).Scan(&workspaceID)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil // the caller refuses it
+	}
+	if err != nil {
+		return fmt.Errorf("read allocation: %w", err)
+	}
+	return saga.LockLive(ctx, tx, workspaceID) //nolint:wrapcheck // it says what it did
 }
 
 // unmet lists what keeps the hold from being got free.

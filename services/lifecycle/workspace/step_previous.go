@@ -207,7 +207,7 @@ func (s *Steps) fence(ctx context.Context, env *saga.Env, driver placement.Drive
 		return err
 	}
 	left = slices.DeleteFunc(left, func(c saga.Claim) bool { return c.Epoch != epoch })
-	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = env.TxAfter(ctx, lockNodes(env), func(ctx context.Context, tx pgx.Tx) error {
 		i, ok, err := instanceOf(ctx, tx, env.WorkspaceID, epoch)
 		if err != nil {
 			return err

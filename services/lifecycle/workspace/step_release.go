@@ -61,7 +61,7 @@ func (s *Steps) release(ctx context.Context, env *saga.Env) (saga.Outcome, error
 			return err
 		}
 		return uncordonClean(ctx, tx, live.NodeID)
-	}), nil
+	}).After(lockNodes(env)), nil
 }
 
 func (s *Steps) beginRelease(ctx context.Context, env *saga.Env, a allocation) (allocation, error) {

@@ -272,6 +272,14 @@ func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	return nil
 }
 
+// lockNodes locks the gates of the nodes on which the step's workspace has something: a step whose rows cordon one of them, or end a cordon, takes it before
+// the run's lock.
+func lockNodes(env *saga.Env) saga.TxFunc {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		return gate.LockOfWorkspace(ctx, tx, env.WorkspaceID) //nolint:wrapcheck // it says what it did
+	}
+}
+
 // claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones.
 func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
 	claims, err := env.Claims(ctx, kinds...)

@@ -1,0 +1,73 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// locked says which rows of a run somebody else holds a lock of.
+func (b *bed) locked(ctx context.Context, env *saga.Env) (string, error) {
+	free := func(sql, id string) (bool, error) {
+		tx, err := b.db.Pool(pg.RoleLifecycle).Begin(ctx)
+		if err != nil {
+			return false, err
+		}
+		defer func() { _ = tx.Rollback(ctx) }()
+		_, err = tx.Exec(ctx, sql, id)
+		if failure, ok := errors.AsType[*pgconn.PgError](err); ok && failure.Code == "55P03" {
+			return false, nil
+		}
+		return true, err
+	}
+	run, err := free(`SELECT FROM lifecycle.saga_run WHERE id = $1 FOR NO KEY UPDATE NOWAIT`, env.RunID)
+	if err != nil {
+		return "", err
+	}
+	workspace, err := free(`SELECT FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE NOWAIT`, env.WorkspaceID)
+	return fmt.Sprintf("run %t, workspace %t", !run, !workspace), err
+}
+
+// TestOrderOfLocks: what a step locks before its run is locked before it, and its own rows come after its run and its workspace.
+func TestOrderOfLocks(t *testing.T) {
+	testkit.IO(t)
+	var rec record
+	var b *bed
+	look := func(what string, env *saga.Env) saga.TxFunc {
+		return func(ctx context.Context, _ pgx.Tx) error {
+			held, err := b.locked(ctx, env)
+			rec.add("%s: %s", what, held)
+			return err
+		}
+	}
+	steps := pureSteps("one", "two")
+	steps[0].Do = func(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+		if err := env.TxAfter(ctx, look("before", env), look("within", env)); err != nil {
+			return saga.Outcome{}, err
+		}
+		return saga.Done(nil, look("rows", env)).After(look("before rows", env)), nil
+	}
+	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	cfg := b.config("a")
+	cfg.Heartbeat, cfg.Lease = 5*time.Minute, 15*time.Minute // nothing but the step locks the run
+	b.drive(cfg)
+	_, id := b.create("toy")
+	b.await(id, time.Minute, "succeeded")
+	want := []string{
+		"before: run false, workspace false", "within: run true, workspace false",
+		"before rows: run false, workspace false", "rows: run true, workspace true",
+	}
+	if got := rec.all(); !slices.Equal(got, want) {
+		t.Errorf("locks = %q, want %q", got, want)
+	}
+}
