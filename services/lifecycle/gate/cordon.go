@@ -29,7 +29,7 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 		}
 		wanted, reason, next := req.GetCordoned(), req.GetReason(), by
 		if !wanted {
-			was, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.node_gate WHERE node_id = $1 FOR NO KEY UPDATE`, req.GetNodeId()))
+			was, err := one(ctx, tx, lockGate, req.GetNodeId())
 			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 				return fmt.Errorf("read gate: %w", err)
 			}
@@ -66,10 +66,7 @@ func (s *Server) SetCordon(ctx context.Context, req *lifecyclev1.SetCordonReques
 
 // Cordon sets the mark in a transaction of the caller's, who reports it.
 func Cordon(ctx context.Context, tx pgx.Tx, nodeID string, cordoned bool, reason, by string) (Gate, error) {
-	g, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.node_gate SET cordoned = $2, cordon_reason = CASE WHEN $2 THEN $3 ELSE '' END, cordoned_by = CASE WHEN $2 THEN $4 ELSE '' END,
-			version = version + 1
-		WHERE node_id = $1 AND NOT retired RETURNING `+columns, nodeID, cordoned, reason, by))
+	g, err := one(ctx, tx, setCordon, nodeID, cordoned, reason, by)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Gate{}, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
 	}
@@ -109,9 +106,7 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	if f.GetState() != commonv1.SessionState_SESSION_STATE_CLOSED {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `
-		UPDATE lifecycle.node_gate SET session_open = false
-		WHERE node_id = $1 AND session_id = $2 AND session_open`, f.GetNodeId(), f.GetSessionId())
+	_, err := pg.Exec(ctx, tx, closeSession, f.GetNodeId(), f.GetSessionId())
 	if err != nil {
 		return fmt.Errorf("close session of gate: %w", err)
 	}
@@ -120,10 +115,7 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 
 // OnBeat notes that a replica lives.
 func OnBeat(ctx context.Context, tx pgx.Tx, f *nodev1.ReplicaBeat) error {
-	_, err := tx.Exec(ctx, `
-		INSERT INTO lifecycle.replica_seen AS r (replica_id, beat_at, leaving, address) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (replica_id) DO UPDATE SET beat_at = $2, leaving = $3, address = $4 WHERE r.beat_at < $2`,
-		f.GetReplicaId(), f.GetBeatAt().AsTime(), f.GetLeaving(), f.GetAddress())
+	_, err := pg.Exec(ctx, tx, noteReplica, f.GetReplicaId(), f.GetBeatAt().AsTime(), f.GetLeaving(), f.GetAddress())
 	if err != nil {
 		return fmt.Errorf("note replica: %w", err)
 	}

@@ -10,16 +10,17 @@ import (
 
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // CordonUnlessIs cordons a node that is not cordoned yet and reports it. It answers who cordons the node afterwards, empty if there is no such node.
 func CordonUnlessIs(ctx context.Context, tx pgx.Tx, nodeID, reason, by string) (string, error) {
-	g, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.node_gate WHERE node_id = $1 AND NOT retired FOR NO KEY UPDATE`, nodeID))
-	if errors.Is(err, pgx.ErrNoRows) {
-		return "", nil
-	}
-	if err != nil {
+	g, err := one(ctx, tx, lockGate, nodeID)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", fmt.Errorf("read gate: %w", err)
+	}
+	if err != nil || g.Retired {
+		return "", nil //nolint:nilerr // there is no such node
 	}
 	if g.Cordoned {
 		return g.CordonedBy, nil
@@ -32,23 +33,11 @@ const Release = "release"
 
 // heir answers who else wants a node cordoned, and why; empty if nobody does. The oldest wish comes first.
 func heir(ctx context.Context, tx pgx.Tx, nodeID, except string) (string, string, error) {
-	var by, reason string
-	err := tx.QueryRow(ctx, `
-		SELECT w.by, w.reason FROM (
-			SELECT 'finding:' || f.finding_id AS by, f.summary AS reason, f.first_seen_at AS since
-			FROM lifecycle.finding f WHERE f.node_id = $1 AND f.resolved_at IS NULL AND f.cordoned
-			UNION ALL
-			SELECT $3::text, 'what a release gave up is still here: ' || c.kind || ' ' || c.deterministic_name, c.orphaned_at
-			FROM lifecycle.resource_claim c
-			WHERE c.node_id = $1 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind IN ('slot', 'instance', 'storage', 'workload')
-			UNION ALL
-			SELECT $3::text, 'the release of allocation ' || a.allocation_id || ' has failed', a.state_at
-			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed'
-		) w WHERE w.by <> $2 ORDER BY w.since, w.by LIMIT 1`, nodeID, except, Release).Scan(&by, &reason)
+	wish, err := pg.One[cordonWish](ctx, tx, nextCordon, nodeID, except, Release)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", "", fmt.Errorf("look for who else cordons the node: %w", err)
 	}
-	return by, reason, nil
+	return wish.By, wish.Reason, nil
 }
 
 // EndCordonOf takes a node's cordon away if it is by's own, or passes it to another who wants it: an open finding, or what a release left there. Anybody
@@ -58,9 +47,7 @@ func EndCordonOf(ctx context.Context, tx pgx.Tx, nodeID, by string) error {
 	if err != nil {
 		return err
 	}
-	g, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.node_gate SET cordoned = $4 <> '', cordon_reason = $3, cordoned_by = $4, version = version + 1
-		WHERE node_id = $1 AND cordoned AND cordoned_by = $2 RETURNING `+columns, nodeID, by, reason, next))
+	g, err := one(ctx, tx, passCordon, nodeID, by, reason, next)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}

@@ -11,59 +11,39 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Gate is one row.
 type Gate struct {
-	NodeID         string
-	InstanceOfNode string
-	Name           string
-	FenceEpoch     int64
-	Admitted       bool
-	Retired        bool
-	SessionEpoch   int64
-	SessionID      string
-	SessionOpen    bool
-	ReplicaID      string
-	SessionReadyAt *time.Time
-	LedgerID       string
-	Cordoned       bool
-	CordonReason   string
-	CordonedBy     string
-	InstanceID     string
-	WorkspaceID    string
-	Epoch          int64
-	Slots          int32
-	TaskTypes      []string
-	Host           *commonv1.HostFacts
-	Version        int64
-}
-
-const columns = `node_id::text, coalesce(node_instance_id::text, ''), name, fence_epoch, admitted, retired, session_epoch, coalesce(session_id::text, ''),
-	session_open, coalesce(replica_id::text, ''), session_ready_at, coalesce(ledger_id::text, ''), cordoned, cordon_reason, cordoned_by,
-	coalesce(instance_id::text, ''), coalesce(workspace_id::text, ''), epoch, slots, task_types, host, version`
-
-func scan(row pgx.Row) (Gate, error) {
-	var g Gate
-	var host []byte
-	err := row.Scan(&g.NodeID, &g.InstanceOfNode, &g.Name, &g.FenceEpoch, &g.Admitted, &g.Retired, &g.SessionEpoch, &g.SessionID,
-		&g.SessionOpen, &g.ReplicaID, &g.SessionReadyAt, &g.LedgerID, &g.Cordoned, &g.CordonReason, &g.CordonedBy,
-		&g.InstanceID, &g.WorkspaceID, &g.Epoch, &g.Slots, &g.TaskTypes, &host, &g.Version)
-	if err != nil {
-		return Gate{}, err //nolint:wrapcheck // the caller says what it read
-	}
-	g.Host = &commonv1.HostFacts{}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(host, g.Host); err != nil {
-		return Gate{}, fmt.Errorf("read host facts of node %s: %w", g.NodeID, err)
-	}
-	return g, nil
+	NodeID         string              `db:"node_id" expr:"@.node_id::text"`
+	InstanceOfNode string              `db:"node_instance_id" expr:"coalesce(@.node_instance_id::text, '')"`
+	Name           string              `db:"name"`
+	FenceEpoch     int64               `db:"fence_epoch"`
+	Admitted       bool                `db:"admitted"`
+	Retired        bool                `db:"retired"`
+	SessionEpoch   int64               `db:"session_epoch"`
+	SessionID      string              `db:"session_id" expr:"coalesce(@.session_id::text, '')"`
+	SessionOpen    bool                `db:"session_open"`
+	ReplicaID      string              `db:"replica_id" expr:"coalesce(@.replica_id::text, '')"`
+	SessionReadyAt *time.Time          `db:"session_ready_at"`
+	LedgerID       string              `db:"ledger_id" expr:"coalesce(@.ledger_id::text, '')"`
+	Cordoned       bool                `db:"cordoned"`
+	CordonReason   string              `db:"cordon_reason"`
+	CordonedBy     string              `db:"cordoned_by"`
+	InstanceID     string              `db:"instance_id" expr:"coalesce(@.instance_id::text, '')"`
+	WorkspaceID    string              `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
+	Epoch          int64               `db:"epoch"`
+	Slots          int32               `db:"slots"`
+	TaskTypes      []string            `db:"task_types"`
+	Host           *commonv1.HostFacts `db:"-"`
+	Version        int64               `db:"version"`
 }
 
 // Proto is the gate as events and answers show it.
@@ -94,32 +74,21 @@ func (g Gate) event() events.Event {
 
 // lockUpdate reads gates for a change, in the order of their ids.
 func lockUpdate(ctx context.Context, tx pgx.Tx, nodeIDs []string) (map[string]Gate, error) {
-	rows, err := tx.Query(ctx, `SELECT `+columns+` FROM lifecycle.node_gate WHERE node_id = ANY($1::uuid[]) ORDER BY node_id FOR NO KEY UPDATE`, nodeIDs)
+	list, err := all(ctx, tx, lockGates, nodeIDs)
 	if err != nil {
 		return nil, fmt.Errorf("lock gates: %w", err)
 	}
-	defer rows.Close()
-	out := make(map[string]Gate, len(nodeIDs))
-	for rows.Next() {
-		g, err := scan(rows)
-		if err != nil {
-			return nil, fmt.Errorf("read gate: %w", err)
-		}
+	out := make(map[string]Gate, len(list))
+	for _, g := range list {
 		out[g.NodeID] = g
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("lock gates: %w", err)
 	}
 	return out, nil
 }
 
 // Get reads one gate without a lock. The bool is false if there is none.
-func Get(ctx context.Context, q interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, nodeID string,
-) (Gate, bool, error) {
-	g, err := scan(q.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.node_gate WHERE node_id = $1`, nodeID))
-	if err == pgx.ErrNoRows { //nolint:errorlint // pgx answers it bare
+func Get(ctx context.Context, q pg.Querier, nodeID string) (Gate, bool, error) {
+	g, err := one(ctx, q, getGate, nodeID)
+	if pg.IsNoRows(err) {
 		return Gate{}, false, nil
 	}
 	if err != nil {

@@ -10,21 +10,15 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // DiskFullSQL is the condition, over node_gate g, that its agent last reported no room in its own directories.
 const DiskFullSQL = `coalesce(g.host->'stateDisk'->>'full' = 'true', false)`
 
 // DiskFull reads the gates of all nodes whose agents last reported no room.
-func DiskFull(ctx context.Context, q interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-},
-) ([]Gate, error) {
-	rows, err := q.Query(ctx, `SELECT `+columns+` FROM lifecycle.node_gate g WHERE NOT g.retired AND g.host->'stateDisk'->>'full' = 'true' ORDER BY g.node_id`)
-	if err != nil {
-		return nil, fmt.Errorf("read gates of full disks: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Gate, error) { return scan(row) })
+func DiskFull(ctx context.Context, q pg.Querier) ([]Gate, error) {
+	out, err := all(ctx, q, fullGates)
 	if err != nil {
 		return nil, fmt.Errorf("read gates of full disks: %w", err)
 	}
@@ -37,9 +31,7 @@ func SetHost(ctx context.Context, tx pgx.Tx, nodeID, sessionID string, facts *co
 	if err != nil {
 		return fmt.Errorf("encode host facts: %w", err)
 	}
-	g, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.node_gate SET host = $3::jsonb, version = version + 1
-		WHERE node_id = $1 AND session_id = $2 AND NOT retired AND host <> $3::jsonb RETURNING `+columns, nodeID, sessionID, host))
+	g, err := one(ctx, tx, setHost, nodeID, sessionID, host)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}

@@ -85,16 +85,9 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 		slots = 1
 	}
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		g, err := scan(tx.QueryRow(ctx, `
-			INSERT INTO lifecycle.node_gate AS g (node_id, node_instance_id, name, fence_epoch, admitted, retired, instance_id, workspace_id, epoch, slots)
-			VALUES ($1, nullif($2, '')::uuid, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, $9, $10)
-			ON CONFLICT (node_id) DO UPDATE SET
-				fence_epoch = $4, admitted = $5, retired = $6, version = g.version + 1,
-				node_instance_id = coalesce(nullif($2, '')::uuid, g.node_instance_id), name = coalesce(nullif($3, ''), g.name)
-			WHERE g.fence_epoch < $4
-			RETURNING `+columns,
+		g, err := one(ctx, tx, applyFence,
 			req.GetNodeId(), req.GetNodeInstanceId(), req.GetName(), req.GetFenceEpoch(), req.GetAdmitted() && !req.GetRetired(), req.GetRetired(),
-			req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), slots))
+			req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), slots)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			// A lower or equal epoch changes nothing: the answer says what holds.
@@ -149,12 +142,12 @@ func (s *Server) SessionsReady(ctx context.Context, req *lifecyclev1.SessionsRea
 			return fmt.Errorf("lock tasks: %w", err)
 		}
 		for _, r := range req.GetSessions() {
-			one, err := s.one(ctx, tx, gates, req.GetReplicaId(), r)
+			result, err := s.open(ctx, tx, gates, req.GetReplicaId(), r)
 			if err != nil {
 				return err
 			}
-			one.SessionId = r.GetSessionId()
-			res.Results = append(res.Results, one)
+			result.SessionId = r.GetSessionId()
+			res.Results = append(res.Results, result)
 		}
 		if err := listRuns(ctx, tx, req.GetSessions(), res.GetResults()); err != nil {
 			return err
@@ -196,10 +189,12 @@ func readyOf(gates map[string]Gate, sessions []*lifecyclev1.SessionReady) Ready 
 }
 
 // renewsLedger reports whether the session's agent has another ledger than the one before.
-func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool { return g.LedgerID != "" && g.LedgerID != r.GetLedgerId() }
+func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool {
+	return g.LedgerID != "" && g.LedgerID != r.GetLedgerId()
+}
 
-// one raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the whole batch.
-func (s *Server) one(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
+// open raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the whole batch.
+func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
 	g := gates[r.GetNodeId()]
 	err := s.check(g, r)
 	var res *lifecyclev1.SessionReadyResult
@@ -258,13 +253,8 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 		types = append(types, names.Of(t))
 	}
 	newLedger := g.renewsLedger(r)
-	raised, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.node_gate SET session_epoch = $2, session_id = $3, session_open = true, replica_id = nullif($4, '')::uuid,
-			session_ready_at = mesh.clock(), ledger_id = $5, node_instance_id = $6, task_types = $7,
-			host = CASE WHEN $8::jsonb = '{}' THEN host ELSE $8::jsonb END, version = version + 1
-		WHERE node_id = $1 AND session_epoch <= $2
-		RETURNING `+columns,
-		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host))
+	raised, err := one(ctx, tx, raiseGate,
+		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host)
 	if err != nil {
 		return nil, Gate{}, fmt.Errorf("raise gate: %w", err)
 	}

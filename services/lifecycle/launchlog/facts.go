@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -42,9 +40,10 @@ type rowState struct {
 
 // liveRow is an instance that is live by its row.
 type liveRow struct {
-	workspaceID, instanceID string
-	epoch                   int64
-	startedAt               time.Time
+	WorkspaceID string    `db:"workspace_id" expr:"@.workspace_id::text"`
+	InstanceID  string    `db:"instance_id" expr:"@.instance_id::text"`
+	Epoch       int64     `db:"epoch"`
+	StartedAt   time.Time `db:"started_at" expr:"coalesce(@.started_at, 'epoch'::timestamptz)"`
 }
 
 // position is the row of a placement's log as of the last comparison.
@@ -127,12 +126,12 @@ func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at posi
 		has[fmt.Sprintf("%s:%d", e.WorkspaceID, e.Epoch)] = true
 	}
 	for _, r := range live {
-		if has[fmt.Sprintf("%s:%d", r.workspaceID, r.epoch)] || at.acceptedAt != nil && !r.startedAt.After(*at.acceptedAt) {
+		if has[fmt.Sprintf("%s:%d", r.WorkspaceID, r.Epoch)] || at.acceptedAt != nil && !r.StartedAt.After(*at.acceptedAt) {
 			continue
 		}
 		out = append(out, Fact{
-			Kind: behind, Subject: r.workspaceID, Remembered: logged[r.workspaceID], Known: max(r.epoch, floor),
-			Detail: fmt.Sprintf("epoch %d is live as instance %s in the database, and the launch log has never launched it", r.epoch, r.instanceID),
+			Kind: behind, Subject: r.WorkspaceID, Remembered: logged[r.WorkspaceID], Known: max(r.Epoch, floor),
+			Detail: fmt.Sprintf("epoch %d is live as instance %s in the database, and the launch log has never launched it", r.Epoch, r.InstanceID),
 		})
 	}
 	return out
@@ -148,15 +147,7 @@ func floorOf(at position, era int64) int64 {
 
 // liveRows are the instances of a placement that are live by their rows.
 func liveRows(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver) ([]liveRow, error) {
-	rows, err := q.Query(ctx, `SELECT i.workspace_id::text, i.instance_id::text, i.epoch, coalesce(i.started_at, 'epoch'::timestamptz)
-		FROM lifecycle.instance i WHERE i.state = 'live' AND i.placement = $1 ORDER BY i.workspace_id`, names.Of(kind))
-	if err != nil {
-		return nil, fmt.Errorf("read live instances: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (liveRow, error) {
-		var r liveRow
-		return r, row.Scan(&r.workspaceID, &r.instanceID, &r.epoch, &r.startedAt)
-	})
+	out, err := pg.All[liveRow](ctx, q, liveInstances, names.Of(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read live instances: %w", err)
 	}
@@ -175,19 +166,12 @@ func rowStates(ctx context.Context, q pg.Querier, entries []placement.LogEntry) 
 		}
 		workspaces, epochs, at = append(workspaces, e.WorkspaceID), append(epochs, e.Epoch), append(at, i)
 	}
-	rows, err := q.Query(ctx, `
-		SELECT x.n::int, w.epoch, coalesce(i.instance_id::text, ''), coalesce(i.state, '')
-		FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS x (workspace_id, epoch, n)
-		JOIN lifecycle.workspace w ON w.id = x.workspace_id
-		LEFT JOIN lifecycle.instance i ON i.workspace_id = x.workspace_id AND i.epoch = x.epoch`, workspaces, epochs)
+	found, err := pg.All[launchRow](ctx, q, launchStates, workspaces, epochs)
 	if err != nil {
 		return nil, fmt.Errorf("read rows of launches: %w", err)
 	}
-	var n int
-	r := rowState{known: true}
-	_, err = pgx.ForEachRow(rows, []any{&n, &r.epoch, &r.instance, &r.state}, func() error { out[at[n-1]] = r; return nil })
-	if err != nil {
-		return nil, fmt.Errorf("read rows of launches: %w", err)
+	for _, r := range found {
+		out[at[r.Place-1]] = rowState{known: true, epoch: r.Epoch, instance: r.Instance, state: r.State}
 	}
 	return out, nil
 }

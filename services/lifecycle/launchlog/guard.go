@@ -129,16 +129,17 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 	var at position
 	active := false
 	err := pg.InTx(ctx, g.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		at = position{there: true}
-		err := tx.QueryRow(ctx, `SELECT l.log_id::text, l.seq, l.era, l.reported, l.accepted_seq, l.accepted_at, mesh.rolled_back()
-			FROM lifecycle.launch_log l WHERE l.placement = $1 FOR UPDATE`, names.Of(kind)).
-			Scan(&at.logID, &at.seq, &at.era, &at.reported, &at.acceptedSeq, &at.acceptedAt, &active)
+		row, err := pg.One[positionRow](ctx, tx, lockPosition, names.Of(kind))
 		if pg.IsNoRows(err) {
 			at = position{}
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("read position in launch log: %w", err)
+		}
+		active = row.Active
+		at = position{
+			there: true, logID: row.LogID, seq: row.Seq, era: row.Era, reported: row.Reported, acceptedSeq: row.AcceptedSeq, acceptedAt: row.AcceptedAt,
 		}
 		if !at.reported || active {
 			return nil
@@ -147,7 +148,9 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 			return err
 		}
 		at.reported, at.logID, at.seq, at.acceptedSeq = false, log.ID, log.Seq, log.Seq
-		return tx.QueryRow(ctx, `SELECT accepted_at, era FROM lifecycle.launch_log WHERE placement = $1`, names.Of(kind)).Scan(&at.acceptedAt, &at.era)
+		accepted, err := pg.One[acceptedRow](ctx, tx, acceptedPosition, names.Of(kind))
+		at.acceptedAt, at.era = accepted.AcceptedAt, accepted.Era
+		return err
 	})
 	if err != nil {
 		return position{}, false, fmt.Errorf("look at launch log: %w", err)
@@ -157,10 +160,7 @@ func (g *Guard) position(ctx context.Context, kind commonv1.PlacementDriver, log
 
 // accept writes down that whatever differs up to now is known.
 func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
-	_, err := q.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, accepted_seq, accepted_at, era)
-		VALUES ($1, $2, $3, $3, mesh.clock(), (SELECT e.era FROM mesh.era e))
-		ON CONFLICT (placement) DO UPDATE SET log_id = $2, seq = $3, era = EXCLUDED.era, reported = false, accepted_seq = $3, accepted_at = mesh.clock()`,
-		names.Of(kind), log.ID, log.Seq)
+	_, err := pg.Exec(ctx, q, acceptLog, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("accept differences: %w", err)
 	}
@@ -169,9 +169,7 @@ func (g *Guard) accept(ctx context.Context, q pg.Querier, kind commonv1.Placemen
 
 // remember writes down that differences are with recovery. Where the log stood before stays: the log that differs is not the measure.
 func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
-	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, reported, era)
-		VALUES ($1, $2, $3, true, (SELECT e.era FROM mesh.era e))
-		ON CONFLICT (placement) DO UPDATE SET reported = true`, names.Of(kind), log.ID, log.Seq)
+	_, err := pg.Exec(ctx, g.deps.DB, rememberReport, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("remember report: %w", err)
 	}
@@ -180,8 +178,7 @@ func (g *Guard) remember(ctx context.Context, kind commonv1.PlacementDriver, log
 
 // advance writes down how far the log has come, if it has.
 func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log placement.LaunchLog) error {
-	_, err := g.deps.DB.Exec(ctx, `INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, era) VALUES ($1, $2, $3, (SELECT e.era FROM mesh.era e))
-		ON CONFLICT (placement) DO UPDATE SET seq = $3, era = EXCLUDED.era WHERE l.log_id = $2 AND (l.seq < $3 OR l.era < EXCLUDED.era)`, names.Of(kind), log.ID, log.Seq)
+	_, err := pg.Exec(ctx, g.deps.DB, advancePosition, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("keep position in launch log: %w", err)
 	}

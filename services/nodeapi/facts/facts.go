@@ -245,22 +245,16 @@ func (w *Writer) beat(ctx context.Context, leaving bool) {
 	sent := time.Now()
 	var beatAt time.Time
 	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
-		var startedAt time.Time
-		var version int64
-		err := tx.QueryRow(ctx, `
-			INSERT INTO nodeapi.replica AS r (replica_id, started_at, beat_at, sessions, late, leaving, version)
-			VALUES ($1, mesh.clock(), mesh.clock(), $2, $3, $4, 1)
-			ON CONFLICT (replica_id) DO UPDATE
-			SET beat_at = mesh.clock(), sessions = $2, late = $3, leaving = $4, version = r.version + 1
-			RETURNING started_at, beat_at, version`, w.replica.ID, sessions, late, leaving).Scan(&startedAt, &beatAt, &version)
+		beat, err := pg.One[replicaRow](ctx, tx, beatReplica, w.replica.ID, sessions, late, leaving)
 		if err != nil {
 			return fmt.Errorf("write beat: %w", err)
 		}
+		beatAt = beat.BeatAt
 		_, err = events.Append(ctx, tx, events.Event{
-			Kind: "replica.beat", AggregateType: "replica", AggregateID: w.replica.ID, AggregateVersion: version,
+			Kind: "replica.beat", AggregateType: "replica", AggregateID: w.replica.ID, AggregateVersion: beat.Version,
 			Payload: &nodev1.ReplicaBeat{
-				ReplicaId: w.replica.ID, Address: w.replica.Address, StartedAt: timestamppb.New(startedAt), BeatAt: timestamppb.New(beatAt),
-				Sessions: int32(sessions), Late: int32(late), Leaving: leaving, Version: version, //nolint:gosec // counts of sessions of one process
+				ReplicaId: w.replica.ID, Address: w.replica.Address, StartedAt: timestamppb.New(beat.StartedAt), BeatAt: timestamppb.New(beatAt),
+				Sessions: int32(sessions), Late: int32(late), Leaving: leaving, Version: beat.Version, //nolint:gosec // counts of sessions of one process
 			},
 		})
 		return err //nolint:wrapcheck // logged below
