@@ -31,7 +31,6 @@ var unconverted = []string{
 	"services/lifecycle/findings",
 	"services/lifecycle/saga",
 	"services/lifecycle/saga/sagatest",
-	"services/lifecycle/task",
 	"services/lifecycle/workspace",
 	"services/readmodel/gateway",
 	"services/readmodel/project",

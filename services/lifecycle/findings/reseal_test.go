@@ -166,7 +166,7 @@ func TestWhatIsSealedIsNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, part := range secretenv.Others(first) {
-		plan := b.plan(task.StoredSQL, part.From, part.FromID, part.Below, 100)
+		plan := b.plan(task.StoredDeploys.SQL(), part.From, part.FromID, part.Below, 100)
 		if !strings.Contains(plan, "task_secret_keys") || strings.Contains(plan, "Seq Scan") || !strings.Contains(plan, "rows=0 ") {
 			t.Errorf("the deploys that are not under the first key are read by\n%s", plan)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // ahead is a task whose row stands below the attempt that its node reports.
@@ -54,25 +55,17 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []word) ([]ahead, error) {
 	for i, w := range words {
 		taskIDs[i], nodes[i], attempts[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt()
 	}
-	rows, err := tx.Query(ctx, `
-		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id, attempt, place)
-		JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt < u.attempt
-		ORDER BY t.task_id, u.attempt FOR UPDATE OF t`, taskIDs, nodes, attempts)
+	rows, err := pg.All[aheadRow](ctx, tx, lockBehindReports, taskIDs, nodes, attempts)
 	if err != nil {
 		return nil, fmt.Errorf("read tasks behind their reports: %w", err)
 	}
-	defer rows.Close()
-	var out []ahead
-	for rows.Next() {
-		var place int64
-		r, err := scan(prefixed{rows, []any{&place}})
+	out := make([]ahead, 0, len(rows))
+	for _, r := range rows {
+		row, err := r.row()
 		if err != nil {
 			return nil, fmt.Errorf("read task behind its report: %w", err)
 		}
-		out = append(out, ahead{row: r, word: words[place-1]})
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read tasks behind their reports: %w", err)
+		out = append(out, ahead{row: row, word: words[r.Place-1]})
 	}
 	return out, nil
 }
@@ -102,15 +95,8 @@ func (s *Server) unproven(w word) *lifecyclev1.TaskRefusal {
 
 // adoptAttempt raises the row to the proven attempt, if it is still as it was read.
 func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead) error {
-	moved, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.task t SET attempt = $2, version = t.version + 1,
-			state = CASE WHEN t.open THEN 'dispatched' ELSE t.state END,
-			state_at = CASE WHEN t.open AND t.state <> 'dispatched' THEN mesh.clock() ELSE t.state_at END,
-			session_epoch = CASE WHEN t.open THEN $3 ELSE t.session_epoch END,
-			session_id = CASE WHEN t.open THEN nullif($4, '')::uuid ELSE t.session_id END,
-			offered_at = CASE WHEN t.open THEN mesh.clock() ELSE t.offered_at END
-		WHERE t.task_id = $1 AND t.attempt < $2 AND t.node_id = $5 RETURNING `+columns,
-		a.row.TaskID, a.word.ref.GetAttempt(), a.word.epoch, a.word.session, a.word.node))
+	moved, err := one(ctx, tx, adoptAttempt,
+		a.row.TaskID, a.word.ref.GetAttempt(), a.word.epoch, a.word.session, a.word.node)
 	if err != nil {
 		return fmt.Errorf("adopt attempt of task %s: %w", a.row.TaskID, err)
 	}

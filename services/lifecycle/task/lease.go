@@ -128,80 +128,25 @@ func (s *Server) sign(res *lifecyclev1.LeaseTasksResponse, tasks []picked, lease
 // pick takes the oldest queued tasks of each node that are dispatchable, and those that were offered to this very session and not delivered in time. A task that is offered
 // again keeps its attempt: the agent's ledger knows it, if it came through.
 func pick(ctx context.Context, tx pgx.Tx, nodes, sessions []string, epochs []int64, limits []int32) ([]picked, error) {
-	rows, err := tx.Query(ctx, `
-		WITH asked AS (
-			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
-		), fresh AS (
-			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
-				SELECT t.task_id FROM lifecycle.task t
-				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
-				  AND `+dispatchable+`
-				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
-			) q
-		), again AS (
-			SELECT q.task_id, false AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
-				SELECT t.task_id FROM lifecycle.task t
-				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL AND t.session_epoch = a.generation
-				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock() AND `+dispatchable+`
-				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
-			) q
-		), chosen AS (
-			SELECT * FROM fresh UNION ALL SELECT * FROM again
-		), leased AS (
-			UPDATE lifecycle.task t SET
-				state = 'dispatched', attempt = t.attempt + CASE WHEN c.fresh THEN 1 ELSE 0 END,
-				session_epoch = c.generation, session_id = c.session_id, offered_at = mesh.clock(),
-				state_at = CASE WHEN c.fresh THEN mesh.clock() ELSE t.state_at END,
-				version = t.version + CASE WHEN c.fresh THEN 1 ELSE 0 END
-			FROM chosen c WHERE t.task_id = c.task_id AND t.state IN ('queued', 'dispatched')
-			RETURNING t.*, c.fresh
-		)
-		SELECT t.payload, t.fresh, `+columns+` FROM leased t ORDER BY t.task_id`, nodes, sessions, epochs, limits)
+	rows, err := pg.All[leasedRow](ctx, tx, leaseTasks, nodes, sessions, epochs, limits)
 	if err != nil {
 		return nil, fmt.Errorf("lease tasks: %w", err)
 	}
-	defer rows.Close()
-	var out []picked
-	for rows.Next() {
-		var p picked
-		r, err := scan(prefixed{rows, []any{&p.payload, &p.fresh}})
+	out := make([]picked, len(rows))
+	for i, r := range rows {
+		row, err := r.row()
 		if err != nil {
 			return nil, fmt.Errorf("read leased task: %w", err)
 		}
-		p.Row = r
-		out = append(out, p)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("lease tasks: %w", err)
+		out[i] = picked{Row: row, payload: r.Payload, fresh: r.Fresh}
 	}
 	return out, nil
-}
-
-// prefixed scans columns that stand before those of a Row.
-type prefixed struct {
-	row   pgx.Row
-	first []any
-}
-
-// Scan reads the first columns and then the rest.
-func (p prefixed) Scan(dest ...any) error {
-	return p.row.Scan(append(append([]any{}, p.first...), dest...)...) //nolint:wrapcheck // a row's own error
 }
 
 // nodesWithWork lists nodes with a session that have something to lease, up to a bound. Nodes that are away are left out, so that the work that waits
 // for them does not push others out of the list.
 func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, error) {
-	rows, err := q.Query(ctx, `
-		SELECT node_id::text FROM (
-			SELECT DISTINCT t.node_id FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
-			WHERE t.open AND t.expires_at > now.at AND (t.state = 'queued' AND t.not_before <= now.at OR
-				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`') AND `+dispatchable+`
-		) n
-		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open) LIMIT $1`, limit)
-	if err != nil {
-		return nil, fmt.Errorf("list nodes with work: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	out, err := pg.Values[string](ctx, q, nodesWithTasks, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list nodes with work: %w", err)
 	}
@@ -210,26 +155,19 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 
 // unansweredCancels lists tasks in flight that are to stop, of these runs or, if none is named, of all; in rollback mode none is.
 func unansweredCancels(ctx context.Context, q pg.Querier, runs []string, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
-	sql, args := `SELECT node_id::text, task_id::text, attempt, epoch, cancel_reason FROM lifecycle.task
-		WHERE cancel_requested_at IS NOT NULL AND open AND state <> 'queued' AND NOT (SELECT mesh.rolled_back())`, []any{limit}
+	args := []any{limit}
 	if len(runs) > 0 {
-		sql, args = sql+` AND run_id = ANY ($2::uuid[])`, append(args, runs)
+		args = append(args, runs)
 	}
-	rows, err := q.Query(ctx, sql+` LIMIT $1`, args...)
+	rows, err := pg.All[cancelRow](ctx, q, listCancels.For(len(runs) > 0), args...)
 	if err != nil {
 		return nil, fmt.Errorf("list cancels: %w", err)
 	}
-	defer rows.Close()
-	var out []*lifecyclev1.TaskCancelHint
-	for rows.Next() {
-		c := &lifecyclev1.TaskCancelHint{Task: &nodev1.TaskRef{}}
-		if err := rows.Scan(&c.NodeId, &c.Task.TaskId, &c.Task.Attempt, &c.Epoch, &c.Reason); err != nil {
-			return nil, fmt.Errorf("list cancels: %w", err)
+	out := make([]*lifecyclev1.TaskCancelHint, len(rows))
+	for i, r := range rows {
+		out[i] = &lifecyclev1.TaskCancelHint{
+			NodeId: r.NodeID, Task: &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt}, Epoch: r.Epoch, Reason: r.Reason,
 		}
-		out = append(out, c)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("list cancels: %w", err)
 	}
 	return out, nil
 }

@@ -40,13 +40,7 @@ func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 	for {
 		n := 0
 		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-			tag, err := tx.Exec(ctx, `
-				WITH over AS (
-					SELECT t.task_id FROM lifecycle.task t
-					WHERE NOT t.open AND t.payload <> '' AND `+payloadOver+` AND NOT (SELECT mesh.rolled_back())
-					ORDER BY t.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED
-				)
-				UPDATE lifecycle.task t SET payload = '' FROM over WHERE t.task_id = over.task_id`, sweepBatch)
+			tag, err := pg.Exec(ctx, tx, clearPayloads, sweepBatch)
 			n = int(tag.RowsAffected())
 			return err //nolint:wrapcheck // wrapped below
 		})
@@ -62,8 +56,7 @@ func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 
 // keepsPayload reports whether a locked task that has ended may still be sent as it was.
 func keepsPayload(ctx context.Context, tx pgx.Tx, taskID string) (bool, error) {
-	var keeps bool
-	err := tx.QueryRow(ctx, `SELECT NOT (`+payloadOver+`) FROM lifecycle.task t WHERE t.task_id = $1`, taskID).Scan(&keeps)
+	keeps, err := pg.Value[bool](ctx, tx, hasPayloadStill, taskID)
 	if err != nil {
 		return false, fmt.Errorf("read age of task %s: %w", taskID, err)
 	}

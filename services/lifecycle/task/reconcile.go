@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
@@ -21,18 +22,10 @@ func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 	if len(ready.NodeIDs) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.task t
-		WHERE t.node_id = ANY ($1::uuid[]) AND (t.open AND t.state <> 'queued' OR t.task_id = ANY ($2::uuid[])) ORDER BY t.task_id FOR UPDATE`,
-		ready.NodeIDs, append([]string{}, ready.TaskIDs...))
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, lockInFlight, ready.NodeIDs, append([]string{}, ready.TaskIDs...)); err != nil {
 		return fmt.Errorf("lock tasks in flight: %w", err)
 	}
-	_, err = tx.Exec(ctx, `SELECT FROM lifecycle.saga_run r WHERE r.id IN (
-			SELECT t.run_id FROM lifecycle.task t WHERE t.node_id = ANY ($1::uuid[]) AND t.open AND t.state <> 'queued'
-				AND (t.cancel_requested_at IS NOT NULL OR t.node_id = ANY ($2::uuid[]))
-			UNION
-			SELECT w.id FROM lifecycle.saga_run w WHERE w.workspace_id = ANY ($3::uuid[]) AND w.state IN ('pending', 'running', 'waiting', 'compensating'))
-		AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE`,
+	_, err := pg.Exec(ctx, tx, lockRunsInFlight,
 		ready.NodeIDs, append([]string{}, ready.NewLedgers...), append([]string{}, ready.Workspaces...))
 	if err != nil {
 		return fmt.Errorf("lock runs of tasks in flight: %w", err)
@@ -62,16 +55,9 @@ func (s *Server) Reconcile(ctx context.Context, tx pgx.Tx, g gate.Gate, newLedge
 		asked = append(asked, t.GetTaskId())
 		highest[t.GetTaskId()] = max(highest[t.GetTaskId()], t.GetAttempt())
 	}
-	rows, err := tx.Query(ctx, `
-		SELECT `+columns+` FROM lifecycle.task t
-		WHERE t.node_id = $1 AND (t.open AND t.state <> 'queued' OR t.task_id = ANY($2::uuid[]))
-		ORDER BY t.task_id FOR UPDATE`, g.NodeID, asked)
+	mine, err := all(ctx, tx, tasksInFlight, g.NodeID, asked)
 	if err != nil {
 		return gate.Reconciled{}, fmt.Errorf("read tasks in flight: %w", err)
-	}
-	mine, err := collect(rows)
-	if err != nil {
-		return gate.Reconciled{}, err
 	}
 	still, err := rollback.Active(ctx, tx)
 	if err != nil {
@@ -162,12 +148,7 @@ func (s *Server) awaitProof(ctx context.Context, tx pgx.Tx, r Row, g gate.Gate) 
 			return err
 		}
 	}
-	_, err := tx.Exec(ctx, `
-		UPDATE lifecycle.task t SET
-			offered_at = CASE WHEN t.state = 'queued' THEN t.offered_at ELSE mesh.clock() END,
-			not_before = CASE WHEN t.state <> 'queued' THEN t.not_before ELSE
-				greatest(t.not_before, least(mesh.clock() + interval '`+offerAgainAfter+`', t.expires_at - interval '1 second')) END
-		WHERE t.task_id = $1`, r.TaskID)
+	_, err := pg.Exec(ctx, tx, holdBack, r.TaskID)
 	if err != nil {
 		return fmt.Errorf("hold back task %s: %w", r.TaskID, err)
 	}
@@ -199,12 +180,7 @@ func (s *Server) end(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskS
 
 // move changes the state of a task whose row is locked, and reports it if that is a change.
 func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, epoch int64, sessionID, detail string) error {
-	moved, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.task t SET state = $2::text, session_epoch = $3, session_id = nullif($4, '')::uuid,
-			state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END,
-			offered_at = CASE WHEN $2::text = 'dispatched' THEN mesh.clock() - interval '1 hour' ELSE t.offered_at END,
-			payload = `+payloadAt("$2::text")+`, version = t.version + 1
-		WHERE t.task_id = $1 RETURNING `+columns, r.TaskID, names.Of(state), epoch, sessionID))
+	moved, err := one(ctx, tx, moveTask, r.TaskID, names.Of(state), epoch, sessionID)
 	if err != nil {
 		return fmt.Errorf("move task %s: %w", r.TaskID, err)
 	}

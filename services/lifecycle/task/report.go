@@ -74,7 +74,7 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		if !durable {
 			// Word of a delivery or a start is said again by the agent's ledger at its next session: losing the last moments of it to a
 			// crash of the database costs nothing. Results and queueing never take this way.
-			if _, err := tx.Exec(ctx, `SET LOCAL synchronous_commit = off`); err != nil {
+			if _, err := pg.Exec(ctx, tx, relaxCommit); err != nil {
 				return fmt.Errorf("relax commit: %w", err)
 			}
 		}
@@ -284,58 +284,31 @@ func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *app
 		byKey[said(w.node, w.ref)] = w
 	}
 	// A word moves a task only forward: rank is the order of the states, terminal last.
-	rows, err := tx.Query(ctx, `
-		WITH said AS (
-			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
-				AS u (task_id, node_id, attempt, state, note, reason, error, output)
-		), held AS (
-			SELECT t.task_id, t.state AS was, u.* FROM said u JOIN lifecycle.task t
-				ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt = u.attempt
-			WHERE t.state IN ('dispatched', 'delivered', 'running')
-			ORDER BY t.task_id FOR UPDATE OF t
-		)
-		UPDATE lifecycle.task t SET
-			state = CASE WHEN h.state = '' THEN t.state ELSE h.state END,
-			state_at = CASE WHEN h.state = '' THEN t.state_at ELSE mesh.clock() END,
-			note = CASE WHEN h.note = '' THEN t.note ELSE h.note END,
-			reason = h.reason, error = h.error, output = h.output, version = t.version + 1,
-			payload = `+payloadAt("h.state")+`
-		FROM held h(task_id, was, u_task_id, node_id, attempt, state, note, reason, error, output)
-		WHERE t.task_id = h.task_id AND (h.state = '' OR
-			array_position(ARRAY['dispatched', 'delivered', 'running'], h.was) <
-			coalesce(array_position(ARRAY['dispatched', 'delivered', 'running'], h.state), 9))
-		RETURNING h.was, `+columns, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs)
+	rows, err := pg.All[reportedRow](ctx, tx, applyReports, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs)
 	if err != nil {
 		return nil, fmt.Errorf("apply reports: %w", err)
 	}
 	var evs []events.Event
 	var wake []string
-	func() {
-		defer rows.Close()
-		for rows.Next() {
-			var was string
-			var r Row
-			if r, err = scan(prefixed{rows, []any{&was}}); err != nil {
-				return
-			}
-			k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
-			w := byKey[k]
-			evs = append(evs, r.event(transitions(r, was, w)...))
-			advanced[k] = true
-			if w.result != nil {
-				done.settled[k] = true
-				if r.State == commonv1.TaskState_TASK_STATE_SUPERSEDED {
-					done.superseded++
-				}
-				if r.RunID != "" {
-					wake = append(wake, r.RunID)
-				}
-			}
+	for _, reported := range rows {
+		r, err := reported.row()
+		if err != nil {
+			return nil, fmt.Errorf("apply reports: %w", err)
 		}
-		err = rows.Err()
-	}()
-	if err != nil {
-		return nil, fmt.Errorf("apply reports: %w", err)
+		k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
+		w := byKey[k]
+		evs = append(evs, r.event(transitions(r, reported.Was, w)...))
+		advanced[k] = true
+		if w.result == nil {
+			continue
+		}
+		done.settled[k] = true
+		if r.State == commonv1.TaskState_TASK_STATE_SUPERSEDED {
+			done.superseded++
+		}
+		if r.RunID != "" {
+			wake = append(wake, r.RunID)
+		}
 	}
 	if len(evs) > 0 {
 		if _, err := events.Append(ctx, tx, evs...); err != nil {

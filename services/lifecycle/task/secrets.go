@@ -13,6 +13,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
@@ -34,8 +35,7 @@ func (s *Server) openValues(ctx context.Context, tx pgx.Tx, tasks []picked) ([]p
 		if !ok {
 			return nil, err
 		}
-		set := `reason = '` + names.Of(refusal.Reason) + `', error = $4`
-		if _, _, err := s.change(ctx, tx, t.Row, commonv1.TaskState_TASK_STATE_FAILED, set, refusal.Public); err != nil {
+		if _, _, err := s.change(ctx, tx, t.Row, commonv1.TaskState_TASK_STATE_FAILED, setRefused, refusal.Public, names.Of(refusal.Reason)); err != nil {
 			return nil, err
 		}
 	}
@@ -62,12 +62,6 @@ func (s *Server) openPayload(t picked) ([]byte, error) {
 	return payload, nil
 }
 
-// StoredSQL lists deploys whose values are not all under the first key, between two lists of keys. What is under the first key is not read.
-const StoredSQL = `SELECT task_id::text, coalesce(tenant_id::text, ''), coalesce(workspace_id::text, ''), payload, coalesce(secret_keys, '!') FROM lifecycle.task
-	WHERE type = 'workload.deploy' AND payload <> '' AND coalesce(secret_keys, '!') <> ''
-		AND ((coalesce(secret_keys, '!')) COLLATE "C", task_id) > ($1, $2::uuid) AND (coalesce(secret_keys, '!')) COLLATE "C" < $3
-	ORDER BY (coalesce(secret_keys, '!')) COLLATE "C", task_id LIMIT $4`
-
 // SealStored seals the values of stored deploys that are not under the first key, in batches, and returns how many it changed: those of a former first key,
 // and those that a build before sealed values has queued. Deploys that have ended and may be queued again are sealed as well. What cannot be opened stays as
 // it is; the error says so after all others are done.
@@ -78,11 +72,7 @@ func (s *Server) SealStored(ctx context.Context) (int, error) {
 	for _, part := range secretenv.Others(s.deps.Secrets.First()) {
 		keys, last := part.From, part.FromID
 		for {
-			rows, err := s.deps.DB.Query(ctx, StoredSQL, keys, last, part.Below, batch)
-			if err != nil {
-				return total, fmt.Errorf("list stored deploys: %w", err)
-			}
-			found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[storedDeploy])
+			found, err := pg.All[storedDeploy](ctx, s.deps.DB, StoredDeploys, keys, last, part.Below, batch)
 			if err != nil {
 				return total, fmt.Errorf("list stored deploys: %w", err)
 			}
@@ -109,9 +99,11 @@ func (s *Server) SealStored(ctx context.Context) (int, error) {
 
 // storedDeploy is a queued deploy as it is stored.
 type storedDeploy struct {
-	TaskID, TenantID, WorkspaceID string
-	Payload                       []byte
-	Keys                          string
+	TaskID      string `db:"task_id" expr:"@.task_id::text"`
+	TenantID    string `db:"tenant_id" expr:"coalesce(@.tenant_id::text, '')"`
+	WorkspaceID string `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
+	Payload     []byte `db:"payload"`
+	Keys        string `db:"secret_keys" expr:"coalesce(@.secret_keys, '!')"`
 }
 
 // sealStored brings one deploy under the first key, and notes what it is under. The bool is false if no value changed.
@@ -130,7 +122,7 @@ func (s *Server) sealStored(ctx context.Context, t storedDeploy) (bool, error) {
 			}
 		}
 	}
-	tag, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.task SET payload = $3, secret_keys = $4 WHERE task_id = $1 AND payload = $2`, t.TaskID, t.Payload, payload, keys)
+	tag, err := pg.Exec(ctx, s.deps.DB, sealDeploy, t.TaskID, t.Payload, payload, keys)
 	if err != nil {
 		return false, err //nolint:wrapcheck // wrapped by the caller
 	}

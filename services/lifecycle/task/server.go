@@ -105,7 +105,7 @@ func (s *Server) ChangeTask(ctx context.Context, req *lifecyclev1.ChangeTaskRequ
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
-		r, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id = $1 FOR UPDATE`, req.GetTaskId()))
+		r, err := one(ctx, tx, lockTask, req.GetTaskId())
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such task")
 		}
@@ -156,16 +156,9 @@ func (s *Server) announce(r Row, reason string) {
 
 // CancelOfRun asks to stop every unfinished task that a run's steps queued on their way forward, in the transaction of the caller, who announces the answer by Announce after the commit.
 func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason string) ([]Row, error) {
-	rows, err := tx.Query(ctx, `SELECT `+columns+` FROM lifecycle.task t
-		WHERE t.run_id = $1 AND t.idem_key LIKE $1::text || '/%/do/%' AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
-		  AND t.cancel_requested_at IS NULL
-		ORDER BY t.task_id FOR UPDATE`, runID)
+	list, err := all(ctx, tx, lockOpenOfRun, runID)
 	if err != nil {
 		return nil, fmt.Errorf("read tasks of run: %w", err)
-	}
-	list, err := collect(rows)
-	if err != nil {
-		return nil, err
 	}
 	for i, r := range list {
 		if list[i], _, err = s.cancel(ctx, tx, r, reason); err != nil {
@@ -196,7 +189,7 @@ func (s *Server) cancel(ctx context.Context, tx pgx.Tx, r Row, reason string) (R
 	if state == commonv1.TaskState_TASK_STATE_QUEUED {
 		state = commonv1.TaskState_TASK_STATE_CANCELLED // nobody has seen it
 	}
-	return s.change(ctx, tx, r, state, `cancel_requested_at = coalesce(t.cancel_requested_at, mesh.clock()), cancel_reason = $4`, reason)
+	return s.change(ctx, tx, r, state, setCancelled, reason)
 }
 
 func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
@@ -217,8 +210,7 @@ func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (
 	if len(unmet) > 0 {
 		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again", fault.Unmet(unmet...))
 	}
-	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED,
-		`expires_at = mesh.clock() + (t.expires_at - t.created_at), cancel_requested_at = NULL, reason = '', error = $4`, reason)
+	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_QUEUED, setQueued, reason)
 }
 
 func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason string) (Row, string, error) {
@@ -226,15 +218,14 @@ func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason stri
 		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "only a task whose outcome is unknown is closed by a person's judgement",
 			fault.Unmet("the task is "+names.Of(r.State)+", not outcome_unknown"))
 	}
-	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, `error = $4`, reason)
+	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, setError, reason)
 }
 
-// change moves a locked task, reports it, and wakes its run if it ended.
-func (s *Server) change(ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set, detail string) (Row, string, error) {
-	moved, err := scan(tx.QueryRow(ctx, `
-		UPDATE lifecycle.task t SET state = $2::text, state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1,
-			payload = `+payloadAt("$2::text")+`, `+set+`
-		WHERE t.task_id = $1 AND t.state = $3 RETURNING `+columns, r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)))
+// change moves a locked task, reports it, and wakes its run if it ended. more are what the setting takes beside the detail.
+func (s *Server) change(
+	ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set setting, detail string, more ...any,
+) (Row, string, error) {
+	moved, err := one(ctx, tx, changeTask.For(set), append([]any{r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)}, more...)...)
 	if err != nil {
 		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)
 	}

@@ -10,7 +10,6 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
 // Swept counts what one sweep ended.
@@ -46,25 +45,13 @@ func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 	var list []Row
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, `
-			WITH stale AS (
-				SELECT t.task_id FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
-				WHERE t.expires_at <= mesh.clock() AND t.open AND `+dispatchable+`
-				  -- What a run queued that stands still gets its time back when the run goes on.
-				  AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = t.run_id AND p.since IS NOT NULL)
-				  AND (t.state = 'queued' OR g.node_id IS NULL OR NOT `+gate.ConnectedSQL+`
-				       OR t.state = 'dispatched' AND t.expires_at <= mesh.clock() - interval '`+undeliveredFor+`')
-				ORDER BY t.task_id LIMIT $1 FOR UPDATE OF t SKIP LOCKED
-			)
-			UPDATE lifecycle.task t SET state = CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END,
-				payload = `+payloadAt("CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END")+`,
-				state_at = mesh.clock(), reason = 'task_outside_window', version = t.version + 1
-			FROM stale WHERE t.task_id = stale.task_id RETURNING `+columns, sweepBatch)
+		var err error
+		list, err = all(ctx, tx, endStale, sweepBatch)
 		if err != nil {
 			return fmt.Errorf("end stale tasks: %w", err)
 		}
-		if list, err = collect(rows); err != nil || len(list) == 0 {
-			return err
+		if len(list) == 0 {
+			return nil
 		}
 		evs := make([]events.Event, 0, len(list))
 		var wake []string

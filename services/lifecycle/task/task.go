@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
@@ -44,74 +45,36 @@ type Spec struct {
 
 // Row is a task as stored.
 type Row struct {
-	TaskID        string
-	Type          string
-	NodeID        string
-	WorkspaceID   string
-	TenantID      string
-	RunID         string
-	Epoch         int64
-	OpSeq         int64
-	State         commonv1.TaskState
-	Attempt       int32
-	IdemKey       string
-	SessionEpoch  int64
-	CreatedAt     time.Time
-	NotBefore     time.Time
-	ExpiresAt     time.Time
-	StateAt       time.Time
-	Reason        string
-	Error         string
-	Output        []byte
-	Note          string
-	LateEvidence  int32
-	CancelAsked   bool
-	CorrelationID string
-	CreatedBy     string
-	Version       int64
-}
-
-const columns = `t.task_id::text, t.type, t.node_id::text, coalesce(t.workspace_id::text, ''), coalesce(t.tenant_id::text, ''), coalesce(t.run_id::text, ''),
-	t.epoch, t.op_seq, t.state, t.attempt, t.idem_key, t.session_epoch, t.created_at, t.not_before, t.expires_at, t.state_at, t.reason, t.error, t.output,
-	t.note, t.late_evidence, t.cancel_requested_at IS NOT NULL, t.correlation_id, t.created_by, t.version`
-
-func scan(row pgx.Row) (Row, error) {
-	var r Row
-	var state string
-	err := row.Scan(&r.TaskID, &r.Type, &r.NodeID, &r.WorkspaceID, &r.TenantID, &r.RunID, &r.Epoch, &r.OpSeq, &state, &r.Attempt, &r.IdemKey,
-		&r.SessionEpoch, &r.CreatedAt, &r.NotBefore, &r.ExpiresAt, &r.StateAt, &r.Reason, &r.Error, &r.Output, &r.Note, &r.LateEvidence,
-		&r.CancelAsked, &r.CorrelationID, &r.CreatedBy, &r.Version)
-	if err != nil {
-		return Row{}, err //nolint:wrapcheck // the caller says what it read
-	}
-	r.State, err = names.Parse[commonv1.TaskState](state)
-	if err != nil {
-		return Row{}, fmt.Errorf("read state of task %s: %w", r.TaskID, err)
-	}
-	return r, nil
-}
-
-func collect(rows pgx.Rows) ([]Row, error) {
-	defer rows.Close()
-	var out []Row
-	for rows.Next() {
-		r, err := scan(rows)
-		if err != nil {
-			return nil, fmt.Errorf("read task: %w", err)
-		}
-		out = append(out, r)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read tasks: %w", err)
-	}
-	return out, nil
+	TaskID        string             `db:"task_id" expr:"@.task_id::text"`
+	Type          string             `db:"type"`
+	NodeID        string             `db:"node_id" expr:"@.node_id::text"`
+	WorkspaceID   string             `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
+	TenantID      string             `db:"tenant_id" expr:"coalesce(@.tenant_id::text, '')"`
+	RunID         string             `db:"run_id" expr:"coalesce(@.run_id::text, '')"`
+	Epoch         int64              `db:"epoch"`
+	OpSeq         int64              `db:"op_seq"`
+	State         commonv1.TaskState `db:"-"`
+	Attempt       int32              `db:"attempt"`
+	IdemKey       string             `db:"idem_key"`
+	SessionEpoch  int64              `db:"session_epoch"`
+	CreatedAt     time.Time          `db:"created_at"`
+	NotBefore     time.Time          `db:"not_before"`
+	ExpiresAt     time.Time          `db:"expires_at"`
+	StateAt       time.Time          `db:"state_at"`
+	Reason        string             `db:"reason"`
+	Error         string             `db:"error"`
+	Output        []byte             `db:"output"`
+	Note          string             `db:"note"`
+	LateEvidence  int32              `db:"late_evidence"`
+	CancelAsked   bool               `db:"cancel_asked" expr:"@.cancel_requested_at IS NOT NULL"`
+	CorrelationID string             `db:"correlation_id"`
+	CreatedBy     string             `db:"created_by"`
+	Version       int64              `db:"version"`
 }
 
 // LockOfRuns locks the tasks that Extend may change, in the order of their ids. It comes before the locks of the runs.
 func LockOfRuns(ctx context.Context, tx pgx.Tx, runIDs []string) error {
-	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.task t WHERE t.run_id = ANY ($1::uuid[]) AND t.open AND t.state IN ('queued', 'dispatched')
-		ORDER BY t.task_id FOR UPDATE`, runIDs)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, lockOfRuns, runIDs); err != nil {
 		return fmt.Errorf("lock tasks of runs: %w", err)
 	}
 	return nil
@@ -119,16 +82,12 @@ func LockOfRuns(ctx context.Context, tx pgx.Tx, runIDs []string) error {
 
 // Extend moves on the last moment at which the queued tasks of runs may start, by as many seconds as each run stood still.
 func Extend(ctx context.Context, tx pgx.Tx, runIDs []string, seconds []float64) error {
-	rows, err := tx.Query(ctx, `
-		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1
-		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
-		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+columns, runIDs, seconds)
+	list, err := all(ctx, tx, extendTasks, runIDs, seconds)
 	if err != nil {
 		return fmt.Errorf("extend tasks: %w", err)
 	}
-	list, err := collect(rows)
-	if err != nil || len(list) == 0 {
-		return err
+	if len(list) == 0 {
+		return nil
 	}
 	evs := make([]events.Event, 0, len(list))
 	for _, r := range list {
@@ -204,13 +163,9 @@ func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
 	if deploy, ok := s.Payload.(*nodev1.WorkloadDeploy); ok {
 		secretKeys = secretenv.KeysOfDeploy(deploy)
 	}
-	row, err := scan(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state, idem_key, payload, expires_at,
-			correlation_id, created_by, secret_keys)
-		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10, mesh.clock() + $11::interval, $12, $13, $14)
-		ON CONFLICT (idem_key) DO NOTHING RETURNING `+columns,
+	row, err := one(ctx, tx, enqueueTask,
 		ids.New(), names.Of(s.Type), s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq, s.IdempotencyKey, payload,
-		s.StartWithin, s.CorrelationID, s.CreatedBy, secretKeys))
+		s.StartWithin, s.CorrelationID, s.CreatedBy, secretKeys)
 	if errors.Is(err, pgx.ErrNoRows) {
 		row, err = ByKey(ctx, tx, s.IdempotencyKey)
 		return row, "", err
@@ -227,7 +182,7 @@ func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
 
 // ByKey reads the task that an idempotency key names; pgx.ErrNoRows, wrapped, if there is none.
 func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
-	row, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t WHERE t.idem_key = $1`, key))
+	row, err := one(ctx, tx, taskByKey, key)
 	if err != nil {
 		return Row{}, fmt.Errorf("read task by key: %w", err)
 	}
@@ -236,8 +191,7 @@ func ByKey(ctx context.Context, tx pgx.Tx, key string) (Row, error) {
 
 // Latest reads the newest task of a run whose idempotency key begins with prefix; the bool is false if there is none.
 func Latest(ctx context.Context, tx pgx.Tx, runID, prefix string) (Row, bool, error) {
-	row, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM lifecycle.task t
-		WHERE t.run_id = $1 AND starts_with(t.idem_key, $2) ORDER BY t.task_id DESC LIMIT 1`, runID, prefix))
+	row, err := one(ctx, tx, latestOfRun, runID, prefix)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Row{}, false, nil
 	}

@@ -179,7 +179,7 @@ func TestACancelMeetsAResult(t *testing.T) {
 		}
 	})
 	// Whoever withdraws the tasks waits for the result that has one of them.
-	p.blocked("t.idem_key LIKE")
+	p.blocked("task.lock_open_of_run")
 	free()
 	both.Wait()
 	p.world.mu.Lock()
