@@ -19,7 +19,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ProtocolVersion is what Hello says of this build. From 2 on an agent answers OutputRequest, from 3 on it stops all tasks that a TaskCancel names.
+// ProtocolVersion is what Hello says of this build. From 2 on an agent answers OutputRequest, from 3 on it stops all
+// tasks that a TaskCancel names.
 const ProtocolVersion = 3
 
 // Identity is who the session is. *identity.Store keeps it on disk, *Memory does not.

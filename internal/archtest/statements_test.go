@@ -29,8 +29,6 @@ var unconverted = []string{
 	"mesh/person",
 	"mesh/stores",
 	"services/lifecycle/findings",
-	"services/lifecycle/saga",
-	"services/lifecycle/saga/sagatest",
 	"services/lifecycle/workspace",
 	"services/readmodel/gateway",
 	"services/readmodel/project",

@@ -11,8 +11,9 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// TestManyUnknownTasks: an agent that has as many tasks as a Hello may name, none of which lifecycle knows, is told to stop each of them and keeps its
-// session, however slowly it reads. One of an earlier build, which reads a task a frame, is told so as well.
+// TestManyUnknownTasks: an agent that has as many tasks as a Hello may name, none of which lifecycle knows, is told to
+// stop each of them and keeps its session, however slowly it reads. One of an earlier build, which reads a task a
+// frame, is told so as well.
 func TestManyUnknownTasks(t *testing.T) {
 	for _, test := range []struct {
 		protocol, frames int

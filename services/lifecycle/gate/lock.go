@@ -20,8 +20,8 @@ func Lock(ctx context.Context, tx pgx.Tx, nodeID string) error {
 	return nil
 }
 
-// LockOfWorkspace locks the gates of the nodes on which a workspace has something, for whoever may cordon one of them, or end a cordon, after it has locked
-// the workspace's run.
+// LockOfWorkspace locks the gates of the nodes on which a workspace has something, for whoever may cordon one of them,
+// or end a cordon, after it has locked the workspace's run.
 func LockOfWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) error {
 	if _, err := pg.Exec(ctx, tx, lockGatesOfWorkspace, workspaceID); err != nil {
 		return fmt.Errorf("lock gates of workspace: %w", err)

@@ -38,7 +38,8 @@ type Ready struct {
 
 // Tasks settles what a new session says it has in flight.
 type Tasks interface {
-	// Lock locks, after the gates, the tasks that Reconcile of these sessions may change and then the runs that they wake, each in the order of their ids.
+	// Lock locks, after the gates, the tasks that Reconcile of these sessions may change and then the runs that they wake,
+	// each in the order of their ids.
 	Lock(ctx context.Context, tx pgx.Tx, ready Ready) error
 	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger says that the agent's ledger is another than before.
 	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled, error)
@@ -193,7 +194,8 @@ func (g Gate) renewsLedger(r *lifecyclev1.SessionReady) bool {
 	return g.LedgerID != "" && g.LedgerID != r.GetLedgerId()
 }
 
-// open raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the whole batch.
+// open raises the gate of one session. A typed refusal is its answer and leaves nothing behind; anything else fails the
+// whole batch.
 func (s *Server) open(ctx context.Context, tx pgx.Tx, gates map[string]Gate, replicaID string, r *lifecyclev1.SessionReady) (*lifecyclev1.SessionReadyResult, error) {
 	g := gates[r.GetNodeId()]
 	err := s.check(g, r)

@@ -72,7 +72,8 @@ var (
 	lockGates = pg.Define(pg.RoleLifecycle, "gate.lock_all", `
 		SELECT `+columns+` FROM lifecycle.node_gate g WHERE g.node_id = ANY($1::uuid[]) ORDER BY g.node_id FOR NO KEY UPDATE`)
 	lockGatesForWork = pg.Define(pg.RoleLifecycle, "gate.lock_for_work", `
-		SELECT `+pg.Columns[Brief]("g")+` FROM lifecycle.node_gate g WHERE g.node_id = ANY($1::uuid[]) ORDER BY g.node_id FOR SHARE`)
+		SELECT `+pg.Columns[Brief]("g")+` FROM lifecycle.node_gate g WHERE g.node_id = ANY($1::uuid[])
+			ORDER BY g.node_id FOR SHARE`)
 	lockGatesOfWorkspace = pg.Define(pg.RoleLifecycle, "gate.lock_of_workspace", `
 		SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (
 			SELECT a.node_id FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state <> 'released'
@@ -80,12 +81,14 @@ var (
 			SELECT c.node_id FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.released_at IS NULL
 		) ORDER BY g.node_id FOR NO KEY UPDATE`)
 	fullGates = pg.Define(pg.RoleLifecycle, "gate.of_full_disks", `
-		SELECT `+columns+` FROM lifecycle.node_gate g WHERE NOT g.retired AND g.host->'stateDisk'->>'full' = 'true' ORDER BY g.node_id`)
+		SELECT `+columns+` FROM lifecycle.node_gate g WHERE NOT g.retired AND g.host->'stateDisk'->>'full' = 'true'
+			ORDER BY g.node_id`)
 	setHost = pg.Define(pg.RoleLifecycle, "gate.set_host", `
 		UPDATE lifecycle.node_gate g SET host = $3::jsonb, version = g.version + 1
 		WHERE g.node_id = $1 AND g.session_id = $2 AND NOT g.retired AND g.host <> $3::jsonb RETURNING `+columns)
 	applyFence = pg.Define(pg.RoleLifecycle, "gate.apply_fence", `
-		INSERT INTO lifecycle.node_gate AS g (node_id, node_instance_id, name, fence_epoch, admitted, retired, instance_id, workspace_id, epoch, slots)
+		INSERT INTO lifecycle.node_gate AS g (node_id, node_instance_id, name, fence_epoch, admitted, retired, instance_id,
+			workspace_id, epoch, slots)
 		VALUES ($1, nullif($2, '')::uuid, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, $9, $10)
 		ON CONFLICT (node_id) DO UPDATE SET
 			fence_epoch = $4, admitted = $5, retired = $6, version = g.version + 1,
@@ -93,13 +96,15 @@ var (
 		WHERE g.fence_epoch < $4
 		RETURNING `+columns)
 	raiseGate = pg.Define(pg.RoleLifecycle, "gate.raise", `
-		UPDATE lifecycle.node_gate g SET session_epoch = $2, session_id = $3, session_open = true, replica_id = nullif($4, '')::uuid,
+		UPDATE lifecycle.node_gate g SET session_epoch = $2, session_id = $3, session_open = true,
+			replica_id = nullif($4, '')::uuid,
 			session_ready_at = mesh.clock(), ledger_id = $5, node_instance_id = $6, task_types = $7,
 			host = CASE WHEN $8::jsonb = '{}' THEN g.host ELSE $8::jsonb END, version = g.version + 1
 		WHERE g.node_id = $1 AND g.session_epoch <= $2
 		RETURNING `+columns)
 	setCordon = pg.Define(pg.RoleLifecycle, "gate.set_cordon", `
-		UPDATE lifecycle.node_gate g SET cordoned = $2, cordon_reason = CASE WHEN $2 THEN $3 ELSE '' END, cordoned_by = CASE WHEN $2 THEN $4 ELSE '' END,
+		UPDATE lifecycle.node_gate g SET cordoned = $2, cordon_reason = CASE WHEN $2 THEN $3 ELSE '' END,
+			cordoned_by = CASE WHEN $2 THEN $4 ELSE '' END,
 			version = g.version + 1
 		WHERE g.node_id = $1 AND NOT g.retired RETURNING `+columns)
 	passCordon = pg.Define(pg.RoleLifecycle, "gate.pass_cordon", `
@@ -117,7 +122,8 @@ var (
 			UNION ALL
 			SELECT $3::text, 'what a release gave up is still here: ' || c.kind || ' ' || c.deterministic_name, c.orphaned_at
 			FROM lifecycle.resource_claim c
-			WHERE c.node_id = $1 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind IN ('slot', 'instance', 'storage', 'workload')
+			WHERE c.node_id = $1 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL
+				AND c.kind IN ('slot', 'instance', 'storage', 'workload')
 			UNION ALL
 			SELECT $3::text, 'the release of allocation ' || a.allocation_id || ' has failed', a.state_at
 			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed'
@@ -126,10 +132,12 @@ var (
 	// instance serves the one epoch that its gate names; a machine serves whatever holds a slot on it.
 	listMayRun = pg.Define(pg.RoleLifecycle, "gate.list_may_run", `
 		SELECT a.node_id::text AS node_id, a.workspace_id::text AS workspace_id, a.epoch FROM lifecycle.allocation a
-		WHERE a.node_id = ANY($1::uuid[]) AND a.slot IS NOT NULL AND a.state <> 'released' AND a.state IN ('allocating', 'active')
+		WHERE a.node_id = ANY($1::uuid[]) AND a.slot IS NOT NULL AND a.state <> 'released'
+			AND a.state IN ('allocating', 'active')
 		UNION
 		SELECT g.node_id::text, a.workspace_id::text, a.epoch
 		FROM lifecycle.node_gate g JOIN lifecycle.allocation a ON a.workspace_id = g.workspace_id AND a.epoch = g.epoch
-		WHERE g.node_id = ANY($1::uuid[]) AND g.instance_id IS NOT NULL AND a.state <> 'released' AND a.state IN ('allocating', 'active')
+		WHERE g.node_id = ANY($1::uuid[]) AND g.instance_id IS NOT NULL AND a.state <> 'released'
+			AND a.state IN ('allocating', 'active')
 		ORDER BY 1, 2, 3`)
 )

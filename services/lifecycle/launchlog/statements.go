@@ -39,16 +39,20 @@ var (
 	acceptLog = pg.Define(pg.RoleLifecycle, "launchlog.accept", `
 		INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, accepted_seq, accepted_at, era)
 		VALUES ($1, $2, $3, $3, mesh.clock(), (SELECT e.era FROM mesh.era e))
-		ON CONFLICT (placement) DO UPDATE SET log_id = $2, seq = $3, era = EXCLUDED.era, reported = false, accepted_seq = $3, accepted_at = mesh.clock()`)
+		ON CONFLICT (placement) DO UPDATE SET log_id = $2, seq = $3, era = EXCLUDED.era, reported = false,
+			accepted_seq = $3, accepted_at = mesh.clock()`)
 	rememberReport = pg.Define(pg.RoleLifecycle, "launchlog.remember_report", `
 		INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, reported, era)
 		VALUES ($1, $2, $3, true, (SELECT e.era FROM mesh.era e))
 		ON CONFLICT (placement) DO UPDATE SET reported = true`)
 	advancePosition = pg.Define(pg.RoleLifecycle, "launchlog.advance", `
-		INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, era) VALUES ($1, $2, $3, (SELECT e.era FROM mesh.era e))
-		ON CONFLICT (placement) DO UPDATE SET seq = $3, era = EXCLUDED.era WHERE l.log_id = $2 AND (l.seq < $3 OR l.era < EXCLUDED.era)`)
+		INSERT INTO lifecycle.launch_log AS l (placement, log_id, seq, era) VALUES ($1, $2, $3,
+			(SELECT e.era FROM mesh.era e))
+		ON CONFLICT (placement) DO UPDATE SET seq = $3, era = EXCLUDED.era WHERE l.log_id = $2
+			AND (l.seq < $3 OR l.era < EXCLUDED.era)`)
 	liveInstances = pg.Define(pg.RoleLifecycle, "launchlog.live_instances", `
-		SELECT `+pg.Columns[liveRow]("i")+` FROM lifecycle.instance i WHERE i.state = 'live' AND i.placement = $1 ORDER BY i.workspace_id`)
+		SELECT `+pg.Columns[liveRow]("i")+` FROM lifecycle.instance i WHERE i.state = 'live' AND i.placement = $1
+			ORDER BY i.workspace_id`)
 	launchStates = pg.Define(pg.RoleLifecycle, "launchlog.launch_states", `
 		SELECT x.n::int AS place, w.epoch, coalesce(i.instance_id::text, '') AS instance, coalesce(i.state, '') AS state
 		FROM unnest($1::uuid[], $2::bigint[]) WITH ORDINALITY AS x (workspace_id, epoch, n)

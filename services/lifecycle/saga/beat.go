@@ -40,8 +40,8 @@ func (d *Driver) heartbeats(ctx context.Context) {
 	}
 }
 
-// beatFailed notes a heartbeat that the database did not take. Whether the lease was extended is unknown, not lost: the steps go on until it ends by this
-// process's own measure.
+// beatFailed notes a heartbeat that the database did not take. Whether the lease was extended is unknown, not lost: the
+// steps go on until it ends by this process's own measure.
 func (d *Driver) beatFailed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -50,8 +50,9 @@ func (d *Driver) beatFailed(ctx context.Context, err error) {
 	d.log.WarnContext(ctx, "heartbeat failed", slog.String("error", err.Error()))
 }
 
-// beatAlone extends the lease of one run whose row was locked when the others were extended, unless an earlier heartbeat waits for it still. A row that
-// stays locked keeps its place for half a heartbeat, so that others have theirs.
+// beatAlone extends the lease of one run whose row was locked when the others were extended, unless an earlier
+// heartbeat waits for it still. A row that stays locked keeps its place for half a heartbeat, so that others have
+// theirs.
 func (d *Driver) beatAlone(ctx context.Context, a *activity, turns chan struct{}) {
 	if !a.beating.CompareAndSwap(false, true) {
 		return
@@ -109,22 +110,8 @@ func (d *Driver) watch(ctx context.Context) {
 	}
 }
 
-const beatSQL = `WITH h AS (
-	SELECT r.id FROM lifecycle.saga_run r JOIN unnest($1::uuid[], $2::bigint[]) AS x (id, fence) ON r.id = x.id AND r.fence = x.fence
-	WHERE r.owner = $3 FOR NO KEY UPDATE OF r SKIP LOCKED)
-UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = mesh.clock() + make_interval(secs => $4), next_at = mesh.clock() + make_interval(secs => $4),
-	heartbeat_at = mesh.clock(), version = r.version + 1
-FROM h WHERE r.id = h.id RETURNING ` + runColumns
-
-const beatStepSQL = `UPDATE lifecycle.saga_step s SET heartbeat_at = mesh.clock(), version = s.version + 1
-WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING ` + stepColumns
-
-const beatOneSQL = `UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = mesh.clock() + make_interval(secs => $4),
-	next_at = mesh.clock() + make_interval(secs => $4), heartbeat_at = mesh.clock()
-WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3 RETURNING r.cancel_requested_at IS NOT NULL`
-
-// beatOnce extends the leases of all runs in hand, in one statement, and returns those that it did not find: their rows are locked at that moment, mostly
-// by their own advance, or have another fence, or are parked.
+// beatOnce extends the leases of all runs in hand, in one statement, and returns those that it did not find: their rows
+// are locked at that moment, mostly by their own advance, or have another fence, or are parked.
 func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 	held := map[string]*activity{}
 	var runIDs []string
@@ -145,15 +132,8 @@ func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 	sent := time.Now()
 	var runs []Run
 	err := pg.InTx(ctx, d.core.db, func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, beatSQL, runIDs, fences, d.cfg.Owner, d.cfg.Lease.Seconds())
-		if err != nil {
-			return fmt.Errorf("extend leases: %w", err)
-		}
-		runs, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (Run, error) {
-			var r Run
-			return r, row.Scan(r.targets()...)
-		})
-		if err != nil {
+		var err error
+		if runs, err = pg.All[Run](ctx, tx, beatRuns, runIDs, fences, d.cfg.Owner, d.cfg.Lease.Seconds()); err != nil {
 			return fmt.Errorf("extend leases: %w", err)
 		}
 		if len(runs) == 0 {
@@ -165,7 +145,7 @@ func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 			alive = append(alive, runs[i].ID)
 			j.run(&runs[i])
 		}
-		steps, err := attempts(ctx, tx, beatStepSQL, alive)
+		steps, err := attempts(ctx, tx, beatSteps, alive)
 		if err != nil {
 			return err
 		}
@@ -190,8 +170,7 @@ func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {
 	fence := a.fence
 	a.mu.Unlock()
 	sent := time.Now()
-	var cancelled bool
-	err := d.core.db.QueryRow(ctx, beatOneSQL, id, fence, d.cfg.Owner, d.cfg.Lease.Seconds()).Scan(&cancelled)
+	cancelled, err := pg.Value[bool](ctx, d.core.db, beatRun, id, fence, d.cfg.Owner, d.cfg.Lease.Seconds())
 	if err == nil {
 		a.extended(sent.Add(d.cfg.Lease), cancelled)
 		return nil
@@ -199,8 +178,7 @@ func (d *Driver) beatOne(ctx context.Context, id string, a *activity) error {
 	if !pg.IsNoRows(err) {
 		return fmt.Errorf("extend lease: %w", err)
 	}
-	var mine bool
-	err = d.core.db.QueryRow(ctx, `SELECT COALESCE(r.owner = $2, false) FROM lifecycle.saga_run r WHERE r.id = $1`, id, d.cfg.Owner).Scan(&mine)
+	mine, err := pg.Value[bool](ctx, d.core.db, ownsRun, id, d.cfg.Owner)
 	if err != nil {
 		return fmt.Errorf("look at lease: %w", err)
 	}
@@ -229,11 +207,7 @@ func (d *Driver) lookForCancels(ctx context.Context) error {
 	if len(runIDs) == 0 {
 		return nil
 	}
-	rows, err := d.core.db.Query(ctx, `SELECT r.id FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[]) AND r.cancel_requested_at IS NOT NULL`, runIDs)
-	if err != nil {
-		return fmt.Errorf("look for cancels: %w", err)
-	}
-	cancelled, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	cancelled, err := pg.Values[string](ctx, d.core.db, cancelledRuns, runIDs)
 	if err != nil {
 		return fmt.Errorf("look for cancels: %w", err)
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-// lockedRun locks a run's row as a step's long transaction does, until the test ends or the returned function is called.
+// lockedRun locks a run's row as a step's long transaction does, until the test ends or the returned function is
+// called.
 func (b *bed) lockedRun(id string) func() {
 	b.t.Helper()
 	ctx := testkit.Context(b.t)
@@ -55,7 +56,8 @@ func waiting(causes chan<- error) saga.Definition {
 	return saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
 }
 
-// TestBlockedBeatsGoOnApart: a run whose row is locked keeps neither the lease of another run from being extended nor a cancel from being seen.
+// TestBlockedBeatsGoOnApart: a run whose row is locked keeps neither the lease of another run from being extended nor a
+// cancel from being seen.
 func TestBlockedBeatsGoOnApart(t *testing.T) {
 	testkit.IO(t)
 	causes := make(chan error, 8)

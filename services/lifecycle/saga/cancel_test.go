@@ -108,8 +108,8 @@ func TestCancelOfADeafStepIsAbandoned(t *testing.T) {
 	}
 }
 
-// TestShortCancelGraceOutlivesRestart: the grace of a cancel bounds cancels alone. A step that ends after its driver was told to stop, and after that grace,
-// is parked for the next driver, and the restart is no failed attempt.
+// TestShortCancelGraceOutlivesRestart: the grace of a cancel bounds cancels alone. A step that ends after its driver
+// was told to stop, and after that grace, is parked for the next driver, and the restart is no failed attempt.
 func TestShortCancelGraceOutlivesRestart(t *testing.T) {
 	testkit.IO(t)
 	began := make(chan struct{})

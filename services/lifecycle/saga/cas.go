@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // The statements that every write of a driver goes through: each is a compare-and-set on the lease of many runs at once. What a move is, and what goes
@@ -51,12 +52,12 @@ const (
 	RETURNING s.*)`
 )
 
-var advanceSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $18::int[], $19::text[], $20::bool[], $21::text[], $22::float8[], $23::float8[])
-	AS m (` + moveNames + `, n_step, n_phase, bump, name, budget, stall)),
+var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $18::int[], $19::text[], $20::bool[], $21::text[], $22::float8[], $23::float8[])
+	AS m (`+moveNames+`, n_step, n_phase, bump, name, budget, stall)),
 u AS (UPDATE lifecycle.saga_run r SET seal = NULL, step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
-	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = ` + stuckKept + `,
-	` + setError + `, version = r.version + 1` + casRun + `),
-` + closeAttempt + `,
+	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = `+stuckKept+`,
+	`+setError+`, version = r.version + 1`+casRun+`),
+`+closeAttempt+`,
 ws AS (UPDATE lifecycle.workspace w SET seal = NULL, op_seq = mesh.next(w.op_seq) FROM u WHERE w.id = u.workspace_id RETURNING w.id, w.op_seq),
 opened AS (INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key,
 		deadline_at, stall_after)
@@ -65,18 +66,18 @@ opened AS (INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attemp
 		u.workspace_id, u.tenant_id, u.fence, ws.op_seq, 'running', u.id || '/' || m.name || '/' || u.phase,
 		mesh.clock() + make_interval(secs => m.budget), make_interval(secs => m.stall)
 	FROM u JOIN m ON m.id = u.id JOIN closed ON closed.run_id = u.id JOIN ws ON ws.id = u.workspace_id RETURNING s.*)
-SELECT ` + runColumns + `, ` + stepColumns + `, ` + strings.ReplaceAll(stepColumns, "s.", "o.") + `,
+SELECT `+runColumns+`, `+stepColumns+`, `+pg.Columns[Attempt]("o")+`,
 	COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8, mesh.rolled_back()
-FROM u r JOIN closed s ON s.run_id = r.id JOIN opened o ON o.run_id = r.id`
+FROM u r JOIN closed s ON s.run_id = r.id JOIN opened o ON o.run_id = r.id`)
 
-var releaseSQL = `WITH m AS (SELECT * FROM unnest(` + moveColumns + `, $18::bool[], $19::int[], $20::bigint[], $21::float8[], $22::text[])
-	AS m (` + moveNames + `, wakeable, attempts, signal, after, stuck)),
+var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $18::bool[], $19::int[], $20::bigint[], $21::float8[], $22::text[])
+	AS m (`+moveNames+`, wakeable, attempts, signal, after, stuck)),
 u AS (UPDATE lifecycle.saga_run r SET seal = NULL, state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.attempts, losses = 0,
 	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
-	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE ` + stuckParked + ` END,
-	` + setError + `, finished_at = CASE WHEN m.state IN ('succeeded', 'failed') THEN mesh.clock() END, version = r.version + 1` + casRun + `),
-` + closeAttempt + `
-SELECT ` + runColumns + `, ` + stepColumns + ` FROM u r JOIN closed s ON s.run_id = r.id`
+	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE `+stuckParked+` END,
+	`+setError+`, finished_at = CASE WHEN m.state IN ('succeeded', 'failed') THEN mesh.clock() END, version = r.version + 1`+casRun+`),
+`+closeAttempt+`
+SELECT `+runColumns+`, `+stepColumns+` FROM u r JOIN closed s ON s.run_id = r.id`)
 
 // columns are the arrays of moveColumns.
 type columns struct {
@@ -126,7 +127,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *jour
 		bumps, stepNames = append(bumps, mv.next.bumpFence), append(stepNames, step.Name)
 		budgets, stalls = append(budgets, step.Budget.Seconds()), append(stalls, c.stallAfter(mv.h.def, step).Seconds())
 	}
-	rows, err := tx.Query(ctx, advanceSQL, cols.args(steps, phases, bumps, stepNames, budgets, stalls)...)
+	rows, err := pg.Query(ctx, tx, advanceRuns, cols.args(steps, phases, bumps, stepNames, budgets, stalls)...)
 	if err != nil {
 		return fmt.Errorf("advance runs: %w", err)
 	}
@@ -135,7 +136,7 @@ func (c *Core) advanceAll(ctx context.Context, tx pgx.Tx, moves []*move, j *jour
 		var to held
 		var closed Attempt
 		var left float64
-		if err := rows.Scan(join(to.run.targets(), closed.targets(), to.attempt.targets(), []any{&left, &to.paused})...); err != nil {
+		if err := rows.Scan(join(targets(&to.run), targets(&closed), targets(&to.attempt), []any{&left, &to.paused})...); err != nil {
 			rows.Close()
 			return fmt.Errorf("advance runs: %w", err)
 		}
@@ -183,7 +184,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*move, j *jou
 		signals, after = append(signals, mv.h.run.Signal), append(after, to.after.Seconds())
 		stuck = append(stuck, to.stuck)
 	}
-	rows, err := tx.Query(ctx, releaseSQL, cols.args(wakeable, tries, signals, after, stuck)...)
+	rows, err := pg.Query(ctx, tx, releaseLeases, cols.args(wakeable, tries, signals, after, stuck)...)
 	if err != nil {
 		return fmt.Errorf("release runs: %w", err)
 	}
@@ -191,7 +192,7 @@ func (c *Core) releaseRuns(ctx context.Context, tx pgx.Tx, moves []*move, j *jou
 	for rows.Next() {
 		var run Run
 		var closed Attempt
-		if err := rows.Scan(join(run.targets(), closed.targets())...); err != nil {
+		if err := rows.Scan(join(targets(&run), targets(&closed))...); err != nil {
 			rows.Close()
 			return fmt.Errorf("release runs: %w", err)
 		}

@@ -20,8 +20,8 @@ type Config struct {
 	Heartbeat time.Duration `yaml:"heartbeat"`
 	// Poll is how long an unwoken driver sleeps.
 	Poll time.Duration `yaml:"poll"`
-	// CancelGrace is how long a step may go on after its run was cancelled or its budget used up, before its attempt is abandoned. A stopping driver waits for
-	// StopGrace instead.
+	// CancelGrace is how long a step may go on after its run was cancelled or its budget used up, before its attempt is
+	// abandoned. A stopping driver waits for StopGrace instead.
 	CancelGrace time.Duration `yaml:"cancel_grace"`
 	// GraceNow, if set, is asked for the grace of a cancel whenever one comes, instead of CancelGrace.
 	GraceNow func() time.Duration `yaml:"-"`

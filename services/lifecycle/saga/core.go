@@ -30,11 +30,11 @@ type Deps struct {
 	Stalls func(definition, step string) time.Duration
 	// Resumed moves on, in the transaction in which runs go on that stood still, what else counts the time of their workspaces. May be nil.
 	Resumed func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
-	// Resuming locks what Resumed is going to change and what comes before a run in the order of locks: the tasks of these runs. It is called before the runs
-	// are locked. May be nil.
+	// Resuming locks what Resumed is going to change and what comes before a run in the order of locks: the tasks of these
+	// runs. It is called before the runs are locked. May be nil.
 	Resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
-	// Withdraw asks to stop what the steps of a run have asked agents for and is not done. It is called in the transaction that cancels the run, before the
-	// run's row is locked. May be nil.
+	// Withdraw asks to stop what the steps of a run have asked agents for and is not done. It is called in the transaction
+	// that cancels the run, before the run's row is locked. May be nil.
 	Withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	// Withdrawn is called with the runs of such transactions once Committed is called: agents may be told. May be nil.
 	Withdrawn func(runIDs ...string)
@@ -91,8 +91,9 @@ func New(deps Deps) (*Core, error) {
 	}, nil
 }
 
-// pending are runs that were cancelled in transactions whose commit has not been reported yet. Another commit may take them for its own: whoever is told of
-// them early finds nothing, and the next heartbeat, or the hub's next sweep, brings what it missed.
+// pending are runs that were cancelled in transactions whose commit has not been reported yet. Another commit may take
+// them for its own: whoever is told of them early finds nothing, and the next heartbeat, or the hub's next sweep,
+// brings what it missed.
 type pending struct {
 	mu   sync.Mutex
 	runs []string
@@ -237,8 +238,8 @@ func AnnounceWorkspace(ctx context.Context, tx pgx.Tx, workspaceID string) (Work
 
 // GetWorkspace reads one workspace. A missing one is pgx.ErrNoRows.
 func GetWorkspace(ctx context.Context, q pg.Querier, id string) (Workspace, error) {
-	var w Workspace
-	if err := q.QueryRow(ctx, `SELECT `+workspaceColumns+` FROM lifecycle.workspace w WHERE w.id = $1`, id).Scan(w.targets()...); err != nil {
+	w, err := pg.One[Workspace](ctx, q, workspaceByID, id)
+	if err != nil {
 		return Workspace{}, fmt.Errorf("read workspace %s: %w", id, err)
 	}
 	return w, nil
@@ -246,8 +247,8 @@ func GetWorkspace(ctx context.Context, q pg.Querier, id string) (Workspace, erro
 
 // GetRun reads one run. A missing one is pgx.ErrNoRows.
 func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
-	var r Run
-	if err := q.QueryRow(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = $1`, id).Scan(r.targets()...); err != nil {
+	r, err := pg.One[Run](ctx, q, runByID, id)
+	if err != nil {
 		return Run{}, fmt.Errorf("read run %s: %w", id, err)
 	}
 	return r, nil
@@ -255,9 +256,7 @@ func GetRun(ctx context.Context, q pg.Querier, id string) (Run, error) {
 
 // LiveRun reads the run that owns a workspace now, and answers false if there is none.
 func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, error) {
-	var r Run
-	err := q.QueryRow(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r
-		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')`, workspaceID).Scan(r.targets()...)
+	r, err := pg.One[Run](ctx, q, liveRun, workspaceID)
 	if pg.IsNoRows(err) {
 		return Run{}, false, nil
 	}
@@ -269,14 +268,7 @@ func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, 
 
 // Timeline reads every attempt of a run in the order they began.
 func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error) {
-	rows, err := q.Query(ctx, `SELECT `+stepColumns+` FROM lifecycle.saga_step s WHERE s.run_id = $1 ORDER BY s.op_seq, s.started_at`, runID)
-	if err != nil {
-		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
-	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Attempt, error) {
-		var a Attempt
-		return a, row.Scan(a.targets()...)
-	})
+	out, err := pg.All[Attempt](ctx, q, timeline, runID)
 	if err != nil {
 		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
 	}

@@ -103,7 +103,8 @@ type Definition struct {
 	Uncancellable bool
 	// OnStuck writes, in the transaction that makes a run stuck, what that means for what it holds. May be nil.
 	OnStuck func(ctx context.Context, tx pgx.Tx, workspaceID string, why *StepError) error
-	// BeforeStuck locks what OnStuck is going to change and what comes before a run in the order of locks. It is called before the run is locked. May be nil.
+	// BeforeStuck locks what OnStuck is going to change and what comes before a run in the order of locks. It is called
+	// before the run is locked. May be nil.
 	BeforeStuck func(ctx context.Context, tx pgx.Tx, workspaceID string) error
 }
 

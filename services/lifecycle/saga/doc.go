@@ -16,5 +16,6 @@
 //	                                      ▼  │ retry-undo, skip-undo
 //	                                    stuck ──► failed (closed by a decommission)
 //
-// Order of locks: gates and tasks, then runs, then workspaces, then allocations, instances and claims. docs/architecture.md has the whole of it.
+// Order of locks: gates and tasks, then runs, then workspaces, then allocations, instances and claims.
+// docs/architecture.md has the whole of it.
 package saga

@@ -52,14 +52,15 @@ func (e *Env) Output(step string, v any) (bool, error) {
 	return true, nil
 }
 
-// Tx runs fn in a transaction that holds the run's row: it commits only while this driver has the lease. fn may run more than once, and locks only rows that
-// come after a run's in the order of locks.
+// Tx runs fn in a transaction that holds the run's row: it commits only while this driver has the lease. fn may run
+// more than once, and locks only rows that come after a run's in the order of locks.
 func (e *Env) Tx(ctx context.Context, fn TxFunc) error {
 	return e.TxAfter(ctx, nil, fn)
 }
 
-// TxAfter is Tx with locks that come before the run's in the order of locks, which are those of gates and tasks: before takes them, then the run's row is
-// locked and the lease confirmed, and then fn runs. What before writes is gone if the lease is lost. Either function may be nil.
+// TxAfter is Tx with locks that come before the run's in the order of locks, which are those of gates and tasks: before
+// takes them, then the run's row is locked and the lease confirmed, and then fn runs. What before writes is gone if the
+// lease is lost. Either function may be nil.
 func (e *Env) TxAfter(ctx context.Context, before, fn TxFunc) error {
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		if before != nil {
@@ -84,8 +85,7 @@ func (e *Env) Proceed(ctx context.Context) error {
 func (e *Env) hold(ctx context.Context, tx pgx.Tx) error {
 	var mine, still bool
 	// The fence alone would let a step that was left behind write for a run that has parked or ended since: those keep their fence.
-	err := tx.QueryRow(ctx, `SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4, mesh.rolled_back()
-		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
+	err := pg.QueryRow(ctx, tx, holdRun, e.RunID, e.Fence, e.Step, names.Of(e.Direction)).Scan(&mine, &still)
 	if err != nil {
 		return fmt.Errorf("hold run %s: %w", e.RunID, err)
 	}
@@ -106,14 +106,7 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 	dir := names.Of(e.Direction)
 	var said, moved, news bool
 	// Nobody else writes this attempt's progress: what is read here still holds below, or the fence is another.
-	err := e.core.db.QueryRow(ctx, `SELECT COALESCE(s.progress->>'note' = $6, false), COALESCE((
-			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
-			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+sameTry("p")+`
-			ORDER BY p.attempt DESC LIMIT 1), true), COALESCE((
-			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
-			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' ORDER BY p.attempt DESC LIMIT 1), true)
-		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id
-		WHERE r.id = $1 AND r.fence = $2 AND s.step = $3 AND s.dir = $4 AND s.attempt = $5 AND s.state = 'running'`,
+	err := pg.QueryRow(ctx, e.core.db, readProgress,
 		e.RunID, e.Fence, e.Step, dir, e.Attempt, note).Scan(&said, &moved, &news)
 	switch {
 	case pg.IsNoRows(err):
@@ -125,30 +118,22 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 	}
 	return pg.InTx(ctx, e.core.db, func(ctx context.Context, tx pgx.Tx) error {
 		var j journal
-		r := &Run{}
-		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, version = r.version + 1,
-			progress_at = CASE WHEN $3 THEN mesh.clock() ELSE r.progress_at END,
-			stuck_reason = CASE WHEN $4 AND r.stuck_reason NOT LIKE 'run_stalled%' THEN '' ELSE r.stuck_reason END
-			WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns, e.RunID, e.Fence, moved, news).Scan(r.targets()...)
+		r, err := pg.One[Run](ctx, tx, progressRun, e.RunID, e.Fence, moved, news)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}
 		if err != nil {
 			return fmt.Errorf("record progress: %w", err)
 		}
-		a := &Attempt{}
-		err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET progress_at = CASE WHEN $6 THEN mesh.clock() ELSE s.progress_at END,
-			stalled = s.stalled AND NOT $6, version = s.version + 1, progress = jsonb_build_object('note', $5::text)
-			WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state = 'running'
-			RETURNING `+stepColumns, e.RunID, e.Step, dir, e.Attempt, note, moved).Scan(a.targets()...)
+		a, err := pg.One[Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, moved)
 		if pg.IsNoRows(err) {
 			return ErrFenced
 		}
 		if err != nil {
 			return fmt.Errorf("record progress: %w", err)
 		}
-		j.run(r)
-		j.step(a)
+		j.run(&r)
+		j.step(&a)
 		return j.flush(ctx, tx)
 	})
 }
@@ -187,27 +172,18 @@ func (e *Env) IntentTx(ctx context.Context, tx pgx.Tx, spec ClaimSpec) (Claim, b
 	if scope == commonv1.ClaimScope_CLAIM_SCOPE_UNSPECIFIED {
 		scope = commonv1.ClaimScope_CLAIM_SCOPE_SHARED
 	}
-	var c Claim
-	var adopted bool
-	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.resource_claim AS c
-			(id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, node_id)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULLIF($10, '')::uuid)
-		ON CONFLICT (workspace_id, kind, deterministic_name) WHERE released_at IS NULL AND orphaned_at IS NULL
-		DO UPDATE SET run_id = EXCLUDED.run_id, step = EXCLUDED.step, epoch = GREATEST(c.epoch, EXCLUDED.epoch),
-			node_id = COALESCE(EXCLUDED.node_id, c.node_id), version = c.version + 1
-		RETURNING `+claimColumns+`, c.xmax <> 0`,
+	c, err := pg.One[adoptedClaim](ctx, tx, writeIntent,
 		ids.New(), e.WorkspaceID, e.TenantID, e.RunID, e.Step, spec.Kind, names.Of(scope), spec.Name, e.Epoch, spec.NodeID,
-	).Scan(append(c.targets(), &adopted)...)
+	)
 	if err != nil {
 		return Claim{}, false, fmt.Errorf("write intent: %w", err)
 	}
-	return c, adopted, announceClaim(ctx, tx, &c)
+	return c.Claim, c.Adopted, announceClaim(ctx, tx, &c.Claim)
 }
 
 // ConfirmTx writes down, within the rows of a Done, that the resource exists and what it is called at its owner.
 func (e *Env) ConfirmTx(ctx context.Context, tx pgx.Tx, claim Claim, externalRef string) error {
-	return e.changeClaim(ctx, tx, "confirm", claim, `confirmed_at = COALESCE(c.confirmed_at, mesh.clock()), last_seen_at = mesh.clock(),
-		external_ref = CASE WHEN $2 <> '' THEN $2 ELSE c.external_ref END`, externalRef)
+	return e.changeClaim(ctx, tx, "confirm", claim, setConfirmed, externalRef)
 }
 
 // Release writes down that the resource is confirmed gone.
@@ -217,19 +193,16 @@ func (e *Env) Release(ctx context.Context, claim Claim) error {
 
 // ReleaseTx is Release within the rows of a Done.
 func (e *Env) ReleaseTx(ctx context.Context, tx pgx.Tx, claim Claim) error {
-	return e.changeClaim(ctx, tx, "release", claim, `released_at = COALESCE(c.released_at, mesh.clock()), last_seen_at = COALESCE($2::text::timestamptz, c.last_seen_at)`, nil)
+	return e.changeClaim(ctx, tx, "release", claim, setReleased, nil)
 }
 
 // OrphanTx gives a claim up: nobody confirmed that the resource is gone, and somebody decided to go on without.
 func (e *Env) OrphanTx(ctx context.Context, tx pgx.Tx, claim Claim, by, reason string) error {
-	return e.changeClaim(ctx, tx, "orphan", claim, `orphaned_at = COALESCE(c.orphaned_at, mesh.clock()),
-		orphaned_by = ($2::text[])[1], orphan_reason = ($2::text[])[2]`, []string{by, reason})
+	return e.changeClaim(ctx, tx, "orphan", claim, setOrphaned, []string{by, reason})
 }
 
-func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Claim, set string, arg any) error {
-	var c Claim
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.resource_claim c SET `+set+`, version = c.version + 1
-		WHERE c.id = $1 AND c.released_at IS NULL RETURNING `+claimColumns, claim.ID, arg).Scan(c.targets()...)
+func (e *Env) changeClaim(ctx context.Context, tx pgx.Tx, verb string, claim Claim, set claimSetting, arg any) error {
+	c, err := pg.One[Claim](ctx, tx, changeClaim.For(set), claim.ID, arg)
 	if pg.IsNoRows(err) {
 		return nil // released already
 	}
@@ -246,16 +219,7 @@ func (e *Env) Claims(ctx context.Context, kinds ...string) ([]Claim, error) {
 
 // LiveClaims answers a workspace's claims that are neither released nor orphaned, oldest first, of the given kinds or of all.
 func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...string) ([]Claim, error) {
-	rows, err := q.Query(ctx, `SELECT `+claimColumns+` FROM lifecycle.resource_claim c
-		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL AND (cardinality($2::text[]) = 0 OR c.kind = ANY ($2))
-		ORDER BY c.intent_at, c.id`, workspaceID, append([]string{}, kinds...))
-	if err != nil {
-		return nil, fmt.Errorf("list claims: %w", err)
-	}
-	claims, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
-		var c Claim
-		return c, row.Scan(c.targets()...)
-	})
+	claims, err := pg.All[Claim](ctx, q, liveClaims, workspaceID, append([]string{}, kinds...))
 	if err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
@@ -264,35 +228,21 @@ func LiveClaims(ctx context.Context, q pg.Querier, workspaceID string, kinds ...
 
 // ReleaseOrphans writes down that what a workspace gave up of one epoch is confirmed gone, of the given kinds, and how that is known.
 func ReleaseOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, why string, kinds ...string) error {
-	return changeOrphans(ctx, tx, reaped, `c.workspace_id = $2 AND c.epoch = $3 AND c.kind = ANY ($4)`, why, workspaceID, epoch, kinds)
+	return reviseOrphans(ctx, tx, reapOfEpoch, why, workspaceID, epoch, kinds)
 }
 
 // ReleaseOrphan writes down that one claim that was given up is confirmed gone, and how that is known.
 func ReleaseOrphan(ctx context.Context, tx pgx.Tx, claimID, why string) error {
-	return changeOrphans(ctx, tx, reaped, `c.id = $2`, why, claimID)
+	return reviseOrphans(ctx, tx, reapOne, why, claimID)
 }
-
-// reaped keeps with the claim, beside why it was given up, that it is gone all the same.
-const reaped = `released_at = mesh.clock(), orphan_reason = c.orphan_reason || '; reaped: ' || $1`
 
 // ReadoptOrphans takes back what was given up of one epoch, so that it is undone once more. What a later claim of the same name stands for stays given up.
 func ReadoptOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
-	return changeOrphans(ctx, tx, `orphaned_at = NULL, orphaned_by = '', orphan_reason = ''`, `c.workspace_id = $1 AND c.epoch = $2
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind
-			AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
-			AND (l.orphaned_at IS NULL OR l.id > c.id))`, workspaceID, epoch)
+	return reviseOrphans(ctx, tx, readoptOfEpoch, workspaceID, epoch)
 }
 
-func changeOrphans(ctx context.Context, tx pgx.Tx, set, which string, args ...any) error {
-	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET `+set+`, version = c.version + 1
-		WHERE `+which+` AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL RETURNING `+claimColumns, args...)
-	if err != nil {
-		return fmt.Errorf("change orphan claims: %w", err)
-	}
-	changed, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
-		var c Claim
-		return c, row.Scan(c.targets()...)
-	})
+func reviseOrphans(ctx context.Context, tx pgx.Tx, change orphanChange, args ...any) error {
+	changed, err := pg.All[Claim](ctx, tx, changeOrphans.For(change), args...)
 	if err != nil {
 		return fmt.Errorf("change orphan claims: %w", err)
 	}

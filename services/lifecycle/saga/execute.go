@@ -236,8 +236,7 @@ func waitable(err error) bool {
 // letGo makes the run due at once if this driver still holds it, and drops it.
 func (d *Driver) letGo(work context.Context, a *activity) error {
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		_, err := d.core.db.Exec(work, `UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), lease_until = mesh.clock()
-			WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3`, a.h.run.ID, a.h.run.Fence, d.cfg.Owner)
+		_, err := pg.Exec(work, d.core.db, letGoRun, a.h.run.ID, a.h.run.Fence, d.cfg.Owner)
 		if err == nil {
 			d.core.runnable.Notify()
 			return nil

@@ -14,40 +14,6 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-const leaseSQL = `WITH c AS (
-	SELECT r.id FROM lifecycle.saga_run r
-	WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at <= mesh.clock()
-		AND r.definition || ':' || r.def_version = ANY ($4) AND r.id <> ALL ($5::uuid[])
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = r.id AND p.since IS NOT NULL)
-	ORDER BY r.next_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
-UPDATE lifecycle.saga_run r SET seal = NULL, owner = $1, fence = mesh.next(r.fence), lease_until = mesh.clock() + make_interval(secs => $2),
-	next_at = mesh.clock() + make_interval(secs => $2), heartbeat_at = mesh.clock(), losses = r.losses + (r.owner IS NOT NULL)::int,
-	state = CASE WHEN r.phase = 'undo' THEN 'compensating' ELSE 'running' END,
-	why_waiting = CASE WHEN r.phase = 'undo' THEN 'undoing the step "' ELSE 'doing the step "' END || COALESCE(r.step_names[r.step + 1], '?') || '"',
-	version = r.version + 1
-FROM c WHERE r.id = c.id
-RETURNING ` + runColumns + `, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8, (SELECT mesh.rolled_back())`
-
-const lostSQL = `UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', why_waiting = '',
-	error = 'its driver lost the lease', error_code = '', error_layer = '', cause = '', last_output = '', version = s.version + 1
-WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING ` + stepColumns
-
-const resumeSQL = `UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(), version = s.version + 1
-FROM lifecycle.saga_run r WHERE r.id = s.run_id AND s.run_id = ANY ($1::uuid[]) AND s.state = 'waiting' RETURNING ` + stepColumns
-
-const openSQL = `WITH o AS (
-	SELECT * FROM unnest($1::uuid[], $2::text[], $3::float8[], $4::float8[]) AS o (run_id, name, budget, stall)),
-ws AS (UPDATE lifecycle.workspace w SET seal = NULL, op_seq = mesh.next(w.op_seq)
-	FROM lifecycle.saga_run r JOIN o ON o.run_id = r.id WHERE w.id = r.workspace_id RETURNING w.id, w.op_seq)
-INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, deadline_at,
-	stall_after, heartbeat_at)
-SELECT r.id, r.step, o.name, r.phase, 1 + COALESCE((SELECT max(p.attempt) FROM lifecycle.saga_step p
-		WHERE p.run_id = r.id AND p.step = r.step AND p.dir = r.phase), 0),
-	r.workspace_id, r.tenant_id, r.fence, ws.op_seq, 'running', r.id || '/' || o.name || '/' || r.phase,
-	mesh.clock() + make_interval(secs => o.budget), make_interval(secs => o.stall), mesh.clock()
-FROM o JOIN lifecycle.saga_run r ON r.id = o.run_id JOIN ws ON ws.id = r.workspace_id
-RETURNING ` + stepColumns
-
 // unreadableError names a leased run that this build cannot drive.
 type unreadableError struct {
 	runID string
@@ -89,7 +55,7 @@ func (c *Core) lease(ctx context.Context, owner string, length time.Duration, li
 }
 
 func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length time.Duration, limit int, skip []string) ([]*held, []*unreadableError, error) {
-	rows, err := tx.Query(ctx, leaseSQL, owner, length.Seconds(), limit, c.registry.keys, append([]string{}, skip...))
+	rows, err := pg.Query(ctx, tx, leaseRuns, owner, length.Seconds(), limit, c.registry.keys, append([]string{}, skip...))
 	if err != nil {
 		return nil, nil, fmt.Errorf("lease runs: %w", err)
 	}
@@ -99,7 +65,7 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 	for rows.Next() {
 		h := &held{outputs: map[string]json.RawMessage{}}
 		var left float64
-		if err := rows.Scan(join(h.run.targets(), []any{&left, &h.paused})...); err != nil {
+		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused})...); err != nil {
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0
@@ -146,7 +112,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 	}
 	var j journal
 	if len(seen) > 0 {
-		lost, err := attempts(ctx, tx, lostSQL, seen)
+		lost, err := attempts(ctx, tx, loseAttempts, seen)
 		if err != nil {
 			return err
 		}
@@ -154,7 +120,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 			j.step(&lost[i])
 		}
 		c.stats.Lost.Add(int64(len(lost)))
-		resumed, err := attempts(ctx, tx, resumeSQL, seen)
+		resumed, err := attempts(ctx, tx, resumeAttempts, seen)
 		if err != nil {
 			return err
 		}
@@ -181,7 +147,7 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 		budgets, stalls = append(budgets, s.Budget.Seconds()), append(stalls, c.stallAfter(h.def, s).Seconds())
 	}
 	if len(runIDs) > 0 {
-		opened, err := attempts(ctx, tx, openSQL, runIDs, stepNames, budgets, stalls)
+		opened, err := attempts(ctx, tx, openNext, runIDs, stepNames, budgets, stalls)
 		if err != nil {
 			return err
 		}
@@ -205,15 +171,8 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 // firstLease says whether nobody can have driven the run before: its fence is the first of its era.
 func firstLease(h *held) bool { return h.run.Fence == 1 }
 
-func attempts(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]Attempt, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, fmt.Errorf("change attempts: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Attempt, error) {
-		var a Attempt
-		return a, row.Scan(a.targets()...)
-	})
+func attempts(ctx context.Context, tx pgx.Tx, change *pg.Statement, args ...any) ([]Attempt, error) {
+	out, err := pg.All[Attempt](ctx, tx, change, args...)
 	if err != nil {
 		return nil, fmt.Errorf("change attempts: %w", err)
 	}
@@ -221,28 +180,20 @@ func attempts(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]Attemp
 }
 
 func (c *Core) loadOutputs(ctx context.Context, tx pgx.Tx, runIDs []string, byID map[string]*held) error {
-	rows, err := tx.Query(ctx, `SELECT s.run_id, s.name, s.output FROM lifecycle.saga_step s
-		WHERE s.run_id = ANY ($1::uuid[]) AND s.dir = 'do' AND s.state = 'succeeded' AND s.output IS NOT NULL`, runIDs)
+	outputs, err := pg.All[stepOutput](ctx, tx, stepOutputs, runIDs)
 	if err != nil {
 		return fmt.Errorf("load outputs: %w", err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var id, name string
-		var raw json.RawMessage
-		if err := rows.Scan(&id, &name, &raw); err != nil {
-			return fmt.Errorf("load outputs: %w", err)
-		}
-		byID[id].outputs[name] = raw
+	for _, o := range outputs {
+		byID[o.RunID].outputs[o.Name] = o.Output
 	}
-	return rows.Err()
+	return nil
 }
 
 // releaseAll makes what owner holds due at once: at its start a driver holds nothing yet, and at its end nothing more. The attempts are closed
 // as lost by whoever leases the runs next.
 func (c *Core) releaseAll(ctx context.Context, owner string) (int64, error) {
-	tag, err := c.db.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), lease_until = mesh.clock()
-		WHERE r.owner = $1 AND r.state IN ('running', 'compensating')`, owner)
+	tag, err := pg.Exec(ctx, c.db, releaseOwned, owner)
 	if err != nil {
 		return 0, fmt.Errorf("release leases of %s: %w", owner, err)
 	}
@@ -252,7 +203,7 @@ func (c *Core) releaseAll(ctx context.Context, owner string) (int64, error) {
 // beforeStuck locks what comes before a run that is about to be stuck.
 func (c *Core) beforeStuck(ctx context.Context, tx pgx.Tx, runID string) error {
 	var workspaceID, name string
-	err := tx.QueryRow(ctx, `SELECT r.workspace_id, r.definition FROM lifecycle.saga_run r WHERE r.id = $1`, runID).Scan(&workspaceID, &name)
+	err := pg.QueryRow(ctx, tx, runDefinition, runID).Scan(&workspaceID, &name)
 	if err != nil {
 		return fmt.Errorf("read run %s: %w", runID, err)
 	}
@@ -270,20 +221,15 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		if err := c.beforeStuck(ctx, tx, runID); err != nil {
 			return err
 		}
-		r := &Run{}
-		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = 'stuck', owner = NULL, lease_until = NULL,
-				stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text, version = r.version + 1
-			WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns, runID, why).Scan(r.targets()...)
+		r, err := pg.One[Run](ctx, tx, quarantineRun, runID, why)
 		if err != nil {
 			return fmt.Errorf("quarantine run: %w", err)
 		}
-		_, err = tx.Exec(ctx, `UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1
-			WHERE s.run_id = $1 AND s.state IN ('running', 'waiting')`, runID)
+		_, err = pg.Exec(ctx, tx, loseOpenAttempts, runID)
 		if err != nil {
 			return fmt.Errorf("close attempt: %w", err)
 		}
-		_, err = tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, state = 'stuck', state_at = mesh.clock(), last_error_code = 'unreadable', last_error = $2,
-			version = w.version + 1 WHERE w.run_id = $1`, runID, why)
+		_, err = pg.Exec(ctx, tx, quarantineWorkspace, runID, why)
 		if err != nil {
 			return fmt.Errorf("mark workspace: %w", err)
 		}
@@ -300,8 +246,8 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 			}
 		}
 		var j journal
-		j.run(r)
-		j.decided(ctx, r)
+		j.run(&r)
+		j.decided(ctx, &r)
 		if w, err := GetWorkspace(ctx, tx, r.WorkspaceID); err == nil {
 			// A workspace that cannot be shown is announced by the run alone.
 			_ = j.workspace(&w)

@@ -172,7 +172,8 @@ func (c *Core) write(ctx context.Context, moves []*move) error {
 // errRowsOfMiss rolls back: a step whose end was not taken (it was cancelled meanwhile, or its driver fenced out) must leave none of its own rows.
 var errRowsOfMiss = errors.New("the step's end was not taken")
 
-// stepRows writes a step's own rows under the lease. The run and then its workspace are locked before what they are about.
+// stepRows writes a step's own rows under the lease. The run and then its workspace are locked before what they are
+// about.
 func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *held, w writes) error {
 	if w.empty() {
 		return nil
@@ -182,9 +183,8 @@ func (c *Core) stepRows(ctx context.Context, tx pgx.Tx, h *held, w writes) error
 			return &rowsError{err: err}
 		}
 	}
-	var fence int64
-	if err := tx.QueryRow(ctx, `SELECT r.fence FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id WHERE r.id = $1
-		FOR NO KEY UPDATE OF r, w`, h.run.ID).Scan(&fence); err != nil {
+	fence, err := pg.Value[int64](ctx, tx, lockForRows, h.run.ID)
+	if err != nil {
 		return fmt.Errorf("hold run: %w", err)
 	}
 	if fence != h.run.Fence {
@@ -206,12 +206,6 @@ type rowsError struct{ err error }
 
 func (e *rowsError) Error() string { return "write rows of step: " + e.err.Error() }
 func (e *rowsError) Unwrap() error { return e.err }
-
-const touchSQL = `UPDATE lifecycle.workspace w SET seal = NULL, state = COALESCE(NULLIF(x.state, ''), w.state),
-	state_at = CASE WHEN x.state IN ('', w.state) THEN w.state_at ELSE mesh.clock() END,
-	last_error_code = x.code, last_error = x.err, version = w.version + 1
-FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[]) AS x (id, run_id, state, code, err)
-WHERE w.id = x.id AND w.run_id = x.run_id RETURNING ` + workspaceColumns
 
 // touchWorkspaces gives the workspaces of runs that left their driver their state.
 func (c *Core) touchWorkspaces(ctx context.Context, tx pgx.Tx, moves []*move, j *journal) error {
@@ -239,14 +233,7 @@ func (c *Core) touchWorkspace(ctx context.Context, tx pgx.Tx, run *Run, j *journ
 }
 
 func touch(ctx context.Context, tx pgx.Tx, j *journal, workspaces, runs, states, codes, errs []string) error {
-	rows, err := tx.Query(ctx, touchSQL, workspaces, runs, states, codes, errs)
-	if err != nil {
-		return fmt.Errorf("change workspaces: %w", err)
-	}
-	changed, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Workspace, error) {
-		var w Workspace
-		return w, row.Scan(w.targets()...)
-	})
+	changed, err := pg.All[Workspace](ctx, tx, touchWorkspacesOf, workspaces, runs, states, codes, errs)
 	if err != nil {
 		return fmt.Errorf("change workspaces: %w", err)
 	}

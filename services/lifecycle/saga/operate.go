@@ -24,9 +24,9 @@ type Verb struct {
 	Pos     string // position token; empty if nothing changed
 }
 
-// Cancel asks for a run to be stopped and undone, and its agents to stop what its steps have asked them for. It returns at once: the driver cancels the
-// step's context, waits for the grace, and compensates. A run that compensates already is left as it is; one that is stuck, has succeeded or has failed is
-// refused, and tx is to be rolled back.
+// Cancel asks for a run to be stopped and undone, and its agents to stop what its steps have asked them for. It returns
+// at once: the driver cancels the step's context, waits for the grace, and compensates. A run that compensates already
+// is left as it is; one that is stuck, has succeeded or has failed is refused, and tx is to be rolled back.
 func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) (Verb, error) {
 	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
 		return Verb{}, err
@@ -50,9 +50,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 		return Verb{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, r.Kind+" cannot be cancelled", fault.Conflicting(r.ID),
 			fault.Unmet("the open operation is a "+r.Kind+", which cannot be cancelled"), fault.Remedy("wait until it has ended, or is stuck"))
 	}
-	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
-			signal = r.signal + 1, next_at = CASE WHEN r.owner IS NULL THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END, version = r.version + 1
-		WHERE r.id = $1 RETURNING `+runColumns, r.ID, by, reason).Scan(r.targets()...)
+	*r, err = pg.One[Run](ctx, tx, cancelRun, r.ID, by, reason)
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel run: %w", err)
 	}
@@ -78,11 +76,7 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 	if err != nil {
 		return Verb{}, fmt.Errorf("amend run: marshal input: %w", err)
 	}
-	r := &Run{}
-	err = tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, input = $3, signal = r.signal + 1, version = r.version + 1,
-			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
-		WHERE r.id = $1 AND r.phase = 'do' AND r.step_names[r.step + 1] = $2 AND r.cancel_requested_at IS NULL
-			AND r.state IN ('pending', 'running', 'waiting') RETURNING `+runColumns, runID, step, raw).Scan(r.targets()...)
+	r, err := pg.One[Run](ctx, tx, amendRun, runID, step, raw)
 	if pg.IsNoRows(err) {
 		return Verb{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the operation went on meanwhile")
 	}
@@ -90,9 +84,9 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 		return Verb{}, fmt.Errorf("amend run: %w", err)
 	}
 	var j journal
-	j.run(r)
+	j.run(&r)
 	pos, err := j.flushPos(ctx, tx)
-	return Verb{Run: *r, Changed: true, Pos: pos}, err
+	return Verb{Run: r, Changed: true, Pos: pos}, err
 }
 
 // Reset makes a failed workspace ready for a Retry: its history is archived, its claims stay. It is refused while a run is live or an attempt is
@@ -115,13 +109,12 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 		return Workspace{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "an attempt is still open on this workspace",
 			fault.Unmet(open...), fault.RetryAfter(ResetAdvice), fault.Remedy("ask again after the given time; if it still is open, cancel again"))
 	}
-	// A run's row is locked before its workspace's. If the workspace is not to be reset, the caller rolls this back, or there was nothing to archive.
-	if _, err := tx.Exec(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, archived_at = mesh.clock() WHERE r.workspace_id = $1 AND r.archived_at IS NULL`,
-		workspaceID); err != nil {
+	// A run's row is locked before its workspace's. If the workspace is not to be reset, the caller rolls this back, or
+	// there was nothing to archive.
+	if _, err := pg.Exec(ctx, tx, archiveRuns, workspaceID); err != nil {
 		return Workspace{}, "", fmt.Errorf("archive runs: %w", err)
 	}
-	tag, err := tx.Exec(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
-		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`, workspaceID)
+	tag, err := pg.Exec(ctx, tx, resetWorkspace, workspaceID)
 	if err != nil {
 		return Workspace{}, "", fmt.Errorf("reset workspace: %w", err)
 	}
@@ -140,14 +133,7 @@ func (c *Core) Reset(ctx context.Context, tx pgx.Tx, workspaceID string) (Worksp
 
 // openAttempts names the attempts at a workspace that have not ended.
 func openAttempts(ctx context.Context, tx pgx.Tx, workspaceID string) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT format('attempt %s at %s the step "%s" of operation %s is open: it is %s', s.attempt,
-			CASE s.dir WHEN 'do' THEN 'doing' ELSE 'undoing' END, s.name, s.run_id, s.state)
-		FROM lifecycle.saga_step s JOIN lifecycle.saga_run r ON r.id = s.run_id
-		WHERE r.workspace_id = $1 AND s.state IN ('running', 'waiting') ORDER BY s.op_seq LIMIT 10`, workspaceID)
-	if err != nil {
-		return nil, fmt.Errorf("list open attempts: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	out, err := pg.Values[string](ctx, tx, listOpenAttempts, workspaceID)
 	if err != nil {
 		return nil, fmt.Errorf("list open attempts: %w", err)
 	}
@@ -270,14 +256,7 @@ func stepNameAt(r *Run, step int) string {
 }
 
 func formerRuns(ctx context.Context, tx pgx.Tx, workspaceID string) ([]Run, error) {
-	rows, err := tx.Query(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.workspace_id = $1 ORDER BY r.created_at DESC, r.id DESC LIMIT 2`, workspaceID)
-	if err != nil {
-		return nil, fmt.Errorf("read former runs: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Run, error) {
-		var r Run
-		return r, row.Scan(r.targets()...)
-	})
+	out, err := pg.All[Run](ctx, tx, formerRunsOf, workspaceID)
 	if err != nil {
 		return nil, fmt.Errorf("read former runs: %w", err)
 	}
@@ -319,17 +298,7 @@ func (c *Core) SkipUndo(ctx context.Context, tx pgx.Tx, runID, by, reason string
 		return Verb{}, nil, err
 	}
 	def, _ := c.registry.Get(r.Definition, r.DefVersion)
-	rows, err := tx.Query(ctx, `UPDATE lifecycle.resource_claim c SET orphaned_at = mesh.clock(), orphaned_by = $4, orphan_reason = $5, version = c.version + 1
-		WHERE c.workspace_id = $1 AND c.released_at IS NULL AND c.orphaned_at IS NULL
-			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
-		RETURNING `+claimColumns, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...), r.Step, by, reason, r.ID)
-	if err != nil {
-		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
-	}
-	orphans, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Claim, error) {
-		var cl Claim
-		return cl, row.Scan(cl.targets()...)
-	})
+	orphans, err := pg.All[Claim](ctx, tx, orphanOfStep, r.WorkspaceID, append([]string{}, def.Steps[r.Step].Kinds...), r.Step, by, reason, r.ID)
 	if err != nil {
 		return Verb{}, nil, fmt.Errorf("orphan claims: %w", err)
 	}
@@ -367,9 +336,8 @@ func (c *Core) CloseStuck(ctx context.Context, tx pgx.Tx, runID string) (Verb, e
 }
 
 func (c *Core) endStuck(ctx context.Context, tx pgx.Tx, r *Run, state, workspace string) (Verb, error) {
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = $2, finished_at = mesh.clock(), stuck_reason = '', why_waiting = '',
-			version = r.version + 1
-		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state).Scan(r.targets()...)
+	var err error
+	*r, err = pg.One[Run](ctx, tx, endStuckRun, r.ID, state)
 	if err != nil {
 		return Verb{}, fmt.Errorf("end stuck run: %w", err)
 	}
@@ -385,10 +353,8 @@ func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why str
 			workspace, more = names.Of(def.States.Running), def.Deadline
 		}
 	}
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = $2, step = $3, attempts = 0, losses = 0, tried_since = mesh.clock(), stuck_reason = '',
-			why_waiting = 'waiting for a worker: ' || $4, next_at = mesh.clock(), wakeable = true, version = r.version + 1,
-			deadline_at = CASE WHEN r.deadline_at <= mesh.clock() THEN mesh.clock() + make_interval(secs => $5) ELSE r.deadline_at END
-		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns, r.ID, state, step, why, more.Seconds()).Scan(r.targets()...)
+	var err error
+	*r, err = pg.One[Run](ctx, tx, unstickRun, r.ID, state, step, why, more.Seconds())
 	if err != nil {
 		return Verb{}, fmt.Errorf("let run go on: %w", err)
 	}
@@ -406,22 +372,20 @@ func (c *Core) withWorkspace(ctx context.Context, tx pgx.Tx, r *Run, state, code
 }
 
 func lockRun(ctx context.Context, tx pgx.Tx, runID string) (*Run, error) {
-	r := &Run{}
-	err := tx.QueryRow(ctx, `SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = $1 FOR NO KEY UPDATE`, runID).Scan(r.targets()...)
+	r, err := pg.One[Run](ctx, tx, lockRunByID, runID)
 	if pg.IsNoRows(err) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such operation")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock run %s: %w", runID, err)
 	}
-	return r, nil
+	return &r, nil
 }
 
-// LockLive locks the run that owns a workspace now, if there is one, for whoever locks the workspace or what it holds afterwards.
+// LockLive locks the run that owns a workspace now, if there is one, for whoever locks the workspace or what it holds
+// afterwards.
 func LockLive(ctx context.Context, tx pgx.Tx, workspaceID string) error {
-	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.saga_run r
-		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') FOR NO KEY UPDATE`, workspaceID)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, lockLiveRun, workspaceID); err != nil {
 		return fmt.Errorf("lock live run of workspace %s: %w", workspaceID, err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -38,7 +39,41 @@ func (b *bed) locked(ctx context.Context, env *saga.Env) (string, error) {
 	return fmt.Sprintf("run %t, workspace %t", !run, !workspace), err
 }
 
-// TestOrderOfLocks: what a step locks before its run is locked before it, and its own rows come after its run and its workspace.
+// TestOrderOfLocksOfAStuckRun: what a stuck run's definition locks before the run is locked before it.
+func TestOrderOfLocksOfAStuckRun(t *testing.T) {
+	testkit.IO(t)
+	var rec record
+	var b *bed
+	var of saga.Env
+	look := func(ctx context.Context, what, workspaceID string) error {
+		held, err := b.locked(ctx, &saga.Env{RunID: of.RunID, WorkspaceID: workspaceID})
+		rec.add("%s: %s", what, held)
+		return err
+	}
+	steps := pureSteps("one")
+	steps[0].Do = func(_ context.Context, env *saga.Env) (saga.Outcome, error) {
+		of = *env
+		return saga.Outcome{}, saga.Fail(0, commonv1.Reason_REASON_LAUNCH_FAILED, "", nil)
+	}
+	b = newBed(t, saga.Definition{
+		Name: "toy", Version: 1, Steps: steps, States: states(), Sticks: true,
+		BeforeStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string) error { return look(ctx, "before", workspaceID) },
+		OnStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string, _ *saga.StepError) error {
+			return look(ctx, "stuck", workspaceID)
+		},
+	})
+	cfg := b.config("a")
+	cfg.Heartbeat, cfg.Lease = 5*time.Minute, 15*time.Minute // nothing but the end of the run locks it
+	b.drive(cfg)
+	_, id := b.create("toy")
+	b.await(id, time.Minute, "stuck")
+	if got, want := rec.all(), []string{"before: run false, workspace false", "stuck: run true, workspace true"}; !slices.Equal(got, want) {
+		t.Errorf("locks = %q, want %q", got, want)
+	}
+}
+
+// TestOrderOfLocks: what a step locks before its run is locked before it, and its own rows come after its run and its
+// workspace.
 func TestOrderOfLocks(t *testing.T) {
 	testkit.IO(t)
 	var rec record

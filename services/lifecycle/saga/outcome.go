@@ -55,8 +55,8 @@ type writes struct{ before, rows []TxFunc }
 
 func (w writes) empty() bool { return len(w.rows) == 0 }
 
-// After returns the outcome with locks that its rows need and that come before the run's in the order of locks: those of gates and tasks. lock is called
-// before the run is locked and the lease confirmed.
+// After returns the outcome with locks that its rows need and that come before the run's in the order of locks: those
+// of gates and tasks. lock is called before the run is locked and the lease confirmed.
 func (o Outcome) After(lock TxFunc) Outcome {
 	o.rows.before = append(slices.Clip(o.rows.before), lock)
 	return o

@@ -37,8 +37,7 @@ func (d *Driver) pause(ctx context.Context, h *held) error {
 	err := d.release(ctx, h, closing{state: attemptWaiting, why: whyPaused()}, rest{
 		state: state, attempts: h.run.Attempts, why: whyPaused(), passOver: true, point: "park",
 		rows: writes{rows: []TxFunc{func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `INSERT INTO lifecycle.run_pause AS p (run_id, since) VALUES ($1, mesh.clock())
-				ON CONFLICT (run_id) DO UPDATE SET since = COALESCE(p.since, mesh.clock())`, runID)
+			_, err := pg.Exec(ctx, tx, pauseRun, runID)
 			if err != nil {
 				return fmt.Errorf("pause run: %w", err)
 			}
@@ -72,8 +71,7 @@ func (c *Core) Resume(ctx context.Context) (int, error) {
 
 func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 	n := 0
-	var due bool
-	err := c.db.QueryRow(ctx, `SELECT NOT mesh.rolled_back() AND EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.since IS NOT NULL)`).Scan(&due)
+	due, err := pg.Value[bool](ctx, c.db, anyPaused)
 	if err != nil || !due {
 		return 0, err //nolint:wrapcheck // wrapped by the caller
 	}
@@ -83,11 +81,7 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 		if err != nil || len(paused) == 0 {
 			return err
 		}
-		rows, err := tx.Query(ctx, `
-			WITH due AS (SELECT r.id, mesh.clock() - p.since AS stood FROM lifecycle.saga_run r JOIN lifecycle.run_pause p ON p.run_id = r.id
-				WHERE r.id = ANY ($1::uuid[]) AND p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY r.id FOR NO KEY UPDATE OF r SKIP LOCKED)
-			UPDATE lifecycle.run_pause p SET since = NULL, total = p.total + due.stood FROM due
-			WHERE p.run_id = due.id AND p.since IS NOT NULL RETURNING p.run_id, extract(epoch FROM due.stood)::float8`, paused)
+		rows, err := pg.Query(ctx, tx, endPauses, paused)
 		if err != nil {
 			return fmt.Errorf("end pauses: %w", err)
 		}
@@ -111,12 +105,7 @@ func (c *Core) resumeOnce(ctx context.Context) (int, error) {
 
 // lockPaused returns runs that stand still, and locks their tasks, which come before the runs in the order of locks.
 func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT p.run_id FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
-		WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY p.run_id LIMIT $1`, resumeBatch)
-	if err != nil {
-		return nil, fmt.Errorf("list paused runs: %w", err)
-	}
-	paused, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	paused, err := pg.Values[string](ctx, tx, pausedRuns, resumeBatch)
 	if err != nil {
 		return nil, fmt.Errorf("list paused runs: %w", err)
 	}
@@ -128,23 +117,11 @@ func (c *Core) lockPaused(ctx context.Context, tx pgx.Tx) ([]string, error) {
 
 // moveOn makes runs due and moves everything on that counts their time.
 func (c *Core) moveOn(ctx context.Context, tx pgx.Tx, runs []string, stood []float64) error {
-	const by = ` FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood) `
-	rows, err := tx.Query(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), deadline_at = r.deadline_at + make_interval(secs => x.stood),
-			tried_since = r.tried_since + make_interval(secs => x.stood), progress_at = mesh.clock(), why_waiting = 'waiting for a worker: rollback mode is over',
-			version = r.version + 1`+by+`WHERE r.id = x.run_id AND r.state IN ('pending', 'waiting', 'compensating') RETURNING `+runColumns, runs, stood)
+	moved, err := pg.All[Run](ctx, tx, moveOnRuns, runs, stood)
 	if err != nil {
 		return fmt.Errorf("move deadlines of runs: %w", err)
 	}
-	moved, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Run, error) {
-		var r Run
-		return r, row.Scan(r.targets()...)
-	})
-	if err != nil {
-		return fmt.Errorf("move deadlines of runs: %w", err)
-	}
-	steps, err := attempts(ctx, tx, `UPDATE lifecycle.saga_step s SET deadline_at = s.deadline_at + make_interval(secs => x.stood), progress_at = mesh.clock(),
-			why_waiting = 'waiting for a worker: rollback mode is over', version = s.version + 1`+by+`
-		WHERE s.run_id = x.run_id AND s.state = 'waiting' RETURNING `+stepColumns, runs, stood)
+	steps, err := attempts(ctx, tx, moveOnAttempts, runs, stood)
 	if err != nil {
 		return err
 	}

@@ -22,37 +22,28 @@ func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, rea
 	if err := c.withdrawTasks(ctx, tx, runID); err != nil {
 		return Verb{}, err
 	}
-	r := &Run{}
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, state = 'failed', fence = mesh.next(r.fence),
-			cancel_requested_at = mesh.clock(), cancel_by = $3, cancel_reason = $4, error_code = $5, error = $6,
-			error_layer = $7, error_step = r.step, stuck_reason = '', why_waiting = '', finished_at = mesh.clock(),
-			version = r.version + 1
-		WHERE r.id = $1 AND r.state = 'waiting' AND r.owner IS NULL AND r.phase = 'do'
-			AND r.step_names[r.step + 1] = $2 AND r.cancel_requested_at IS NULL
-		RETURNING `+runColumns, runID, step, by, reason, code, text, layer).Scan(r.targets()...)
+	r, err := pg.One[Run](ctx, tx, cancelParked, runID, step, by, reason, code, text, layer)
 	if pg.IsNoRows(err) {
 		return Verb{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the operation went on meanwhile")
 	}
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel parked run: %w", err)
 	}
-	closed, err := attempts(ctx, tx, `UPDATE lifecycle.saga_step s SET state = 'cancelled', outcome = 'cancelled',
-			finished_at = mesh.clock(), why_waiting = '', error_code = $2, error = $3, error_layer = $4, version = s.version + 1
-		WHERE s.run_id = $1 AND s.state IN ('running', 'waiting') RETURNING `+stepColumns, r.ID, code, text, layer)
+	closed, err := attempts(ctx, tx, cancelOpenAttempts, r.ID, code, text, layer)
 	if err != nil {
 		return Verb{}, err
 	}
 	var j journal
-	j.run(r)
+	j.run(&r)
 	for i := range closed {
 		j.step(&closed[i])
 	}
-	j.decided(ctx, r)
+	j.decided(ctx, &r)
 	pos, err := j.flushPos(ctx, tx)
 	if err != nil {
 		return Verb{}, err
 	}
 	c.stats.Failed.Add(1)
 	c.asked.add(r.ID)
-	return Verb{Run: *r, Changed: true, Pos: pos}, nil
+	return Verb{Run: r, Changed: true, Pos: pos}, nil
 }

@@ -2,51 +2,54 @@ package saga
 
 import (
 	"encoding/json"
+	"reflect"
 	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Run is a row of saga_run.
 type Run struct {
-	ID            string
-	WorkspaceID   string
-	TenantID      string
-	Kind          string
-	Definition    string
-	DefVersion    int
-	Round         int
-	ParentRunID   string
-	CorrelationID string
-	Requester     string
-	StepNames     []string
-	Input         json.RawMessage
-	Epoch         int64
-	State         string
-	Phase         string
-	Step          int
-	Attempts      int
-	Losses        int
-	TriedSince    time.Time
-	Fence         int64
-	Owner         string
-	LeaseUntil    *time.Time
-	HeartbeatAt   *time.Time
-	ProgressAt    *time.Time
-	Signal        int64
-	NextAt        time.Time
-	DeadlineAt    *time.Time
-	CancelAt      *time.Time
-	CancelBy      string
-	CancelReason  string
-	StuckReason   string
-	WhyWaiting    string
-	ErrorCode     string
-	Error         string
-	ErrorLayer    string
-	ErrorStep     int
-	CreatedAt     time.Time
-	FinishedAt    *time.Time
-	ArchivedAt    *time.Time
-	Version       int64
+	ID            string          `db:"id"`
+	WorkspaceID   string          `db:"workspace_id"`
+	TenantID      string          `db:"tenant_id"`
+	Kind          string          `db:"kind"`
+	Definition    string          `db:"definition"`
+	DefVersion    int             `db:"def_version"`
+	Round         int             `db:"round"`
+	ParentRunID   string          `db:"parent_run_id" expr:"COALESCE(@.parent_run_id::text, '')"`
+	CorrelationID string          `db:"correlation_id"`
+	Requester     string          `db:"requester"`
+	StepNames     []string        `db:"step_names"`
+	Input         json.RawMessage `db:"input"`
+	Epoch         int64           `db:"epoch"`
+	State         string          `db:"state"`
+	Phase         string          `db:"phase"`
+	Step          int             `db:"step"`
+	Attempts      int             `db:"attempts"`
+	Losses        int             `db:"losses"`
+	TriedSince    time.Time       `db:"tried_since"`
+	Fence         int64           `db:"fence"`
+	Owner         string          `db:"owner" expr:"COALESCE(@.owner, '')"`
+	LeaseUntil    *time.Time      `db:"lease_until"`
+	HeartbeatAt   *time.Time      `db:"heartbeat_at"`
+	ProgressAt    *time.Time      `db:"progress_at"`
+	Signal        int64           `db:"signal"`
+	NextAt        time.Time       `db:"next_at"`
+	DeadlineAt    *time.Time      `db:"deadline_at"`
+	CancelAt      *time.Time      `db:"cancel_requested_at"`
+	CancelBy      string          `db:"cancel_by"`
+	CancelReason  string          `db:"cancel_reason"`
+	StuckReason   string          `db:"stuck_reason"`
+	WhyWaiting    string          `db:"why_waiting"`
+	ErrorCode     string          `db:"error_code"`
+	Error         string          `db:"error"`
+	ErrorLayer    string          `db:"error_layer"`
+	ErrorStep     int             `db:"error_step"`
+	CreatedAt     time.Time       `db:"created_at"`
+	FinishedAt    *time.Time      `db:"finished_at"`
+	ArchivedAt    *time.Time      `db:"archived_at"`
+	Version       int64           `db:"version"`
 }
 
 // The states and phases of a run, as SQL spells them.
@@ -87,134 +90,102 @@ func (r *Run) StepName() string {
 	return r.StepNames[r.Step]
 }
 
-const runColumns = `r.id, r.workspace_id, r.tenant_id, r.kind, r.definition, r.def_version, r.round, COALESCE(r.parent_run_id::text, ''),
-	r.correlation_id, r.requester, r.step_names, r.input, r.epoch, r.state, r.phase, r.step, r.attempts, r.losses, r.tried_since, r.fence,
-	COALESCE(r.owner, ''), r.lease_until, r.heartbeat_at, r.progress_at, r.signal, r.next_at, r.deadline_at, r.cancel_requested_at, r.cancel_by,
-	r.cancel_reason, r.stuck_reason, r.why_waiting, r.error_code, r.error, r.error_layer, r.error_step, r.created_at, r.finished_at,
-	r.archived_at, r.version`
-
-func (r *Run) targets() []any {
-	return []any{
-		&r.ID, &r.WorkspaceID, &r.TenantID, &r.Kind, &r.Definition, &r.DefVersion, &r.Round, &r.ParentRunID,
-		&r.CorrelationID, &r.Requester, &r.StepNames, &r.Input, &r.Epoch, &r.State, &r.Phase, &r.Step, &r.Attempts, &r.Losses, &r.TriedSince, &r.Fence,
-		&r.Owner, &r.LeaseUntil, &r.HeartbeatAt, &r.ProgressAt, &r.Signal, &r.NextAt, &r.DeadlineAt, &r.CancelAt, &r.CancelBy,
-		&r.CancelReason, &r.StuckReason, &r.WhyWaiting, &r.ErrorCode, &r.Error, &r.ErrorLayer, &r.ErrorStep, &r.CreatedAt, &r.FinishedAt,
-		&r.ArchivedAt, &r.Version,
-	}
-}
-
 // Attempt is a row of saga_step.
 type Attempt struct {
-	RunID       string
-	Step        int
-	Name        string
-	Dir         string
-	Attempt     int
-	WorkspaceID string
-	TenantID    string
-	Fence       int64
-	OpSeq       int64
-	State       string
-	IdemKey     string
-	StartedAt   time.Time
-	HeartbeatAt *time.Time
-	ProgressAt  *time.Time
-	Progress    string
-	DeadlineAt  *time.Time
-	Stalled     bool
-	FinishedAt  *time.Time
-	WhyWaiting  string
-	ErrorCode   string
-	Error       string
-	ErrorLayer  string
-	Cause       string // of the error, redacted and bounded; for operators
-	LastOutput  string // the end of what the workload wrote whose failure this is; for people of the tenant and operators
-	Output      json.RawMessage
-	Version     int64
-}
-
-const stepColumns = `s.run_id, s.step, s.name, s.dir, s.attempt, s.workspace_id, s.tenant_id, s.fence, s.op_seq, s.state, s.idem_key, s.started_at,
-	s.heartbeat_at, s.progress_at, COALESCE(s.progress->>'note', ''), s.deadline_at, s.stalled, s.finished_at, s.why_waiting, s.error_code,
-	s.error, s.error_layer, s.cause, s.last_output, s.output, s.version`
-
-func (a *Attempt) targets() []any {
-	return []any{
-		&a.RunID, &a.Step, &a.Name, &a.Dir, &a.Attempt, &a.WorkspaceID, &a.TenantID, &a.Fence, &a.OpSeq, &a.State, &a.IdemKey, &a.StartedAt,
-		&a.HeartbeatAt, &a.ProgressAt, &a.Progress, &a.DeadlineAt, &a.Stalled, &a.FinishedAt, &a.WhyWaiting, &a.ErrorCode,
-		&a.Error, &a.ErrorLayer, &a.Cause, &a.LastOutput, &a.Output, &a.Version,
-	}
+	RunID       string          `db:"run_id"`
+	Step        int             `db:"step"`
+	Name        string          `db:"name"`
+	Dir         string          `db:"dir"`
+	Attempt     int             `db:"attempt"`
+	WorkspaceID string          `db:"workspace_id"`
+	TenantID    string          `db:"tenant_id"`
+	Fence       int64           `db:"fence"`
+	OpSeq       int64           `db:"op_seq"`
+	State       string          `db:"state"`
+	IdemKey     string          `db:"idem_key"`
+	StartedAt   time.Time       `db:"started_at"`
+	HeartbeatAt *time.Time      `db:"heartbeat_at"`
+	ProgressAt  *time.Time      `db:"progress_at"`
+	Progress    string          `db:"note" expr:"COALESCE(@.progress->>'note', '')"`
+	DeadlineAt  *time.Time      `db:"deadline_at"`
+	Stalled     bool            `db:"stalled"`
+	FinishedAt  *time.Time      `db:"finished_at"`
+	WhyWaiting  string          `db:"why_waiting"`
+	ErrorCode   string          `db:"error_code"`
+	Error       string          `db:"error"`
+	ErrorLayer  string          `db:"error_layer"`
+	Cause       string          `db:"cause"`       // of the error, redacted and bounded; for operators
+	LastOutput  string          `db:"last_output"` // the end of what the workload wrote whose failure this is; for people of the tenant and operators
+	Output      json.RawMessage `db:"output"`
+	Version     int64           `db:"version"`
 }
 
 // Claim is a row of resource_claim.
 type Claim struct {
-	ID           string
-	WorkspaceID  string
-	TenantID     string
-	RunID        string
-	Step         int
-	Kind         string
-	Scope        string
-	Name         string
-	ExternalRef  string
-	Epoch        int64
-	NodeID       string
-	IntentAt     time.Time
-	ConfirmedAt  *time.Time
-	ReleasedAt   *time.Time
-	OrphanedAt   *time.Time
-	OrphanedBy   string
-	OrphanReason string
-	Version      int64
-}
-
-const claimColumns = `c.id, c.workspace_id, c.tenant_id, c.run_id, c.step, c.kind, c.scope, c.deterministic_name, c.external_ref, c.epoch,
-	COALESCE(c.node_id::text, ''), c.intent_at, c.confirmed_at, c.released_at, c.orphaned_at, c.orphaned_by, c.orphan_reason, c.version`
-
-func (c *Claim) targets() []any {
-	return []any{
-		&c.ID, &c.WorkspaceID, &c.TenantID, &c.RunID, &c.Step, &c.Kind, &c.Scope, &c.Name, &c.ExternalRef, &c.Epoch,
-		&c.NodeID, &c.IntentAt, &c.ConfirmedAt, &c.ReleasedAt, &c.OrphanedAt, &c.OrphanedBy, &c.OrphanReason, &c.Version,
-	}
+	ID           string     `db:"id"`
+	WorkspaceID  string     `db:"workspace_id"`
+	TenantID     string     `db:"tenant_id"`
+	RunID        string     `db:"run_id"`
+	Step         int        `db:"step"`
+	Kind         string     `db:"kind"`
+	Scope        string     `db:"scope"`
+	Name         string     `db:"deterministic_name"`
+	ExternalRef  string     `db:"external_ref"`
+	Epoch        int64      `db:"epoch"`
+	NodeID       string     `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
+	IntentAt     time.Time  `db:"intent_at"`
+	ConfirmedAt  *time.Time `db:"confirmed_at"`
+	ReleasedAt   *time.Time `db:"released_at"`
+	OrphanedAt   *time.Time `db:"orphaned_at"`
+	OrphanedBy   string     `db:"orphaned_by"`
+	OrphanReason string     `db:"orphan_reason"`
+	Version      int64      `db:"version"`
 }
 
 // Workspace is a row of workspace.
 type Workspace struct {
-	ID               string
-	TenantID         string
-	Tenant           string // name
-	Name             string
-	Spec             json.RawMessage
-	SpecDigest       string
-	DesiredState     string
-	State            string
-	Epoch            int64
-	OpSeq            int64
-	RunID            string
-	LastErrorCode    string
-	LastError        string
-	RegisterFailures int
-	RetryUsed        int
-	RetryWindowStart *time.Time
-	ResetDone        bool
-	NodeID           string
-	NodeName         string
-	Endpoints        json.RawMessage
-	CreatedBy        string
-	CreatedAt        time.Time
-	StateAt          time.Time
-	Version          int64
+	ID               string          `db:"id"`
+	TenantID         string          `db:"tenant_id"`
+	Tenant           string          `db:"tenant" expr:"COALESCE((SELECT t.name FROM lifecycle.tenant t WHERE t.id = @.tenant_id), '')"` // name
+	Name             string          `db:"name"`
+	Spec             json.RawMessage `db:"spec"`
+	SpecDigest       string          `db:"spec_digest"`
+	DesiredState     string          `db:"desired_state"`
+	State            string          `db:"state"`
+	Epoch            int64           `db:"epoch"`
+	OpSeq            int64           `db:"op_seq"`
+	RunID            string          `db:"run_id" expr:"COALESCE(@.run_id::text, '')"`
+	LastErrorCode    string          `db:"last_error_code"`
+	LastError        string          `db:"last_error"`
+	RegisterFailures int             `db:"register_failures"`
+	RetryUsed        int             `db:"retry_used"`
+	RetryWindowStart *time.Time      `db:"retry_window_start"`
+	ResetDone        bool            `db:"reset_done"`
+	NodeID           string          `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
+	NodeName         string          `db:"node_name"`
+	Endpoints        json.RawMessage `db:"endpoints"`
+	CreatedBy        string          `db:"created_by"`
+	CreatedAt        time.Time       `db:"created_at"`
+	StateAt          time.Time       `db:"state_at"`
+	Version          int64           `db:"version"`
 }
 
-const workspaceColumns = `w.id, w.tenant_id, COALESCE((SELECT t.name FROM lifecycle.tenant t WHERE t.id = w.tenant_id), ''), w.name, w.spec,
-	w.spec_digest, w.desired_state, w.state, w.epoch, w.op_seq, COALESCE(w.run_id::text, ''), w.last_error_code, w.last_error,
-	w.register_failures, w.retry_used, w.retry_window_start, w.reset_done, COALESCE(w.node_id::text, ''), w.node_name, w.endpoints,
-	w.created_by, w.created_at, w.state_at, w.version`
+// Select lists of the rows.
+var (
+	runColumns       = pg.Columns[Run]("r")
+	stepColumns      = pg.Columns[Attempt]("s")
+	claimColumns     = pg.Columns[Claim]("c")
+	workspaceColumns = pg.Columns[Workspace]("w")
+)
 
-func (w *Workspace) targets() []any {
-	return []any{
-		&w.ID, &w.TenantID, &w.Tenant, &w.Name, &w.Spec,
-		&w.SpecDigest, &w.DesiredState, &w.State, &w.Epoch, &w.OpSeq, &w.RunID, &w.LastErrorCode, &w.LastError,
-		&w.RegisterFailures, &w.RetryUsed, &w.RetryWindowStart, &w.ResetDone, &w.NodeID, &w.NodeName, &w.Endpoints,
-		&w.CreatedBy, &w.CreatedAt, &w.StateAt, &w.Version,
+// targets returns where Scan puts the columns of a row, in the order of its select list. It is for statements that
+// return several rows side by side, whose columns have the same names, and for those of which a part must be read
+// though the rest cannot be.
+func targets[T any](row *T) []any {
+	v := reflect.ValueOf(row).Elem()
+	out := make([]any, v.NumField())
+	for i := range out {
+		out[i] = v.Field(i).Addr().Interface()
 	}
+	return out
 }

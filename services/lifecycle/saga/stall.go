@@ -30,12 +30,12 @@ var quietSince = `GREATEST(
 const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h WHERE h.run_id = r.id AND h.since IS NOT NULL)`
 
 type stall struct {
-	runID   string
-	step    int
-	dir     string
-	attempt int // 0: the run as a whole
-	reason  string
-	after   float64 // seconds that it may be quiet, for an attempt
+	RunID   string  `db:"run_id"`
+	Step    int     `db:"step"`
+	Dir     string  `db:"dir"`
+	Attempt int     `db:"attempt"` // 0: the run as a whole
+	Reason  string  `db:"reason"`
+	After   float64 `db:"after"` // seconds that it may be quiet, for an attempt
 }
 
 // stallAfter is how long a step may show no progress now; without a step, how long a run may last.
@@ -88,31 +88,7 @@ func (c *Core) findStalls(ctx context.Context, silent time.Duration) ([]stall, e
 			keys, steps, quiet = append(keys, k), append(steps, d.Steps[i].Name), append(quiet, c.stallAfter(d, &d.Steps[i]).Seconds())
 		}
 	}
-	rows, err := c.db.Query(ctx, `
-		(SELECT s.run_id, s.step, s.dir, s.attempt, 'step_stalled: no progress at "' || s.name || '" for ' || p.after, extract(epoch FROM p.after)::float8
-		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
-		CROSS JOIN LATERAL (SELECT COALESCE((SELECT make_interval(secs => x.after) FROM unnest($5::text[], $6::text[], $7::float8[]) AS x (key, name, after)
-			WHERE x.key = r.definition || ':' || r.def_version AND x.name = s.name), s.stall_after) AS after) p
-		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled AND `+quietSince+` + p.after < mesh.clock()
-			AND `+notPaused+` LIMIT $1)
-		UNION ALL
-		(SELECT r.id, r.step, r.phase, 0, 'driver_silent: due since ' || to_char(r.next_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') ||
-			' and taken up by no worker', 0
-		FROM lifecycle.saga_run r
-		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at < mesh.clock() - make_interval(secs => $2)
-			AND r.stuck_reason = '' AND `+notPaused+` LIMIT $1)
-		UNION ALL
-		(SELECT r.id, r.step, r.phase, 0, 'run_stalled: not over after ' || make_interval(secs => d.after), 0
-		FROM lifecycle.saga_run r JOIN unnest($3::text[], $4::float8[]) AS d (name, after) ON d.name = r.definition
-		WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.stuck_reason = '' AND `+notPaused+`
-			AND r.created_at + make_interval(secs => d.after) + COALESCE((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = r.id), '0') < mesh.clock() LIMIT $1)`, stallBatch, silent.Seconds(), definitions, after, keys, steps, quiet)
-	if err != nil {
-		return nil, fmt.Errorf("find stalls: %w", err)
-	}
-	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (stall, error) {
-		var s stall
-		return s, row.Scan(&s.runID, &s.step, &s.dir, &s.attempt, &s.reason, &s.after)
-	})
+	found, err := pg.All[stall](ctx, c.db, findStalls, stallBatch, silent.Seconds(), definitions, after, keys, steps, quiet)
 	if err != nil {
 		return nil, fmt.Errorf("find stalls: %w", err)
 	}
@@ -124,10 +100,7 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 	marked := false
 	err := pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		marked = false
-		r := &Run{}
-		err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_run r SET seal = NULL, stuck_reason = $4, version = r.version + 1
-			WHERE r.id = $1 AND r.step = $2 AND r.phase = $3 AND r.state IN ('pending', 'running', 'waiting', 'compensating')
-				AND ($5 > 0 OR r.stuck_reason = '') RETURNING `+runColumns, s.runID, s.step, s.dir, s.reason, s.attempt).Scan(r.targets()...)
+		r, err := pg.One[Run](ctx, tx, flagRun, s.RunID, s.Step, s.Dir, s.Reason, s.Attempt)
 		if pg.IsNoRows(err) {
 			return nil
 		}
@@ -135,20 +108,17 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 			return fmt.Errorf("flag run: %w", err)
 		}
 		var j journal
-		if s.attempt > 0 {
-			a := &Attempt{}
-			err := tx.QueryRow(ctx, `UPDATE lifecycle.saga_step s SET stalled = true, version = s.version + 1
-				WHERE s.run_id = $1 AND s.step = $2 AND s.dir = $3 AND s.attempt = $4 AND s.state IN ('running', 'waiting') AND NOT s.stalled
-					AND `+quietSince+` + make_interval(secs => $5) < mesh.clock() RETURNING `+stepColumns, s.runID, s.step, s.dir, s.attempt, s.after).Scan(a.targets()...)
+		if s.Attempt > 0 {
+			a, err := pg.One[Attempt](ctx, tx, flagAttempt, s.RunID, s.Step, s.Dir, s.Attempt, s.After)
 			if pg.IsNoRows(err) {
 				return errMoved
 			}
 			if err != nil {
 				return fmt.Errorf("flag attempt: %w", err)
 			}
-			j.step(a)
+			j.step(&a)
 		}
-		j.run(r)
+		j.run(&r)
 		marked = true
 		return j.flush(ctx, tx)
 	})

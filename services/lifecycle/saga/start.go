@@ -75,8 +75,7 @@ func (c *Core) InsertWorkspace(ctx context.Context, tx pgx.Tx, in NewWorkspace) 
 	if len(in.Spec) == 0 {
 		in.Spec = json.RawMessage(`{}`)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, spec, spec_digest, state, created_by)
-		VALUES (1, $1, $2, $3, $4, $5, 'provisioning', $6)`, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
+	_, err := pg.Exec(ctx, tx, insertWorkspace, in.ID, in.TenantID, in.Name, in.Spec, in.SpecDigest, in.CreatedBy)
 	if err != nil {
 		return "", fmt.Errorf("insert workspace: %w", err)
 	}
@@ -126,24 +125,16 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 }
 
 func (c *Core) insertRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte) (*Run, bool, error) {
-	r := &Run{}
-	err := tx.QueryRow(ctx, `INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
-			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting)
-		SELECT 1, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
-			CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
-			'waiting for a worker'
-		FROM lifecycle.workspace w WHERE w.id = $2
-		ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
-		RETURNING `+runColumns,
+	r, err := pg.One[Run](ctx, tx, insertRun,
 		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID, req.Requester,
-		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds()).Scan(r.targets()...)
+		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds())
 	if pg.IsNoRows(err) {
 		return nil, false, nil
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("insert run: %w", err)
 	}
-	return r, true, nil
+	return &r, true, nil
 }
 
 // begin gives the workspace to the run that was just inserted. The epoch is compared and set: the run's was drawn from the row before its lock.
@@ -152,16 +143,9 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	for _, s := range req.From {
 		from = append(from, names.Of(s))
 	}
-	w := &Workspace{}
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace w SET seal = NULL, run_id = $2, epoch = $3, state = $4, state_at = mesh.clock(), last_error_code = '',
-			last_error = '', reset_done = false, version = w.version + 1, desired_state = COALESCE(NULLIF($7, ''), w.desired_state),
-			retry_used = `+healthyReset+` + $8,
-			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
-		WHERE w.id = $1 AND (cardinality($5::text[]) = 0 OR w.state = ANY ($5)) AND $3 = CASE WHEN $6 THEN mesh.next(w.epoch) ELSE w.epoch END
-			AND ($8 = 0 OR (w.reset_done AND w.retry_used = $9)) AND ($10 = 0::bigint OR w.epoch = $10)
-		RETURNING `+workspaceColumns,
+	w, err := pg.One[Workspace](ctx, tx, giveWorkspace,
 		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry), req.retryUsed, req.OfEpoch,
-	).Scan(w.targets()...)
+	)
 	if pg.IsNoRows(err) {
 		return Started{}, c.refuseStart(ctx, tx, req)
 	}
@@ -170,7 +154,7 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	}
 	var j journal
 	j.run(run)
-	if err := j.workspace(w); err != nil {
+	if err := j.workspace(&w); err != nil {
 		return Started{}, err
 	}
 	pos, err := j.flushPos(ctx, tx)
@@ -241,24 +225,19 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 // Wake says that something happened for these runs: a parked one that can be woken is due at once; a leased one will not stay parked. It never
 // steals a lease. It belongs in the transaction of what happened, as its last lock; Committed follows the commit.
 func (c *Core) Wake(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
-	return wake(ctx, tx, `r.id = ANY ($1::uuid[])`, runIDs)
+	return wake(ctx, tx, wakeRuns, runIDs)
 }
 
 // WakeWorkspaces is Wake for the open runs of these workspaces.
 func (c *Core) WakeWorkspaces(ctx context.Context, tx pgx.Tx, workspaceIDs ...string) error {
-	return wake(ctx, tx, `r.workspace_id = ANY ($1::uuid[])`, workspaceIDs)
+	return wake(ctx, tx, wakeRunsOfWorkspaces, workspaceIDs)
 }
 
-func wake(ctx context.Context, tx pgx.Tx, which string, ids []string) error {
+func wake(ctx context.Context, tx pgx.Tx, change *pg.Statement, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `WITH due AS (SELECT r.id FROM lifecycle.saga_run r WHERE `+which+`
-			AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE)
-		UPDATE lifecycle.saga_run r SET seal = NULL, signal = r.signal + 1,
-			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
-		FROM due WHERE r.id = due.id`, ids)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, change, ids); err != nil {
 		return fmt.Errorf("wake runs: %w", err)
 	}
 	return nil

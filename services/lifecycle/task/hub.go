@@ -61,7 +61,8 @@ func (h *Hub) Notify(nodeIDs ...string) {
 	})
 }
 
-// Withdrawn has the cancels of these runs' tasks told at once: call it after the commit that withdrew them. What it is told too early, the sweep tells.
+// Withdrawn has the cancels of these runs' tasks told at once: call it after the commit that withdrew them. What it is
+// told too early, the sweep tells.
 func (h *Hub) Withdrawn(runIDs ...string) {
 	h.mu.Lock()
 	if len(h.watchers) > 0 && len(h.asked) < hintsPending {

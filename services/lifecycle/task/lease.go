@@ -153,7 +153,8 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 	return out, nil
 }
 
-// unansweredCancels lists tasks in flight that are to stop, of these runs or, if none is named, of all; in rollback mode none is.
+// unansweredCancels lists tasks in flight that are to stop, of these runs or, if none is named, of all; in rollback
+// mode none is.
 func unansweredCancels(ctx context.Context, q pg.Querier, runs []string, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
 	args := []any{limit}
 	if len(runs) > 0 {

@@ -11,11 +11,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// PayloadKept is how long an ended task that may be queued again keeps its payload, after its end and after its last moment to start. Then the sweep clears
-// it, and the task cannot be queued again. Every other end clears the payload at once.
+// PayloadKept is how long an ended task that may be queued again keeps its payload, after its end and after its last
+// moment to start. Then the sweep clears it, and the task cannot be queued again. Every other end clears the payload at
+// once.
 const PayloadKept = "1 day"
 
-// idempotent are the types whose tasks may be done twice, so that one that has expired, or of which nobody knows whether it was done, may be queued again.
+// idempotent are the types whose tasks may be done twice, so that one that has expired, or of which nobody knows
+// whether it was done, may be queued again.
 var idempotent = []string{
 	"probe.noop", "workload.status", "workload.deploy", "workload.start", "workload.stop", "workload.remove",
 	"storage.allocate", "storage.release", "diagnostics.collect",
@@ -24,7 +26,8 @@ var idempotent = []string{
 // Idempotent says whether doing a task of that type twice is as good as once.
 func Idempotent(taskType string) bool { return slices.Contains(idempotent, taskType) }
 
-// payloadAt is the SQL of a task's payload in a state: nothing once no agent may be sent it again. A payload may carry credentials.
+// payloadAt is the SQL of a task's payload in a state: nothing once no agent may be sent it again. A payload may carry
+// credentials.
 func payloadAt(state string) string {
 	return `CASE WHEN ` + state + ` IN ('succeeded', 'failed', 'cancelled', 'superseded')
 		OR ` + state + ` IN ('expired', 'outcome_unknown') AND t.type NOT IN ('` + strings.Join(idempotent, `', '`) + `')
@@ -34,7 +37,8 @@ func payloadAt(state string) string {
 // payloadOver is the condition that a task t that has ended keeps its payload no longer.
 const payloadOver = `t.expires_at <= mesh.clock() - interval '` + PayloadKept + `' AND t.state_at <= mesh.clock() - interval '` + PayloadKept + `'`
 
-// clearPayloads clears what ended tasks still carry after PayloadKept, in batches, and returns of how many it did. In rollback mode it leaves all as it is.
+// clearPayloads clears what ended tasks still carry after PayloadKept, in batches, and returns of how many it did. In
+// rollback mode it leaves all as it is.
 func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 	total := 0
 	for {

@@ -75,7 +75,8 @@ func TestPayloadsGoAtEveryEnd(t *testing.T) {
 	k.carries("expired, and not to be done twice", late.TaskID, expired, false)
 }
 
-// TestAPayloadWaitsADayForAnotherTry: what has expired, or ended with an unknown outcome, may be queued again for a day, and not later.
+// TestAPayloadWaitsADayForAnotherTry: what has expired, or ended with an unknown outcome, may be queued again for a
+// day, and not later.
 func TestAPayloadWaitsADayForAnotherTry(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

@@ -16,8 +16,9 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
-// Lock locks what Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with those that wait for a launched instance. A run
-// is woken if a task of it ends: one that was asked to stop, or that a ledger that is gone had.
+// Lock locks what Reconcile of these sessions may change: their tasks, and then the runs that it wakes, with those that
+// wait for a launched instance. A run is woken if a task of it ends: one that was asked to stop, or that a ledger that
+// is gone had.
 func (s *Server) Lock(ctx context.Context, tx pgx.Tx, ready gate.Ready) error {
 	if len(ready.NodeIDs) == 0 {
 		return nil

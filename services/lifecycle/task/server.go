@@ -221,7 +221,8 @@ func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason stri
 	return s.change(ctx, tx, r, commonv1.TaskState_TASK_STATE_FAILED, setError, reason)
 }
 
-// change moves a locked task, reports it, and wakes its run if it ended. more are what the setting takes beside the detail.
+// change moves a locked task, reports it, and wakes its run if it ended. more are what the setting takes beside the
+// detail.
 func (s *Server) change(
 	ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set setting, detail string, more ...any,
 ) (Row, string, error) {

@@ -90,26 +90,33 @@ type setting string
 
 const (
 	setCancelled setting = `cancel_requested_at = coalesce(t.cancel_requested_at, mesh.clock()), cancel_reason = $4`
-	setQueued    setting = `expires_at = mesh.clock() + (t.expires_at - t.created_at), cancel_requested_at = NULL, reason = '', error = $4`
-	setError     setting = `error = $4`
-	setRefused   setting = `error = $4, reason = $5`
+	setQueued    setting = `expires_at = mesh.clock() + (t.expires_at - t.created_at), cancel_requested_at = NULL,
+		reason = '', error = $4`
+	setError   setting = `error = $4`
+	setRefused setting = `error = $4, reason = $5`
 )
 
-// inFlight selects the ids of the tasks in flight at nodes, and of those in $2: each part by an index of its own, however many tasks have ended.
+// inFlight selects the ids of the tasks in flight at nodes, and of those in $2: each part by an index of its own,
+// however many tasks have ended.
 func inFlight(nodes string) string {
-	return `SELECT o.task_id FROM lifecycle.task o WHERE o.node_id = ` + nodes + ` AND o.open AND o.state <> 'queued' UNION SELECT unnest($2::uuid[])`
+	return `SELECT o.task_id FROM lifecycle.task o WHERE o.node_id = ` + nodes + ` AND o.open
+		AND o.state <> 'queued' UNION SELECT unnest($2::uuid[])`
 }
 
-// StoredDeploys lists deploys whose values are not all under the first key, between two lists of keys. What is under the first key is not read.
-var StoredDeploys = pg.Define(pg.RoleLifecycle, "task.stored_deploys", `SELECT `+pg.Columns[storedDeploy]("t")+` FROM lifecycle.task t
+// StoredDeploys lists deploys whose values are not all under the first key, between two lists of keys. What is under
+// the first key is not read.
+var StoredDeploys = pg.Define(pg.RoleLifecycle, "task.stored_deploys", `SELECT `+pg.Columns[storedDeploy]("t")+`
+	FROM lifecycle.task t
 	WHERE type = 'workload.deploy' AND payload <> '' AND coalesce(secret_keys, '!') <> ''
-		AND ((coalesce(secret_keys, '!')) COLLATE "C", task_id) > ($1, $2::uuid) AND (coalesce(secret_keys, '!')) COLLATE "C" < $3
+		AND ((coalesce(secret_keys, '!')) COLLATE "C", task_id) > ($1, $2::uuid)
+			AND (coalesce(secret_keys, '!')) COLLATE "C" < $3
 	ORDER BY (coalesce(secret_keys, '!')) COLLATE "C", task_id LIMIT $4`)
 
 var (
 	changeTask = pg.DefineDynamic(pg.RoleLifecycle, "task.change", func(s setting) string {
 		return `
-			UPDATE lifecycle.task t SET state = $2::text, state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1,
+			UPDATE lifecycle.task t SET state = $2::text,
+				state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1,
 				payload = ` + payloadAt("$2::text") + `, ` + string(s) + `
 			WHERE t.task_id = $1 AND t.state = $3 RETURNING ` + columns
 	}, setCancelled, setQueued, setError, setRefused)
@@ -123,7 +130,8 @@ var (
 		return sql + ` LIMIT $1`
 	}, false, true)
 	lockBehindReports = pg.Define(pg.RoleLifecycle, "task.lock_behind_reports", `
-		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id, attempt, place)
+		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id,
+			attempt, place)
 		JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt < u.attempt
 		ORDER BY t.task_id, u.attempt FOR UPDATE OF t`)
 	adoptAttempt = pg.Define(pg.RoleLifecycle, "task.adopt_attempt", `
@@ -156,7 +164,8 @@ var (
 		)
 		SELECT p.task_id::text AS task_id, p.state, p.nth <= $7 AS kept FROM placed p ORDER BY p.task_id, p.nth`)
 	countLateResult = pg.Define(pg.RoleLifecycle, "task.count_late_result", `
-		UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1 WHERE t.task_id = $1 RETURNING `+columns)
+		UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1 WHERE t.task_id = $1
+			RETURNING `+columns)
 	lateResults = pg.Define(pg.RoleLifecycle, "task.late_results", `
 		SELECT late_evidence FROM lifecycle.task WHERE task_id = $1`)
 	countLateResults = pg.Define(pg.RoleLifecycle, "task.count_late_results", `
@@ -167,15 +176,18 @@ var (
 		), fresh AS (
 			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
-				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
+				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL
+					AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
 				  AND `+dispatchable+`
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), again AS (
 			SELECT q.task_id, false AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
-				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL AND t.session_epoch = a.generation
-				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock() AND `+dispatchable+`
+				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL
+					AND t.session_epoch = a.generation
+				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock()
+					AND `+dispatchable+`
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), chosen AS (
@@ -196,7 +208,8 @@ var (
 			WHERE t.open AND t.expires_at > now.at AND (t.state = 'queued' AND t.not_before <= now.at OR
 				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`') AND `+dispatchable+`
 		) n
-		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open) LIMIT $1`)
+		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open)
+			LIMIT $1`)
 	clearPayloads = pg.Define(pg.RoleLifecycle, "task.clear_payloads", `
 		WITH over AS (
 			SELECT t.task_id FROM lifecycle.task t
@@ -215,11 +228,13 @@ var (
 			SELECT t.run_id FROM lifecycle.task t WHERE t.node_id = ANY ($1::uuid[]) AND t.open AND t.state <> 'queued'
 				AND (t.cancel_requested_at IS NOT NULL OR t.node_id = ANY ($2::uuid[]))
 			UNION
-			SELECT w.id FROM lifecycle.saga_run w WHERE w.workspace_id = ANY ($3::uuid[]) AND w.state IN ('pending', 'running', 'waiting', 'compensating'))
+			SELECT w.id FROM lifecycle.saga_run w WHERE w.workspace_id = ANY ($3::uuid[])
+				AND w.state IN ('pending', 'running', 'waiting', 'compensating'))
 		AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE`)
 	tasksInFlight = pg.Define(pg.RoleLifecycle, "task.in_flight", `
 		SELECT `+columns+` FROM lifecycle.task t
-		WHERE t.task_id IN (`+inFlight("$1")+`) AND t.node_id = $1 AND (t.open AND t.state <> 'queued' OR t.task_id = ANY ($2::uuid[]))
+		WHERE t.task_id IN (`+inFlight("$1")+`) AND t.node_id = $1
+			AND (t.open AND t.state <> 'queued' OR t.task_id = ANY ($2::uuid[]))
 		ORDER BY t.task_id FOR UPDATE`)
 	holdBack = pg.Define(pg.RoleLifecycle, "task.hold_back", `
 		UPDATE lifecycle.task t SET
@@ -262,7 +277,8 @@ var (
 		SELECT `+columns+` FROM lifecycle.task t WHERE t.task_id = $1 FOR UPDATE`)
 	lockOpenOfRun = pg.Define(pg.RoleLifecycle, "task.lock_open_of_run", `
 		SELECT `+columns+` FROM lifecycle.task t
-		WHERE t.run_id = $1 AND t.idem_key LIKE $1::text || '/%/do/%' AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
+		WHERE t.run_id = $1 AND t.idem_key LIKE $1::text || '/%/do/%'
+			AND t.state IN ('queued', 'dispatched', 'delivered', 'running')
 		  AND t.cancel_requested_at IS NULL
 		ORDER BY t.task_id FOR UPDATE`)
 	endStale = pg.Define(pg.RoleLifecycle, "task.end_stale", `
@@ -287,9 +303,11 @@ var (
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
 		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+columns)
 	enqueueTask = pg.Define(pg.RoleLifecycle, "task.enqueue", `
-		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state, idem_key, payload, expires_at,
+		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state,
+			idem_key, payload, expires_at,
 			correlation_id, created_by, secret_keys)
-		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10, mesh.clock() + $11::interval, $12, $13, $14)
+		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10,
+			mesh.clock() + $11::interval, $12, $13, $14)
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+columns)
 	taskByKey = pg.Define(pg.RoleLifecycle, "task.by_key", `
 		SELECT `+columns+` FROM lifecycle.task t WHERE t.idem_key = $1`)

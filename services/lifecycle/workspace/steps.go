@@ -253,8 +253,9 @@ func waitTask(what string) saga.Outcome {
 	return saga.Wait(saga.WaitFor{For: 5 * time.Second, Why: what, WakeOnSignal: true})
 }
 
-// withdraw asks to stop whatever the run's steps queued on the way forward and is not done: an undo must not race it. A cancel has done so already, but for
-// what a step queued at the same moment. The agent refuses what still arrives, since the undo carries a higher op_seq.
+// withdraw asks to stop whatever the run's steps queued on the way forward and is not done: an undo must not race it. A
+// cancel has done so already, but for what a step queued at the same moment. The agent refuses what still arrives,
+// since the undo carries a higher op_seq.
 func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	var rows []task.Row
 	err := env.TxAfter(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -272,8 +273,8 @@ func (s *Steps) withdraw(ctx context.Context, env *saga.Env) error {
 	return nil
 }
 
-// lockNodes locks the gates of the nodes on which the step's workspace has something: a step whose rows cordon one of them, or end a cordon, takes it before
-// the run's lock.
+// lockNodes locks the gates of the nodes on which the step's workspace has something: a step whose rows cordon one of
+// them, or end a cordon, takes it before the run's lock.
 func lockNodes(env *saga.Env) saga.TxFunc {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		return gate.LockOfWorkspace(ctx, tx, env.WorkspaceID) //nolint:wrapcheck // it says what it did

@@ -24,7 +24,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
-// deadlocks keeps the statements that Postgres ended because of a deadlock. Those that run in a transaction are tried again, so that nothing else shows them.
+// deadlocks keeps the statements that Postgres ended because of a deadlock. Those that run in a transaction are tried
+// again, so that nothing else shows them.
 type deadlocks struct {
 	mu   sync.Mutex
 	list []string
@@ -90,7 +91,8 @@ func (p *plane) blocked(text string) {
 	})
 }
 
-// asks begins a workspace and waits until its box's agent, which takes no work, has been asked for storage. It returns the operation and the node.
+// asks begins a workspace and waits until its box's agent, which takes no work, has been asked for storage. It returns
+// the operation and the node.
 func (p *plane) asks() (*lifecyclev1.Operation, string) {
 	p.t.Helper()
 	p.world.mu.Lock()
@@ -140,7 +142,8 @@ func (p *plane) leased(node string) *lifecyclev1.LeasedTask {
 	return res.GetTasks()[0]
 }
 
-// TestACancelMeetsAResult: an agent's result has the task and wants the run at the moment at which the run is cancelled and its tasks are withdrawn.
+// TestACancelMeetsAResult: an agent's result has the task and wants the run at the moment at which the run is cancelled
+// and its tasks are withdrawn.
 func TestACancelMeetsAResult(t *testing.T) {
 	var seen deadlocks
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, tracer: &seen})
@@ -189,7 +192,8 @@ func TestACancelMeetsAResult(t *testing.T) {
 	seen.none(t)
 }
 
-// TestACancelWithdrawsAtOnce: what agents were asked for is withdrawn with the cancel, though the step under way does not heed it.
+// TestACancelWithdrawsAtOnce: what agents were asked for is withdrawn with the cancel, though the step under way does
+// not heed it.
 func TestACancelWithdrawsAtOnce(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	op, node := p.asks()
@@ -215,7 +219,8 @@ func TestACancelWithdrawsAtOnce(t *testing.T) {
 	p.rests(op.GetWorkspaceId(), "failed")
 }
 
-// TestAnImageOnAMachineOfProcesses: an agent that cannot run what it is asked to is not asked again: the step has failed for good, and the run is undone.
+// TestAnImageOnAMachineOfProcesses: an agent that cannot run what it is asked to is not asked again: the step has
+// failed for good, and the run is undone.
 func TestAnImageOnAMachineOfProcesses(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	p.world.mu.Lock()

@@ -133,7 +133,8 @@ func (d *Dispatcher) watchOnce(ctx context.Context) error {
 	return nil
 }
 
-// mostCancels bounds the frames with cancels that one list of hints sends to a session. What it leaves out is told again within a second.
+// mostCancels bounds the frames with cancels that one list of hints sends to a session. What it leaves out is told
+// again within a second.
 const mostCancels = 64
 
 // cancel tells agents which tasks to stop, those of one node for one reason together.

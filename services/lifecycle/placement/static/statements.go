@@ -9,7 +9,8 @@ import (
 // noID stands for the instance and the machine of an epoch that was ended before it was placed.
 const noID = `'00000000-0000-0000-0000-000000000000'`
 
-// epochsRow is what a launch must know of a workspace's slots: the highest epoch that ever had one, and another that has one still.
+// epochsRow is what a launch must know of a workspace's slots: the highest epoch that ever had one, and another that
+// has one still.
 type epochsRow struct {
 	Highest *int64 `db:"highest"`
 	Alive   *int64 `db:"alive"`
@@ -43,7 +44,8 @@ var (
 		VALUES ($1, $2, `+noID+`, `+noID+`, mesh.clock(), mesh.clock())
 		ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock() WHERE s.ended_at IS NULL`)
 	fenceSlot = pg.Define(pg.RoleLifecycle, "static.fence_slot", `
-		INSERT INTO lifecycle.static_placement AS s (workspace_id, epoch, instance_id, node_id, started_at, ended_at, fence_word)
+		INSERT INTO lifecycle.static_placement AS s (workspace_id, epoch, instance_id, node_id, started_at, ended_at,
+			fence_word)
 		VALUES ($1, $2, `+noID+`, `+noID+`, mesh.clock(), mesh.clock(), $3)
 		ON CONFLICT (workspace_id, epoch) DO UPDATE SET ended_at = mesh.clock(), fence_word = $3 WHERE s.ended_at IS NULL`)
 	listSlots = pg.Define(pg.RoleLifecycle, "static.list_slots", `

@@ -19,6 +19,8 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
+var insertTenant = pg.Define(pg.RoleLifecycle, "sagatest.insert_tenant", `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`)
+
 // Resource is what a definition makes, asked at the resource itself and not at our rows. Two lists of one thing made twice differ from one.
 type Resource interface {
 	List(ctx context.Context) ([]string, error)
@@ -244,7 +246,7 @@ func (tr *trial) begin() {
 
 func plainWorkspace(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, error) {
 	tenant := ids.New()
-	if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "t-"+tenant); err != nil {
+	if _, err := pg.Exec(ctx, tx, insertTenant, tenant, "t-"+tenant); err != nil {
 		return "", fmt.Errorf("insert tenant: %w", err)
 	}
 	return core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: "w-" + ids.New(), CreatedBy: "sagatest"})
