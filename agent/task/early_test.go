@@ -48,7 +48,8 @@ func TestCancelOfMany(t *testing.T) {
 	close(g.leave)
 	b := newBench(t, map[commonv1.TaskType]task.Handler{deploy: g})
 	b.run()
-	first, second, third := b.task(deploy, &nodev1.WorkloadDeploy{}), b.task(deploy, &nodev1.WorkloadDeploy{}), b.task(deploy, &nodev1.WorkloadDeploy{})
+	first, second := b.task(deploy, &nodev1.WorkloadDeploy{}), b.task(deploy, &nodev1.WorkloadDeploy{})
+	third := b.task(deploy, &nodev1.WorkloadDeploy{})
 	err := b.exec.Cancel(&nodev1.TaskCancel{
 		Task: &nodev1.TaskRef{TaskId: first.TaskID, Attempt: 1},
 		More: []*nodev1.TaskRef{{TaskId: second.TaskID, Attempt: 1}, {TaskId: third.TaskID, Attempt: 1}},

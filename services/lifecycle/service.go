@@ -204,7 +204,8 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	s.core, err = saga.New(saga.Deps{
-		DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls, Resumed: steps.Resumed, Resuming: task.LockOfRuns,
+		DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls,
+		Resumed: steps.Resumed, Resuming: task.LockOfRuns,
 		Withdraw: tasks.Withdraw, Withdrawn: hub.Withdrawn,
 	})
 	if err != nil {

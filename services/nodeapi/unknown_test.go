@@ -37,7 +37,9 @@ func TestManyUnknownTasks(t *testing.T) {
 				for range 4096 {
 					id := ids.New()
 					unknown[id] = true
-					h.TasksInFlight = append(h.TasksInFlight, &commonv1.TaskInFlight{TaskId: id, Attempt: 1, State: commonv1.TaskState_TASK_STATE_RUNNING})
+					h.TasksInFlight = append(h.TasksInFlight, &commonv1.TaskInFlight{
+						TaskId: id, Attempt: 1, State: commonv1.TaskState_TASK_STATE_RUNNING,
+					})
 				}
 			}))
 			receive := func() *nodev1.ConnectResponse {

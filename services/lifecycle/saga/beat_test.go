@@ -33,8 +33,9 @@ func (b *bed) lockedRun(id string) func() {
 // blockedBeats lists the heartbeats that wait for a row: the process and the moment at which each began.
 func (b *bed) blockedBeats() []string {
 	b.t.Helper()
-	rows, err := b.db.Pool(pg.RoleLifecycle).Query(testkit.Context(b.t), `SELECT format('%s since %s', pid, query_start) FROM pg_stat_activity
-		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%heartbeat_at = mesh.clock()%' ORDER BY pid`)
+	rows, err := b.db.Pool(pg.RoleLifecycle).Query(testkit.Context(b.t), `
+		SELECT format('%s since %s', pid, query_start) FROM pg_stat_activity
+		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%saga.beat_run %' ORDER BY pid`)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -136,7 +136,8 @@ func TestShortCancelGraceOutlivesRestart(t *testing.T) {
 	stop()
 	r := b.run(id)
 	if list := b.timeline(id); r.State != "waiting" || r.Attempts != 0 || len(list) != 1 || list[0].State != "waiting" {
-		t.Fatalf("after the restart the run is %s with %d failures, and its attempt %s: %s", r.State, r.Attempts, list[0].State, list[0].Error)
+		t.Fatalf("after the restart the run is %s with %d failures, and its attempt %s: %s",
+			r.State, r.Attempts, list[0].State, list[0].Error)
 	}
 	b.drive(b.config("b"))
 	b.await(id, 30*time.Second, "succeeded")

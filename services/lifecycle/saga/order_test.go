@@ -57,7 +57,9 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	}
 	b = newBed(t, saga.Definition{
 		Name: "toy", Version: 1, Steps: steps, States: states(), Sticks: true,
-		BeforeStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string) error { return look(ctx, "before", workspaceID) },
+		BeforeStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string) error {
+			return look(ctx, "before", workspaceID)
+		},
 		OnStuck: func(ctx context.Context, _ pgx.Tx, workspaceID string, _ *saga.StepError) error {
 			return look(ctx, "stuck", workspaceID)
 		},
@@ -67,7 +69,8 @@ func TestOrderOfLocksOfAStuckRun(t *testing.T) {
 	b.drive(cfg)
 	_, id := b.create("toy")
 	b.await(id, time.Minute, "stuck")
-	if got, want := rec.all(), []string{"before: run false, workspace false", "stuck: run true, workspace true"}; !slices.Equal(got, want) {
+	want := []string{"before: run false, workspace false", "stuck: run true, workspace true"}
+	if got := rec.all(); !slices.Equal(got, want) {
 		t.Errorf("locks = %q, want %q", got, want)
 	}
 }

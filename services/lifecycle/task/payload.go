@@ -35,7 +35,8 @@ func payloadAt(state string) string {
 }
 
 // payloadOver is the condition that a task t that has ended keeps its payload no longer.
-const payloadOver = `t.expires_at <= mesh.clock() - interval '` + PayloadKept + `' AND t.state_at <= mesh.clock() - interval '` + PayloadKept + `'`
+const payloadOver = `t.expires_at <= mesh.clock() - interval '` + PayloadKept + `'
+	AND t.state_at <= mesh.clock() - interval '` + PayloadKept + `'`
 
 // clearPayloads clears what ended tasks still carry after PayloadKept, in batches, and returns of how many it did. In
 // rollback mode it leaves all as it is.

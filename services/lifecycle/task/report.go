@@ -104,6 +104,13 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 		if err := keepLate(ctx, tx, late); err != nil {
 			return err
 		}
+		// Runs come after all tasks in the order of locks.
+		if len(done.wake) > 0 {
+			slices.Sort(done.wake)
+			if err := s.deps.Wake(ctx, tx, slices.Compact(done.wake)); err != nil {
+				return fmt.Errorf("wake runs: %w", err)
+			}
+		}
 		for _, r := range req.GetReports() {
 			one := &lifecyclev1.NodeReportResult{NodeId: r.GetNodeId(), SessionId: r.GetSessionId()}
 			if gates[r.GetNodeId()].Admitted {
@@ -197,6 +204,7 @@ type applied struct {
 	settled    map[string]bool                     // attempts whose result is applied, was applied before, or is kept as late evidence
 	refused    map[string]*lifecyclev1.TaskRefusal // attempts above their row's, unproven
 	superseded int                                 // results applied as superseded
+	wake       []string                            // runs of which a task has ended
 }
 
 // answer fills in what one report is told.
@@ -289,7 +297,6 @@ func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *app
 		return nil, fmt.Errorf("apply reports: %w", err)
 	}
 	var evs []events.Event
-	var wake []string
 	for _, reported := range rows {
 		r, err := reported.row()
 		if err != nil {
@@ -307,18 +314,12 @@ func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *app
 			done.superseded++
 		}
 		if r.RunID != "" {
-			wake = append(wake, r.RunID)
+			done.wake = append(done.wake, r.RunID)
 		}
 	}
 	if len(evs) > 0 {
 		if _, err := events.Append(ctx, tx, evs...); err != nil {
 			return nil, fmt.Errorf("report tasks: %w", err)
-		}
-	}
-	if len(wake) > 0 {
-		slices.Sort(wake)
-		if err := s.deps.Wake(ctx, tx, slices.Compact(wake)); err != nil {
-			return nil, fmt.Errorf("wake runs: %w", err)
 		}
 	}
 	return advanced, nil

@@ -226,7 +226,8 @@ func (s *Server) closeUnknown(ctx context.Context, tx pgx.Tx, r Row, reason stri
 func (s *Server) change(
 	ctx context.Context, tx pgx.Tx, r Row, state commonv1.TaskState, set setting, detail string, more ...any,
 ) (Row, string, error) {
-	moved, err := one(ctx, tx, changeTask.For(set), append([]any{r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)}, more...)...)
+	args := append([]any{r.TaskID, names.Of(state), names.Of(r.State), clean(detail, 1024)}, more...)
+	moved, err := one(ctx, tx, changeTask.For(set), args...)
 	if err != nil {
 		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)
 	}

@@ -28,7 +28,8 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	thaw := p.seats[0].freeze() // the test alone lets the run go on
 	defer thaw()
 	pool := p.traced(&seen)
-	if _, err := pool.Exec(t.Context(), `INSERT INTO lifecycle.run_pause (run_id, since) VALUES ($1, mesh.clock() - interval '1 minute')
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO lifecycle.run_pause (run_id, since) VALUES ($1, mesh.clock() - interval '1 minute')
 		ON CONFLICT (run_id) DO UPDATE SET since = EXCLUDED.since`, op.GetOperationId()); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,9 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	core, err := saga.New(saga.Deps{DB: pool, Registry: registry, Logger: testkit.Logger(t), Resumed: p.seats[0].steps.Resumed, Resuming: task.LockOfRuns})
+	core, err := saga.New(saga.Deps{
+		DB: pool, Registry: registry, Logger: testkit.Logger(t), Resumed: p.seats[0].steps.Resumed, Resuming: task.LockOfRuns,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +47,8 @@ func TestAResultMeetsTheEndOfRollbackMode(t *testing.T) {
 	reached, free := sync.OnceFunc(func() { close(atRun) }), sync.OnceFunc(func() { close(goOn) })
 	defer free()
 	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: func() {},
+		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+		Committed: func() {},
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
 			reached()
 			<-goOn

@@ -84,8 +84,11 @@ func (p *plane) blocked(text string) {
 		// A role sees the statements of its own sessions.
 		err := p.db.Pool(pg.RoleLifecycle).QueryRow(p.t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock' AND position($1 IN query) > 0)`, text).Scan(&found)
-		if err != nil || !found {
-			return fmt.Errorf("no statement with %q waits for a lock: %w", text, err)
+		if err == nil && !found {
+			err = errors.New("none")
+		}
+		if err != nil {
+			return fmt.Errorf("statements with %q that wait for a lock: %w", text, err)
 		}
 		return nil
 	})
@@ -110,7 +113,8 @@ func (p *plane) asks() (*lifecyclev1.Operation, string) {
 	op := res.GetOperation()
 	var node string
 	testkit.Eventually(p.t, time.Minute, func() error {
-		err := p.db.OwnerPool().QueryRow(p.t.Context(), `SELECT t.node_id::text FROM lifecycle.task t JOIN lifecycle.saga_run r ON r.id = t.run_id
+		err := p.db.OwnerPool().QueryRow(p.t.Context(), `
+			SELECT t.node_id::text FROM lifecycle.task t JOIN lifecycle.saga_run r ON r.id = t.run_id
 			WHERE t.run_id = $1 AND t.type = 'storage.allocate' AND r.owner IS NULL`, op.GetOperationId()).Scan(&node)
 		if err != nil {
 			return fmt.Errorf("the agent was not asked for storage: %w", err)
@@ -124,7 +128,9 @@ func (p *plane) asks() (*lifecyclev1.Operation, string) {
 func (p *plane) sessionOf(node string) string {
 	p.t.Helper()
 	var session string
-	if err := p.db.OwnerPool().QueryRow(p.t.Context(), `SELECT session_id::text FROM lifecycle.node_gate WHERE node_id = $1`, node).Scan(&session); err != nil {
+	err := p.db.OwnerPool().QueryRow(p.t.Context(), `SELECT session_id::text FROM lifecycle.node_gate WHERE node_id = $1`, node).
+		Scan(&session)
+	if err != nil {
 		p.t.Fatal(err)
 	}
 	return session
@@ -154,7 +160,8 @@ func TestACancelMeetsAResult(t *testing.T) {
 	defer free()
 	pool := p.traced(&seen)
 	tasks := task.NewServer(task.Deps{
-		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil), Committed: func() {},
+		Logger: testkit.Logger(t), DB: pool, Key: puppetKey, Hub: task.NewHub(testkit.Logger(t), pool, nil),
+		Committed: func() {},
 		Wake: func(ctx context.Context, tx pgx.Tx, runs []string) error {
 			reached()
 			<-goOn
@@ -208,7 +215,8 @@ func TestACancelWithdrawsAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'storage.allocate' AND cancel_requested_at IS NOT NULL AND open`
+	asked := `SELECT count(*) FROM lifecycle.task
+		WHERE run_id = $1 AND type = 'storage.allocate' AND cancel_requested_at IS NOT NULL AND open`
 	if n := p.count(asked, op.GetOperationId()); n != 1 {
 		t.Errorf("%d tasks of the cancelled run are to stop, want 1", n)
 	}
@@ -243,7 +251,8 @@ func TestAnImageOnAMachineOfProcesses(t *testing.T) {
 	if err != nil || run.ErrorCode != "placement_unavailable" {
 		t.Errorf("the run failed with %s, %v", run.ErrorCode, err)
 	}
-	if n := p.count(`SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'storage.allocate'`, run.ID); n != 1 {
+	n := p.count(`SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'storage.allocate'`, run.ID)
+	if n != 1 {
 		t.Errorf("the agent was asked %d times, want once", n)
 	}
 }

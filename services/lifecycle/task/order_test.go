@@ -1,0 +1,65 @@
+package task_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
+)
+
+// lockedTask reports whether another transaction has a lock of a task's row.
+func (k *kit) lockedTask(ctx context.Context, taskID string) (bool, error) {
+	tx, err := k.pool.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	_, err = tx.Exec(ctx, `SELECT FROM lifecycle.task WHERE task_id = $1 FOR UPDATE NOWAIT`, taskID)
+	if failure, ok := errors.AsType[*pgconn.PgError](err); ok && failure.Code == "55P03" {
+		return true, nil
+	}
+	return false, err
+}
+
+// TestReportsLockTasksBeforeRuns: when a report wakes runs, every task that it is about is locked: also those whose results come late.
+func TestReportsLockTasksBeforeRuns(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	over := k.enqueue(n)
+	late := k.lease(n)
+	k.result(n, late, succeeded)
+	ended := k.enqueue(n, ofRun(ids.New()))
+	ref := k.lease(n)
+	woken := 0
+	tasks := task.NewServer(task.Deps{
+		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Hub: k.hub, Committed: func() {},
+		Wake: func(ctx context.Context, _ pgx.Tx, runs []string) error {
+			woken += len(runs)
+			for what, id := range map[string]string{"that ended": ended.TaskID, "whose result came late": over.TaskID} {
+				if held, err := k.lockedTask(ctx, id); err != nil || !held {
+					t.Errorf("the task %s is locked when its run is woken: %t, %v", what, held, err)
+				}
+			}
+			return nil
+		},
+	})
+	_, err := tasks.ReportTasks(t.Context(), &lifecyclev1.ReportTasksRequest{Reports: []*lifecyclev1.NodeReport{{
+		NodeId: n.id, NodeInstanceId: n.instance, SessionId: n.session, Generation: n.generation, LedgerId: n.ledger,
+		Results: []*nodev1.TaskResult{{Task: ref, State: succeeded}, {Task: late, State: failed}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if woken != 1 {
+		t.Errorf("%d runs were woken, want one", woken)
+	}
+	k.wants(over.TaskID, succeeded, 1, 1)
+}
