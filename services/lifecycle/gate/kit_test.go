@@ -42,16 +42,21 @@ func (written) Verify(signed []byte) (joinstate.State, error) {
 
 // heard is what tasks and boxes were told within the gate's transactions.
 type heard struct {
+	locked    []gate.Ready
+	order     []string // of the calls
 	newLedger []bool
 	boxes     []string
 	failures  []string
 	refuse    error
 }
 
-func (h *heard) Lock(context.Context, pgx.Tx, gate.Ready) error { return nil }
+func (h *heard) Lock(_ context.Context, _ pgx.Tx, ready gate.Ready) error {
+	h.locked, h.order = append(h.locked, ready), append(h.order, "lock")
+	return nil
+}
 
 func (h *heard) Reconcile(_ context.Context, _ pgx.Tx, _ gate.Gate, newLedger bool, _ []*commonv1.TaskInFlight) (gate.Reconciled, error) {
-	h.newLedger = append(h.newLedger, newLedger)
+	h.newLedger, h.order = append(h.newLedger, newLedger), append(h.order, "reconcile")
 	return gate.Reconciled{}, nil
 }
 

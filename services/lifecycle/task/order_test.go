@@ -12,6 +12,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
@@ -62,4 +63,27 @@ func TestReportsLockTasksBeforeRuns(t *testing.T) {
 		t.Errorf("%d runs were woken, want one", woken)
 	}
 	k.wants(over.TaskID, succeeded, 1, 1)
+}
+
+// TestABatchOfSessionsLocksItsTasks: Lock locks what is in flight at all nodes of a batch, and what their agents name, and nothing else.
+func TestABatchOfSessionsLocksItsTasks(t *testing.T) {
+	k := newKit(t)
+	first, second, other := k.node(), k.node(), k.node()
+	flying, named, elsewhere := k.enqueue(first), k.enqueue(second), k.enqueue(other)
+	k.lease(first)
+	k.lease(other)
+	k.result(second, k.lease(second), succeeded)
+	waits := k.enqueue(second)
+	k.tx(func(ctx context.Context, tx pgx.Tx) error {
+		ready := gate.Ready{NodeIDs: []string{first.id, second.id}, TaskIDs: []string{named.TaskID}}
+		if err := k.tasks.Lock(ctx, tx, ready); err != nil {
+			return err
+		}
+		for id, want := range map[string]bool{flying.TaskID: true, named.TaskID: true, waits.TaskID: false, elsewhere.TaskID: false} {
+			if held, err := k.lockedTask(ctx, id); err != nil || held != want {
+				t.Errorf("task %s is locked: %t, %v; want %t", id, held, err, want)
+			}
+		}
+		return nil
+	})
 }
