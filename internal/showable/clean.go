@@ -5,7 +5,6 @@
 package showable
 
 import (
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -14,7 +13,10 @@ import (
 // MaxTail bounds, in bytes, the last output that is kept of a workload that failed.
 const MaxTail = 2048
 
-const escape = '\x1b'
+const (
+	escape = '\x1b'
+	csi    = '\u009b' // ESC [ as one character
+)
 
 // Clean returns text without what a terminal acts on or does not show: escape sequences, control and format characters except line ends, and bytes
 // that are no UTF-8. A tab becomes a space; CR LF and a lone CR become line ends.
@@ -34,8 +36,9 @@ func Clean(raw []byte) string {
 // unit returns the length of what stands at the start of raw, an escape sequence or a character, and the character that is shown of it; a negative one
 // if none is.
 func unit(raw []byte) (int, rune) {
-	if raw[0] == escape {
-		return escapeLength(raw), -1
+	if kind, _ := introducer(raw); kind >= 0 {
+		length, _ := sequence(raw)
+		return length, -1
 	}
 	char, size := utf8.DecodeRune(raw)
 	switch {
@@ -55,92 +58,98 @@ func hidden(char rune) bool {
 	return unicode.IsControl(char) || unicode.Is(unicode.Cf, char) || char == '\u2028' || char == '\u2029'
 }
 
-// escapeLength returns the length of the escape sequence at the start of raw, which begins with ESC.
-func escapeLength(raw []byte) int {
-	if len(raw) < 2 {
-		return len(raw)
+// introducer returns the kind of the escape sequence that begins at the start of raw, as the byte that follows ESC, and the length of its beginning. The
+// kind is 0 if nothing follows ESC yet, and negative if no sequence begins there. A control character of eight bits (C1) begins the same sequence as ESC
+// and a letter; as a byte that is no UTF-8 only CSI counts, since the others are letters in other encodings.
+func introducer(raw []byte) (rune, int) {
+	const toLetter = 0x40 // from a C1 character to the letter that stands for it behind ESC
+	switch {
+	case raw[0] == escape && len(raw) == 1:
+		return 0, 1
+	case raw[0] == escape:
+		return rune(raw[1]), 2
+	case raw[0] == csi:
+		return csi - toLetter, 1
 	}
-	const most = 256 // what goes on for longer is no sequence, and is shown
-	switch raw[1] {
+	switch char, size := utf8.DecodeRune(raw); char {
+	case '\u0090', '\u0098', csi, '\u009d', '\u009e', '\u009f':
+		return char - toLetter, size
+	}
+	return -1, 0
+}
+
+// longest is how long an escape sequence is at most: what goes on for longer is none, and is shown.
+const longest = 256
+
+// sequence returns the length of the escape sequence at the start of raw, and whether raw ends before the sequence does. The length of one that does not
+// end is that of its beginning.
+func sequence(raw []byte) (int, bool) {
+	kind, begun := introducer(raw)
+	window := raw[:min(len(raw), longest)]
+	cut := len(window) == len(raw)
+	switch kind {
+	case 0:
+		return begun, true
 	case '[':
-		for i := 2; i < min(len(raw), most); i++ {
-			if raw[i] >= 0x40 && raw[i] <= 0x7e {
-				return i + 1
-			}
-			if raw[i] < 0x20 || raw[i] > 0x3f {
-				return i
-			}
-		}
-		return 2
-	case ']', 'P', 'X', '^', '_': // up to BEL or ESC \
-		for i := 2; i < min(len(raw), most); i++ {
-			if raw[i] == '\a' {
-				return i + 1
-			}
-			if raw[i] == escape {
-				return min(i+2, len(raw))
-			}
-			if raw[i] == '\n' {
-				return i
+		for i := begun; i < len(window); i++ {
+			switch char := window[i]; {
+			case char >= 0x40 && char <= 0x7e:
+				return i + 1, false
+			case char < 0x20 || char > 0x3f:
+				return i, false
 			}
 		}
-		return 2
+		return begun, cut
+	case ']', 'P', 'X', '^', '_': // up to BEL or ST, which is ESC \ or a character of its own
+		for i := begun; i < len(window); {
+			char, size := utf8.DecodeRune(window[i:])
+			switch char {
+			case '\a', '\u009c':
+				return i + size, false
+			case escape:
+				return min(i+2, len(raw)), i+1 == len(raw)
+			case '\n':
+				return i, false
+			}
+			i += size
+		}
+		return begun, cut
 	}
-	for i := 1; i < min(len(raw), most); i++ {
-		if raw[i] >= 0x30 && raw[i] <= 0x7e { // such as ESC ( B, which chooses a character set, and ESC 7
-			return i + 1
+	for i := 1; i < len(window); i++ {
+		if window[i] >= 0x30 && window[i] <= 0x7e { // such as ESC ( B, which chooses a character set, and ESC 7
+			return i + 1, false
 		}
-		if raw[i] < 0x20 || raw[i] > 0x2f {
-			break
+		if window[i] < 0x20 || window[i] > 0x2f {
+			return 1, false
 		}
 	}
-	return 1
+	return 1, cut
 }
 
 // Unfinished returns how many bytes at the end of a piece belong to what the next piece may complete: an escape sequence, a line end, or a character.
 func Unfinished(raw []byte) int {
-	const most = 256
-	for i := max(0, len(raw)-most); i < len(raw); i++ {
-		if raw[i] == escape && open(raw[i:]) {
-			return len(raw) - i
+	at := max(0, len(raw)-longest)
+	for n := 1; n < utf8.UTFMax && at > 0 && at < len(raw) && !utf8.RuneStart(raw[at]); n++ {
+		at++ // the end of a character that begins before
+	}
+	for at < len(raw) {
+		if !utf8.FullRune(raw[at:]) {
+			return len(raw) - at
 		}
+		_, size := utf8.DecodeRune(raw[at:])
+		if kind, _ := introducer(raw[at:]); kind >= 0 {
+			length, cut := sequence(raw[at:])
+			if cut {
+				return len(raw) - at
+			}
+			size = length
+		}
+		at += size
 	}
 	if len(raw) > 0 && raw[len(raw)-1] == '\r' {
 		return 1
 	}
-	for n := 1; n <= min(utf8.UTFMax-1, len(raw)); n++ {
-		if part := raw[len(raw)-n:]; utf8.RuneStart(part[0]) {
-			if !utf8.FullRune(part) {
-				return n
-			}
-			break
-		}
-	}
 	return 0
-}
-
-// open reports whether an escape sequence at the start of raw goes on to its end.
-func open(raw []byte) bool {
-	if len(raw) == 1 {
-		return true
-	}
-	switch raw[1] {
-	case '[':
-		for _, c := range raw[2:] {
-			if c < 0x20 || c > 0x3f {
-				return false
-			}
-		}
-		return true
-	case ']', 'P', 'X', '^', '_':
-		for i, c := range raw[2:] {
-			if c == '\a' || c == '\n' || c == escape && i+3 < len(raw) {
-				return false
-			}
-		}
-		return true
-	}
-	return !slices.ContainsFunc(raw[1:], func(c byte) bool { return c < 0x20 || c > 0x2f })
 }
 
 // Tail returns the end of a clean text: at most limit bytes, from a whole character on, and from the start of a line if one begins soon.

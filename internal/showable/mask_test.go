@@ -149,7 +149,7 @@ func TestMaskHidesWhatCleanPutsTogether(t *testing.T) {
 	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21", "tab\tand\u200bjoiner"})
 	for _, inside := range []string{
 		"\x00", "\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1bPq\x1b\\", "\u202e", "\u200b", "\u00ad", "\ufeff", "\xff", "\b", "\x7f", "\u0085",
-		"\x1b(B\x1b[m", "\x1b7", "\x1bc",
+		"\x1b(B\x1b[m", "\x1b7", "\x1bc", "\u009b31m", "\x9b01;31m\x9bK", "\u009d0;title\u009c", "\u0090q\x1b\\",
 	} {
 		raw := []byte("TOKEN=v4lue-" + inside + "Kp7TtRw21\ntab" + inside + "\tandjoiner\nnext\n")
 		got := mask.Piece(raw, 0, len(raw), false, false)

@@ -26,7 +26,7 @@ func look(window []byte, from, to int) seen {
 			for i := range out.text[before:] {
 				out.at = append(out.at, int32(min(begin+i, end-1))) //nolint:gosec // windows are far smaller
 			}
-		} else if window[begin] == escape {
+		} else if kind, _ := introducer(window[begin:]); kind >= 0 {
 			if begin < from && from < end {
 				out.from = min(end, to)
 			}

@@ -21,7 +21,11 @@ func TestClean(t *testing.T) {
 		"\x1b":                               "",
 		"a\tb\r\nc\rd\x00\x07\x7fe":          "a b\nc\nde",
 		"a\u202eb\u200bc\u2066\u2028d\ufeff": "abcd",
-		"\u009b31mx":                         "31mx",
+		"\u009b31mx\u009b0m":                 "x",
+		"\x9b31mx\x9b0m":                     "x",
+		"\u009d0;title\u009crest":            "rest",
+		"\u0090q\x1b\\rest \u009fx":          "rest x",
+		"\x1b]0;✜ title\arest":               "rest",
 		"\xff\xfebyte\xc3":                   "byte",
 		"Ä€😀":                                "Ä€😀",
 		"\x1b[" + strings.Repeat("1", 400):   strings.Repeat("1", 400),
@@ -114,6 +118,7 @@ func TestHeld(t *testing.T) {
 	for in, want := range map[string]int{
 		"": 0, "x S3CR": 4, "x S": 1, "x S3CR3T-alpha": 0, "nothing": 0, "S3CR3T-alphaS3": 2,
 		"x S\x1b[1m3\x1b[0": 9, "x S3CR3T\x1b[m-alpha\x1b[m": 0, "x \x1b[0": 3, "x\xc3": 1,
+		"x S\u009b1m3\u009b0": 9, "x \x9b0": 2, "x\xe2\x9b": 2, "x \u009d0;t": 5, "😀": 0, "x\u009b": 2,
 	} {
 		if got := m.Held([]byte(in)); got != want {
 			t.Errorf("%q: %d, want %d", in, got, want)
@@ -124,7 +129,7 @@ func TestHeld(t *testing.T) {
 // TestCleanInPieces: wherever a text is cut, its pieces give the same as the whole, if what is unfinished goes with the next.
 func TestCleanInPieces(t *testing.T) {
 	t.Parallel()
-	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n")
+	text := []byte("a\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07Ä€😀\rb\x1b]8;;u\x1b\\link\x1bx\n\u009b31mred\x9b0m \u009d0;t✜\u009c⛛x\n")
 	want := showable.Clean(text)
 	for first := range text {
 		for second := first; second <= len(text); second++ {
