@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -176,16 +175,16 @@ func (s *session) followWorkspace(ctx context.Context, ref, minPos string, each 
 	}, poll, each)
 }
 
-// awaitOperation waits until an operation has ended, tells its steps on stderr, and prints the workspace. It is refused if the workspace comes to
+// awaitOperation waits until an operation has ended, prints its steps on stderr, and then prints the workspace. It is refused if the workspace comes to
 // rest elsewhere than wanted. The name is what the person called the workspace.
 func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation, name string, want commonv1.WorkspaceState, timeout time.Duration) error {
 	ctx, cancel := within(ctx, timeout)
 	defer cancel()
 	note(s.err, "%s %s (epoch %d)%s", word(op.GetKind()), op.GetOperationId(), op.GetEpoch(), onlyIf(op.GetJoined(), ", joined one under way"))
-	steps := &stepTeller{s: s, runID: op.GetOperationId(), told: map[string]bool{}, open: map[int32]bool{}}
+	steps := &stepPrinter{s: s, workspaceID: op.GetWorkspaceId(), runID: op.GetOperationId(), printed: map[string]bool{}}
 	var last *readmodelv1.Workspace
 	err := s.followWorkspace(ctx, op.GetWorkspaceId(), op.GetPos(), func(item *readmodelv1.WatchItem) (bool, error) {
-		steps.tell(item)
+		steps.follow(ctx, item.GetStep())
 		w := item.GetWorkspace()
 		if w == nil {
 			return false, nil
@@ -193,10 +192,9 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 		last = w
 		return atRest(w, want), nil
 	})
-	if err == nil && len(steps.open) > 0 {
-		steps.rest(ctx, op.GetWorkspaceId())
+	if err == nil {
+		steps.finish(ctx)
 	}
-	steps.flush()
 	switch {
 	case errors.Is(err, errWaited):
 		return waitedTooLong(fmt.Sprintf("%s has not ended after %s", word(op.GetKind()), timeout), last)
@@ -219,7 +217,7 @@ func (s *session) awaitOperation(ctx context.Context, op *lifecyclev1.Operation,
 	if last.GetState() == want {
 		return nil
 	}
-	for _, text := range s.lastOutput(ctx, op) {
+	for _, text := range steps.lastOutput() {
 		note(s.err, "%s", text)
 	}
 	remedy := "see where it failed: gpuaas workspaces timeline " + fullName(last)
@@ -261,24 +259,6 @@ func (s *session) restsFailed(ctx context.Context, w *readmodelv1.Workspace) boo
 	return !possible(commonv1.OperationKind_OPERATION_KIND_CANCEL)
 }
 
-// lastOutput returns the lines that a failed workload wrote last, for the person who waits. What cannot be read, or may not be seen, is left out.
-func (s *session) lastOutput(ctx context.Context, op *lifecyclev1.Operation) []string {
-	timeline, err := s.query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: op.GetWorkspaceId(), RunId: op.GetOperationId()})
-	if err != nil {
-		return nil
-	}
-	for _, i := range slices.Backward(timeline.GetItems()) {
-		if i.GetLastOutput() != "" {
-			lines := []string{"  last output:"}
-			for _, line := range indented(i.GetLastOutput()) {
-				lines = append(lines, "  "+line)
-			}
-			return lines
-		}
-	}
-	return nil
-}
-
 // atRest says whether nothing further happens to the workspace by itself. `failed` is at rest only where no operation is open on it, which the mesh
 // guarantees: it is the end of one.
 func atRest(w *readmodelv1.Workspace, want commonv1.WorkspaceState) bool {
@@ -288,128 +268,6 @@ func atRest(w *readmodelv1.Workspace, want commonv1.WorkspaceState) bool {
 		return true
 	}
 	return false
-}
-
-// stepTeller tells a person how far a run is. Changes that come together come in no order: what is said of a step waits until the steps before it
-// are known to have ended, so that the story reads forwards.
-type stepTeller struct {
-	s     *session
-	runID string
-	names []string
-	told  map[string]bool
-	open  map[int32]bool
-	held  []stepLine
-}
-
-// stepLine is one line of the story.
-type stepLine struct {
-	step int32
-	open bool // the attempt has not ended
-	text string
-}
-
-// say tells a line when its turn has come.
-func (t *stepTeller) say(line stepLine) {
-	t.held = append(t.held, line)
-	for {
-		i := slices.IndexFunc(t.held, func(l stepLine) bool {
-			for step := range t.open {
-				if step < l.step {
-					return false
-				}
-			}
-			return true
-		})
-		if i < 0 {
-			return
-		}
-		t.print(t.held[i])
-		t.held = slices.Delete(t.held, i, i+1)
-	}
-}
-
-func (t *stepTeller) print(line stepLine) {
-	note(t.s.err, "  step %s", line.text)
-	delete(t.open, line.step)
-	if line.open {
-		t.open[line.step] = true
-	}
-}
-
-// rest tells how the steps ended whose end was not heard of: the workspace's own change can come before those of its steps. What cannot be read is not
-// told: the workspace is what was waited for.
-func (t *stepTeller) rest(ctx context.Context, workspaceID string) {
-	timeline, err := t.s.query.GetTimeline(ctx, &readmodelv1.GetTimelineRequest{Workspace: workspaceID, RunId: t.runID})
-	if err != nil {
-		return
-	}
-	for _, i := range timeline.GetItems() {
-		n, err := strconv.ParseInt(i.GetStep(), 10, 32)
-		if err != nil || i.GetFinishedAt() == nil || i.GetDirection() != commonv1.Direction_DIRECTION_DO || !t.open[int32(n)-1] {
-			continue
-		}
-		t.tell(&readmodelv1.WatchItem{Object: &readmodelv1.WatchItem_Step{Step: &lifecyclev1.StepAttempt{
-			RunId: t.runID, Step: int32(n) - 1, Name: i.GetName(), Direction: i.GetDirection(), Attempt: i.GetAttempt(), State: i.GetState(),
-			StartedAt: i.GetStartedAt(), FinishedAt: i.GetFinishedAt(), Error: i.GetError(),
-		}}})
-	}
-}
-
-// flush tells which of what is held has ended, in the order of the steps: that the others once began is no news any more.
-func (t *stepTeller) flush() {
-	slices.SortStableFunc(t.held, func(a, b stepLine) int { return int(a.step - b.step) })
-	for _, line := range t.held {
-		if !line.open {
-			t.print(line)
-		}
-	}
-	t.held, t.open = nil, map[int32]bool{}
-}
-
-func (t *stepTeller) tell(item *readmodelv1.WatchItem) {
-	if run := item.GetRun(); run != nil && run.GetRunId() == t.runID {
-		t.names = run.GetStepNames()
-	}
-	step := item.GetStep()
-	if step == nil || step.GetRunId() != t.runID {
-		return
-	}
-	key := fmt.Sprintf("%s/%d/%d", word(step.GetDirection()), step.GetStep(), step.GetAttempt())
-	text := word(step.GetState())
-	switch {
-	case step.GetFinishedAt() != nil && step.GetStartedAt() != nil:
-		text += " in " + step.GetFinishedAt().AsTime().Sub(step.GetStartedAt().AsTime()).Round(time.Millisecond).String()
-		if step.GetError() != "" {
-			text += ": " + clean(step.GetError())
-		}
-	case step.GetWhyWaiting() != "":
-		text += ": " + clean(step.GetWhyWaiting())
-	}
-	if key += " " + text; t.told[key] { // a step that polls goes from waiting to running and back, many times
-		return
-	}
-	t.told[key] = true
-	name := or(step.GetName(), "?")
-	if step.GetDirection() == commonv1.Direction_DIRECTION_UNDO {
-		name = "undo " + name
-	}
-	if step.GetAttempt() > 1 {
-		name += fmt.Sprintf(" (attempt %d)", step.GetAttempt())
-	}
-	position := number(step.GetStep() + 1) // counted from zero on the wire, from one for people
-	if len(t.names) > 0 {
-		position += "/" + number(int64(len(t.names)))
-	}
-	line := stepLine{
-		step: step.GetStep(), text: fmt.Sprintf("%s %s: %s", position, clean(name), text),
-		open: step.GetState() == commonv1.AttemptState_ATTEMPT_STATE_RUNNING || step.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING,
-	}
-	if step.GetDirection() == commonv1.Direction_DIRECTION_UNDO { // these go backwards
-		t.flush()
-		note(t.s.err, "  step %s", line.text)
-		return
-	}
-	t.say(line)
 }
 
 func (p *Program) workspacesWatch() *cobra.Command {
