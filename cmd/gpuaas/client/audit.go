@@ -18,7 +18,7 @@ var auditView = view[*readmodelv1.AuditRow]{
 		{title: "ACTION", path: "entry.action"},
 		{title: "OUTCOME", path: "entry.outcome"},
 		{title: "ACTOR", path: "entry.actor"},
-		{title: "SUBJECT", drop: 1, id: true, path: "entry.subject_type entry.subject_id workspace node_name subject_name", as: subject},
+		{title: "SUBJECT", drop: 1, below: true, id: true, path: "entry.subject_type entry.subject_id workspace node_name subject_name", as: subject},
 		{title: "TIMES", drop: 4, path: "entry.count", as: nonzero},
 		{title: "REASON", drop: 2, text: true, path: "entry.reason"},
 		{title: "SOURCE", path: "source", wide: true},

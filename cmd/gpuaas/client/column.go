@@ -26,13 +26,15 @@ type column[T any] struct {
 	drop int  // where the table is too wide the optional column with the greatest number goes first
 	wide bool // only in `-o wide` and in details
 	text bool // free text: cut instead when its turn comes, which without a number is the last
+	// below has the column stand in lines of its own under each row when its turn comes, whole, instead of going.
+	below bool
 	id   bool // on a terminal only the end of an id is shown
 	// moves marks what changes all the time: it does not make a row a changed one.
 	moves bool
 }
 
 // optional reports whether the column may be left out where the table is too wide.
-func (c column[T]) optional() bool { return c.drop > 0 || c.text }
+func (c column[T]) optional() bool { return c.drop > 0 || c.text || c.below }
 
 // form prints the fields of a column.
 type form func(pr *printer, fields []field) string

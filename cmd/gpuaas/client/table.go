@@ -22,7 +22,7 @@ const (
 type sheet[T any] struct {
 	pr      *printer
 	columns []column[T]
-	widths  []int // nil: separated by tabs
+	widths  []int // of the first columns; the others stand below each row. nil: all are separated by tabs
 }
 
 // newSheet lays out columns for items and returns the items' cells.
@@ -75,9 +75,9 @@ func (s *sheet[T]) fit(cells [][]string) [][]string {
 		}
 		cells = s.without(i, cells)
 	}
-	for i, c := range s.columns {
-		if over := s.total() - s.pr.width; c.text && over > 0 {
-			s.widths[i] = max(s.widths[i]-over, min(s.widths[i], max(s.pr.width/textShare, leastText, len(c.title))))
+	for i := range s.widths {
+		if over := s.total() - s.pr.width; s.columns[i].text && over > 0 {
+			s.widths[i] = max(s.widths[i]-over, min(s.widths[i], max(s.pr.width/textShare, leastText, len(s.columns[i].title))))
 		}
 	}
 	for s.total() > s.pr.width {
@@ -91,8 +91,8 @@ func (s *sheet[T]) fit(cells [][]string) [][]string {
 		}
 		cells = s.without(i, cells)
 	}
-	for i, c := range s.columns {
-		if room := s.pr.width - s.total(); c.text && room > 0 {
+	for i := range s.widths {
+		if room := s.pr.width - s.total(); s.columns[i].text && room > 0 {
 			s.widths[i] = min(s.widths[i]+room, s.natural(i, cells))
 		}
 	}
@@ -119,7 +119,7 @@ func (s *sheet[T]) total() int {
 // expendable is the optional column that goes next of those that may, -1 if there is none.
 func (s *sheet[T]) expendable(may func(i int) bool) int {
 	next := -1
-	for i, c := range s.columns {
+	for i, c := range s.columns[:len(s.widths)] {
 		if c.optional() && may(i) && (next < 0 || c.drop > s.columns[next].drop) {
 			next = i
 		}
@@ -127,19 +127,32 @@ func (s *sheet[T]) expendable(may func(i int) bool) int {
 	return next
 }
 
+// without takes a column out of the rows: it goes, or stands below them.
 func (s *sheet[T]) without(i int, cells [][]string) [][]string {
+	gone := s.columns[i]
 	s.columns = slices.Delete(s.columns, i, i+1)
 	s.widths = slices.Delete(s.widths, i, i+1)
-	for n := range cells {
-		cells[n] = slices.Delete(cells[n], i, i+1)
+	if gone.below {
+		s.columns = append(s.columns, gone)
+	}
+	for n, row := range cells {
+		cell := row[i]
+		cells[n] = slices.Delete(row, i, i+1)
+		if gone.below {
+			cells[n] = append(cells[n], cell)
+		}
 	}
 	return cells
 }
 
 // header is the first line.
 func (s *sheet[T]) header() string {
-	titles := make([]string, len(s.columns))
-	for i, c := range s.columns {
+	shown := s.columns
+	if s.widths != nil {
+		shown = shown[:len(s.widths)]
+	}
+	titles := make([]string, len(shown))
+	for i, c := range shown {
 		titles[i] = c.title
 	}
 	return s.row(titles, false)
@@ -154,14 +167,14 @@ func (s *sheet[T]) rows(cells [][]string) string {
 	return out.String()
 }
 
-// row is one line of cells.
+// row is one line of cells, with those that stand below it.
 func (s *sheet[T]) row(cells []string, painted bool) string {
 	if s.widths == nil {
 		return strings.Join(cells, "\t") + "\n"
 	}
 	var line strings.Builder
 	pad := 0
-	for i, cell := range cells {
+	for i, cell := range cells[:len(s.widths)] {
 		if s.columns[i].text {
 			cell = ansi.Truncate(cell, s.widths[i], cut)
 		}
@@ -178,6 +191,11 @@ func (s *sheet[T]) row(cells []string, painted bool) string {
 			cell = s.pr.paint(cell)
 		}
 		line.WriteString(cell)
+	}
+	for i := len(s.widths); i < len(cells); i++ {
+		if cells[i] != "" {
+			line.WriteString("\n" + wrapLine("  "+strings.ToLower(s.columns[i].title)+": "+cells[i], 4, s.pr.width))
+		}
 	}
 	return line.String() + "\n"
 }

@@ -62,7 +62,7 @@ func longLists() []shown {
 				WorkspaceId: uuidTwo, Tenant: "acme", Name: "demo2", State: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, Epoch: 1, StateAt: ago(30 * time.Hour),
 				UserState: commonv1.UserState_USER_STATE_NORMAL, AgentConnected: true, NodeName: "box-91c2ba66a743-1",
 			}),
-		listed("timeline", timelineView, []string{"undo Wait for workloads ready", "failed (stalled)", "succeeded"},
+		listed("timeline", timelineView, []string{"undo Wait for workloads ready", "failed (stalled)", "succeeded", "/opt/trainer/bin/serve:", "directory"},
 			&readmodelv1.TimelineItem{
 				Step: "1", Name: "Reserve a slot", Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED,
 				StartedAt: ago(time.Hour), DurationSeconds: 0.25,
@@ -129,7 +129,7 @@ func longLists() []shown {
 				RecordId: uuidOne, Workspace: "research-platform/canary-7f3a91c2-training-run", DetectedAt: ago(26 * time.Hour), Step: "Wait for workloads ready",
 				WhatWorked: "by itself", TotalSeconds: 1198, WithheldBecause: "the fleet brake is engaged", NextAt: ago(-time.Minute),
 			}),
-		listed("audit", auditView, []string{"1h0m ago", "ana.maria.longname@example.org", "workspace.decommission", "refused"},
+		listed("audit", auditView, []string{"1h0m ago", "ana.maria.longname@example.org", "workspace.decommission", "refused", "workspace acme/canary-7f3a91c2"},
 			&readmodelv1.AuditRow{Number: 1048576, Workspace: "acme/canary-7f3a91c2", Entry: &commonv1.AuditEntry{
 				At: ago(time.Hour), Action: "workspace.decommission", Outcome: "refused", Actor: "ana.maria.longname@example.org", SubjectType: "workspace", SubjectId: uuidTwo,
 				Count: 12, Reason: "the workspace belongs to another tenant, and the person may not operate it",

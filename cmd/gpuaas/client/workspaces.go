@@ -241,7 +241,7 @@ var timelineView = view[*readmodelv1.TimelineItem]{
 			return onlyIf(i.GetHeartbeatAgeSeconds() > 0, seconds(i.GetHeartbeatAgeSeconds())+" ago")
 		}},
 		{title: "PROGRESS", drop: 3, path: "progress"},
-		{title: "ERROR", text: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
+		{title: "ERROR", drop: 6, below: true, of: func(_ *printer, i *readmodelv1.TimelineItem) string {
 			layer := word(i.GetErrorLayer())
 			return onlyIf(layer != "" && i.GetError() != "", "["+layer+"] ") + or(i.GetError(), i.GetWhyWaiting()) + onlyIf(i.GetCause() != "", ": "+i.GetCause())
 		}},
