@@ -77,6 +77,8 @@ type Config struct {
 	Roots       *pki.Bundle
 	Token       string
 	Timeout     time.Duration // of one call; default 15 s
+	// Interceptors go around each call, and get the faults that it ends with.
+	Interceptors []connect.Interceptor
 }
 
 // Client is a person's connection.
@@ -107,7 +109,9 @@ func Dial(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial mesh: %w", err)
 	}
-	options := append(rpc.ClientOptions(rpc.ClientConfig{Timeout: cfg.Timeout, MaxReadBytes: 16 << 20}), connect.WithInterceptors(bearer(cfg.Token)))
+	options := append([]connect.ClientOption{connect.WithInterceptors(cfg.Interceptors...)},
+		rpc.ClientOptions(rpc.ClientConfig{Timeout: cfg.Timeout, MaxReadBytes: 16 << 20})...)
+	options = append(options, connect.WithInterceptors(bearer(cfg.Token)))
 	base := "https://" + cfg.Server
 	return &Client{
 		Query:     readmodelv1connect.NewQueryServiceClient(hc, base, options...),

@@ -28,7 +28,7 @@ type column[T any] struct {
 	text bool // free text: cut instead when its turn comes, which without a number is the last
 	// below has the column stand in lines of its own under each row when its turn comes, whole, instead of going.
 	below bool
-	id   bool // on a terminal only the end of an id is shown
+	id    bool // on a terminal only the end of an id is shown
 	// moves marks what changes all the time: it does not make a row a changed one.
 	moves bool
 }

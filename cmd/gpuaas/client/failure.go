@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"connectrpc.com/connect"
+	"github.com/spf13/pflag"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
@@ -27,6 +30,25 @@ func Usage(err error) error {
 		return nil
 	}
 	return &usageError{err}
+}
+
+// wrongValue says of a flag's value that cannot be parsed what the flag takes, in place of what the parser says. Any other error stays as it is.
+func wrongValue(err error) error {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	takes := map[string]string{
+		"int": "is not a whole number", "int32": "is not a whole number", "int64": "is not a whole number", "uint64": "is not a whole number of 0 or more",
+		"duration": "is not a duration such as 500ms, 30s or 5m", "bool": "is neither true nor false",
+	}[wrong.GetFlag().Value.Type()]
+	switch {
+	case errors.Is(err, strconv.ErrRange):
+		takes = "is out of range"
+	case takes == "":
+		return err
+	}
+	return fmt.Errorf("--%s %q %s", wrong.GetFlag().Name, wrong.GetValue(), takes)
 }
 
 // exitError carries the exit code of something that is no refusal: a workspace that ended failed, a wait that was too long.

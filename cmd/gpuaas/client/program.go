@@ -66,7 +66,7 @@ func (p *Program) Attach(root *cobra.Command) {
 	root.SetHelpFunc(p.help)
 	completeNothingElse(root)
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(err) })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Usage(wrongValue(err)) })
 }
 
 func child(parent *cobra.Command, name string) *cobra.Command {

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -74,4 +76,24 @@ func (s *session) foundElse(err error) (string, string) {
 func misdirected(err error) bool {
 	public, _ := (&session{}).foundElse(err)
 	return public != ""
+}
+
+// tooLate is an interceptor that says of a request which only reads, and whose answer did not come in time, that it changed nothing.
+func tooLate(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		resp, err := next(ctx, req)
+		e, ok := fault.As(err)
+		if ok && e.Reason == commonv1.Reason_REASON_DEADLINE_EXCEEDED && onlyReads(req.Spec().Procedure) {
+			e.Public = "no answer came in time; the request only reads: nothing was changed"
+			e.Remedy = "ask again, with a longer --request-timeout if it stays"
+		}
+		return resp, err
+	}
+}
+
+// onlyReads reports whether a method of the people's API changes nothing.
+func onlyReads(procedure string) bool {
+	method := procedure[strings.LastIndexByte(procedure, '/')+1:]
+	return slices.ContainsFunc([]string{"Explain", "Get", "List", "Read", "Resolve", "Verify", "Watch", "WhoAmI"},
+		func(verb string) bool { return strings.HasPrefix(method, verb) })
 }

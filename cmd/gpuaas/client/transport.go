@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"connectrpc.com/connect"
+
 	"github.com/gpuaas/mesh/cmd/gpuaas/client/contexts"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
@@ -63,7 +65,10 @@ func (p *Program) connect(pr *printer) (*session, error) {
 	if err != nil {
 		return nil, Usage(fmt.Errorf("authority of %s: %w", t.server, err))
 	}
-	client, err := person.Dial(person.Config{Server: host, TrustDomain: t.trustDomain, Roots: bundle, Token: t.token, Timeout: p.timeout})
+	client, err := person.Dial(person.Config{
+		Server: host, TrustDomain: t.trustDomain, Roots: bundle, Token: t.token, Timeout: p.timeout,
+		Interceptors: []connect.Interceptor{connect.UnaryInterceptorFunc(tooLate)},
+	})
 	if err != nil {
 		return nil, fmt.Errorf("prepare connection: %w", err)
 	}
