@@ -20,7 +20,6 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/showable"
@@ -244,11 +243,10 @@ func (p *Program) workspacesCreate() *cobra.Command {
 		if wait && !op.GetDryRun() {
 			return s.awaitOperation(ctx, op, req.GetTenant()+"/"+req.GetName(), commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, timeout)
 		}
-		name := req.GetTenant() + "/" + req.GetName()
-		if ids.Valid(req.GetTenant()) {
-			name = ""
+		if s.structured() || s.format == formatName {
+			return s.operation(ctx, op, "")
 		}
-		return s.operation(ctx, op, name)
+		return s.operation(ctx, op, s.tenantName(ctx, req.GetTenant())+"/"+req.GetName())
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&req.Tenant, "tenant", os.Getenv("GPUAAS_TENANT"), "tenant that it belongs to ($GPUAAS_TENANT)")

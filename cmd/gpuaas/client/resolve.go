@@ -75,3 +75,12 @@ func (s *session) tenantID(ctx context.Context, ref string) (string, error) {
 	}
 	return id, err
 }
+
+// tenantName is the name of the tenant that ref stands for. It is ref itself where the mesh does not say.
+func (s *session) tenantName(ctx context.Context, ref string) string {
+	found, err := s.query.Resolve(ctx, &readmodelv1.ResolveRequest{Ref: ref, Kinds: []readmodelv1.ObjectKind{kindTenant}})
+	if err != nil {
+		return ref
+	}
+	return or(found.GetName(), ref)
+}

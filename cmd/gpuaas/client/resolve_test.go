@@ -161,3 +161,24 @@ func TestAmbiguous(t *testing.T) {
 		t.Errorf("%+v", data)
 	}
 }
+
+// TestCreatePrintsTheTenantByName: the tenant may be given by its id or a part of it, and is printed by its name.
+func TestCreatePrintsTheTenantByName(t *testing.T) {
+	f := mesh(t)
+	stock(f)
+	answer(f, "Resolve", func(req *readmodelv1.ResolveRequest) (*readmodelv1.ResolveResponse, error) {
+		return &readmodelv1.ResolveResponse{Kind: readmodelv1.ObjectKind_OBJECT_KIND_TENANT, Id: tenantID, Name: "acme"}, nil
+	})
+	refuse(f, "GetWorkspace", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""))
+	for _, ref := range []string{tenantID, tenantID[len(tenantID)-8:], "acme"} {
+		for _, dry := range []string{"--dry-run=false", "--dry-run"} {
+			if got := call(t, "workspaces", "create", "demo2", "--tenant", ref, dry).wants(t, 0); !strings.Contains(got.out, "acme/demo2") {
+				t.Errorf("--tenant %s %s: %s", ref, dry, got.out)
+			}
+		}
+	}
+	refuse(f, "Resolve", fault.New(commonv1.Reason_REASON_PERMISSION_DENIED, ""))
+	if got := call(t, "workspaces", "create", "demo2", "--tenant", "acme").wants(t, 0); !strings.Contains(got.out, "acme/demo2") {
+		t.Errorf("without a name: %s", got.out)
+	}
+}
