@@ -45,6 +45,8 @@ type fake struct {
 	path string // of the contexts file
 
 	mu       sync.Mutex
+	tokens   map[string]string // that are good: whose they are
+	shown    map[string]bool   // all that were shown
 	answers  map[string]func(any) (connect.AnyResponse, error)
 	watch    func(context.Context, *readmodelv1.WatchRequest, func(*readmodelv1.WatchResponse) error) error
 	requests []proto.Message
@@ -133,25 +135,51 @@ func (f *fake) watching(fn func(context.Context, *readmodelv1.WatchRequest, func
 	f.watch = fn
 }
 
+// WhoAmI answers the person behind a token.
+func (f *fake) WhoAmI(ctx context.Context, _ *readmodelv1.WhoAmIRequest) (*readmodelv1.WhoAmIResponse, error) {
+	who, _ := rpc.PersonFrom(ctx)
+	return &readmodelv1.WhoAmIResponse{Subject: who.Subject, Roles: who.Roles}, nil
+}
+
+// good has a token be somebody's from now on, and end those that were.
+func (f *fake) good(token, subject string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for other, whose := range f.tokens {
+		if whose == subject {
+			delete(f.tokens, other)
+		}
+	}
+	f.tokens[token] = subject
+}
+
 // mesh starts a fake, with a context for it that is current.
 func mesh(t *testing.T) *fake {
 	t.Helper()
+	f := &fake{
+		answers: map[string]func(any) (connect.AnyResponse, error){}, path: filepath.Join(t.TempDir(), "contexts.yaml"),
+		tokens: map[string]string{token: "op@example.test"}, shown: map[string]bool{},
+	}
 	authorities := rpctest.NewAuthorities(t)
 	tls := authorities.ServerTLS(t, "readmodel")
 	tls.Clients = nil
 	server, err := rpc.NewServer(t.Context(), rpc.ServerDeps{
 		Logger: testkit.Logger(t),
 		Authenticate: func(_ context.Context, _ string, header http.Header) (rpc.Person, error) {
-			if header.Get("Authorization") != "Bearer "+token {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			shown := strings.TrimPrefix(header.Get("Authorization"), "Bearer ")
+			f.shown[shown] = true
+			subject, good := f.tokens[shown]
+			if !good {
 				return rpc.Person{}, fault.New(commonv1.Reason_REASON_UNAUTHENTICATED, "")
 			}
-			return rpc.Person{Subject: "op@example.test", Roles: []string{"operator", "security"}}, nil
+			return rpc.Person{Subject: subject, Roles: []string{"operator", "security"}}, nil
 		},
 	}, rpc.ServerConfig{Name: "console", Addr: "127.0.0.1:0", TLS: tls})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fake{answers: map[string]func(any) (connect.AnyResponse, error){}, path: filepath.Join(t.TempDir(), "contexts.yaml")}
 	options := append(server.HandlerOptions(), connect.WithInterceptors(f))
 	for _, mount := range []func() (string, http.Handler){
 		func() (string, http.Handler) { return readmodelv1connect.NewQueryServiceHandler(f, options...) },

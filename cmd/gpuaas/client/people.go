@@ -49,7 +49,8 @@ func (p *Program) peopleCreate() *cobra.Command {
 		Short: "Make a person; the token goes into a context or a directory, and is printed nowhere",
 		Long: "Make a person. The token is written, readable by you alone, into a context of your contexts file, or with --out into a\n" +
 			"directory to hand over: contexts.yaml, ca.pem, token, and authorization, a header for curl and buf.\n" +
-			"It is printed nowhere and the mesh keeps only its hash.\n" +
+			"It is printed nowhere and the mesh keeps only its hash. A context of this mesh whose token is good no more gives way, as does that of the same\n" +
+			"person when the request is repeated with its --idempotency-key; any other stays.\n" +
 			"Roles: viewer reads; tenant reads and operates what is its tenant's; operator includes viewer and tenant, and operates\n" +
 			"the fleet; security includes viewer, and decides about people and identities. You give only what your roles include:\n" +
 			"a person of the role tenant is made by somebody who has operator besides security.",
@@ -68,7 +69,7 @@ func (p *Program) peopleCreate() *cobra.Command {
 				}
 				req.ExpiresIn = durationpb.New(life)
 			}
-			place, err := p.placeFor(s, req.GetName(), contextName, out)
+			place, err := p.placeFor(ctx, s, req, contextName, out)
 			if err != nil {
 				return err
 			}
@@ -117,7 +118,7 @@ func (p *Program) peopleCreate() *cobra.Command {
 		&req.IdempotencyKey,
 		"idempotency-key",
 		"",
-		"the same request with the same `key` gets the same person, for a day, with a new token",
+		"the same request with the same `key` gets the same person, for a day, with a new token in the place of the last one",
 	)
 	flags.StringVar(&out, "out", "", "directory to write to instead of a context; it must not hold a token already")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(rpc.Roles(), cobra.ShellCompDirectiveNoFileComp))
@@ -174,7 +175,8 @@ type tokenPlace struct {
 }
 
 // placeFor chooses the place before the token exists, and refuses one that is taken.
-func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPlace, error) {
+func (p *Program) placeFor(ctx context.Context, s *session, req *readmodelv1.CreatePersonRequest, contextName, out string) (tokenPlace, error) {
+	person := req.GetName()
 	path, err := contexts.DefaultPath()
 	if err != nil {
 		return tokenPlace{}, Usage(err)
@@ -188,10 +190,10 @@ func (p *Program) placeFor(s *session, person, contextName, out string) (tokenPl
 		place.context = personContext(s.target.context, person)
 	}
 	if place.context != "" {
-		if _, err := file.Get(place.context); err == nil {
-			return tokenPlace{}, Usage(
-				fmt.Errorf("there is a context %q already: name another with --context-name", place.context),
-			)
+		if have, err := file.Get(place.context); err == nil {
+			if err := p.takeOver(ctx, s, have, req); err != nil {
+				return tokenPlace{}, err
+			}
 		}
 	}
 	if out == "" {

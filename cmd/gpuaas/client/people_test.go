@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/rpc/rpctest"
 )
 
 const secret = "gps_THE_SECRET"
@@ -22,6 +24,7 @@ func peopleMesh(t *testing.T) *fake {
 	t.Helper()
 	f := mesh(t)
 	answer(f, "CreatePerson", func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, error) {
+		f.good(secret, req.GetName())
 		return &readmodelv1.CreatePersonResponse{Token: secret, Person: &readmodelv1.Person{
 			PersonId:  claimID,
 			Name:      req.GetName(),
@@ -203,4 +206,70 @@ func TestPeopleRefusals(t *testing.T) {
 	call(t, "people", "end", "root", "--yes").wants(t, 5)
 	refuse(f, "CreatePerson", fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, ""))
 	call(t, "people", "create", "ana", "--role", "viewer").wants(t, 5)
+}
+
+// TestPeopleCreateTakesOverADeadContext: a context whose token is good no more gives way, and so does that of the same person when the request is repeated
+// with its key, which replaces the token. A token that somebody uses is not lost, and none is shown to another mesh.
+func TestPeopleCreateTakesOverADeadContext(t *testing.T) {
+	f := peopleMesh(t)
+	tokenOf := func(name string) string {
+		t.Helper()
+		file, err := contexts.Load(f.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := file.Get(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Token
+	}
+	issued := 0
+	keys := map[string]string{} // by name
+	answer(f, "CreatePerson", func(req *readmodelv1.CreatePersonRequest) (*readmodelv1.CreatePersonResponse, error) {
+		if key, made := keys[req.GetName()]; made && (key == "" || key != req.GetIdempotencyKey()) {
+			return nil, fault.New(commonv1.Reason_REASON_ALREADY_EXISTS, "")
+		}
+		keys[req.GetName()] = req.GetIdempotencyKey()
+		issued++
+		token := fmt.Sprintf("gps_%d", issued)
+		f.good(token, req.GetName())
+		return &readmodelv1.CreatePersonResponse{Token: token, Person: &readmodelv1.Person{PersonId: claimID, Name: req.GetName()}}, nil
+	})
+	call(t, "people", "create", "ana", "--role", "viewer", "--idempotency-key", "k").wants(t, 0)
+	call(t, "people", "create", "ana", "--role", "viewer", "--idempotency-key", "k").wants(t, 0)
+	if got := tokenOf("test-ana"); got != "gps_2" {
+		t.Errorf("the context holds %s after the same request", got)
+	}
+	call(t, "people", "create", "ana", "--role", "viewer", "--idempotency-key", "other").wants(t, 5)
+	if got := call(t, "people", "create", "ana", "--role", "viewer").wants(t, 2); !strings.Contains(got.err, "--context-name") || issued != 2 {
+		t.Errorf("a token in use was lost: %s", got.err)
+	}
+	// Somebody else's.
+	call(t, "people", "create", "ben", "--role", "viewer", "--context-name", "test-ana", "--idempotency-key", "b").wants(t, 2)
+	// Ended: the name is free for another person, and the context with it.
+	f.good("gps_elsewhere", "ana")
+	delete(keys, "ana")
+	call(t, "people", "create", "ana", "--role", "viewer").wants(t, 0)
+	if got := tokenOf("test-ana"); got != "gps_3" {
+		t.Errorf("the context of an ended person holds %s", got)
+	}
+	// A context of another mesh at the same address: its token goes nowhere.
+	file, err := contexts.Load(f.path)
+	own, _ := file.Get("test")
+	for name, other := range map[string]contexts.Context{
+		"authority": {Server: own.Server, TrustDomain: own.TrustDomain, CAPEM: string(rpctest.NewAuthorities(t).ServiceRoots.PEM()), Token: "gps_dead"},
+		"domain":    {Server: own.Server, TrustDomain: "other.test", CAPEM: own.CAPEM, Token: "gps_dead"},
+		"server":    {Server: "127.0.0.1:1", TrustDomain: own.TrustDomain, CAPEM: own.CAPEM, Token: "gps_dead"},
+		"file":      {Server: own.Server, TrustDomain: own.TrustDomain, CAPEM: own.CAPEM, TokenFile: "gone"},
+	} {
+		other.Name = name
+		if err = errors.Join(err, contexts.Put(f.path, other, false)); err != nil {
+			t.Fatal(err)
+		}
+		call(t, "people", "create", "new", "--role", "viewer", "--context-name", name).wants(t, 2)
+		if f.shown["gps_dead"] {
+			t.Fatalf("%s: its token was shown", name)
+		}
+	}
 }

@@ -53,6 +53,11 @@ func (p *Program) connect(pr *printer) (*session, error) {
 	if err != nil {
 		return nil, Usage(err)
 	}
+	return p.dial(pr, t)
+}
+
+// dial prepares to talk to a target.
+func (p *Program) dial(pr *printer, t target) (*session, error) {
 	host, err := hostPort(t.server)
 	if err != nil {
 		return nil, Usage(fmt.Errorf("server %q: %w", t.server, err))
