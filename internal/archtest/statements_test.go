@@ -30,7 +30,6 @@ var unconverted = []string{
 	"mesh/stores",
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
-	"services/readmodel/gateway",
 	"services/readmodel/project",
 	"services/readmodel/view",
 	"services/readmodel/watch",

@@ -95,32 +95,34 @@ func AdmitPerson(ctx context.Context, db pg.Beginner, a Admission) (string, erro
 	return token, nil
 }
 
+var liveOfName = pg.Define(pg.RoleReadmodel, "gateway.live_person_of_name", `
+	SELECT person_id::text AS id, roles = $2 AND COALESCE(tenant_id::text, '') = $3 AS same FROM readmodel.person
+	WHERE name = $1 AND ended_at IS NULL AND expires_at > mesh.clock() FOR UPDATE`)
+
+var prolongPerson = pg.Define(pg.RoleReadmodel, "gateway.prolong_person", `
+	UPDATE readmodel.person SET expires_at = GREATEST(expires_at, mesh.clock() + $2::interval) WHERE person_id = $1::uuid`)
+
 // standing returns the id of the live person of a name if it has these rights, and prolongs it. One with other rights
 // is ended.
 func standing(ctx context.Context, tx pgx.Tx, a Admission) (string, error) {
-	var id string
-	var same bool
-	err := tx.QueryRow(ctx, `SELECT person_id, roles = $2 AND COALESCE(tenant_id::text, '') = $3 FROM readmodel.person
-		WHERE name = $1 AND ended_at IS NULL AND expires_at > mesh.clock() FOR UPDATE`, a.Name, a.Roles, a.TenantID).Scan(&id, &same)
+	type row struct {
+		ID   string `db:"id"`
+		Same bool   `db:"same"`
+	}
+	live, err := pg.One[row](ctx, tx, liveOfName, a.Name, a.Roles, a.TenantID)
 	switch {
 	case pg.IsNoRows(err):
 		return "", nil
 	case err != nil:
 		return "", fmt.Errorf("read person: %w", err)
-	case !same:
-		_, err := endPerson(ctx, tx, id, a.Name, "")
+	case !live.Same:
+		_, err := endPerson(ctx, tx, live.ID, a.Name, "")
 		return "", err
 	}
-	_, err = tx.Exec(
-		ctx,
-		"UPDATE readmodel.person SET expires_at = GREATEST(expires_at, mesh.clock() + $2::interval) WHERE person_id = $1",
-		id,
-		a.Life,
-	)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, prolongPerson, live.ID, a.Life); err != nil {
 		return "", fmt.Errorf("prolong person: %w", err)
 	}
-	return id, nil
+	return live.ID, nil
 }
 
 // entryOf is the audit entry of what became of a person.
@@ -133,21 +135,22 @@ func entryOf(action string, a Admission, id string) audit.Entry {
 
 func sorted(roles []string) []string { return slices.Compact(slices.Sorted(slices.Values(roles))) }
 
+var freeName = pg.Define(pg.RoleReadmodel, "gateway.free_name_of_expired_person", `
+	UPDATE readmodel.person SET ended_at = expires_at WHERE name = $1 AND ended_at IS NULL AND expires_at <= mesh.clock()`)
+
+var newPerson = pg.Define(pg.RoleReadmodel, "gateway.insert_person", `
+	INSERT INTO readmodel.person (person_id, name, tenant_id, roles, created_by, expires_at, asked_life, idempotency_key)
+	VALUES ($1::uuid, $2, NULLIF($3, '')::uuid, $4, $5, mesh.clock() + $6::interval, $6::interval, $7)
+	ON CONFLICT (name) WHERE ended_at IS NULL DO NOTHING`)
+
 // insertPerson makes the row of a person whose name no live person has.
 func insertPerson(ctx context.Context, tx pgx.Tx, a Admission, by string) (*readmodelv1.Person, error) {
 	// The name of one that has expired is free.
-	_, err := tx.Exec(
-		ctx,
-		`UPDATE readmodel.person SET ended_at = expires_at WHERE name = $1 AND ended_at IS NULL AND expires_at <= mesh.clock()`,
-		a.Name,
-	)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, freeName, a.Name); err != nil {
 		return nil, fmt.Errorf("free the name of an expired person: %w", err)
 	}
 	id := ids.New()
-	tag, err := tx.Exec(ctx, `INSERT INTO readmodel.person (person_id, name, tenant_id, roles, created_by, expires_at, asked_life, idempotency_key)
-		VALUES ($1::uuid, $2, NULLIF($3, '')::uuid, $4, $5, mesh.clock() + $6::interval, $6::interval, $7)
-		ON CONFLICT (name) WHERE ended_at IS NULL DO NOTHING`, id, a.Name, a.TenantID, a.Roles, by, a.Life, a.key)
+	tag, err := pg.Exec(ctx, tx, newPerson, id, a.Name, a.TenantID, a.Roles, by, a.Life, a.key)
 	if err != nil {
 		return nil, fmt.Errorf("insert person: %w", err)
 	}
@@ -158,17 +161,22 @@ func insertPerson(ctx context.Context, tx pgx.Tx, a Admission, by string) (*read
 	return readPerson(ctx, tx, id)
 }
 
+var endLife = pg.Define(pg.RoleReadmodel, "gateway.end_person", `
+	UPDATE readmodel.person SET ended_at = mesh.clock(), ended_by = $2
+	WHERE person_id = $1::uuid AND ended_at IS NULL AND expires_at > mesh.clock()`)
+
+var endSessions = pg.Define(pg.RoleReadmodel, "gateway.end_sessions_of_person", `
+	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $3
+	WHERE (person_id = $1::uuid OR (person_id IS NULL AND subject = $2 AND $4)) AND revoked_at IS NULL`)
+
 // endPerson ends a person who lives, with all sessions, and reports whether it did.
 func endPerson(ctx context.Context, tx pgx.Tx, id, name, by string) (bool, error) {
-	tag, err := tx.Exec(ctx, `UPDATE readmodel.person SET ended_at = mesh.clock(), ended_by = $2
-		WHERE person_id = $1::uuid AND ended_at IS NULL AND expires_at > mesh.clock()`, id, by)
+	tag, err := pg.Exec(ctx, tx, endLife, id, by)
 	if err != nil {
 		return false, fmt.Errorf("end person: %w", err)
 	}
 	// Sessions of that name that belong to no listed person are the person's too.
-	_, err = tx.Exec(ctx, `UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $3
-		WHERE (person_id = $1::uuid OR (person_id IS NULL AND subject = $2 AND $4)) AND revoked_at IS NULL`, id, name, by, tag.RowsAffected() > 0)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, endSessions, id, name, by, tag.RowsAffected() > 0); err != nil {
 		return false, fmt.Errorf("end sessions of person: %w", err)
 	}
 	return tag.RowsAffected() > 0, nil

@@ -181,53 +181,62 @@ func (p *People) tenant(ctx context.Context, nameOrID string) (string, error) {
 	return id, err
 }
 
-const personColumns = `p.person_id::text, p.name, p.roles, COALESCE(p.tenant_id::text, ''), COALESCE(t.name, ''), p.created_at, p.created_by, p.expires_at,
-	p.ended_at, p.ended_by, p.expires_at <= mesh.clock()
-	FROM readmodel.person p LEFT JOIN readmodel.tenant t ON t.tenant_id = p.tenant_id`
-
-func scanPerson(row pgx.Row) (*readmodelv1.Person, error) {
-	p := &readmodelv1.Person{State: readmodelv1.PersonState_PERSON_STATE_LIVE}
-	var created, expires time.Time
-	var ended *time.Time
-	var expired bool
-	err := row.Scan(
-		&p.PersonId,
-		&p.Name,
-		&p.Roles,
-		&p.TenantId,
-		&p.Tenant,
-		&created,
-		&p.CreatedBy,
-		&expires,
-		&ended,
-		&p.EndedBy,
-		&expired,
-	)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // its caller knows what was read
-	}
-	p.CreatedAt, p.ExpiresAt = timestamppb.New(created), timestamppb.New(expires)
-	switch {
-	case ended != nil && ended.Before(expires):
-		p.State, p.EndedAt = readmodelv1.PersonState_PERSON_STATE_ENDED, timestamppb.New(*ended)
-	case expired:
-		p.State = readmodelv1.PersonState_PERSON_STATE_EXPIRED
-	}
-	return p, nil
+type personRow struct {
+	ID        string     `db:"person_id" expr:"@.person_id::text"`
+	Name      string     `db:"name"`
+	Roles     []string   `db:"roles"`
+	TenantID  string     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
+	Tenant    string     `db:"tenant" expr:"COALESCE(t.name, '')"`
+	CreatedAt time.Time  `db:"created_at"`
+	CreatedBy string     `db:"created_by"`
+	ExpiresAt time.Time  `db:"expires_at"`
+	EndedAt   *time.Time `db:"ended_at"`
+	EndedBy   string     `db:"ended_by"`
+	Expired   bool       `db:"expired" expr:"@.expires_at <= mesh.clock()"`
 }
 
+func (r personRow) person() *readmodelv1.Person {
+	p := &readmodelv1.Person{
+		PersonId: r.ID, Name: r.Name, Roles: r.Roles, TenantId: r.TenantID, Tenant: r.Tenant, State: readmodelv1.PersonState_PERSON_STATE_LIVE,
+		CreatedAt: timestamppb.New(r.CreatedAt), CreatedBy: r.CreatedBy, ExpiresAt: timestamppb.New(r.ExpiresAt), EndedBy: r.EndedBy,
+	}
+	switch {
+	case r.EndedAt != nil && r.EndedAt.Before(r.ExpiresAt):
+		p.State, p.EndedAt = readmodelv1.PersonState_PERSON_STATE_ENDED, timestamppb.New(*r.EndedAt)
+	case r.Expired:
+		p.State = readmodelv1.PersonState_PERSON_STATE_EXPIRED
+	}
+	return p
+}
+
+func peopleOf(rows []personRow) []*readmodelv1.Person {
+	people := make([]*readmodelv1.Person, len(rows))
+	for i, row := range rows {
+		people[i] = row.person()
+	}
+	return people
+}
+
+const selectPeople = `FROM readmodel.person p LEFT JOIN readmodel.tenant t ON t.tenant_id = p.tenant_id WHERE `
+
+var personByID = pg.Define(pg.RoleReadmodel, "gateway.person_by_id", `SELECT `+pg.Columns[personRow]("p")+` `+selectPeople+`p.person_id = $1::uuid`)
+
 func readPerson(ctx context.Context, db pg.Querier, id string) (*readmodelv1.Person, error) {
-	p, err := scanPerson(db.QueryRow(ctx, "SELECT "+personColumns+" WHERE p.person_id = $1::uuid", id))
+	row, err := pg.One[personRow](ctx, db, personByID, id)
 	if err != nil {
 		return nil, fmt.Errorf("read person: %w", err)
 	}
-	return p, nil
+	return row.person(), nil
 }
 
 const (
 	defaultPeople = 100
 	maxPeople     = 1000
 )
+
+var listPeople = pg.Define(pg.RoleReadmodel, "gateway.list_people", `
+	SELECT `+pg.Columns[personRow]("p")+` `+selectPeople+`($1 = '' OR p.person_id < NULLIF($1, '')::uuid)
+	AND (NOT $2 OR (p.ended_at IS NULL AND p.expires_at > mesh.clock())) ORDER BY p.person_id DESC LIMIT $3`)
 
 // ListPeople lists people, newest first.
 func (p *People) ListPeople(
@@ -250,19 +259,11 @@ func (p *People) ListPeople(
 		size = defaultPeople
 	}
 	size = min(size, maxPeople)
-	rows, err := p.own.DB.Query(ctx, "SELECT "+personColumns+` WHERE ($1 = '' OR p.person_id < NULLIF($1, '')::uuid)
-		AND (NOT $2 OR (p.ended_at IS NULL AND p.expires_at > mesh.clock())) ORDER BY p.person_id DESC LIMIT $3`,
-		after, req.GetLiveOnly(), size+1)
+	rows, err := pg.All[personRow](ctx, p.own.DB, listPeople, after, req.GetLiveOnly(), size+1)
 	if err != nil {
 		return nil, fmt.Errorf("list people: %w", err)
 	}
-	items, err := pgx.CollectRows(
-		rows,
-		func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) },
-	)
-	if err != nil {
-		return nil, fmt.Errorf("list people: %w", err)
-	}
+	items := peopleOf(rows)
 	out := &readmodelv1.ListPeopleResponse{Items: items}
 	if len(items) > size {
 		out.Items = items[:size]
@@ -316,33 +317,48 @@ func (p *People) EndPerson(
 	return out, nil
 }
 
+// Conditions by which a person is found.
+const (
+	byLiveName  = "p.name = $1 AND p.ended_at IS NULL"
+	byEndedName = "p.person_id = (SELECT e.person_id FROM readmodel.person e WHERE e.name = $1 ORDER BY e.ended_at DESC LIMIT 1)"
+	byID        = "p.person_id = $1::uuid"
+)
+
+var byPartOfID = view.PartOfID("p.person_id")
+
+// findPeople finds the people that meet a condition: one more than are shown at most.
+var findPeople = pg.DefineDynamic(pg.RoleReadmodel, "gateway.find_people", func(where string) string {
+	return fmt.Sprintf("SELECT %s %s%s ORDER BY p.person_id LIMIT %d", pg.Columns[personRow]("p"), selectPeople, where, view.Candidates+1)
+}, byLiveName, byEndedName, byID, byPartOfID)
+
 // findPerson returns a person by id, by name, or by the beginning or end of one id. A name stands for the one that has not been ended, and where there is
 // none for the one that was ended last.
 func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person, error) {
-	where, args := "p.name = $1 AND p.ended_at IS NULL", []any{strings.ToLower(ref)}
+	type attempt struct {
+		where string
+		args  []any
+	}
+	name := []any{strings.ToLower(ref)}
+	attempts := []attempt{{byLiveName, name}, {byEndedName, name}}
 	if id, whole := view.ID(ref); whole {
-		where, args = "p.person_id = $1::uuid", []any{id}
+		attempts[0] = attempt{byID, []any{id}}
 	}
-	items, err := peopleWhere(ctx, tx, where, args)
-	if err != nil {
-		return nil, err
+	if args := view.PartArgs(ref); args != nil {
+		attempts = append(attempts, attempt{byPartOfID, args})
 	}
-	if len(items) == 0 {
-		where, args = "p.person_id = (SELECT e.person_id FROM readmodel.person e WHERE e.name = $1 ORDER BY e.ended_at DESC LIMIT 1)", []any{strings.ToLower(ref)}
-		if items, err = peopleWhere(ctx, tx, where, args); err != nil {
-			return nil, err
+	var items []personRow
+	for _, by := range attempts {
+		var err error
+		if items, err = pg.All[personRow](ctx, tx, findPeople.For(by.where), by.args...); err != nil {
+			return nil, fmt.Errorf("find person: %w", err)
 		}
-	}
-	if len(items) == 0 {
-		if where, args = view.PartOfID("p.person_id", ref); where != "" {
-			if items, err = peopleWhere(ctx, tx, where, args); err != nil {
-				return nil, err
-			}
+		if len(items) > 0 {
+			break
 		}
 	}
 	switch len(items) {
 	case 1:
-		return items[0], nil
+		return items[0].person(), nil
 	case 0:
 		return nil, fault.New(
 			commonv1.Reason_REASON_NOT_FOUND,
@@ -352,63 +368,41 @@ func findPerson(ctx context.Context, tx pgx.Tx, ref string) (*readmodelv1.Person
 	}
 	choices := make([]string, len(items))
 	for i, p := range items {
-		choices[i] = "person " + p.GetPersonId() + " " + p.GetName()
+		choices[i] = "person " + p.ID + " " + p.Name
 	}
 	return nil, view.Ambiguous("person", ref, choices) //nolint:wrapcheck // it is the refusal
 }
 
-// peopleWhere returns the people that meet a condition: one more than are shown at most.
-func peopleWhere(ctx context.Context, tx pgx.Tx, where string, args []any) ([]*readmodelv1.Person, error) {
-	rows, err := tx.Query(
-		ctx,
-		fmt.Sprintf("SELECT %s WHERE %s ORDER BY p.person_id LIMIT %d", personColumns, where, view.Candidates+1),
-		args...,
-	)
-	if err != nil {
-		return nil, fmt.Errorf("find person: %w", err)
-	}
-	items, err := pgx.CollectRows(
-		rows,
-		func(row pgx.CollectableRow) (*readmodelv1.Person, error) { return scanPerson(row) },
-	)
-	if err != nil {
-		return nil, fmt.Errorf("find person: %w", err)
-	}
-	return items, nil
+type securityPerson struct {
+	ID        string    `db:"person_id" expr:"@.person_id::text"`
+	Name      string    `db:"name"`
+	ExpiresAt time.Time `db:"expires_at"`
+	Lasts     bool      `db:"lasts" expr:"@.expires_at > mesh.clock() + $2::interval"`
 }
+
+var lockSecurity = pg.Define(pg.RoleReadmodel, "gateway.lock_people_with_security", `
+	SELECT `+pg.Columns[securityPerson]("p")+` FROM readmodel.person p
+	WHERE p.ended_at IS NULL AND p.expires_at > mesh.clock() AND p.tenant_id IS NULL AND $1 = ANY (p.roles) ORDER BY p.person_id FOR UPDATE`)
 
 // keepOneSecurity refuses the end of a live person of the operator's with the role security unless another remains for
 // securityRemains. It locks them all, so that of two that end each other at once the second sees the first.
 func keepOneSecurity(ctx context.Context, tx pgx.Tx, found *readmodelv1.Person) error {
-	rows, err := tx.Query(
-		ctx,
-		`SELECT person_id::text, name, expires_at, expires_at > mesh.clock() + $2::interval FROM readmodel.person
-		WHERE ended_at IS NULL AND expires_at > mesh.clock() AND tenant_id IS NULL
-		AND $1 = ANY (roles) ORDER BY person_id FOR UPDATE`,
-		roleSecurity,
-		securityRemains,
-	)
+	locked, err := pg.All[securityPerson](ctx, tx, lockSecurity, roleSecurity, securityRemains)
 	if err != nil {
 		return fmt.Errorf("lock people with the role security: %w", err)
 	}
-	var id, name string
-	var expires time.Time
-	var lasts, isOne, remains bool
+	var isOne, remains bool
 	var soon []string
-	_, err = pgx.ForEachRow(rows, []any{&id, &name, &expires, &lasts}, func() error {
+	for _, p := range locked {
 		switch {
-		case id == found.GetPersonId():
+		case p.ID == found.GetPersonId():
 			isOne = true
-		case lasts:
+		case p.Lasts:
 			remains = true
 		default:
 			soon = append(soon, fmt.Sprintf("%s, who has the role security, expires at %s, in less than %dh",
-				name, expires.UTC().Format(time.RFC3339), int(securityRemains.Hours())))
+				p.Name, p.ExpiresAt.UTC().Format(time.RFC3339), int(securityRemains.Hours())))
 		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("lock people with the role security: %w", err)
 	}
 	if !isOne || remains {
 		return nil

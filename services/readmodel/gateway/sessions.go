@@ -61,6 +61,10 @@ func IssuePersonSession(ctx context.Context, db pg.Querier, subject, tenantID st
 	return issue(ctx, db, nil, subject, tenantID, roles, ttl)
 }
 
+var newSession = pg.Define(pg.RoleReadmodel, "gateway.insert_session", `
+	INSERT INTO readmodel.person_session (session_id, token_sha256, subject, tenant_id, roles, expires_at, person_id)
+	VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval, $7::uuid)`)
+
 // issue makes a session; personID is nil if it belongs to no listed person.
 func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID string, roles []string, ttl time.Duration) (string, error) {
 	if subject == "" || len(roles) == 0 || ttl <= 0 || ttl > sessionMax {
@@ -87,8 +91,7 @@ func issue(ctx context.Context, db pg.Querier, personID any, subject, tenantID s
 	}
 	token := tokenPrefix + strings.ReplaceAll(id, "-", "") + "_" + base64.RawURLEncoding.EncodeToString(secret)
 	hash := sha256.Sum256([]byte(token))
-	_, err := db.Exec(ctx, `INSERT INTO readmodel.person_session (session_id, token_sha256, subject, tenant_id, roles, expires_at, person_id)
-		VALUES ($1::uuid, $2, $3, $4::uuid, $5, mesh.clock() + $6::interval, $7::uuid)`, id, hash[:], subject, tenant, roles, ttl, personID)
+	_, err := pg.Exec(ctx, db, newSession, id, hash[:], subject, tenant, roles, ttl, personID)
 	if err != nil {
 		return "", fmt.Errorf("issue session: %w", err)
 	}
@@ -148,10 +151,16 @@ func (s *Sessions) Check(ctx context.Context, was Session) error {
 	return nil
 }
 
+var (
+	revokeSession = pg.Define(pg.RoleReadmodel, "gateway.revoke_session", `
+	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE session_id = $1::uuid AND revoked_at IS NULL`)
+	revokeSubject = pg.Define(pg.RoleReadmodel, "gateway.revoke_sessions_of_subject", `
+	UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2 WHERE subject = $1 AND revoked_at IS NULL`)
+)
+
 // Revoke ends one session. It answers fault not_found if there is none that lives.
 func (s *Sessions) Revoke(ctx context.Context, id, by string) error {
-	tag, err := s.db.Exec(ctx, `UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2
-		WHERE session_id = $1::uuid AND revoked_at IS NULL`, id, by)
+	tag, err := pg.Exec(ctx, s.db, revokeSession, id, by)
 	if err != nil {
 		return fmt.Errorf("revoke session: %w", err)
 	}
@@ -163,24 +172,28 @@ func (s *Sessions) Revoke(ctx context.Context, id, by string) error {
 
 // RevokeSubject ends all sessions of a person and answers how many.
 func (s *Sessions) RevokeSubject(ctx context.Context, subject, by string) (int64, error) {
-	tag, err := s.db.Exec(ctx, `UPDATE readmodel.person_session SET revoked_at = mesh.clock(), revoked_by = $2
-		WHERE subject = $1 AND revoked_at IS NULL`, subject, by)
+	tag, err := pg.Exec(ctx, s.db, revokeSubject, subject, by)
 	if err != nil {
 		return 0, fmt.Errorf("revoke sessions: %w", err)
 	}
 	return tag.RowsAffected(), nil
 }
 
+var (
+	sweepSessions = pg.Define(pg.RoleReadmodel, "gateway.sweep_sessions", `
+	DELETE FROM readmodel.person_session WHERE session_id IN (
+		SELECT session_id FROM readmodel.person_session WHERE LEAST(revoked_at, expires_at) < mesh.clock() - interval '7 days' LIMIT 5000)`)
+	sweepPeople = pg.Define(pg.RoleReadmodel, "gateway.sweep_people", `
+	DELETE FROM readmodel.person WHERE person_id IN (
+		SELECT person_id FROM readmodel.person WHERE LEAST(ended_at, expires_at) < mesh.clock() - $1::interval LIMIT 5000)`)
+)
+
 // Sweep deletes sessions that ended more than a week ago, and people who did more than thirty days ago, some thousands at once.
 func (s *Sessions) Sweep(ctx context.Context) error {
-	_, err := s.db.Exec(ctx, `DELETE FROM readmodel.person_session WHERE session_id IN (
-		SELECT session_id FROM readmodel.person_session WHERE LEAST(revoked_at, expires_at) < mesh.clock() - interval '7 days' LIMIT 5000)`)
-	if err != nil {
+	if _, err := pg.Exec(ctx, s.db, sweepSessions); err != nil {
 		return fmt.Errorf("sweep sessions: %w", err)
 	}
-	_, err = s.db.Exec(ctx, `DELETE FROM readmodel.person WHERE person_id IN (
-		SELECT person_id FROM readmodel.person WHERE LEAST(ended_at, expires_at) < mesh.clock() - $1::interval LIMIT 5000)`, personKept)
-	if err != nil {
+	if _, err := pg.Exec(ctx, s.db, sweepPeople, personKept); err != nil {
 		return fmt.Errorf("sweep people: %w", err)
 	}
 	return nil
@@ -218,14 +231,23 @@ func (s *Sessions) recheck(subject string) {
 	}
 }
 
+type sessionRow struct {
+	Hash       []byte     `db:"token_sha256"`
+	Subject    string     `db:"subject"`
+	TenantID   string     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
+	Roles      []string   `db:"roles"`
+	ExpiresAt  time.Time  `db:"expires_at"`
+	EndedAt    *time.Time `db:"revoked_at"`
+	Expired    bool       `db:"expired" expr:"@.expires_at <= mesh.clock()"`
+	ReplacedAt *time.Time `db:"replaced_at" expr:"(SELECT min(n.created_at) FROM readmodel.person_session n WHERE n.person_id = @.person_id AND n.created_at >= @.revoked_at)"`
+}
+
+var sessionByID = pg.Define(pg.RoleReadmodel, "gateway.session_by_id", `
+	SELECT `+pg.Columns[sessionRow]("p")+` FROM readmodel.person_session p WHERE p.session_id = $1::uuid`)
+
 // read returns a session, which may be over, and the hash of its token.
 func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
-	session, hash := Session{ID: id}, []byte(nil)
-	err := s.db.QueryRow(ctx, `SELECT p.token_sha256, p.subject, COALESCE(p.tenant_id::text, ''), p.roles, p.expires_at, p.revoked_at, p.expires_at <= mesh.clock(),
-			(SELECT min(n.created_at) FROM readmodel.person_session n WHERE n.person_id = p.person_id AND n.created_at >= p.revoked_at)
-		FROM readmodel.person_session p WHERE p.session_id = $1::uuid`, id).
-		Scan(&hash, &session.Person.Subject, &session.Person.TenantID, &session.Person.Roles, &session.ExpiresAt, &session.endedAt, &session.expired,
-			&session.replacedAt)
+	row, err := pg.One[sessionRow](ctx, s.db, sessionByID, id)
 	switch {
 	case pg.IsNoRows(err):
 		return Session{}, nil, refused("there is no such session")
@@ -234,7 +256,10 @@ func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error)
 	case err != nil:
 		return Session{}, nil, fmt.Errorf("read session: %w", err)
 	}
-	return session, hash, nil
+	return Session{
+		ID: id, Person: rpc.Person{Subject: row.Subject, TenantID: row.TenantID, Roles: row.Roles}, ExpiresAt: row.ExpiresAt,
+		endedAt: row.EndedAt, expired: row.Expired, replacedAt: row.ReplacedAt,
+	}, row.Hash, nil
 }
 
 // sessionID reads a token's form. The token is in no error.

@@ -246,16 +246,20 @@ func ID(ref string) (string, bool) {
 	return uuidText(digits, ""), true
 }
 
-// PartOfID returns the condition of SQL that the ids in column meet which begin or end with ref, and its arguments, $1 to $4; no condition if ref is no part
-// of an id. More than Candidates of them need not be read.
-func PartOfID(column, ref string) (string, []any) {
+// PartOfID returns the condition of SQL that the ids in column meet which begin or end with a part of an id. Its arguments, $1 to $4, are those of PartArgs.
+// More than Candidates of them need not be read.
+func PartOfID(column string) string {
+	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column, digitsBackwards(column))
+}
+
+// PartArgs returns the arguments of the condition of PartOfID, nil if ref is no part of an id.
+func PartArgs(ref string) []any {
 	digits := digitsOf(ref)
 	if digits == "" {
-		return "", nil
+		return nil
 	}
-	end, backwards := digitsBackwards(column), reversed(digits)
-	return fmt.Sprintf("(%[1]s BETWEEN $1::uuid AND $2::uuid OR (%[2]s >= $3 AND %[2]s < $4))", column, end),
-		[]any{uuidText(digits, "0"), uuidText(digits, "f"), backwards, backwards + "g"}
+	backwards := reversed(digits)
+	return []any{uuidText(digits, "0"), uuidText(digits, "f"), backwards, backwards + "g"}
 }
 
 // uuidText fills digits up to a whole id.
