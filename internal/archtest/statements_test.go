@@ -31,7 +31,6 @@ var unconverted = []string{
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
 	"services/readmodel/project",
-	"services/readmodel/view",
 	"services/readmodel/watch",
 	"services/recovery/authority",
 	"services/recovery/enrol",

@@ -72,40 +72,36 @@ func describeRegistering(w *lifecyclev1.Workspace) (string, string) {
 }
 
 // nodeColumns are the facts of a node in what nodeSession joins.
-const nodeColumns = "n.body, g.body, s.body, COALESCE(s.since, 'epoch'), COALESCE(s.connected, false), b.body"
-
-// nodeScan receives nodeColumns.
-type nodeScan struct {
-	identity, gate, session, beat []byte
-	since                         time.Time
-	connected                     bool
-}
-
-func (n *nodeScan) into() []any {
-	return []any{&n.identity, &n.gate, &n.session, &n.since, &n.connected, &n.beat}
+type nodeColumns struct {
+	Identity  []byte    `db:"identity" expr:"n.body"`
+	Gate      []byte    `db:"gate" expr:"g.body"`
+	Session   []byte    `db:"session" expr:"s.body"`
+	Since     time.Time `db:"since" expr:"COALESCE(s.since, 'epoch')"`
+	Connected bool      `db:"connected" expr:"COALESCE(s.connected, false)"`
+	Beat      []byte    `db:"beat" expr:"b.body"`
 }
 
 // facts decodes what was received.
-func (n *nodeScan) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
-	f := NodeFacts{Identity: &recoveryv1.NodeIdentity{}, ListeningSince: listening, StaleAfter: staleAfter, Since: n.since, Connected: n.connected}
-	if err := project.Decode(n.identity, f.Identity); err != nil {
+func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
+	f := NodeFacts{Identity: &recoveryv1.NodeIdentity{}, ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
+	if err := project.Decode(n.Identity, f.Identity); err != nil {
 		return f, err //nolint:wrapcheck // wrapped by run
 	}
-	if n.gate != nil {
+	if n.Gate != nil {
 		f.Gate = &lifecyclev1.NodeGate{}
-		if err := project.Decode(n.gate, f.Gate); err != nil {
+		if err := project.Decode(n.Gate, f.Gate); err != nil {
 			return f, err //nolint:wrapcheck // wrapped by run
 		}
 	}
-	if n.session != nil {
+	if n.Session != nil {
 		f.Session = &nodev1.SessionChanged{}
-		if err := project.Decode(n.session, f.Session); err != nil {
+		if err := project.Decode(n.Session, f.Session); err != nil {
 			return f, err //nolint:wrapcheck // wrapped by run
 		}
 	}
-	if n.beat != nil {
+	if n.Beat != nil {
 		f.Beat = &nodev1.ReplicaBeat{}
-		if err := project.Decode(n.beat, f.Beat); err != nil {
+		if err := project.Decode(n.Beat, f.Beat); err != nil {
 			return f, err //nolint:wrapcheck // wrapped by run
 		}
 	}

@@ -7,12 +7,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // AuditFilter narrows a list of audit entries. Zero fields do not.
@@ -23,18 +21,40 @@ type AuditFilter struct {
 
 const auditList = "audit"
 
+const (
+	auditOfWorkspace condition = "a.workspace_id = ?"
+	auditOfNode      condition = "a.node_id = ?"
+	auditOfAction    condition = "a.action LIKE ?"
+	auditBefore      condition = "a.number < ?"
+)
+
+var auditConditions = []condition{auditOfWorkspace, auditOfNode, auditOfAction, auditBefore}
+
+type auditRow struct {
+	Number   int64  `db:"number"`
+	EventID  string `db:"event_id" expr:"@.event_id::text"`
+	Source   string `db:"source"`
+	Entry    string `db:"entry"`
+	Previous []byte `db:"previous_hash"`
+	Hash     []byte `db:"hash"`
+}
+
+var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(conditions []condition) string {
+	where, n := filter(auditList, "($1::text IS NULL OR a.tenant_id = $1)", 1, conditions, auditConditions)
+	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" + strconv.Itoa(n+1)
+}, nil, auditConditions)
+
 // Audit answers one page of the audit log, newest first.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*readmodelv1.AuditRow, string, error) {
-	l := listing{}
-	l.and("(?::text IS NULL OR a.tenant_id = $1)", s.scope.arg())
+	l := listing{args: []any{s.scope.arg()}}
 	if f.WorkspaceID != "" {
-		l.and("a.workspace_id = ?", f.WorkspaceID)
+		l.and(auditOfWorkspace, f.WorkspaceID)
 	}
 	if f.NodeID != "" {
-		l.and("a.node_id = ?", f.NodeID)
+		l.and(auditOfNode, f.NodeID)
 	}
 	if f.Action != "" {
-		l.and("a.action LIKE ?", likePrefix(f.Action))
+		l.and(auditOfAction, likePrefix(f.Action))
 	}
 	if page.Token != "" {
 		c, err := decodeCursor(auditList, page.Token)
@@ -46,17 +66,23 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 			return nil, "", fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the page token is none of this list's",
 				fault.Unmet("page_token: not from this list"), fault.Cause(err))
 		}
-		l.and("a.number < ?", before)
+		l.and(auditBefore, before)
 	}
 	limit := page.limit()
-	rows, err := s.tx.Query(ctx, fmt.Sprintf(`SELECT a.number, a.event_id::text, a.source, a.entry, a.previous_hash, a.hash FROM readmodel.audit a
-		WHERE %s ORDER BY a.number DESC LIMIT %d`, strings.Join(l.where, " AND "), limit+1), l.args...)
+	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(l.where), append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list audit entries: %w", err)
 	}
-	items, err := pgx.CollectRows(rows, scanAudit)
-	if err != nil {
-		return nil, "", fmt.Errorf("list audit entries: %w", err)
+	items := make([]*readmodelv1.AuditRow, 0, len(rows))
+	for _, row := range rows {
+		entry, err := decode[commonv1.AuditEntry]([]byte(row.Entry))
+		if err != nil {
+			return nil, "", fmt.Errorf("list audit entries: %w", err)
+		}
+		items = append(items, &readmodelv1.AuditRow{
+			Number: row.Number, EventId: row.EventID, Source: row.Source, Entry: entry,
+			PreviousHash: hex.EncodeToString(row.Previous), Hash: hex.EncodeToString(row.Hash),
+		})
 	}
 	next := ""
 	if len(items) > limit {
@@ -85,6 +111,31 @@ var subjects = map[string]readmodelv1.ObjectKind{
 // person finds the names of people. One is a subject by the name, and by the id where a person gave that.
 var person = object{table: "person", id: "person_id", name: "x.name", tenants: true}
 
+// subjectNames selects a statement that names subjects.
+type subjectNames struct {
+	of     object
+	scoped bool
+}
+
+func subjectSamples() []subjectNames {
+	samples := []subjectNames{{person, false}, {person, true}}
+	for _, kind := range subjects {
+		samples = append(samples, subjectNames{objects[kind], false})
+		if objects[kind].tenants {
+			samples = append(samples, subjectNames{objects[kind], true})
+		}
+	}
+	return samples
+}
+
+var namesOfSubjects = pg.DefineDynamic(pg.RoleReadmodel, "view.names_of_subjects", func(p subjectNames) string {
+	sql := p.of.selects() + "x." + p.of.id + " = ANY($1::uuid[])"
+	if p.scoped {
+		sql += " AND x.tenant_id = $2::uuid"
+	}
+	return sql
+}, subjectSamples()...)
+
 // nameSubjects fills in the names of the subjects of one page, as far as the scope meets them: one query for each kind.
 func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditRow) error {
 	byKind := map[string][]string{}
@@ -102,20 +153,14 @@ func (s *Snapshot) nameSubjects(ctx context.Context, items []*readmodelv1.AuditR
 		if o.table == "" || !s.scope.Everything() && !o.tenants {
 			continue
 		}
-		where, args := "x."+o.id+" = ANY($1::uuid[])", []any{wanted}
-		if !s.scope.Everything() {
-			where, args = where+" AND x.tenant_id = $2::uuid", append(args, s.scope.arg())
+		args, scoped := []any{wanted}, !s.scope.Everything()
+		if scoped {
+			args = append(args, s.scope.arg())
 		}
-		rows, err := s.tx.Query(ctx, o.selects()+where, args...)
-		if err != nil {
+		var err error
+		if found[kind], err = s.pairs(ctx, namesOfSubjects.For(subjectNames{o, scoped}), args...); err != nil {
 			return fmt.Errorf("name subjects: %w", err)
 		}
-		names := map[string]string{}
-		var id, name string
-		if _, err := pgx.ForEachRow(rows, []any{&id, &name}, func() error { names[id] = name; return nil }); err != nil {
-			return fmt.Errorf("name subjects: %w", err)
-		}
-		found[kind] = names
 	}
 	for _, a := range items {
 		a.SubjectName = found[a.GetEntry().GetSubjectType()][strings.ToLower(a.GetEntry().GetSubjectId())]
@@ -133,15 +178,4 @@ func subjectOf(a *readmodelv1.AuditRow, kind, id string) string {
 
 func likePrefix(prefix string) string {
 	return strings.NewReplacer(`\`, `\\`, "%", `\%`, "_", `\_`).Replace(prefix) + "%"
-}
-
-func scanAudit(row pgx.CollectableRow) (*readmodelv1.AuditRow, error) {
-	a := &readmodelv1.AuditRow{Entry: &commonv1.AuditEntry{}}
-	var entry string
-	var previous, hash []byte
-	if err := row.Scan(&a.Number, &a.EventId, &a.Source, &entry, &previous, &hash); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by the caller
-	}
-	a.PreviousHash, a.Hash = hex.EncodeToString(previous), hex.EncodeToString(hash)
-	return a, project.Decode([]byte(entry), a.GetEntry())
 }

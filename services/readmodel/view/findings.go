@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // FindingFilter narrows a list of findings. Zero fields do not.
@@ -18,22 +16,28 @@ type FindingFilter struct {
 	ID          string
 }
 
+var findingLayout = layout{
+	name: "findings", columns: "x.body", from: "readmodel.finding x", id: "x.finding_id", conditions: []condition{ofWorkspace, theFinding, isOpen},
+}
+
+var listFindings = pg.DefineDynamic(pg.RoleReadmodel, "view.list_findings", findingLayout.compose, findingLayout.samples()...)
+
 // Findings answers one page, newest first. They speak of machines and of other tenants' neighbours: who is bound to a tenant is refused.
 func (s *Snapshot) Findings(ctx context.Context, f FindingFilter, page Page) ([]*lifecyclev1.Finding, string, error) {
 	if !s.scope.Everything() {
 		return nil, "", operatorsOnly()
 	}
-	l := listing{name: "findings", columns: "x.body", from: "readmodel.finding x", id: "x.finding_id"}
+	l := listing{layout: &findingLayout, statement: listFindings}
 	if f.WorkspaceID != "" {
-		l.and("x.workspace_id = ?::uuid", optional(f.WorkspaceID))
+		l.and(ofWorkspace, optional(f.WorkspaceID))
 	}
 	if f.ID != "" {
-		l.and("x.finding_id = ?::uuid", f.ID)
+		l.and(theFinding, f.ID)
 	}
 	if !f.Resolved {
-		l.and("x.open")
+		l.and(isOpen)
 	}
-	items, next, err := run(ctx, s, l, page, scanBody[lifecyclev1.Finding])
+	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Finding])
 	return namedPage(ctx, s, func(f *lifecyclev1.Finding) nameless {
 		return nameless{workspaceID: f.GetWorkspaceId(), nodeID: f.GetNodeId(), workspace: &f.Workspace, node: &f.NodeName}
 	}, items, next, err)
@@ -52,16 +56,25 @@ func (s *Snapshot) Finding(ctx context.Context, id string) (*lifecyclev1.Finding
 }
 
 // FindingCounts are the open findings by severity.
-type FindingCounts struct{ P0, P1, P2 int32 }
+type FindingCounts struct {
+	P0 int32 `db:"p0"`
+	P1 int32 `db:"p1"`
+	P2 int32 `db:"p2"`
+}
+
+var countFindings = pg.Define(pg.RoleReadmodel, "view.count_findings", `
+	SELECT count(*) FILTER (WHERE f.severity = 'p0') AS p0, count(*) FILTER (WHERE f.severity = 'p1') AS p1,
+		count(*) FILTER (WHERE f.severity = 'p2') AS p2 FROM readmodel.finding f WHERE f.open`)
+
+var findingsOfWorkspace = pg.Define(pg.RoleReadmodel, "view.findings_of_workspace", `
+	SELECT f.body FROM readmodel.finding f WHERE f.workspace_id = $1::uuid AND f.open ORDER BY f.finding_id DESC LIMIT 20`)
 
 // FindingCounts counts them, none for who is bound to a tenant.
 func (s *Snapshot) FindingCounts(ctx context.Context) (FindingCounts, error) {
-	var c FindingCounts
 	if !s.scope.Everything() {
-		return c, nil
+		return FindingCounts{}, nil
 	}
-	err := s.tx.QueryRow(ctx, `SELECT count(*) FILTER (WHERE f.severity = 'p0'), count(*) FILTER (WHERE f.severity = 'p1'),
-		count(*) FILTER (WHERE f.severity = 'p2') FROM readmodel.finding f WHERE f.open`).Scan(&c.P0, &c.P1, &c.P2)
+	c, err := pg.One[FindingCounts](ctx, s.tx, countFindings)
 	if err != nil {
 		return c, fmt.Errorf("count findings: %w", err)
 	}
@@ -73,19 +86,11 @@ func (s *Snapshot) WithFindings(ctx context.Context, w *readmodelv1.Workspace) e
 	if w == nil || !s.scope.Everything() {
 		return nil
 	}
-	rows, err := s.tx.Query(ctx, `SELECT f.body FROM readmodel.finding f WHERE f.workspace_id = $1 AND f.open ORDER BY f.finding_id DESC LIMIT 20`, w.GetWorkspaceId())
+	bodies, err := pg.Values[[]byte](ctx, s.tx, findingsOfWorkspace, w.GetWorkspaceId())
 	if err != nil {
 		return fmt.Errorf("read findings of workspace: %w", err)
 	}
-	w.Findings, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*lifecyclev1.Finding, error) {
-		var body []byte
-		if err := row.Scan(&body); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped below
-		}
-		m := &lifecyclev1.Finding{}
-		return m, project.Decode(body, m)
-	})
-	if err != nil {
+	if w.Findings, err = fromBodies[lifecyclev1.Finding](bodies); err != nil {
 		return fmt.Errorf("read findings of workspace: %w", err)
 	}
 	return nil

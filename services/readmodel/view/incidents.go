@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // RecoveryFilter narrows a list of recoveries. Zero fields do not.
@@ -20,29 +21,35 @@ type RecoveryFilter struct {
 
 // Recoveries answers one page, newest first.
 func (s *Snapshot) Recoveries(ctx context.Context, f RecoveryFilter, page Page) ([]*recoveryv1.RecoveryRecord, string, error) {
-	l := s.boxes("recoveries", "readmodel.recovery_record", "record_id", BoxFilter{WorkspaceID: f.WorkspaceID})
+	l := s.boxes(&recoveryLayout, listRecoveries, BoxFilter{WorkspaceID: f.WorkspaceID})
 	if f.Workspaces != nil {
-		l.and("x.workspace_id::text = ANY(?)", f.Workspaces)
+		l.and(ofWorkspaces, f.Workspaces)
 	}
 	if !f.From.IsZero() {
-		l.and("x.detected_at >= ?", f.From)
+		l.and(detectedFrom, f.From)
 	}
 	if !f.To.IsZero() {
-		l.and("x.detected_at <= ?", f.To)
+		l.and(detectedUntil, f.To)
 	}
-	return run(ctx, s, l, page, scanBody[recoveryv1.RecoveryRecord])
+	return run(ctx, s, l, page, fromBody[recoveryv1.RecoveryRecord])
 }
+
+var incidentLayout = layout{
+	name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id", conditions: []condition{isOpen},
+}
+
+var listIncidents = pg.DefineDynamic(pg.RoleReadmodel, "view.list_incidents", incidentLayout.compose, incidentLayout.samples()...)
 
 // Incidents answers one page, newest first: the open ones, or all. They list whom else something befell: who is bound to a tenant is refused.
 func (s *Snapshot) Incidents(ctx context.Context, closed bool, page Page) ([]*recoveryv1.Incident, string, error) {
 	if !s.scope.Everything() {
 		return nil, "", operatorsOnly()
 	}
-	l := listing{name: "incidents", columns: "x.body", from: "readmodel.incident x", id: "x.incident_id"}
+	l := listing{layout: &incidentLayout, statement: listIncidents}
 	if !closed {
-		l.and("x.open")
+		l.and(isOpen)
 	}
-	items, next, err := run(ctx, s, l, page, scanBody[recoveryv1.Incident])
+	items, next, err := run(ctx, s, l, page, fromBody[recoveryv1.Incident])
 	if err != nil {
 		return nil, "", err
 	}
@@ -67,12 +74,26 @@ func (s *Snapshot) nameIncidents(ctx context.Context, items ...*recoveryv1.Incid
 // incidentLead is how long before an incident was opened the recoveries began that it may speak of.
 const incidentLead = time.Hour
 
+var (
+	incidentByID = pg.Define(pg.RoleReadmodel, "view.incident_by_id", `SELECT x.body FROM readmodel.incident x WHERE x.incident_id = $1::uuid`)
+	fleetBrake   = pg.Define(pg.RoleReadmodel, "view.fleet_brake", `SELECT x.body FROM readmodel.brake x WHERE x.name = 'fleet'`)
+)
+
+// body runs a statement of one body; the error is pgx.ErrNoRows if there is none.
+func body[T any, M message[T]](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) (M, error) {
+	raw, err := pg.Value[[]byte](ctx, s.tx, statement, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it read
+	}
+	return decode[T, M](raw)
+}
+
 // Incident answers one by id, with the recoveries that it speaks of.
 func (s *Snapshot) Incident(ctx context.Context, id string) (*recoveryv1.Incident, []*recoveryv1.RecoveryRecord, error) {
 	if !s.scope.Everything() || !isUUID(id) {
 		return nil, nil, notFound("incident")
 	}
-	i, err := scanBody[recoveryv1.Incident](s.tx.QueryRow(ctx, `SELECT x.body FROM readmodel.incident x WHERE x.incident_id = $1`, id))
+	i, err := body[recoveryv1.Incident](ctx, s, incidentByID, id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil, notFound("incident")
 	}
@@ -99,7 +120,7 @@ func (s *Snapshot) Brake(ctx context.Context) (*recoveryv1.Brake, error) {
 	if !s.scope.Everything() {
 		return nil, notFound("brake")
 	}
-	b, err := scanBody[recoveryv1.Brake](s.tx.QueryRow(ctx, `SELECT x.body FROM readmodel.brake x WHERE x.name = 'fleet'`))
+	b, err := body[recoveryv1.Brake](ctx, s, fleetBrake)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return &recoveryv1.Brake{}, nil
 	}

@@ -4,13 +4,13 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
@@ -20,14 +20,51 @@ type message[T any] interface {
 	proto.Message
 }
 
-// scanBody reads a row whose only column is its body.
-func scanBody[T any, M message[T]](row pgx.Row, lead ...any) (M, error) {
-	var body []byte
-	if err := row.Scan(append(lead, &body)...); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
-	}
+// bodyRow is a row of a list whose only column is its body.
+type bodyRow struct {
+	place
+	Body []byte `db:"body"`
+}
+
+// decode reads a body.
+func decode[T any, M message[T]](body []byte) (M, error) {
 	m := M(new(T))
 	return m, project.Decode(body, m)
+}
+
+// fromBody reads the row of a list.
+func fromBody[T any, M message[T]](row bodyRow) (M, error) { return decode[T, M](row.Body) }
+
+// fromBodies reads the bodies of other rows.
+func fromBodies[T any, M message[T]](bodies [][]byte) ([]M, error) {
+	out := make([]M, 0, len(bodies))
+	for _, body := range bodies {
+		m, err := decode[T, M](body)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// pair is a row of two texts: an id and what belongs to it.
+type pair struct {
+	ID   string `db:"id"`
+	Text string `db:"text"`
+}
+
+// pairs runs a statement of pairs and returns them by id.
+func (s *Snapshot) pairs(ctx context.Context, statement *pg.Statement, args ...any) (map[string]string, error) {
+	rows, err := pg.All[pair](ctx, s.tx, statement, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it read
+	}
+	found := make(map[string]string, len(rows))
+	for _, row := range rows {
+		found[row.ID] = row.Text
+	}
+	return found, nil
 }
 
 // TaskFilter narrows a list of tasks. Zero fields do not.
@@ -40,28 +77,40 @@ type TaskFilter struct {
 	NoHistory bool
 }
 
+const (
+	tasksOnNode      condition = "t.node_id = ?::uuid"
+	tasksOfWorkspace condition = "t.workspace_id = ?::uuid"
+	tasksInState     condition = "t.state = ?"
+	tasksCurrent     condition = "(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND (t.expires_at IS NULL OR t.expires_at > ?)))"
+	tasksByID        condition = "t.task_id = ANY(?::uuid[])"
+)
+
+var taskLayout = layout{
+	name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id", lead: 1, always: "($1::uuid IS NULL OR t.tenant_id = $1)",
+	conditions: []condition{tasksOnNode, tasksOfWorkspace, tasksInState, tasksCurrent, tasksByID},
+}
+
+var listTasks = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tasks", taskLayout.compose, taskLayout.samples()...)
+
 // Tasks answers one page, newest first.
 func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readmodelv1.Task, string, error) {
-	l := listing{
-		name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id",
-	}
-	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
+	l := listing{layout: &taskLayout, statement: listTasks, args: []any{s.scope.arg()}}
 	if f.NodeID != "" {
-		l.and("t.node_id = ?::uuid", optional(f.NodeID))
+		l.and(tasksOnNode, optional(f.NodeID))
 	}
 	if f.WorkspaceID != "" {
-		l.and("t.workspace_id = ?::uuid", optional(f.WorkspaceID))
+		l.and(tasksOfWorkspace, optional(f.WorkspaceID))
 	}
 	if f.State != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
-		l.and("t.state = ?", names.Of(f.State))
+		l.and(tasksInState, names.Of(f.State))
 	}
 	if f.CurrentOnly {
-		l.and("(t.state = 'running' OR (t.state IN ('queued', 'dispatched', 'delivered') AND (t.expires_at IS NULL OR t.expires_at > ?)))", s.Now)
+		l.and(tasksCurrent, s.Now)
 	}
 	if f.IDs != nil {
-		l.and("t.task_id = ANY(?::uuid[])", f.IDs)
+		l.and(tasksByID, f.IDs)
 	}
-	tasks, next, err := run(ctx, s, l, page, s.scanTask)
+	tasks, next, err := run(ctx, s, l, page, s.readTask)
 	tasks, next, err = namedPage(ctx, s, func(t *readmodelv1.Task) nameless {
 		return nameless{workspaceID: t.GetWorkspaceId(), nodeID: t.GetNodeId(), workspace: &t.Workspace, node: &t.NodeName}
 	}, tasks, next, err)
@@ -71,14 +120,10 @@ func (s *Snapshot) Tasks(ctx context.Context, f TaskFilter, page Page) ([]*readm
 	return tasks, next, s.transitions(ctx, tasks)
 }
 
-func (s *Snapshot) scanTask(row pgx.Row, lead ...any) (*readmodelv1.Task, error) {
-	var body []byte
-	if err := row.Scan(append(lead, &body)...); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
-	}
-	t := &lifecyclev1.Task{}
-	if err := project.Decode(body, t); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
+func (s *Snapshot) readTask(row bodyRow) (*readmodelv1.Task, error) {
+	t, err := fromBody[lifecyclev1.Task](row)
+	if err != nil {
+		return nil, err
 	}
 	return &readmodelv1.Task{
 		TaskId: t.GetTaskId(), Type: t.GetType(), NodeId: t.GetNodeId(), State: t.GetState(), Attempt: t.GetAttempt(),
@@ -88,6 +133,15 @@ func (s *Snapshot) scanTask(row pgx.Row, lead ...any) (*readmodelv1.Task, error)
 	}, nil
 }
 
+type transitionRow struct {
+	TaskID string `db:"task_id" expr:"@.task_id::text"`
+	Body   []byte `db:"body"`
+}
+
+var transitionsOfTasks = pg.Define(pg.RoleReadmodel, "view.transitions_of_tasks", `
+	SELECT `+pg.Columns[transitionRow]("x")+` FROM readmodel.task_transition x
+	WHERE x.task_id = ANY($1::uuid[]) ORDER BY x.task_id, x.version, x.n`)
+
 // transitions adds the histories of tasks, in the order in which the changes were made.
 func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) error {
 	byID := make(map[string]*readmodelv1.Task, len(tasks))
@@ -96,23 +150,16 @@ func (s *Snapshot) transitions(ctx context.Context, tasks []*readmodelv1.Task) e
 		byID[t.GetTaskId()] = t
 		ids = append(ids, t.GetTaskId())
 	}
-	rows, err := s.tx.Query(ctx, `SELECT x.task_id::text, x.body FROM readmodel.task_transition x
-		WHERE x.task_id = ANY($1::uuid[]) ORDER BY x.task_id, x.version, x.n`, ids)
+	rows, err := pg.All[transitionRow](ctx, s.tx, transitionsOfTasks, ids)
 	if err != nil {
 		return fmt.Errorf("read transitions: %w", err)
 	}
-	var id string
-	var body []byte
-	_, err = pgx.ForEachRow(rows, []any{&id, &body}, func() error {
-		x := &lifecyclev1.TaskTransition{}
-		if err := project.Decode(body, x); err != nil {
-			return err //nolint:wrapcheck // wrapped below
+	for _, row := range rows {
+		x, err := decode[lifecyclev1.TaskTransition](row.Body)
+		if err != nil {
+			return fmt.Errorf("read transitions: %w", err)
 		}
-		byID[id].Transitions = append(byID[id].Transitions, x)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read transitions: %w", err)
+		byID[row.TaskID].Transitions = append(byID[row.TaskID].Transitions, x)
 	}
 	return nil
 }
@@ -138,25 +185,60 @@ type BoxFilter struct {
 	IDs         []string
 }
 
-func (s *Snapshot) boxes(name, table, id string, f BoxFilter) listing {
-	l := listing{name: name, columns: "x.body", from: table + " x", id: "x." + id}
-	l.and("(?::uuid IS NULL OR x.tenant_id = $1)", s.scope.arg())
+const (
+	ofWorkspace   condition = "x.workspace_id = ?::uuid"
+	live          condition = "x.live"
+	orphaned      condition = "x.orphaned"
+	unreleased    condition = "NOT x.released"
+	ofWorkspaces  condition = "x.workspace_id::text = ANY(?)"
+	detectedFrom  condition = "x.detected_at >= ?"
+	detectedUntil condition = "x.detected_at <= ?"
+	isOpen        condition = "x.open"
+	theFinding    condition = "x.finding_id = ?::uuid"
+)
+
+// boxLayout is that of a list of what belongs to workspaces.
+func boxLayout(name, table, id string, more ...condition) layout {
+	return layout{
+		name: name, columns: "x.body", from: "readmodel." + table + " x", id: "x." + id, lead: 1, always: "($1::uuid IS NULL OR x.tenant_id = $1)",
+		conditions: append([]condition{ofWorkspace, byIDs(id)}, more...),
+	}
+}
+
+func byIDs(id string) condition { return condition("x." + id + " = ANY(?::uuid[])") }
+
+var (
+	instanceLayout   = boxLayout("instances", "instance", "instance_id", live)
+	claimLayout      = boxLayout("claims", "claim", "claim_id", orphaned, unreleased)
+	allocationLayout = boxLayout("allocations", "allocation", "allocation_id")
+	runLayout        = boxLayout("runs", "run", "run_id", live)
+	recoveryLayout   = boxLayout("recoveries", "recovery_record", "record_id", ofWorkspaces, detectedFrom, detectedUntil)
+
+	listInstances   = pg.DefineDynamic(pg.RoleReadmodel, "view.list_instances", instanceLayout.compose, instanceLayout.samples()...)
+	listClaims      = pg.DefineDynamic(pg.RoleReadmodel, "view.list_claims", claimLayout.compose, claimLayout.samples()...)
+	listAllocations = pg.DefineDynamic(pg.RoleReadmodel, "view.list_allocations", allocationLayout.compose, allocationLayout.samples()...)
+	listRuns        = pg.DefineDynamic(pg.RoleReadmodel, "view.list_runs", runLayout.compose, runLayout.samples()...)
+	listRecoveries  = pg.DefineDynamic(pg.RoleReadmodel, "view.list_recoveries", recoveryLayout.compose, recoveryLayout.samples()...)
+)
+
+func (s *Snapshot) boxes(of *layout, statement *pg.Dynamic[parts], f BoxFilter) listing {
+	l := listing{layout: of, statement: statement, args: []any{s.scope.arg()}}
 	if f.WorkspaceID != "" {
-		l.and("x.workspace_id = ?::uuid", optional(f.WorkspaceID))
+		l.and(ofWorkspace, optional(f.WorkspaceID))
 	}
 	if f.IDs != nil {
-		l.and("x."+id+" = ANY(?::uuid[])", f.IDs)
+		l.and(of.conditions[1], f.IDs)
 	}
 	return l
 }
 
 // Instances answers one page, newest first.
 func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Instance, string, error) {
-	l := s.boxes("instances", "readmodel.instance", "instance_id", f)
+	l := s.boxes(&instanceLayout, listInstances, f)
 	if f.LiveOnly {
-		l.and("x.live")
+		l.and(live)
 	}
-	items, next, err := run(ctx, s, l, page, scanBody[lifecyclev1.Instance])
+	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Instance])
 	return namedPage(ctx, s, func(i *lifecyclev1.Instance) nameless {
 		return nameless{workspaceID: i.GetWorkspaceId(), nodeID: i.GetNodeId(), workspace: &i.Workspace, node: &i.NodeName}
 	}, items, next, err)
@@ -164,14 +246,14 @@ func (s *Snapshot) Instances(ctx context.Context, f BoxFilter, page Page) ([]*li
 
 // Claims answers one page, newest first.
 func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Claim, string, error) {
-	l := s.boxes("claims", "readmodel.claim", "claim_id", f)
+	l := s.boxes(&claimLayout, listClaims, f)
 	if f.Orphaned {
-		l.and("x.orphaned")
+		l.and(orphaned)
 	}
 	if !f.Released {
-		l.and("NOT x.released")
+		l.and(unreleased)
 	}
-	items, next, err := run(ctx, s, l, page, scanBody[lifecyclev1.Claim])
+	items, next, err := run(ctx, s, l, page, fromBody[lifecyclev1.Claim])
 	return namedPage(ctx, s, func(c *lifecyclev1.Claim) nameless {
 		return nameless{workspaceID: c.GetWorkspaceId(), nodeID: c.GetNodeId(), workspace: &c.Workspace, node: &c.NodeName}
 	}, items, next, err)
@@ -179,7 +261,7 @@ func (s *Snapshot) Claims(ctx context.Context, f BoxFilter, page Page) ([]*lifec
 
 // Allocations answers one page, newest first.
 func (s *Snapshot) Allocations(ctx context.Context, f BoxFilter, page Page) ([]*lifecyclev1.Allocation, string, error) {
-	items, next, err := run(ctx, s, s.boxes("allocations", "readmodel.allocation", "allocation_id", f), page, scanBody[lifecyclev1.Allocation])
+	items, next, err := run(ctx, s, s.boxes(&allocationLayout, listAllocations, f), page, fromBody[lifecyclev1.Allocation])
 	return namedPage(ctx, s, func(a *lifecyclev1.Allocation) nameless {
 		return nameless{workspaceID: a.GetWorkspaceId(), nodeID: a.GetNodeId(), workspace: &a.Workspace, node: &a.NodeName}
 	}, items, next, err)
@@ -206,32 +288,32 @@ type RunFilter struct {
 
 // Runs answers one page, newest first.
 func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page Page) ([]*lifecyclev1.Run, string, error) {
-	l := s.boxes("runs", "readmodel.run", "run_id", BoxFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
+	l := s.boxes(&runLayout, listRuns, BoxFilter{WorkspaceID: f.WorkspaceID, IDs: f.IDs})
 	if f.LiveOnly {
-		l.and("x.live")
+		l.and(live)
 	}
-	return run(ctx, s, l, page, scanBody[lifecyclev1.Run])
+	return run(ctx, s, l, page, fromBody[lifecyclev1.Run])
 }
+
+var stepsOfRuns = pg.Define(pg.RoleReadmodel, "view.steps_of_runs", `
+	SELECT t.body FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
+	WHERE t.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1)
+	ORDER BY t.run_id, t.step, t.direction, t.attempt LIMIT 10000`)
 
 // Steps answers all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. What a step left for later ones is the saga's own
 // and is not answered.
 func (s *Snapshot) Steps(ctx context.Context, runIDs []string) ([]*lifecyclev1.StepAttempt, error) {
-	rows, err := s.tx.Query(ctx, `SELECT t.body FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
-		WHERE t.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1)
-		ORDER BY t.run_id, t.step, t.direction, t.attempt LIMIT 10000`, s.scope.arg(), runIDs)
+	bodies, err := pg.Values[[]byte](ctx, s.tx, stepsOfRuns, s.scope.arg(), runIDs)
 	if err != nil {
 		return nil, fmt.Errorf("list steps: %w", err)
 	}
-	steps, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*lifecyclev1.StepAttempt, error) {
-		a, err := scanBody[lifecyclev1.StepAttempt](row)
-		if err == nil {
-			a.Output = nil
-			a = s.scope.Step(a)
-		}
-		return a, err
-	})
+	steps, err := fromBodies[lifecyclev1.StepAttempt](bodies)
 	if err != nil {
 		return nil, fmt.Errorf("list steps: %w", err)
+	}
+	for i, a := range steps {
+		a.Output = nil
+		steps[i] = s.scope.Step(a)
 	}
 	return steps, nil
 }
@@ -244,20 +326,17 @@ func idList(id string) []string {
 	return []string{id}
 }
 
+var tenantsOfTasks = pg.Define(pg.RoleReadmodel, "view.tenants_of_tasks", `
+	SELECT t.task_id::text AS id, t.tenant_id::text AS text FROM readmodel.task t WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`)
+
 // TenantsOfTasks answers whose tasks are, by task id; nobody's are left out.
 func (s *Snapshot) TenantsOfTasks(ctx context.Context, tasks []*readmodelv1.Task) (map[string]string, error) {
-	owners := map[string]string{}
 	ids := make([]string, 0, len(tasks))
 	for _, t := range tasks {
 		ids = append(ids, t.GetTaskId())
 	}
-	rows, err := s.tx.Query(ctx, `SELECT t.task_id::text, t.tenant_id::text FROM readmodel.task t
-		WHERE t.task_id = ANY($1::uuid[]) AND t.tenant_id IS NOT NULL`, ids)
+	owners, err := s.pairs(ctx, tenantsOfTasks, ids)
 	if err != nil {
-		return nil, fmt.Errorf("read tenants of tasks: %w", err)
-	}
-	var task, tenant string
-	if _, err := pgx.ForEachRow(rows, []any{&task, &tenant}, func() error { owners[task] = tenant; return nil }); err != nil {
 		return nil, fmt.Errorf("read tenants of tasks: %w", err)
 	}
 	return owners, nil

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // nameless is an object that holds ids of a workspace and of a node, and where their names go. What has no place for a name leaves it nil.
@@ -14,16 +14,24 @@ type nameless struct {
 	workspace, node     *string
 }
 
+var (
+	namesOfWorkspaces = pg.Define(pg.RoleReadmodel, "view.names_of_workspaces", `
+	SELECT w.workspace_id::text AS id, w.tenant || '/' || w.name AS text FROM readmodel.workspace w
+	WHERE w.workspace_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
+	namesOfNodes = pg.Define(pg.RoleReadmodel, "view.names_of_nodes", `
+	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n WHERE n.node_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR n.tenant_id = $2)`)
+	ownersOfNames = pg.Define(pg.RoleReadmodel, "view.owners_of_names", `
+	SELECT w.workspace_id::text AS id, w.tenant_id::text AS text FROM readmodel.workspace w WHERE w.workspace_id = ANY($1::uuid[])
+	UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n WHERE n.node_id = ANY($2::uuid[])`)
+)
+
 // withNames fills in the names of a page's workspaces (tenant/name) and nodes, as far as the scope meets them: one query for each, however many objects.
 func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
-	workspaces, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace },
-		`SELECT w.workspace_id::text, w.tenant || '/' || w.name FROM readmodel.workspace w
-			WHERE w.workspace_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
+	workspaces, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.workspaceID, o.workspace }, namesOfWorkspaces)
 	if err != nil {
 		return fmt.Errorf("name workspaces: %w", err)
 	}
-	nodes, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.nodeID, o.node },
-		`SELECT n.node_id::text, n.name FROM readmodel.node n WHERE n.node_id = ANY($1::uuid[]) AND ($2::uuid IS NULL OR n.tenant_id = $2)`)
+	nodes, err := s.namesOf(ctx, objects, func(o nameless) (string, *string) { return o.nodeID, o.node }, namesOfNodes)
 	if err != nil {
 		return fmt.Errorf("name nodes: %w", err)
 	}
@@ -38,7 +46,7 @@ func (s *Snapshot) withNames(ctx context.Context, objects []nameless) error {
 	return nil
 }
 
-func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string), sql string) (map[string]string, error) {
+func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(nameless) (string, *string), names *pg.Statement) (map[string]string, error) {
 	var wanted []string
 	for _, o := range objects {
 		if id, place := of(o); place != nil && isUUID(id) {
@@ -49,14 +57,7 @@ func (s *Snapshot) namesOf(ctx context.Context, objects []nameless, of func(name
 		return nil, nil
 	}
 	slices.Sort(wanted)
-	rows, err := s.tx.Query(ctx, sql, slices.Compact(wanted), s.scope.arg())
-	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by withNames
-	}
-	found := map[string]string{}
-	var id, name string
-	_, err = pgx.ForEachRow(rows, []any{&id, &name}, func() error { found[id] = name; return nil })
-	return found, err //nolint:wrapcheck // wrapped by withNames
+	return s.pairs(ctx, names, slices.Compact(wanted), s.scope.arg())
 }
 
 // namedPage fills in the names of one page of a list.
@@ -74,17 +75,11 @@ func namedPage[T any](ctx context.Context, s *Snapshot, of func(T) nameless, ite
 // NameOwners returns whose workspaces and nodes are, by their ids: empty for a node of no tenant. What is read for several scopes at once is shown to each
 // without the names that it does not meet.
 func (s *Snapshot) NameOwners(ctx context.Context, workspaceIDs, nodeIDs []string) (map[string]string, error) {
-	owners := map[string]string{}
 	if len(workspaceIDs)+len(nodeIDs) == 0 {
-		return owners, nil
+		return map[string]string{}, nil
 	}
-	rows, err := s.tx.Query(ctx, `SELECT w.workspace_id::text, w.tenant_id::text FROM readmodel.workspace w WHERE w.workspace_id = ANY($1::uuid[])
-		UNION ALL SELECT n.node_id::text, COALESCE(n.tenant_id::text, '') FROM readmodel.node n WHERE n.node_id = ANY($2::uuid[])`, workspaceIDs, nodeIDs)
+	owners, err := s.pairs(ctx, ownersOfNames, workspaceIDs, nodeIDs)
 	if err != nil {
-		return nil, fmt.Errorf("read whose names are: %w", err)
-	}
-	var id, tenant string
-	if _, err := pgx.ForEachRow(rows, []any{&id, &tenant}, func() error { owners[id] = tenant; return nil }); err != nil {
 		return nil, fmt.Errorf("read whose names are: %w", err)
 	}
 	return owners, nil

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
-	"github.com/gpuaas/mesh/services/readmodel/project"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // NodeFilter narrows a list of nodes. Zero fields do not.
@@ -41,55 +40,72 @@ const nodeFrom = `readmodel.node n` + nodeSession + `
 		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus FROM readmodel.allocation a
 		WHERE a.body->>'node_id' = n.node_id::text AND a.body->>'state' <> 'ALLOCATION_STATE_RELEASED') u ON true`
 
+type nodeDetail struct {
+	nodeColumns
+	Slots int32 `db:"slots" expr:"u.slots"`
+	GPUs  int32 `db:"gpus" expr:"u.gpus"`
+}
+
+type nodeRow struct {
+	place
+	nodeDetail
+}
+
+const (
+	nodesConnected    condition = "s.connected"
+	nodesDisconnected condition = "NOT COALESCE(s.connected, false)"
+	nodesNotRetired   condition = "n.state <> 'retired'"
+	nodesOfName       condition = "n.name = ?"
+	theNode           condition = "n.node_id = ?::uuid"
+	nodesByID         condition = "n.node_id = ANY(?::uuid[])"
+)
+
+var nodeLayout = layout{
+	name: "nodes", columns: pg.Columns[nodeDetail]("n"), from: nodeFrom, sort: "n.name", id: "n.node_id", lead: 3,
+	always:     "($3::uuid IS NULL OR n.tenant_id = $3)",
+	conditions: []condition{nodesConnected, nodesDisconnected, nodesNotRetired, nodesOfName, theNode, nodesByID},
+}
+
+var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout.compose, nodeLayout.samples()...)
+
 // Nodes answers one page by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readmodelv1.Node, string, error) {
 	listening, err := s.listeningSince(ctx)
 	if err != nil {
 		return nil, "", err
 	}
-	l := listing{
-		name: "nodes", columns: nodeColumns + ", u.slots, u.gpus", from: nodeFrom,
-		sort: "n.name", id: "n.node_id", args: []any{s.Now, BeatFresh},
-	}
-	l.and("(?::uuid IS NULL OR n.tenant_id = $3)", s.scope.arg())
+	l := listing{layout: &nodeLayout, statement: listNodes, args: []any{s.Now, BeatFresh, s.scope.arg()}}
 	if f.ConnectedOnly {
-		l.and("s.connected")
+		l.and(nodesConnected)
 	}
 	if f.Disconnected {
-		l.and("NOT COALESCE(s.connected, false)")
+		l.and(nodesDisconnected)
 	}
 	if !f.IncludeRetired {
-		l.and("n.state <> 'retired'")
+		l.and(nodesNotRetired)
 	}
 	if f.Name != "" {
-		l.and("n.name = ?", f.Name)
+		l.and(nodesOfName, f.Name)
 	}
 	if f.ID != "" {
-		l.and("n.node_id = ?::uuid", optional(f.ID))
+		l.and(theNode, optional(f.ID))
 	}
 	if f.IDs != nil {
-		l.and("n.node_id = ANY(?::uuid[])", f.IDs)
+		l.and(nodesByID, f.IDs)
 	}
-	items, next, err := run(ctx, s, l, page, func(row pgx.Row, lead ...any) (*readmodelv1.Node, error) {
-		return s.scanNode(row, listening, lead...)
-	})
+	items, next, err := run(ctx, s, l, page, func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, listening) })
 	return namedPage(ctx, s, func(n *readmodelv1.Node) nameless {
 		return nameless{workspaceID: n.GetWorkspaceId(), workspace: &n.Workspace}
 	}, items, next, err)
 }
 
-func (s *Snapshot) scanNode(row pgx.Row, listening time.Time, lead ...any) (*readmodelv1.Node, error) {
-	var n nodeScan
-	var slots, gpus int32
-	if err := row.Scan(append(append(lead, n.into()...), &slots, &gpus)...); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
-	}
-	f, err := n.facts(listening, s.staleAfter)
+func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node, error) {
+	f, err := row.facts(listening, s.staleAfter)
 	if err != nil {
 		return nil, err
 	}
 	if f.Gate != nil {
-		f.Gate.SlotsUsed, f.Gate.GpusUsed = slots, gpus
+		f.Gate.SlotsUsed, f.Gate.GpusUsed = row.Slots, row.GPUs
 	}
 	d := Describe(f, s.Now)
 	return &readmodelv1.Node{
@@ -99,11 +115,12 @@ func (s *Snapshot) scanNode(row pgx.Row, listening time.Time, lead ...any) (*rea
 	}, nil
 }
 
+var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since", `
+	SELECT min(r.started_at) FROM readmodel.replica r WHERE NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval`)
+
 // listeningSince is when the replicas that listen now began, zero if none does.
 func (s *Snapshot) listeningSince(ctx context.Context) (time.Time, error) {
-	var at *time.Time
-	err := s.tx.QueryRow(ctx, `SELECT min(r.started_at) FROM readmodel.replica r
-		WHERE NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval`, s.Now, BeatFresh).Scan(&at)
+	at, err := pg.Value[*time.Time](ctx, s.tx, replicasListenSince, s.Now, BeatFresh)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read replicas: %w", err)
 	}
@@ -121,23 +138,29 @@ type Replica struct {
 	Beat   *nodev1.ReplicaBeat
 }
 
+type replicaRow struct {
+	ID     string    `db:"replica_id" expr:"@.replica_id::text"`
+	BeatAt time.Time `db:"beat_at"`
+	Fresh  bool      `db:"fresh" expr:"NOT @.leaving AND @.beat_at > $1::timestamptz - $2::interval"`
+	Body   []byte    `db:"body"`
+}
+
+var listReplicas = pg.Define(pg.RoleReadmodel, "view.list_replicas", `
+	SELECT `+pg.Columns[replicaRow]("r")+` FROM readmodel.replica r WHERE r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
+
 // Replicas answers those that beat within the last ten minutes.
 func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
-	rows, err := s.tx.Query(ctx, `SELECT r.replica_id::text, r.beat_at, NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval, r.body
-		FROM readmodel.replica r WHERE r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`, s.Now, BeatFresh)
+	rows, err := pg.All[replicaRow](ctx, s.tx, listReplicas, s.Now, BeatFresh)
 	if err != nil {
 		return nil, fmt.Errorf("read replicas: %w", err)
 	}
-	replicas, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Replica, error) {
-		var body []byte
-		r := Replica{Beat: &nodev1.ReplicaBeat{}}
-		if err := row.Scan(&r.ID, &r.BeatAt, &r.Fresh, &body); err != nil {
-			return r, err //nolint:wrapcheck // wrapped below
+	replicas := make([]Replica, 0, len(rows))
+	for _, row := range rows {
+		beat, err := decode[nodev1.ReplicaBeat](row.Body)
+		if err != nil {
+			return nil, fmt.Errorf("read replicas: %w", err)
 		}
-		return r, project.Decode(body, r.Beat)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read replicas: %w", err)
+		replicas = append(replicas, Replica{ID: row.ID, BeatAt: row.BeatAt, Fresh: row.Fresh, Beat: beat})
 	}
 	return replicas, nil
 }

@@ -5,12 +5,13 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
-
-	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 const (
@@ -63,69 +64,125 @@ func decodeCursor(list, token string) (cursor, error) {
 	return c, nil
 }
 
-// listing is a list in keyset order: by sort, then id; or by id alone, newest first, if sort is empty.
-type listing struct {
-	name    string
-	columns string // what scan reads, after sort and id
-	from    string
-	sort    string // expression of text
-	id      string // column of uuid
-	where   []string
-	args    []any
+// condition narrows a list. Each ? in it is an argument.
+type condition string
+
+// layout is what a list reads, in keyset order: by sort, then id; or by id alone, newest first, if sort is empty.
+type layout struct {
+	name       string
+	columns    string // what is read, beside sort and id
+	from       string
+	sort       string      // expression of text
+	id         string      // column of uuid
+	lead       int         // how many arguments stand before those of the conditions
+	always     string      // the condition that every page has, over these; empty: none
+	conditions []condition // those that a request may add
 }
 
-// and adds a condition; each ? in it is one of args.
-func (l *listing) and(condition string, args ...any) {
-	for _, a := range args {
-		l.args = append(l.args, a)
-		condition = strings.Replace(condition, "?", fmt.Sprintf("$%d", len(l.args)), 1)
-	}
-	l.where = append(l.where, condition)
+// parts select the conditions of one statement of a list.
+type parts struct {
+	conditions []condition
+	after      bool // it goes on behind a place in the order
 }
 
-// run answers one page and the token of the next.
-func run[T any](ctx context.Context, s *Snapshot, l listing, page Page, scan func(row pgx.Row, lead ...any) (T, error)) ([]T, string, error) {
-	sortExpr, order := l.sort, " ORDER BY "+l.sort+", "+l.id
+// samples have every condition.
+func (l *layout) samples() []parts { return []parts{{}, {conditions: l.conditions, after: true}} }
+
+// compose makes the statement.
+func (l *layout) compose(p parts) string {
+	sortExpr, order := l.sort, l.sort+", "+l.id
+	next := condition("(" + l.sort + ", " + l.id + ") > (?::text, ?::uuid)")
 	if l.sort == "" {
-		sortExpr, order = "''", " ORDER BY "+l.id+" DESC"
+		sortExpr, order, next = "''", l.id+" DESC", condition(l.id+" < ?::uuid")
 	}
+	conditions := slices.Clone(p.conditions)
+	if p.after {
+		conditions = append(conditions, next)
+	}
+	where, n := filter(l.name, l.always, l.lead, conditions, append(slices.Clone(l.conditions), next))
+	return "SELECT " + sortExpr + " AS page_sort, " + l.id + "::text AS page_id, " + l.columns + " FROM " + l.from + where +
+		" ORDER BY " + order + " LIMIT $" + strconv.Itoa(n+1)
+}
+
+// filter returns the WHERE clause of a list with the condition that it always has, over its first n arguments, and further ones; and how many arguments
+// there are then. It panics over a condition that the list does not have: no sample would have it.
+func filter(list, always string, n int, conditions, known []condition) (string, int) {
+	var where []string
+	if always != "" {
+		where = append(where, always)
+	}
+	for _, c := range conditions {
+		if !slices.Contains(known, c) {
+			panic(fmt.Sprintf("list %s: no condition %q", list, c))
+		}
+		text := string(c)
+		for strings.Contains(text, "?") {
+			n++
+			text = strings.Replace(text, "?", "$"+strconv.Itoa(n), 1)
+		}
+		where = append(where, text)
+	}
+	if len(where) == 0 {
+		return "", n
+	}
+	return " WHERE " + strings.Join(where, " AND "), n
+}
+
+// listing is one request for a list.
+type listing struct {
+	layout    *layout
+	statement *pg.Dynamic[parts]
+	where     []condition
+	args      []any
+}
+
+// and adds a condition with its arguments.
+func (l *listing) and(c condition, args ...any) {
+	l.where, l.args = append(l.where, c), append(l.args, args...)
+}
+
+// place is where a row stands in the order of its list. Every row of a list embeds it.
+type place struct {
+	Sort string `db:"page_sort"`
+	ID   string `db:"page_id"`
+}
+
+func (p place) at() place { return p }
+
+// run returns one page and the token of the next.
+func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l listing, page Page, read func(R) (T, error)) ([]T, string, error) {
 	if page.Token != "" {
-		c, err := decodeCursor(l.name, page.Token)
+		c, err := decodeCursor(l.layout.name, page.Token)
 		if err != nil {
 			return nil, "", err
 		}
-		if l.sort == "" {
-			l.and(l.id+" < ?::uuid", c.ID)
-		} else {
-			l.and("("+l.sort+", "+l.id+") > (?::text, ?::uuid)", c.Sort, c.ID)
+		if l.layout.sort != "" {
+			l.args = append(l.args, c.Sort)
 		}
-	}
-	sql := "SELECT " + sortExpr + ", " + l.id + "::text, " + l.columns + " FROM " + l.from
-	if len(l.where) > 0 {
-		sql += " WHERE " + strings.Join(l.where, " AND ")
+		l.args = append(l.args, c.ID)
 	}
 	limit := page.limit()
-	rows, err := s.tx.Query(ctx, fmt.Sprintf("%s%s LIMIT %d", sql, order, limit+1), l.args...)
+	statement := l.statement.For(parts{conditions: l.where, after: page.Token != ""})
+	rows, err := pg.All[R](ctx, s.tx, statement, append(l.args, limit+1)...)
 	if err != nil {
-		return nil, "", fmt.Errorf("list %s: %w", l.name, err)
+		return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
 	}
-	defer rows.Close()
-	var items []T
-	last, next := cursor{List: l.name}, ""
-	for rows.Next() {
-		if len(items) == limit {
-			next = last.encode()
-			break
-		}
-		item, err := scan(rows, &last.Sort, &last.ID)
+	next := ""
+	if len(rows) > limit {
+		rows = rows[:limit]
+		last := rows[limit-1].at()
+		next = cursor{List: l.layout.name, Sort: last.Sort, ID: last.ID}.encode()
+	}
+	items := make([]T, 0, len(rows))
+	for _, row := range rows {
+		item, err := read(row)
 		if err != nil {
-			return nil, "", fmt.Errorf("list %s: %w", l.name, err)
+			return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
 		}
 		items = append(items, item)
 	}
-	rows.Close()
-	if err := rows.Err(); err != nil {
-		return nil, "", fmt.Errorf("list %s: %w", l.name, err)
+	if len(items) == 0 {
+		items = nil
 	}
 	return items, next, nil
 }

@@ -6,12 +6,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 const (
@@ -58,7 +57,7 @@ var objects = map[readmodelv1.ObjectKind]object{
 
 // selects begins a query for the id and the name of objects; of returns its end: of one tenant, $4, and at most $3.
 func (o object) selects() string {
-	return fmt.Sprintf("SELECT x.%[2]s::text, COALESCE(%[3]s, '') FROM readmodel.%[1]s x%[4]s WHERE ", o.table, o.id, o.name, o.from)
+	return fmt.Sprintf("SELECT x.%[2]s::text AS id, COALESCE(%[3]s, '') AS text FROM readmodel.%[1]s x%[4]s WHERE ", o.table, o.id, o.name, o.from)
 }
 
 func (o object) of(scoped bool, order string) string {
@@ -73,6 +72,35 @@ func (o object) of(scoped bool, order string) string {
 func digitsBackwards(column string) string {
 	return fmt.Sprintf(`(reverse(replace(%s::text, '-', ''))) COLLATE "C"`, column)
 }
+
+// lookup selects a statement that finds objects by a part of their id.
+type lookup struct {
+	of     object
+	end    bool // by the end of the id; else by its beginning
+	scoped bool
+}
+
+func (l lookup) compose() string {
+	if l.end {
+		return l.of.byEnd(l.scoped)
+	}
+	return l.of.byBeginning(l.scoped)
+}
+
+func lookupSamples() []lookup {
+	var samples []lookup
+	for _, of := range objects {
+		for _, end := range []bool{false, true} {
+			samples = append(samples, lookup{of, end, false})
+			if of.tenants {
+				samples = append(samples, lookup{of, end, true})
+			}
+		}
+	}
+	return samples
+}
+
+var findByPart = pg.DefineDynamic(pg.RoleReadmodel, "view.find_by_part_of_id", lookup.compose, lookupSamples()...)
 
 // byBeginning finds ids from $1 to $2.
 func (o object) byBeginning(scoped bool) string {
@@ -139,6 +167,20 @@ func kindWords(kind readmodelv1.ObjectKind) string {
 	return strings.ReplaceAll(names.Of(kind), "_", " ")
 }
 
+var (
+	tenantsNamed = pg.Define(pg.RoleReadmodel, "view.tenants_named", `
+	SELECT t.tenant_id::text AS id, t.name AS text FROM readmodel.tenant t
+	WHERE t.name = $1 AND ($2::uuid IS NULL OR t.tenant_id = $2) ORDER BY t.tenant_id LIMIT $3`)
+	nodesNamed = pg.Define(pg.RoleReadmodel, "view.nodes_named", `
+	SELECT n.node_id::text AS id, n.name AS text FROM readmodel.node n
+	WHERE n.name = $1 AND n.state <> 'retired' AND ($2::uuid IS NULL OR n.tenant_id = $2) ORDER BY n.node_id LIMIT $3`)
+	workspacesNamed = pg.Define(pg.RoleReadmodel, "view.workspaces_named", `
+	SELECT DISTINCT ON (w.tenant_id) w.workspace_id::text AS id, w.tenant || '/' || w.name AS text
+	FROM readmodel.workspace w WHERE w.name = $1 AND ($2 = '' OR w.tenant = $2 OR w.tenant_id = $3::uuid)
+		AND (w.state <> 'decommissioned' OR NOT $4) AND ($5::uuid IS NULL OR w.tenant_id = $5)
+	ORDER BY w.tenant_id, w.workspace_id DESC LIMIT $6`)
+)
+
 // named finds nodes, workspaces and tenants by name.
 func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref string) ([]*readmodelv1.ResolveResponse, error) {
 	switch kind { //nolint:exhaustive // nothing else has a name of its own
@@ -147,17 +189,14 @@ func (s *Snapshot) named(ctx context.Context, kind readmodelv1.ObjectKind, ref s
 	case readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE:
 		return s.workspacesNamed(ctx, ref)
 	case readmodelv1.ObjectKind_OBJECT_KIND_TENANT:
-		return s.collect(ctx, kind, `SELECT t.tenant_id::text, t.name FROM readmodel.tenant t
-			WHERE t.name = $1 AND ($2::uuid IS NULL OR t.tenant_id = $2) ORDER BY t.tenant_id LIMIT $3`, ref, s.scope.arg(), candidates+1)
+		return s.collect(ctx, kind, tenantsNamed, ref, s.scope.arg(), candidates+1)
 	}
 	return nil, nil
 }
 
 // nodesNamed finds the nodes of a name that are not retired.
 func (s *Snapshot) nodesNamed(ctx context.Context, name string) ([]*readmodelv1.ResolveResponse, error) {
-	return s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, `SELECT n.node_id::text, n.name FROM readmodel.node n
-		WHERE n.name = $1 AND n.state <> 'retired' AND ($2::uuid IS NULL OR n.tenant_id = $2) ORDER BY n.node_id LIMIT $3`,
-		name, s.scope.arg(), candidates+1)
+	return s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_NODE, nodesNamed, name, s.scope.arg(), candidates+1)
 }
 
 // workspacesNamed finds the workspaces of a name, or of tenant/name: of each tenant the one that lives; only if none lives, the last that was
@@ -171,10 +210,7 @@ func (s *Snapshot) workspacesNamed(ctx context.Context, ref string) ([]*readmode
 		return nil, nil
 	}
 	for _, live := range []bool{true, false} {
-		found, err := s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, `SELECT DISTINCT ON (w.tenant_id) w.workspace_id::text, w.tenant || '/' || w.name
-			FROM readmodel.workspace w WHERE w.name = $1 AND ($2 = '' OR w.tenant = $2 OR w.tenant_id = $3::uuid)
-				AND (w.state <> 'decommissioned' OR NOT $4) AND ($5::uuid IS NULL OR w.tenant_id = $5)
-			ORDER BY w.tenant_id, w.workspace_id DESC LIMIT $6`,
+		found, err := s.collect(ctx, readmodelv1.ObjectKind_OBJECT_KIND_WORKSPACE, workspacesNamed,
 			name, tenant, optional(strings.ToLower(tenant)), live, s.scope.arg(), candidates+1)
 		if err != nil || len(found) > 0 {
 			return found, err
@@ -195,13 +231,13 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 	if !s.scope.Everything() {
 		args = append(args, s.scope.arg())
 	}
-	found, err := s.collect(ctx, kind, o.byBeginning(!s.scope.Everything()), args...)
+	found, err := s.collect(ctx, kind, findByPart.For(lookup{o, false, !s.scope.Everything()}), args...)
 	if err != nil || len(digits) == idDigits || len(found) > candidates {
 		return found, err
 	}
 	end := reversed(digits)
 	args[0], args[1] = end, end+"g" // what sorts after every digit
-	ends, err := s.collect(ctx, kind, o.byEnd(!s.scope.Everything()), args...)
+	ends, err := s.collect(ctx, kind, findByPart.For(lookup{o, true, !s.scope.Everything()}), args...)
 	if err != nil {
 		return nil, err
 	}
@@ -213,17 +249,14 @@ func (s *Snapshot) byPart(ctx context.Context, kind readmodelv1.ObjectKind, ref 
 	return found, nil
 }
 
-func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, sql string, args ...any) ([]*readmodelv1.ResolveResponse, error) {
-	rows, err := s.tx.Query(ctx, sql, args...)
+func (s *Snapshot) collect(ctx context.Context, kind readmodelv1.ObjectKind, by *pg.Statement, args ...any) ([]*readmodelv1.ResolveResponse, error) {
+	rows, err := pg.All[pair](ctx, s.tx, by, args...)
 	if err != nil {
 		return nil, fmt.Errorf("resolve %s: %w", kindWords(kind), err)
 	}
-	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*readmodelv1.ResolveResponse, error) {
-		one := &readmodelv1.ResolveResponse{Kind: kind}
-		return one, row.Scan(&one.Id, &one.Name)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("resolve %s: %w", kindWords(kind), err)
+	found := make([]*readmodelv1.ResolveResponse, len(rows))
+	for i, row := range rows {
+		found[i] = &readmodelv1.ResolveResponse{Kind: kind, Id: row.ID, Name: row.Text}
 	}
 	return found, nil
 }

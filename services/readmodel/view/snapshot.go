@@ -46,18 +46,25 @@ type Snapshot struct {
 	Position int64
 }
 
+type snapshotRow struct {
+	Now      time.Time `db:"now"`
+	Position int64     `db:"position"`
+}
+
+var takeSnapshot = pg.Define(pg.RoleReadmodel, "view.take_snapshot", `
+	SELECT mesh.clock() AS now, COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS position
+	FROM set_config('statement_timeout', $2, true)`)
+
 // Read calls fn with a snapshot. Nothing that fn got from it may be used to read on afterwards.
 func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Context, s *Snapshot) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	err := pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		s := &Snapshot{tx: tx, scope: scope, staleAfter: r.policy.Current().HeartbeatStaleAfter()}
-		err := tx.QueryRow(ctx, `SELECT mesh.clock(), COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0)
-			FROM set_config('statement_timeout', $2, true)`, project.ConsumerName, statementTimeout).Scan(&s.Now, &s.Position)
+		at, err := pg.One[snapshotRow](ctx, tx, takeSnapshot, project.ConsumerName, statementTimeout)
 		if err != nil {
 			return fmt.Errorf("take a snapshot: %w", err)
 		}
-		return fn(ctx, s)
+		return fn(ctx, &Snapshot{tx: tx, scope: scope, staleAfter: r.policy.Current().HeartbeatStaleAfter(), Now: at.Now, Position: at.Position})
 	})
 	switch {
 	case err == nil:

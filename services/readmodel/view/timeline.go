@@ -9,13 +9,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/runbook"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
@@ -72,6 +72,16 @@ func (s *Snapshot) shownRun(ctx context.Context, w *readmodelv1.Workspace, runs 
 	return first(runs), nil
 }
 
+type lastStepRow struct {
+	RunID string `db:"run_id" expr:"@.run_id::text"`
+	Body  []byte `db:"body"`
+}
+
+var lastStepsOfRuns = pg.Define(pg.RoleReadmodel, "view.last_steps_of_runs", `
+	SELECT DISTINCT ON (t.run_id) `+pg.Columns[lastStepRow]("t")+` FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
+	WHERE t.run_id = ANY($2::uuid[]) AND t.direction = 'do' AND ($1::uuid IS NULL OR r.tenant_id = $1)
+	ORDER BY t.run_id, t.step DESC, t.attempt DESC`)
+
 // history tells of each run in short. A run that went back, or is stuck there, stopped at the furthest step that it had begun, unless that one succeeded:
 // then it was cancelled between two steps.
 func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*readmodelv1.RunBrief, error) {
@@ -79,22 +89,15 @@ func (s *Snapshot) history(ctx context.Context, runs []*lifecyclev1.Run) ([]*rea
 	for _, r := range runs {
 		ids = append(ids, r.GetRunId())
 	}
-	rows, err := s.tx.Query(ctx, `SELECT DISTINCT ON (t.run_id) t.run_id::text, t.body FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
-		WHERE t.run_id = ANY($2::uuid[]) AND t.direction = 'do' AND ($1::uuid IS NULL OR r.tenant_id = $1)
-		ORDER BY t.run_id, t.step DESC, t.attempt DESC`, s.scope.arg(), ids)
+	rows, err := pg.All[lastStepRow](ctx, s.tx, lastStepsOfRuns, s.scope.arg(), ids)
 	if err != nil {
 		return nil, fmt.Errorf("read the last steps of runs: %w", err)
 	}
-	last := map[string]*lifecyclev1.StepAttempt{}
-	var id string
-	var body []byte
-	_, err = pgx.ForEachRow(rows, []any{&id, &body}, func() error {
-		a := &lifecyclev1.StepAttempt{}
-		last[id] = a // of which only the state and the name are shown
-		return project.Decode(body, a)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the last steps of runs: %w", err)
+	last := map[string]*lifecyclev1.StepAttempt{} // of which only the state and the name are shown
+	for _, row := range rows {
+		if last[row.RunID], err = decode[lifecyclev1.StepAttempt](row.Body); err != nil {
+			return nil, fmt.Errorf("read the last steps of runs: %w", err)
+		}
 	}
 	out := make([]*readmodelv1.RunBrief, 0, len(runs))
 	for _, r := range runs {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -38,11 +36,42 @@ const workspaceFrom = `readmodel.workspace w
 
 // A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
 // workspace last came up, for one that is being provisioned.
-const workspaceColumns = `w.body, r.body, COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR EXISTS (
-		SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled)), false),
+const workspaceColumns = `w.body AS body, r.body AS run, COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR EXISTS (
+		SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled)), false) AS stalled,
 	w.state = 'provisioning' AND EXISTS (SELECT FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
 		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
-			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id AND y.body->>'state' = 'RUN_STATE_SUCCEEDED')), o.body, ` + nodeColumns
+			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id
+				AND y.body->>'state' = 'RUN_STATE_SUCCEEDED')) AS has_stalled, o.body AS observed, `
+
+type workspaceRow struct {
+	place
+	Body       []byte `db:"body"`
+	Run        []byte `db:"run"`
+	Stalled    bool   `db:"stalled"`
+	HasStalled bool   `db:"has_stalled"`
+	Observed   []byte `db:"observed"`
+	nodeColumns
+}
+
+const (
+	workspacesOfTenant     condition = "w.tenant = ?"
+	workspacesOfTenantOrID condition = "(w.tenant = ? OR w.tenant_id = ?::uuid)"
+	workspacesInState      condition = "w.state = ?"
+	workspacesNotOver      condition = "w.state <> 'decommissioned'"
+	theWorkspace           condition = "w.workspace_id = ?::uuid"
+	workspacesOfName       condition = "w.name = ?"
+	workspacesByID         condition = "w.workspace_id = ANY(?::uuid[])"
+)
+
+var workspaceLayout = layout{
+	name: "workspaces", columns: workspaceColumns + pg.Columns[nodeColumns]("n"), from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
+	lead: 3, always: "($3::uuid IS NULL OR w.tenant_id = $3)",
+	conditions: []condition{
+		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName, workspacesByID,
+	},
+}
+
+var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", workspaceLayout.compose, workspaceLayout.samples()...)
 
 // Workspaces answers one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
@@ -50,57 +79,45 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 	if err != nil {
 		return nil, "", err
 	}
-	l := listing{
-		name: "workspaces", columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
-		args: []any{s.Now, BeatFresh},
-	}
-	l.and("(?::uuid IS NULL OR w.tenant_id = $3)", s.scope.arg())
+	l := listing{layout: &workspaceLayout, statement: listWorkspaces, args: []any{s.Now, BeatFresh, s.scope.arg()}}
 	if f.Tenant != "" {
 		if isUUID(f.Tenant) {
-			l.and("(w.tenant = ? OR w.tenant_id = ?::uuid)", f.Tenant, f.Tenant)
+			l.and(workspacesOfTenantOrID, f.Tenant, f.Tenant)
 		} else {
-			l.and("w.tenant = ?", f.Tenant)
+			l.and(workspacesOfTenant, f.Tenant)
 		}
 	}
 	if f.State != commonv1.WorkspaceState_WORKSPACE_STATE_UNSPECIFIED {
-		l.and("w.state = ?", names.Of(f.State))
+		l.and(workspacesInState, names.Of(f.State))
 	}
 	if f.NotOver {
-		l.and("w.state <> 'decommissioned'")
+		l.and(workspacesNotOver)
 	}
 	if f.ID != "" {
-		l.and("w.workspace_id = ?::uuid", optional(f.ID))
+		l.and(theWorkspace, optional(f.ID))
 	}
 	if f.Name != "" {
-		l.and("w.name = ?", f.Name)
+		l.and(workspacesOfName, f.Name)
 	}
 	if f.IDs != nil {
-		l.and("w.workspace_id = ANY(?::uuid[])", f.IDs)
+		l.and(workspacesByID, f.IDs)
 	}
-	return run(ctx, s, l, page, func(row pgx.Row, lead ...any) (*readmodelv1.Workspace, error) {
-		return s.scanWorkspace(row, listening, lead...)
-	})
+	return run(ctx, s, l, page, func(row workspaceRow) (*readmodelv1.Workspace, error) { return s.readWorkspace(row, listening) })
 }
 
-func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) (*readmodelv1.Workspace, error) {
-	var body, runBody, observed []byte
-	var n nodeScan
-	var f WorkspaceFacts
-	if err := row.Scan(append(append(lead, &body, &runBody, &f.Stalled, &f.HasStalled, &observed), n.into()...)...); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
+func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmodelv1.Workspace, error) {
+	w, err := decode[lifecyclev1.Workspace](row.Body)
+	if err != nil {
+		return nil, err
 	}
-	f.Workspace = &lifecyclev1.Workspace{}
-	r := &lifecyclev1.Run{}
-	if err := project.Decode(body, f.Workspace); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
+	r, err := decode[lifecyclev1.Run](row.Run)
+	if err != nil {
+		return nil, err
 	}
-	if err := project.Decode(runBody, r); err != nil {
-		return nil, err //nolint:wrapcheck // wrapped by run
-	}
-	w := f.Workspace
+	f := WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	if w.GetNodeId() != "" && !over {
-		facts, err := n.facts(listening, s.staleAfter)
+		facts, err := row.facts(listening, s.staleAfter)
 		if err != nil {
 			return nil, err
 		}
@@ -112,10 +129,10 @@ func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) 
 	case w.GetRegisterFailures() > 0:
 		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
 	}
-	if observed != nil && active && f.Agent.Reason == "" && f.Agent.Connected {
-		seen := &nodev1.Observation{}
-		if err := project.Decode(observed, seen); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped by run
+	if row.Observed != nil && active && f.Agent.Reason == "" && f.Agent.Connected {
+		seen, err := decode[nodev1.Observation](row.Observed)
+		if err != nil {
+			return nil, err
 		}
 		f.Workloads = DescribeWorkloads(w, seen)
 	}
@@ -136,26 +153,31 @@ func (s *Snapshot) scanWorkspace(row pgx.Row, listening time.Time, lead ...any) 
 	return out, nil
 }
 
+var workspacesOnNodes = pg.Define(pg.RoleReadmodel, "view.workspaces_on_nodes", `
+	SELECT w.workspace_id::text AS id, w.node_id::text AS text FROM readmodel.workspace w
+	WHERE w.node_id = ANY($1::uuid[]) AND w.state <> 'decommissioned' AND ($2::uuid IS NULL OR w.tenant_id = $2)`)
+
 // WorkspacesOn answers which workspaces that live name one of the nodes: the node's id, by the workspace's.
 func (s *Snapshot) WorkspacesOn(ctx context.Context, nodeIDs []string) (map[string]string, error) {
-	rows, err := s.tx.Query(ctx, `SELECT w.workspace_id::text, w.node_id::text FROM readmodel.workspace w
-		WHERE w.node_id = ANY($1::uuid[]) AND w.state <> 'decommissioned' AND ($2::uuid IS NULL OR w.tenant_id = $2)`, nodeIDs, s.scope.arg())
+	found, err := s.pairs(ctx, workspacesOnNodes, nodeIDs, s.scope.arg())
 	if err != nil {
-		return nil, fmt.Errorf("read workspaces of nodes: %w", err)
-	}
-	found := map[string]string{}
-	var workspace, node string
-	if _, err := pgx.ForEachRow(rows, []any{&workspace, &node}, func() error { found[workspace] = node; return nil }); err != nil {
 		return nil, fmt.Errorf("read workspaces of nodes: %w", err)
 	}
 	return found, nil
 }
 
+const theTenant condition = "t.tenant_id = ?::uuid"
+
+var tenantLayout = layout{
+	name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id", lead: 1,
+	always: "($1::uuid IS NULL OR t.tenant_id = $1)", conditions: []condition{theTenant},
+}
+
+var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose, tenantLayout.samples()...)
+
 // Tenants answers one page by name.
 func (s *Snapshot) Tenants(ctx context.Context, page Page) ([]*lifecyclev1.Tenant, string, error) {
-	l := listing{name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id"}
-	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
-	return run(ctx, s, l, page, scanBody[lifecyclev1.Tenant])
+	return run(ctx, s, listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}, page, fromBody[lifecyclev1.Tenant])
 }
 
 // Tenant finds one by name, by id or by a part of the id.
@@ -164,10 +186,9 @@ func (s *Snapshot) Tenant(ctx context.Context, ref string) (*lifecyclev1.Tenant,
 	if err != nil {
 		return nil, err
 	}
-	l := listing{name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id"}
-	l.and("(?::uuid IS NULL OR t.tenant_id = $1)", s.scope.arg())
-	l.and("t.tenant_id = ?::uuid", id)
-	found, _, err := run(ctx, s, l, Page{Size: 1}, scanBody[lifecyclev1.Tenant])
+	l := listing{layout: &tenantLayout, statement: listTenants, args: []any{s.scope.arg()}}
+	l.and(theTenant, id)
+	found, _, err := run(ctx, s, l, Page{Size: 1}, fromBody[lifecyclev1.Tenant])
 	if err != nil {
 		return nil, err
 	}
@@ -178,22 +199,39 @@ func (s *Snapshot) Tenant(ctx context.Context, ref string) (*lifecyclev1.Tenant,
 }
 
 // Counts are the sums of a status page.
-type Counts struct{ Nodes, Connected, Workspaces, Active, LiveRuns int32 }
+type Counts struct {
+	nodeCounts
+	workspaceCounts
+}
+
+type nodeCounts struct {
+	Nodes     int32 `db:"nodes"`
+	Connected int32 `db:"connected"`
+}
+
+type workspaceCounts struct {
+	Workspaces int32 `db:"workspaces"`
+	Active     int32 `db:"active"`
+	LiveRuns   int32 `db:"live_runs"`
+}
+
+var countNodes = pg.Define(pg.RoleReadmodel, "view.count_nodes", `
+	SELECT count(*) AS nodes, count(*) FILTER (WHERE s.connected) AS connected FROM `+nodeFrom+`
+	WHERE n.state <> 'retired' AND ($3::uuid IS NULL OR n.tenant_id = $3)`)
+
+var countWorkspaces = pg.Define(pg.RoleReadmodel, "view.count_workspaces", `SELECT
+	(SELECT count(*) FROM readmodel.workspace w WHERE w.state <> 'decommissioned' AND ($1::uuid IS NULL OR w.tenant_id = $1)) AS workspaces,
+	(SELECT count(*) FROM readmodel.workspace w WHERE w.state = 'active' AND ($1::uuid IS NULL OR w.tenant_id = $1)) AS active,
+	(SELECT count(*) FROM readmodel.run r WHERE r.live AND ($1::uuid IS NULL OR r.tenant_id = $1)) AS live_runs`)
 
 // Counts sums what the scope meets.
 func (s *Snapshot) Counts(ctx context.Context) (Counts, error) {
 	var c Counts
-	err := s.tx.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE s.connected) FROM `+nodeFrom+`
-		WHERE n.state <> 'retired' AND ($3::uuid IS NULL OR n.tenant_id = $3)`, s.Now, BeatFresh, s.scope.arg()).Scan(&c.Nodes, &c.Connected)
-	if err != nil {
+	var err error
+	if c.nodeCounts, err = pg.One[nodeCounts](ctx, s.tx, countNodes, s.Now, BeatFresh, s.scope.arg()); err != nil {
 		return c, fmt.Errorf("count nodes: %w", err)
 	}
-	err = s.tx.QueryRow(ctx, `SELECT
-		(SELECT count(*) FROM readmodel.workspace w WHERE w.state <> 'decommissioned' AND ($1::uuid IS NULL OR w.tenant_id = $1)),
-		(SELECT count(*) FROM readmodel.workspace w WHERE w.state = 'active' AND ($1::uuid IS NULL OR w.tenant_id = $1)),
-		(SELECT count(*) FROM readmodel.run r WHERE r.live AND ($1::uuid IS NULL OR r.tenant_id = $1))`, s.scope.arg()).
-		Scan(&c.Workspaces, &c.Active, &c.LiveRuns)
-	if err != nil {
+	if c.workspaceCounts, err = pg.One[workspaceCounts](ctx, s.tx, countWorkspaces, s.scope.arg()); err != nil {
 		return c, fmt.Errorf("count workspaces: %w", err)
 	}
 	return c, nil
@@ -204,10 +242,15 @@ func (s *Snapshot) Era(ctx context.Context) (int64, error) {
 	return pg.Era(ctx, s.tx) //nolint:wrapcheck // it says what
 }
 
+var rolledBack = pg.Define(pg.RoleReadmodel, "view.rolled_back", `SELECT mesh.rolled_back()`)
+
+var schemaVersion = pg.Define(pg.RoleReadmodel, "view.schema_version", `
+	SELECT COALESCE(max(version_id), 0) FROM mesh.goose_db_version WHERE is_applied`)
+
 // RolledBack reports whether rollback mode is active, as the database has it now and not as events told.
 func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) {
-	var active bool
-	if err := s.tx.QueryRow(ctx, "SELECT mesh.rolled_back()").Scan(&active); err != nil {
+	active, err := pg.Value[bool](ctx, s.tx, rolledBack)
+	if err != nil {
 		return false, fmt.Errorf("read rollback mode: %w", err)
 	}
 	return active, nil
@@ -215,8 +258,8 @@ func (s *Snapshot) RolledBack(ctx context.Context) (bool, error) {
 
 // Schema is the version of the database's schema.
 func (s *Snapshot) Schema(ctx context.Context) (string, error) {
-	var version int64
-	if err := s.tx.QueryRow(ctx, `SELECT COALESCE(max(version_id), 0) FROM mesh.goose_db_version WHERE is_applied`).Scan(&version); err != nil {
+	version, err := pg.Value[int64](ctx, s.tx, schemaVersion)
+	if err != nil {
 		return "", fmt.Errorf("read schema version: %w", err)
 	}
 	return fmt.Sprintf("%05d", version), nil
