@@ -30,8 +30,6 @@ var unconverted = []string{
 	"mesh/stores",
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
-	"services/readmodel/project",
-	"services/readmodel/watch",
 	"services/recovery/authority",
 	"services/recovery/enrol",
 	"services/recovery/identity",

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
@@ -64,17 +65,17 @@ func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return fmt.Errorf("project %s: %w", r.Kind, err)
 	}
 	for _, w := range rows {
-		tag, err := tx.Exec(ctx, a.sql.upserts[w.table], w.values...)
+		tag, err := pg.Exec(ctx, tx, a.sql.upserts[w.table], w.values...)
 		if err != nil {
 			return fmt.Errorf("project %s into %s: %w", r.Kind, w.table, err)
 		}
 		if w.table == "session" && tag.RowsAffected() > 0 {
-			if _, err := tx.Exec(ctx, a.sql.prune, w.values[2]); err != nil {
+			if _, err := pg.Exec(ctx, tx, a.sql.prune, w.values[2]); err != nil {
 				return fmt.Errorf("prune sessions: %w", err)
 			}
 		}
 		if w.table == "observed" && tag.RowsAffected() > 0 {
-			if _, err := tx.Exec(ctx, a.sql.fade, w.values[0]); err != nil {
+			if _, err := pg.Exec(ctx, tx, a.sql.fade, w.values[0]); err != nil {
 				return fmt.Errorf("prune observations: %w", err)
 			}
 		}

@@ -64,23 +64,33 @@ func (a *Audit) WaitFor(ctx context.Context, token string) error {
 	return waitFor(ctx, a.consumer, token)
 }
 
+type auditHead struct {
+	Number int64  `db:"number"`
+	Hash   []byte `db:"hash"`
+}
+
+var (
+	lockAuditHead  = pg.Define(pg.RoleReadmodel, "project.lock_audit_head", `SELECT number, hash FROM readmodel.audit_head FOR UPDATE`)
+	insertAuditRow = pg.Define(pg.RoleReadmodel, "project.insert_audit", `
+	INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`)
+	moveAuditHead = pg.Define(pg.RoleReadmodel, "project.move_audit_head", `UPDATE readmodel.audit_head SET number = $1, hash = $2`)
+)
+
 // appendAudit implements events.Apply. The log has no holes: an entry that cannot be appended is waited for and never passed over.
 func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	entry, err := canonical(r)
 	if err != nil {
 		return events.Later(err)
 	}
-	var number int64
-	var previous []byte
-	if err := tx.QueryRow(ctx, `SELECT number, hash FROM readmodel.audit_head FOR UPDATE`).Scan(&number, &previous); err != nil {
+	head, err := pg.One[auditHead](ctx, tx, lockAuditHead)
+	if err != nil {
 		return events.Later(fmt.Errorf("read end of the audit log: %w", err))
 	}
-	number++
-	hash := link(previous, entry, r.ID, r.Source)
-	err = pg.QueueText(ctx, tx, `INSERT INTO readmodel.audit (number, pos, event_id, source, entry, previous_hash, hash) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-		number, r.Pos, r.ID, r.Source, string(entry), previous, hash)
+	number := head.Number + 1
+	hash := link(head.Hash, entry, r.ID, r.Source)
+	err = pg.Queue(ctx, tx, insertAuditRow, number, r.Pos, r.ID, r.Source, string(entry), head.Hash, hash)
 	if err == nil {
-		_, err = tx.Exec(ctx, `UPDATE readmodel.audit_head SET number = $1, hash = $2`, number, hash)
+		_, err = pg.Exec(ctx, tx, moveAuditHead, number, hash)
 	}
 	if err != nil {
 		return events.Later(fmt.Errorf("append to the audit log: %w", err))
@@ -134,12 +144,13 @@ type Verdict struct {
 func (v Verdict) Intact() bool { return v.BrokenAt == 0 }
 
 type auditRow struct {
-	number         int64
-	pos            int64
-	eventID        string
-	source         string
-	entry          string
-	previous, hash []byte
+	Number   int64  `db:"number"`
+	Pos      int64  `db:"pos"`
+	EventID  string `db:"event_id" expr:"@.event_id::text"`
+	Source   string `db:"source"`
+	Entry    string `db:"entry"`
+	Previous []byte `db:"previous_hash"`
+	Hash     []byte `db:"hash"`
 }
 
 // Verify walks the log and the events side by side, in one snapshot. The first row that does not fit ends it. One check at a time is made here; another
@@ -176,15 +187,25 @@ type walk struct {
 
 func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.Because = at, because }
 
+type auditEnd struct {
+	Until int64 `db:"until"`
+	auditHead
+}
+
+var (
+	endOfAudit = pg.Define(pg.RoleReadmodel, "project.end_of_audit", `
+	SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS until,
+		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash FROM readmodel.audit_head h), '') AS hash`)
+	auditRowsAfter = pg.Define(pg.RoleReadmodel, "project.audit_rows_after", `
+	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
+)
+
 func (w *walk) run(ctx context.Context) error {
-	var headNumber int64
-	var headHash []byte
-	err := w.tx.QueryRow(ctx, `SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0),
-		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0), COALESCE((SELECT h.hash FROM readmodel.audit_head h), '')`, AuditConsumerName).
-		Scan(&w.until, &headNumber, &headHash)
+	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
+	w.until = end.Until
 	for w.verdict.Intact() {
 		rows, err := w.rows(ctx)
 		if err != nil {
@@ -206,9 +227,9 @@ func (w *walk) run(ctx context.Context) error {
 		return err
 	case left != nil:
 		w.broken(next, "the log ends before row "+itoa(next)+", whose event "+left.ID+" is there")
-	case headNumber != w.verdict.Rows:
-		w.broken(min(next, headNumber+1), fmt.Sprintf("the log has %d rows, and was %d long", w.verdict.Rows, headNumber))
-	case !bytes.Equal(headHash, w.last):
+	case end.Number != w.verdict.Rows:
+		w.broken(min(next, end.Number+1), fmt.Sprintf("the log has %d rows, and was %d long", w.verdict.Rows, end.Number))
+	case !bytes.Equal(end.Hash, w.last):
 		w.broken(w.verdict.Rows, "the last row is not the one that was written last")
 	}
 	return nil
@@ -217,15 +238,7 @@ func (w *walk) run(ctx context.Context) error {
 func itoa(n int64) string { return fmt.Sprint(n) }
 
 func (w *walk) rows(ctx context.Context) ([]auditRow, error) {
-	rows, err := w.tx.Query(ctx, `SELECT number, pos, event_id::text, source, entry, previous_hash, hash FROM readmodel.audit
-		WHERE number > $1 ORDER BY number LIMIT $2`, w.verdict.Rows, verifyBatch)
-	if err != nil {
-		return nil, fmt.Errorf("read rows: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditRow, error) {
-		var r auditRow
-		return r, row.Scan(&r.number, &r.pos, &r.eventID, &r.source, &r.entry, &r.previous, &r.hash)
-	})
+	out, err := pg.All[auditRow](ctx, w.tx, auditRowsAfter, w.verdict.Rows, verifyBatch)
 	if err != nil {
 		return nil, fmt.Errorf("read rows: %w", err)
 	}
@@ -264,20 +277,20 @@ func (w *walk) step(ctx context.Context, row auditRow) error {
 		}
 	}
 	switch {
-	case row.number != number:
+	case row.Number != number:
 		w.broken(number, "row "+itoa(number)+" is missing")
-	case !bytes.Equal(row.previous, w.last):
+	case !bytes.Equal(row.Previous, w.last):
 		w.broken(number, "it does not follow from the row before")
-	case !bytes.Equal(row.hash, link(row.previous, []byte(row.entry), row.eventID, row.source)):
+	case !bytes.Equal(row.Hash, link(row.Previous, []byte(row.Entry), row.EventID, row.Source)):
 		w.broken(number, "the row was changed after it was written")
-	case e == nil || e.Pos > row.pos:
-		w.broken(number, "its event "+row.eventID+" is gone")
-	case e.Pos < row.pos:
+	case e == nil || e.Pos > row.Pos:
+		w.broken(number, "its event "+row.EventID+" is gone")
+	case e.Pos < row.Pos:
 		w.broken(number, "event "+e.ID+" has no row before it")
-	case e.ID != row.eventID || e.Source != row.source || string(entry) != row.entry:
+	case e.ID != row.EventID || e.Source != row.Source || string(entry) != row.Entry:
 		w.broken(number, "its event says something else")
 	default:
-		w.verdict.Rows, w.last, w.log = number, row.hash, w.log[1:]
+		w.verdict.Rows, w.last, w.log = number, row.Hash, w.log[1:]
 	}
 	return nil
 }

@@ -108,11 +108,15 @@ func (p *Projector) WaitFor(ctx context.Context, token string) error {
 	return waitFor(ctx, p.consumer, token)
 }
 
+var (
+	newestEvent  = pg.Define(pg.RoleReadmodel, "project.newest_event", `SELECT id::text FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1`)
+	readPosition = pg.Define(pg.RoleReadmodel, "project.position", `SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)`)
+)
+
 // CatchUp waits until what is committed now is projected, at most two seconds; it answers no error if that takes longer. It is for a lookup that
 // found nothing: the object may be newer than the projection.
 func (p *Projector) CatchUp(ctx context.Context) error {
-	var token string
-	err := p.db.QueryRow(ctx, "SELECT id::text FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1", Kinds()).Scan(&token)
+	token, err := pg.Value[string](ctx, p.db, newestEvent, Kinds())
 	if pg.IsNoRows(err) {
 		return nil
 	}
@@ -147,8 +151,7 @@ func (p *Projector) Replay(ctx context.Context, pos int64) error {
 
 // Position is the cursor, on whichever replica it was moved.
 func Position(ctx context.Context, q pg.Querier) (int64, error) {
-	var pos int64
-	err := q.QueryRow(ctx, "SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)", ConsumerName).Scan(&pos)
+	pos, err := pg.Value[int64](ctx, q, readPosition, ConsumerName)
 	if err != nil {
 		return 0, fmt.Errorf("read position of projections: %w", err)
 	}

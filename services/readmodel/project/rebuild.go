@@ -16,11 +16,12 @@ import (
 
 // Difference is a table that differs from its rebuild.
 type Difference struct {
-	Table string
+	Table string `db:"-"`
 	// Missing rows are in the rebuild and not in the projection (or differ there); Surplus the reverse.
-	Missing, Surplus int64
+	Missing int64 `db:"missing"`
+	Surplus int64 `db:"surplus"`
 	// Example is the key of one of them.
-	Example string
+	Example string `db:"example"`
 }
 
 // Report is what a rebuild found.
@@ -83,32 +84,37 @@ func (p *Projector) Rebuild(ctx context.Context) (Report, error) {
 	return report, nil
 }
 
+var (
+	keepRebuildsApart = pg.Define(pg.RoleReadmodel, "project.keep_rebuilds_apart", `
+	SELECT set_config('statement_timeout', '0', true), pg_advisory_xact_lock($1)`)
+	cursorPosition = pg.DefineDynamic(pg.RoleReadmodel, "project.cursor", func(lock bool) string {
+		if lock {
+			return `SELECT pos FROM readmodel.event_cursor WHERE name = $1 FOR UPDATE`
+		}
+		return `SELECT pos FROM readmodel.event_cursor WHERE name = $1`
+	}, false, true)
+	parkedPositions = pg.Define(pg.RoleReadmodel, "project.parked_positions", `
+	SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos`)
+)
+
 // replay applies events 0 to the cursor. With replace it holds the cursor and empties the tables first.
 func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bool) (Report, error) {
 	var report Report
-	if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', '0', true), pg_advisory_xact_lock($1)", rebuildLock); err != nil {
+	if _, err := pg.Exec(ctx, tx, keepRebuildsApart, rebuildLock); err != nil {
 		return report, fmt.Errorf("keep other rebuilds away: %w", err)
 	}
-	lock := ""
-	if replace {
-		lock = " FOR UPDATE"
-	}
-	err := tx.QueryRow(ctx, "SELECT pos FROM readmodel.event_cursor WHERE name = $1"+lock, ConsumerName).Scan(&report.Position)
-	if err != nil && !pg.IsNoRows(err) {
+	var err error
+	if report.Position, err = pg.Value[int64](ctx, tx, cursorPosition.For(replace), ConsumerName); err != nil && !pg.IsNoRows(err) {
 		return report, fmt.Errorf("read cursor: %w", err)
 	}
 	if replace {
 		for _, name := range tableNames() {
-			if _, err := tx.Exec(ctx, "DELETE FROM "+a.sql.table(name)); err != nil {
+			if _, err := pg.Exec(ctx, tx, emptyTable.For(target{"", name})); err != nil {
 				return report, fmt.Errorf("empty %s: %w", name, err)
 			}
 		}
 	}
-	rows, err := tx.Query(ctx, "SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos", ConsumerName)
-	if err != nil {
-		return report, fmt.Errorf("read parked events: %w", err)
-	}
-	parked, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	parked, err := pg.Values[int64](ctx, tx, parkedPositions, ConsumerName)
 	if err != nil {
 		return report, fmt.Errorf("read parked events: %w", err)
 	}
@@ -135,18 +141,22 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 	return report, nil
 }
 
+// compareTables compares a table with its rebuild.
+var compareTables = pg.DefineDynamic(pg.RoleReadmodel, "project.compare", func(t target) string {
+	key := "concat_ws('/', x." + strings.Join(tables[t.name].key, "::text, x.") + "::text)"
+	return fmt.Sprintf(`WITH missing AS (SELECT s.* FROM %[2]s s EXCEPT SELECT r.* FROM %[1]s r),
+			surplus AS (SELECT r.* FROM %[1]s r EXCEPT SELECT s.* FROM %[2]s s)
+		SELECT (SELECT count(*) FROM missing) AS missing, (SELECT count(*) FROM surplus) AS surplus,
+			COALESCE((SELECT %[3]s FROM missing x LIMIT 1), (SELECT %[3]s FROM surplus x LIMIT 1), '') AS example`,
+		t.table(), target{scratchPrefix, t.name}.table(), key)
+}, targets("")...)
+
 // compare counts what one of the two tables has and the other has not.
 func compare(ctx context.Context, tx pgx.Tx, name string) (Difference, error) {
-	d := Difference{Table: name}
-	t := tables[name]
-	key := "concat_ws('/', x." + strings.Join(t.key, "::text, x.") + "::text)"
-	projected, scratch := "readmodel."+name, "readmodel."+scratchPrefix+name
-	sql := fmt.Sprintf(`WITH missing AS (SELECT s.* FROM %[2]s s EXCEPT SELECT r.* FROM %[1]s r),
-			surplus AS (SELECT r.* FROM %[1]s r EXCEPT SELECT s.* FROM %[2]s s)
-		SELECT (SELECT count(*) FROM missing), (SELECT count(*) FROM surplus),
-			COALESCE((SELECT %[3]s FROM missing x LIMIT 1), (SELECT %[3]s FROM surplus x LIMIT 1), '')`, projected, scratch, key)
-	if err := tx.QueryRow(ctx, sql).Scan(&d.Missing, &d.Surplus, &d.Example); err != nil {
+	d, err := pg.One[Difference](ctx, tx, compareTables.For(target{"", name}))
+	if err != nil {
 		return d, fmt.Errorf("compare %s: %w", name, err)
 	}
+	d.Table = name
 	return d, nil
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // table is how one kind of aggregate is stored. The first columns are its key; `version` and `body` stand beside the others in every table.
@@ -64,24 +66,54 @@ const scratchPrefix = "scratch_"
 
 // statements are the upserts into one set of tables.
 type statements struct {
-	prefix  string
-	upserts map[string]string
-	prune   string // of the sessions of a node
-	fade    string // of the observations of a workspace
+	upserts map[string]*pg.Statement
+	prune   *pg.Statement // of the sessions of a node
+	fade    *pg.Statement // of the observations of a workspace
 }
 
-func newStatements(prefix string) statements {
-	s := statements{prefix: prefix, upserts: map[string]string{}}
-	for name := range tables {
-		s.upserts[name] = upsertSQL(tables[name], s.table(name))
+// target is a table of a set.
+type target struct{ prefix, name string }
+
+func (t target) table() string { return "readmodel." + t.prefix + t.name }
+
+// targets are the tables of all sets.
+func targets(sets ...string) []target {
+	var all []target
+	for _, prefix := range sets {
+		for _, name := range tableNames() {
+			all = append(all, target{prefix, name})
+		}
 	}
-	// Sessions that are over and far from the newest say nothing about the node any more.
-	s.prune = fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
+	return all
+}
+
+var (
+	upsertRow = pg.DefineDynamic(pg.RoleReadmodel, "project.upsert", func(t target) string { return upsertSQL(tables[t.name], t.table()) },
+		targets("", scratchPrefix)...)
+	emptyTable = pg.DefineDynamic(pg.RoleReadmodel, "project.empty_table", func(t target) string { return "DELETE FROM " + t.table() }, targets("")...)
+
+	// pruneSessions deletes sessions that are over and far from the newest: they say nothing about the node any more.
+	pruneSessions = pg.DefineDynamic(pg.RoleReadmodel, "project.prune_sessions", func(t target) string {
+		return fmt.Sprintf(`DELETE FROM %[1]s WHERE node_id = $1 AND state = 'closed' AND session_id NOT IN (
 		SELECT k.session_id FROM %[1]s k WHERE k.node_id = $1 ORDER BY k.generation DESC, k.version DESC, k.session_id DESC LIMIT %[2]d)`,
-		s.table("session"), sessionsKept)
-	// A workspace is on one node at a time; what those of earlier epochs reported fades.
-	s.fade = fmt.Sprintf(`DELETE FROM %[1]s WHERE workspace_id = $1 AND node_id NOT IN (
-		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)`, s.table("observed"), observationsKept)
+			t.table(), sessionsKept)
+	}, target{"", "session"}, target{scratchPrefix, "session"})
+
+	// fadeObservations deletes what earlier nodes of a workspace reported: it is on one node at a time.
+	fadeObservations = pg.DefineDynamic(pg.RoleReadmodel, "project.fade_observations", func(t target) string {
+		return fmt.Sprintf(`DELETE FROM %[1]s WHERE workspace_id = $1 AND node_id NOT IN (
+		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)`, t.table(), observationsKept)
+	}, target{"", "observed"}, target{scratchPrefix, "observed"})
+)
+
+func newStatements(prefix string) statements {
+	s := statements{
+		upserts: map[string]*pg.Statement{},
+		prune:   pruneSessions.For(target{prefix, "session"}), fade: fadeObservations.For(target{prefix, "observed"}),
+	}
+	for name := range tables {
+		s.upserts[name] = upsertRow.For(target{prefix, name})
+	}
 	return s
 }
 
@@ -90,8 +122,6 @@ const observationsKept = 8
 
 // sessionsKept of each node.
 const sessionsKept = 8
-
-func (s statements) table(name string) string { return "readmodel." + s.prefix + name }
 
 // columnsOf are all columns of a table in the order of an upsert's arguments.
 func columnsOf(t table) []string {

@@ -11,6 +11,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -135,10 +136,12 @@ func aliveNow(ctx context.Context, alive func(context.Context) error, limit time
 	return false, err
 }
 
+var clock = pg.Define(pg.RoleReadmodel, "watch.clock", `SELECT mesh.clock()`)
+
 // heartbeat says that the stream lives, and the database's time.
 func (h *Hub) heartbeat(ctx context.Context, pos int64, send Send) error {
-	var now time.Time
-	if err := h.deps.DB.QueryRow(ctx, "SELECT mesh.clock()").Scan(&now); err != nil {
+	now, err := pg.Value[time.Time](ctx, h.deps.DB, clock)
+	if err != nil {
 		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "the database is not available", fault.Cause(fmt.Errorf("read the clock: %w", err)))
 	}
 	return send(&readmodelv1.WatchResponse{
