@@ -206,7 +206,7 @@ func (s *Service) build(ctx context.Context) error {
 	s.core, err = saga.New(saga.Deps{
 		DB: b.DB, Registry: registry, Logger: b.Logger, Appended: b.Wake, Stalls: steps.Stalls,
 		Resumed: steps.Resumed, Resuming: task.LockOfRuns,
-		Withdraw: tasks.Withdraw, Withdrawn: hub.Withdrawn,
+		Withdraw: tasks.Withdraw,
 	})
 	if err != nil {
 		return fmt.Errorf("build saga core: %w", err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,8 +35,6 @@ type Deps struct {
 	// Withdraw asks to stop what the steps of a run have asked agents for and is not done. It is called in the transaction
 	// that cancels the run, before the run's row is locked. May be nil.
 	Withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
-	// Withdrawn is called with the runs of such transactions once Committed is called: agents may be told. May be nil.
-	Withdrawn func(runIDs ...string)
 	// OnPoint is called at every kill point besides the failpoint of that name; an error makes the driver drop the run where it stands,
 	// as a crash would. For conformance tests; nil otherwise.
 	OnPoint func(ctx context.Context, name string, at Place) error
@@ -73,10 +70,9 @@ type Core struct {
 	resumed  func(ctx context.Context, tx pgx.Tx, runs []Resumed) error
 	resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
-	told     func(runIDs ...string)
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
-	asked    pending
+	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
 	stats    Stats
 }
 
@@ -87,30 +83,8 @@ func New(deps Deps) (*Core, error) {
 	}
 	return &Core{
 		db: deps.DB, registry: deps.Registry, log: deps.Logger, appended: deps.Appended, stalls: deps.Stalls, onPoint: deps.OnPoint,
-		resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw, told: deps.Withdrawn,
+		resumed: deps.Resumed, resuming: deps.Resuming, withdraw: deps.Withdraw,
 	}, nil
-}
-
-// pending are runs that were cancelled in transactions whose commit has not been reported yet. Another commit may take
-// them for its own: whoever is told of them early finds nothing, and the next heartbeat, or the hub's next sweep,
-// brings what it missed.
-type pending struct {
-	mu   sync.Mutex
-	runs []string
-}
-
-func (p *pending) add(runID string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.runs = append(p.runs, runID)
-}
-
-func (p *pending) take() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := p.runs
-	p.runs = nil
-	return out
 }
 
 // Stats are this core's counters.
@@ -120,11 +94,8 @@ func (c *Core) Stats() *Stats { return &c.stats }
 func (c *Core) Committed() {
 	c.runnable.Notify()
 	c.appended.Notify()
-	if runs := c.asked.take(); len(runs) > 0 {
+	if c.asked.Swap(false) {
 		c.cancels.Notify()
-		if c.told != nil {
-			c.told(runs...)
-		}
 	}
 }
 

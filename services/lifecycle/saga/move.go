@@ -128,6 +128,16 @@ func (c *Core) write(ctx context.Context, moves []*move) error {
 				releases = append(releases, mv)
 			}
 		}
+		if len(advances) > 0 && len(releases) > 0 {
+			// Two statements follow, each with runs of its own and their workspaces: all runs come first.
+			runIDs := make([]string, len(moves))
+			for i, mv := range moves {
+				runIDs[i] = mv.h.run.ID
+			}
+			if err := pg.Queue(ctx, tx, lockRuns, runIDs); err != nil {
+				return fmt.Errorf("lock runs: %w", err)
+			}
+		}
 		var j journal
 		if err := c.advanceAll(ctx, tx, advances, &j); err != nil {
 			return err

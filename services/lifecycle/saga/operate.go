@@ -54,7 +54,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 	if err != nil {
 		return Verb{}, fmt.Errorf("cancel run: %w", err)
 	}
-	c.asked.add(r.ID)
+	c.asked.Store(true)
 	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
 }
 

@@ -44,6 +44,5 @@ func (c *Core) CancelParked(ctx context.Context, tx pgx.Tx, runID, step, by, rea
 		return Verb{}, err
 	}
 	c.stats.Failed.Add(1)
-	c.asked.add(r.ID)
 	return Verb{Run: r, Changed: true, Pos: pos}, nil
 }

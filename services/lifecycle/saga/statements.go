@@ -113,6 +113,8 @@ var (
 		SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[])`)
 	workspacesByID = pg.Define(pg.RoleLifecycle, "saga.workspaces_by_id", `
 		SELECT `+workspaceColumns+` FROM lifecycle.workspace w WHERE w.id = ANY ($1::uuid[])`)
+	lockRuns = pg.Define(pg.RoleLifecycle, "saga.lock_runs", `
+		SELECT FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[]) ORDER BY r.id FOR NO KEY UPDATE`)
 	lockForRows = pg.Define(pg.RoleLifecycle, "saga.lock_for_rows", `
 		SELECT r.fence FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id WHERE r.id = $1
 		FOR NO KEY UPDATE OF r, w`)

@@ -32,11 +32,8 @@ type Hub struct {
 	// elsewhere fires when events were numbered, by whichever process: another replica of lifecycle may have queued work.
 	elsewhere *events.Signal
 
-	withdrawn events.Signal // runs in asked have been cancelled
-
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
-	asked    []string // runs whose cancels are to be told at once
 }
 
 type watcher struct {
@@ -59,52 +56,6 @@ func (h *Hub) Notify(nodeIDs ...string) {
 			}
 		}
 	})
-}
-
-// Withdrawn has the cancels of these runs' tasks told at once: call it after the commit that withdrew them. What it is
-// told too early, the sweep tells.
-func (h *Hub) Withdrawn(runIDs ...string) {
-	h.mu.Lock()
-	if len(h.watchers) > 0 && len(h.asked) < hintsPending {
-		h.asked = append(h.asked, runIDs...)
-	}
-	h.mu.Unlock()
-	h.withdrawn.Notify()
-}
-
-// tellWithdrawn tells the cancels of runs that Withdrawn named, until ctx ends.
-func (h *Hub) tellWithdrawn(ctx context.Context) {
-	for {
-		next := h.withdrawn.C()
-		h.mu.Lock()
-		runs := h.asked
-		h.asked = nil
-		h.mu.Unlock()
-		if len(runs) > 0 {
-			h.cancelsOf(ctx, runs)
-		}
-		select {
-		case <-next:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// cancelsOf tells the cancels that the agents of these runs' tasks have not answered, or of all runs if none is named.
-func (h *Hub) cancelsOf(ctx context.Context, runs []string) {
-	call, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	cancels, err := unansweredCancels(call, h.db, runs, sweepMost)
-	if err != nil {
-		if ctx.Err() == nil {
-			h.logger.WarnContext(ctx, "cancels not listed", slog.Any("error", err))
-		}
-		return
-	}
-	for _, c := range cancels {
-		h.Cancel(c)
-	}
 }
 
 // Cancel says that a task is to stop. A lost hint is told again at the node's next session.
@@ -130,9 +81,6 @@ func (h *Hub) each(put func(*watcher)) {
 
 // Run repeats the list of nodes with work until ctx ends: every second, and soon after events were numbered.
 func (h *Hub) Run(ctx context.Context) error {
-	var loops sync.WaitGroup
-	defer loops.Wait()
-	loops.Go(func() { h.tellWithdrawn(ctx) })
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	whole := true
@@ -177,8 +125,18 @@ func (h *Hub) sweep(ctx context.Context, whole bool) {
 	if len(nodes) > 0 {
 		h.Notify(nodes...)
 	}
-	if whole {
-		h.cancelsOf(ctx, nil)
+	if !whole {
+		return
+	}
+	cancels, err := unansweredCancels(call, h.db, sweepMost)
+	if err != nil {
+		if ctx.Err() == nil {
+			h.logger.WarnContext(ctx, "cancels not listed", slog.Any("error", err))
+		}
+		return
+	}
+	for _, c := range cancels {
+		h.Cancel(c)
 	}
 }
 

@@ -153,14 +153,9 @@ func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, erro
 	return out, nil
 }
 
-// unansweredCancels lists tasks in flight that are to stop, of these runs or, if none is named, of all; in rollback
-// mode none is.
-func unansweredCancels(ctx context.Context, q pg.Querier, runs []string, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
-	args := []any{limit}
-	if len(runs) > 0 {
-		args = append(args, runs)
-	}
-	rows, err := pg.All[cancelRow](ctx, q, listCancels.For(len(runs) > 0), args...)
+// unansweredCancels lists tasks in flight that are to stop; in rollback mode none is.
+func unansweredCancels(ctx context.Context, q pg.Querier, limit int) ([]*lifecyclev1.TaskCancelHint, error) {
+	rows, err := pg.All[cancelRow](ctx, q, listCancels, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list cancels: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
@@ -85,5 +86,42 @@ func TestABatchOfSessionsLocksItsTasks(t *testing.T) {
 			}
 		}
 		return nil
+	})
+}
+
+// TestWithdrawnTasksAreAnnouncedByTheCommit: agents are told to stop what a cancel withdraws once it is committed, with no sweep; a cancel that is rolled
+// back tells them nothing.
+func TestWithdrawnTasksAreAnnouncedByTheCommit(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	hints := k.watch(ctx)
+	k.until(hints, func(*lifecyclev1.WatchWorkResponse) bool { return true }) // the stream is open; nothing sweeps
+	run := ids.New()
+	k.enqueue(n, ofRun(run))
+	ref := k.lease(n)
+	withdraw := func(end error) error {
+		return pg.InTx(t.Context(), k.pool, func(ctx context.Context, tx pgx.Tx) error {
+			return errors.Join(k.tasks.Withdraw(ctx, tx, run, "cancelled"), end)
+		})
+	}
+	undone := errors.New("rolled back")
+	if err := withdraw(undone); !errors.Is(err, undone) {
+		t.Fatal(err)
+	}
+	k.hub.Notify(n.id) // comes after whatever the first one said
+	told := func(m *lifecyclev1.WatchWorkResponse) bool { return len(m.GetCancels()) > 0 }
+	k.until(hints, func(m *lifecyclev1.WatchWorkResponse) bool {
+		if told(m) {
+			t.Errorf("told %v of a cancel that was rolled back", m.GetCancels())
+		}
+		return len(m.GetNodeIds()) > 0
+	})
+	if err := withdraw(nil); err != nil {
+		t.Fatal(err)
+	}
+	k.until(hints, func(m *lifecyclev1.WatchWorkResponse) bool {
+		return told(m) && m.GetCancels()[0].GetTask().GetTaskId() == ref.GetTaskId()
 	})
 }

@@ -168,10 +168,19 @@ func (s *Server) CancelOfRun(ctx context.Context, tx pgx.Tx, runID, reason strin
 	return list, nil
 }
 
-// Withdraw is CancelOfRun for a run that is being cancelled, whose tasks the hub announces.
+// Withdraw is CancelOfRun for a run that is being cancelled. It announces the tasks itself, right after the commit of
+// tx; if tx is none of pg.InTx, the hub's next sweep does.
 func (s *Server) Withdraw(ctx context.Context, tx pgx.Tx, runID, reason string) error {
-	_, err := s.CancelOfRun(ctx, tx, runID, reason)
-	return err
+	rows, err := s.CancelOfRun(ctx, tx, runID, reason)
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	pg.OnEnd(tx, func(committed bool) {
+		if committed {
+			s.Announce(rows, reason)
+		}
+	})
+	return nil
 }
 
 // Announce tells replicas of tasks that CancelOfRun changed.

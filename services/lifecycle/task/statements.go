@@ -120,15 +120,10 @@ var (
 				payload = ` + payloadAt("$2::text") + `, ` + string(s) + `
 			WHERE t.task_id = $1 AND t.state = $3 RETURNING ` + columns
 	}, setCancelled, setQueued, setError, setRefused)
-	listCancels = pg.DefineDynamic(pg.RoleLifecycle, "task.list_cancels", func(ofRuns bool) string {
-		sql := `
-			SELECT ` + pg.Columns[cancelRow]("t") + ` FROM lifecycle.task t
-			WHERE t.cancel_requested_at IS NOT NULL AND t.open AND t.state <> 'queued' AND NOT (SELECT mesh.rolled_back())`
-		if ofRuns {
-			sql += ` AND t.run_id = ANY ($2::uuid[])`
-		}
-		return sql + ` LIMIT $1`
-	}, false, true)
+	listCancels = pg.Define(pg.RoleLifecycle, "task.list_cancels", `
+		SELECT `+pg.Columns[cancelRow]("t")+` FROM lifecycle.task t
+		WHERE t.cancel_requested_at IS NOT NULL AND t.open AND t.state <> 'queued' AND NOT (SELECT mesh.rolled_back())
+		LIMIT $1`)
 	lockBehindReports = pg.Define(pg.RoleLifecycle, "task.lock_behind_reports", `
 		SELECT u.place, `+columns+` FROM unnest($1::uuid[], $2::uuid[], $3::int[]) WITH ORDINALITY AS u (task_id, node_id,
 			attempt, place)
