@@ -26,6 +26,12 @@ import (
 // Service is the name of the service that people talk to.
 const Service = "readmodel"
 
+// sessionLasts reports whether a token still is a session of a person that lasts for at least $5.
+var sessionLasts = pg.Define(pg.RoleReadmodel, "person.session_lasts", `
+	SELECT EXISTS (SELECT FROM readmodel.person_session
+		WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND COALESCE(tenant_id::text, '') = $4 AND person_id IS NOT NULL
+			AND revoked_at IS NULL AND expires_at > mesh.clock() + $5::interval)`)
+
 // Session is a person's session.
 type Session struct {
 	Subject  string
@@ -48,11 +54,7 @@ func Admit(ctx context.Context, databaseURL, file string, s Session) (string, er
 	defer db.Close()
 	if token, err := config.SecretFile(file).Read(); err == nil {
 		sum := sha256.Sum256([]byte(token.Reveal()))
-		var good bool
-		err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM readmodel.person_session
-			WHERE token_sha256 = $1 AND subject = $2 AND roles = $3 AND COALESCE(tenant_id::text, '') = $4 AND person_id IS NOT NULL
-				AND revoked_at IS NULL AND expires_at > mesh.clock() + $5::interval)`,
-			sum[:], s.Subject, slices.Sorted(slices.Values(s.Roles)), s.TenantID, s.Life/2).Scan(&good)
+		good, err := pg.Value[bool](ctx, db, sessionLasts, sum[:], s.Subject, slices.Sorted(slices.Values(s.Roles)), s.TenantID, s.Life/2)
 		if err != nil {
 			return "", fmt.Errorf("admit person: %w", err)
 		}

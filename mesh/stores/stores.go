@@ -127,16 +127,26 @@ func (s *Stores) start(ctx context.Context) error {
 	return nil
 }
 
+type serverSettings struct {
+	Version string `db:"version"`
+	Fsync   string `db:"fsync"`
+}
+
+// readServerSettings is run as the administrator of the server, whose name is configured; any role may run it.
+var readServerSettings = pg.Define(pg.RoleOwner, "stores.read_server_settings", `
+	SELECT split_part(current_setting('server_version'), ' ', 1) AS version, current_setting('fsync') AS fsync`)
+
 func (s *Stores) look(ctx context.Context, admin string) error {
 	conn, err := pgx.Connect(ctx, admin)
 	if err != nil {
 		return fmt.Errorf("connect to the database: %w", err)
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if err := conn.QueryRow(ctx, `SELECT split_part(current_setting('server_version'), ' ', 1), current_setting('fsync')`).
-		Scan(&s.Facts.PostgresVersion, &s.Facts.Fsync); err != nil {
+	about, err := pg.One[serverSettings](ctx, conn, readServerSettings)
+	if err != nil {
 		return fmt.Errorf("ask the database about itself: %w", err)
 	}
+	s.Facts.PostgresVersion, s.Facts.Fsync = about.Version, about.Fsync
 	return nil
 }
 

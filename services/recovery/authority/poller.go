@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Config bounds the poller; zero fields take the defaults.
@@ -205,8 +205,28 @@ func (p *Poller) forgetLocked(now time.Time) {
 // retiredFor is how long a retired node stays in snapshots: longer than any certificate lives.
 const retiredFor = 49 * time.Hour
 
-const authorityColumns = `node_id::text, COALESCE(node_instance_id::text, ''), state, fence_epoch, current_serial, next_serial, issued, confirmed,
-	COALESCE(confirmed_session_id::text, ''), authority_seq, replaced_nonce, instance_id IS NOT NULL`
+// decision is a row of recovery.identity, as replicas of nodeapi need it.
+type decision struct {
+	NodeID             string `db:"node_id" expr:"@.node_id::text"`
+	NodeInstanceID     string `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"`
+	State              string `db:"state"`
+	FenceEpoch         int64  `db:"fence_epoch"`
+	CurrentSerial      string `db:"current_serial"`
+	NextSerial         string `db:"next_serial"`
+	Issued             int64  `db:"issued"`
+	Confirmed          int64  `db:"confirmed"`
+	ConfirmedSessionID string `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
+	Sequence           int64  `db:"authority_seq"`
+	ReplacedNonce      string `db:"replaced_nonce"`
+	Launched           bool   `db:"launched" expr:"@.instance_id IS NOT NULL"`
+}
+
+// decisionsAfter reads what changed after a number. Who was retired long ago is left out of the first read alone: a later change of any other state is read
+// at any age.
+var decisionsAfter = pg.Define(pg.RoleRecovery, "authority.decisions_after", `
+	SELECT `+pg.Columns[decision]("i")+` FROM recovery.identity i
+	WHERE i.authority_seq > $1 AND (i.state <> 'retired' OR $1 > 0 OR i.state_at > mesh.clock() - interval '2 days')
+	ORDER BY i.authority_seq LIMIT $2`)
 
 // read answers what changed after a number, in order. The numbers are in the order of commits, so nothing below one that was seen can appear later.
 func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAuthority, error) {
@@ -214,22 +234,21 @@ func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAutho
 	defer cancel()
 	var all []*recoveryv1.NodeAuthority
 	for {
-		// Who was retired long ago is nobody's business; a later change of any other state is read at any age.
-		rows, err := p.deps.Pool.Query(ctx, `SELECT `+authorityColumns+` FROM recovery.identity
-			WHERE authority_seq > $1 AND (state <> 'retired' OR $1 > 0 OR state_at > mesh.clock() - interval '2 days')
-			ORDER BY authority_seq LIMIT $2`, after, p.cfg.Batch)
+		part, err := pg.All[decision](ctx, p.deps.Pool, decisionsAfter, after, p.cfg.Batch)
 		if err != nil {
 			return nil, fmt.Errorf("read decisions: %w", err)
 		}
-		part, err := pgx.CollectRows(rows, scan)
-		if err != nil {
-			return nil, fmt.Errorf("read decisions: %w", err)
+		for _, d := range part {
+			n, err := d.proto()
+			if err != nil {
+				return nil, fmt.Errorf("read decisions: %w", err)
+			}
+			all = append(all, n)
 		}
-		all = append(all, part...)
 		if len(part) < p.cfg.Batch {
 			return all, nil
 		}
-		after = part[len(part)-1].GetSequence()
+		after = part[len(part)-1].Sequence
 	}
 }
 
@@ -243,18 +262,16 @@ func (p *Poller) timeout() time.Duration {
 	return p.cfg.Timeout
 }
 
-func scan(row pgx.CollectableRow) (*recoveryv1.NodeAuthority, error) {
-	var n recoveryv1.NodeAuthority
-	var state string
-	err := row.Scan(&n.NodeId, &n.NodeInstanceId, &state, &n.FenceEpoch, &n.CurrentSerial, &n.NextSerial, &n.Issued, &n.Confirmed,
-		&n.ConfirmedSessionId, &n.Sequence, &n.ReplacedNonce, &n.Launched)
+func (d decision) proto() (*recoveryv1.NodeAuthority, error) {
+	state, err := names.Parse[commonv1.NodeIdentityState](d.State)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
+		return nil, fmt.Errorf("read node %s: %w", d.NodeID, err)
 	}
-	if n.State, err = names.Parse[commonv1.NodeIdentityState](state); err != nil {
-		return nil, fmt.Errorf("read node %s: %w", n.GetNodeId(), err)
-	}
-	return &n, nil
+	return &recoveryv1.NodeAuthority{
+		NodeId: d.NodeID, NodeInstanceId: d.NodeInstanceID, State: state, FenceEpoch: d.FenceEpoch, CurrentSerial: d.CurrentSerial, NextSerial: d.NextSerial,
+		Issued: d.Issued, Confirmed: d.Confirmed, ConfirmedSessionId: d.ConfirmedSessionID, Sequence: d.Sequence, ReplacedNonce: d.ReplacedNonce,
+		Launched: d.Launched,
+	}, nil
 }
 
 // Health says why the view cannot be served, for readiness.

@@ -32,6 +32,14 @@ import (
 // lock serialises changes.
 const lock = 0x67707561_0021
 
+var (
+	takeLock = pg.Define(pg.RoleRecovery, "policyadmin.take_lock", `SELECT pg_advisory_xact_lock($1)`)
+
+	drawVersion = pg.Define(pg.RoleRecovery, "policyadmin.draw_version", `
+		INSERT INTO recovery.policy_version AS v (key, version) VALUES ($1, 1)
+		ON CONFLICT (key) DO UPDATE SET version = v.version + 1 RETURNING version`)
+)
+
 // Deps is what the server works with.
 type Deps struct {
 	Logger *slog.Logger
@@ -142,7 +150,7 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, values map[string]string, by
 
 // lockAll makes this transaction the only one that changes keys, and answers what is stored.
 func lockAll(ctx context.Context, tx pgx.Tx) (map[string]policystore.Row, policy.Set, error) {
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(lock)); err != nil {
+	if _, err := pg.Exec(ctx, tx, takeLock, int64(lock)); err != nil {
 		return nil, policy.Set{}, fmt.Errorf("take policy lock: %w", err)
 	}
 	rows, err := stored(ctx, tx)
@@ -173,9 +181,7 @@ func put(ctx context.Context, tx pgx.Tx, rows map[string]policystore.Row, c chan
 		return nil, "", err
 	}
 	maps.Copy(rows, now)
-	var version int64
-	err = tx.QueryRow(ctx, `INSERT INTO recovery.policy_version AS v (key, version) VALUES ($1, 1)
-		ON CONFLICT (key) DO UPDATE SET version = v.version + 1 RETURNING version`, c.key).Scan(&version)
+	version, err := pg.Value[int64](ctx, tx, drawVersion, c.key)
 	if err != nil {
 		return nil, "", fmt.Errorf("draw policy version: %w", err)
 	}
