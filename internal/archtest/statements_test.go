@@ -25,7 +25,6 @@ var unconverted = []string{
 	"bench/sagas",
 	"bench/tasks",
 	"internal/audit",
-	"internal/events",
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
 	"services/recovery/enrol",

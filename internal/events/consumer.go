@@ -68,12 +68,22 @@ type ConsumerConfig struct {
 	Patience time.Duration
 }
 
+var (
+	takeCursor = pg.DefineByRole(writers, "events.take_cursor", func(schema string) string {
+		return `SELECT pos FROM ` + schema + `.event_cursor WHERE name = $1 FOR UPDATE SKIP LOCKED`
+	})
+	makeCursor = pg.DefineByRole(writers, "events.make_cursor", func(schema string) string {
+		return `INSERT INTO ` + schema + `.event_cursor (name) VALUES ($1) ON CONFLICT (name) DO NOTHING`
+	})
+	moveCursor = pg.DefineByRole(writers, "events.move_cursor", func(schema string) string {
+		return `UPDATE ` + schema + `.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`
+	})
+)
+
 // Consumer applies events in order, exactly once in the database's eyes.
 type Consumer struct {
 	deps     ConsumerDeps
 	cfg      ConsumerConfig
-	cursor   string // qualified table names
-	parked   string
 	advanced Signal
 
 	slow struct { // the event that timed out last; of Run alone
@@ -87,6 +97,9 @@ func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
 	if deps.Pool == nil || deps.Logger == nil || cfg.Name == "" || cfg.Schema == "" {
 		return nil, errors.New("consumer needs a pool, a logger, a name and a schema")
 	}
+	if !slices.Contains(writers, cfg.Schema) {
+		return nil, fmt.Errorf("consumer %s: no cursors in schema %q, only in %q", cfg.Name, cfg.Schema, writers)
+	}
 	if cfg.Batch <= 0 {
 		cfg.Batch = 200
 	}
@@ -96,11 +109,7 @@ func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
 	if cfg.Patience <= 0 {
 		cfg.Patience = 10 * time.Minute
 	}
-	return &Consumer{
-		deps: deps, cfg: cfg,
-		cursor: pgx.Identifier{cfg.Schema, "event_cursor"}.Sanitize(),
-		parked: pgx.Identifier{cfg.Schema, "parked_event"}.Sanitize(),
-	}, nil
+	return &Consumer{deps: deps, cfg: cfg}, nil
 }
 
 // Run applies until ctx ends. A database that is away is waited for.
@@ -221,7 +230,7 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 		}
 		// A cursor that only passed over events of other kinds has nothing to lose in a crash.
 		if c.cfg.AsyncCommit || len(records) == 0 {
-			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = off"); err != nil {
+			if _, err := pg.Exec(ctx, tx, commitAsync); err != nil {
 				return fmt.Errorf("set asynchronous commit: %w", err)
 			}
 		}
@@ -243,7 +252,7 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 				res.applied = append(res.applied, r)
 			}
 		}
-		_, err = tx.Exec(ctx, "UPDATE "+c.cursor+" SET pos = $2, updated_at = mesh.clock() WHERE name = $1", c.cfg.Name, next)
+		_, err = pg.Exec(ctx, tx, moveCursor.For(c.cfg.Schema), c.cfg.Name, next)
 		if err != nil {
 			return fmt.Errorf("move cursor: %w", err)
 		}
@@ -257,9 +266,7 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 
 // lockCursor takes the cursor for this transaction, unless another replica has it.
 func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, error) {
-	const takeSQL = " WHERE name = $1 FOR UPDATE SKIP LOCKED"
-	var pos int64
-	err := tx.QueryRow(ctx, "SELECT pos FROM "+c.cursor+takeSQL, c.cfg.Name).Scan(&pos)
+	pos, err := pg.Value[int64](ctx, tx, takeCursor.For(c.cfg.Schema), c.cfg.Name)
 	if err == nil {
 		return pos, true, nil
 	}
@@ -267,7 +274,7 @@ func (c *Consumer) lockCursor(ctx context.Context, tx pgx.Tx) (int64, bool, erro
 		return 0, false, fmt.Errorf("take cursor: %w", err)
 	}
 	// Not there yet, or taken. Inserting waits for another replica that is just inserting it.
-	tag, err := tx.Exec(ctx, "INSERT INTO "+c.cursor+" (name) VALUES ($1) ON CONFLICT (name) DO NOTHING", c.cfg.Name)
+	tag, err := pg.Exec(ctx, tx, makeCursor.For(c.cfg.Schema), c.cfg.Name)
 	if err != nil {
 		return 0, false, fmt.Errorf("make cursor: %w", err)
 	}
@@ -294,9 +301,7 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 	if len(text) > 4000 {
 		text = text[:4000]
 	}
-	_, err := tx.Exec(ctx, "INSERT INTO "+c.parked+` (consumer, pos, event_id, kind, error, attempts) VALUES ($1, $2, $3, $4, $5, $6)
-		ON CONFLICT (consumer, pos) DO UPDATE SET error = EXCLUDED.error, attempts = parked_event.attempts + EXCLUDED.attempts,
-			parked_at = mesh.clock()`, c.cfg.Name, r.Pos, r.ID, r.Kind, printable(text), applyTries)
+	_, err := pg.Exec(ctx, tx, park.For(c.cfg.Schema), c.cfg.Name, r.Pos, r.ID, r.Kind, printable(text), applyTries)
 	if err != nil {
 		return nil, fmt.Errorf("park event at %d: %w", r.Pos, err)
 	}

@@ -18,14 +18,14 @@ import (
 
 // Correlation holds the ids that tie together what belongs together; empty ones are unknown.
 type Correlation struct {
-	CorrelationID  string
-	TenantID       string
-	WorkspaceID    string
-	WorkflowID     string
-	AllocationID   string
-	TaskID         string
-	NodeID         string
-	NodeInstanceID string
+	CorrelationID  string `db:"correlation_id" expr:"COALESCE(@.correlation_id, '')"`
+	TenantID       string `db:"tenant_id" expr:"COALESCE(@.tenant_id, '')"`
+	WorkspaceID    string `db:"workspace_id" expr:"COALESCE(@.workspace_id, '')"`
+	WorkflowID     string `db:"workflow_id" expr:"COALESCE(@.workflow_id, '')"`
+	AllocationID   string `db:"allocation_id" expr:"COALESCE(@.allocation_id, '')"`
+	TaskID         string `db:"task_id" expr:"COALESCE(@.task_id, '')"`
+	NodeID         string `db:"node_id" expr:"COALESCE(@.node_id, '')"`
+	NodeInstanceID string `db:"node_instance_id" expr:"COALESCE(@.node_instance_id, '')"`
 }
 
 // Event is a fact to be appended.
@@ -61,31 +61,32 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 			return "", fmt.Errorf("append event %s: %w", e.Kind, err)
 		}
 	}
-	sql, args := appendOneSQL, evs[0].values(payloads[0])
+	insert, args := appendOne, evs[0].values(payloads[0])
 	if len(evs) > 1 { // arrays cost both sides more than they save for one row
-		sql, args = appendManySQL, columns(evs, payloads)
+		insert, args = appendMany, columns(evs, payloads)
 	}
-	if err := pg.QueueText(ctx, tx, sql, args...); err != nil {
+	if err := pg.Queue(ctx, tx, insert, args...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
 	}
 	return evs[len(evs)-1].ID, nil
 }
 
-const (
-	appendSQL = `
+const insertEvent = `
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id,
 			workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)`
-	appendOneSQL = appendSQL + `
+
+var (
+	appendOne = pg.DefineShared(writers, "events.append_one", insertEvent+`
 		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, NULLIF($7::text, ''), NULLIF($8::text, ''), NULLIF($9::text, ''), NULLIF($10::text, ''),
-			NULLIF($11::text, ''), NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''))`
-	appendManySQL = appendSQL + `
+			NULLIF($11::text, ''), NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''))`)
+	appendMany = pg.DefineShared(writers, "events.append_many", insertEvent+`
 		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.payload::jsonb,
 			NULLIF(e.c1, ''), NULLIF(e.c2, ''), NULLIF(e.c3, ''), NULLIF(e.c4, ''),
 			NULLIF(e.c5, ''), NULLIF(e.c6, ''), NULLIF(e.c7, ''), NULLIF(e.c8, '')
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[],
 			$10::text[], $11::text[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY
 			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, c1, c2, c3, c4, c5, c6, c7, c8, n)
-		ORDER BY e.n`
+		ORDER BY e.n`)
 )
 
 // texts are the columns of the correlation, in the order of the statements.
@@ -93,7 +94,7 @@ func (c Correlation) texts() [8]string {
 	return [8]string{c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID, c.NodeInstanceID}
 }
 
-// values are the arguments of appendOneSQL.
+// values are the arguments of appendOne.
 func (e Event) values(payload string) []any {
 	args := append(make([]any, 0, 14), e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, payload)
 	for _, id := range e.texts() {
@@ -102,7 +103,7 @@ func (e Event) values(payload string) []any {
 	return args
 }
 
-// columns are the arguments of appendManySQL.
+// columns are the arguments of appendMany.
 func columns(evs []Event, payloads []string) []any {
 	n := len(evs)
 	eventIDs, kinds, types, aggregates, versions := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
@@ -136,15 +137,15 @@ func marshal(m proto.Message) (string, error) {
 
 // Record is a numbered event as readers get it.
 type Record struct {
-	Pos              int64
-	ID               string
-	Source           string
-	Kind             string
-	AggregateType    string
-	AggregateID      string
-	AggregateVersion int64
-	Payload          json.RawMessage
-	CreatedAt        time.Time
+	Pos              int64           `db:"-"`
+	ID               string          `db:"id" expr:"@.id::text"`
+	Source           string          `db:"source"`
+	Kind             string          `db:"kind"`
+	AggregateType    string          `db:"aggregate_type"`
+	AggregateID      string          `db:"aggregate_id"`
+	AggregateVersion int64           `db:"aggregate_version"`
+	Payload          json.RawMessage `db:"payload"`
+	CreatedAt        time.Time       `db:"created_at"`
 	Correlation
 }
 

@@ -7,7 +7,11 @@ import (
 	"log/slog"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
+
+var listen = pg.DefineShared(writers, "events.listen", "LISTEN "+Channel)
 
 // Listener passes the notifications of sequencers in other processes on to this process's consumers. It holds one
 // connection of its pool. Without it consumers poll.
@@ -47,7 +51,7 @@ func (l *Listener) listen(ctx context.Context, failing *backoff) error {
 	// Taken out of the pool: what has listened must not be handed to somebody else.
 	conn := pooled.Hijack()
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if _, err := conn.Exec(ctx, "LISTEN "+Channel); err != nil {
+	if _, err := pg.Exec(ctx, conn, listen); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	failing.reset()

@@ -13,23 +13,38 @@ import (
 
 // ParkedEvent is an event that its consumer could not apply and passed over.
 type ParkedEvent struct {
-	Consumer string
-	Pos      int64
-	EventID  string
-	Kind     string
-	Error    string
-	Attempts int
-	ParkedAt time.Time
+	Consumer string    `db:"consumer"`
+	Pos      int64     `db:"pos"`
+	EventID  string    `db:"event_id" expr:"@.event_id::text"`
+	Kind     string    `db:"kind"`
+	Error    string    `db:"error"`
+	Attempts int       `db:"attempts"`
+	ParkedAt time.Time `db:"parked_at"`
 }
+
+var (
+	park = pg.DefineByRole(writers, "events.park", func(schema string) string {
+		return `INSERT INTO ` + schema + `.parked_event (consumer, pos, event_id, kind, error, attempts) VALUES ($1, $2, $3, $4, $5, $6)
+			ON CONFLICT (consumer, pos) DO UPDATE SET error = EXCLUDED.error, attempts = parked_event.attempts + EXCLUDED.attempts,
+				parked_at = mesh.clock()`
+	})
+	listParked = pg.DefineByRole(writers, "events.list_parked", func(schema string) string {
+		return `SELECT ` + pg.Columns[ParkedEvent]("p") + ` FROM ` + schema + `.parked_event p WHERE p.consumer = $1 ORDER BY p.pos`
+	})
+	lockParked = pg.DefineByRole(writers, "events.lock_parked", func(schema string) string {
+		return `SELECT pos FROM ` + schema + `.parked_event WHERE consumer = $1 AND pos = $2 FOR UPDATE SKIP LOCKED`
+	})
+	deleteParked = pg.DefineByRole(writers, "events.delete_parked", func(schema string) string {
+		return `DELETE FROM ` + schema + `.parked_event WHERE consumer = $1 AND pos = $2`
+	})
+	parkAgain = pg.DefineByRole(writers, "events.park_again", func(schema string) string {
+		return `UPDATE ` + schema + `.parked_event SET error = $3, attempts = attempts + 1, parked_at = mesh.clock() WHERE consumer = $1 AND pos = $2`
+	})
+)
 
 // Parked lists what this consumer parked, oldest first.
 func (c *Consumer) Parked(ctx context.Context) ([]ParkedEvent, error) {
-	rows, err := c.deps.Pool.Query(ctx, "SELECT consumer, pos, event_id::text, kind, error, attempts, parked_at FROM "+c.parked+
-		" WHERE consumer = $1 ORDER BY pos", c.cfg.Name)
-	if err != nil {
-		return nil, fmt.Errorf("list parked events: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ParkedEvent])
+	list, err := pg.All[ParkedEvent](ctx, c.deps.Pool, listParked.For(c.cfg.Schema), c.cfg.Name)
 	if err != nil {
 		return nil, fmt.Errorf("list parked events: %w", err)
 	}
@@ -44,9 +59,7 @@ var ErrNotParked = errors.New("no parked event at this position")
 func (c *Consumer) Replay(ctx context.Context, pos int64, apply Apply) error {
 	var record Record
 	err := pg.InTx(ctx, c.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		var found int64
-		err := tx.QueryRow(ctx, "SELECT pos FROM "+c.parked+" WHERE consumer = $1 AND pos = $2 FOR UPDATE SKIP LOCKED",
-			c.cfg.Name, pos).Scan(&found)
+		_, err := pg.Value[int64](ctx, tx, lockParked.For(c.cfg.Schema), c.cfg.Name, pos)
 		if pg.IsNoRows(err) {
 			return ErrNotParked
 		}
@@ -59,7 +72,7 @@ func (c *Consumer) Replay(ctx context.Context, pos int64, apply Apply) error {
 		if err := try(ctx, tx, apply, record); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, "DELETE FROM "+c.parked+" WHERE consumer = $1 AND pos = $2", c.cfg.Name, pos)
+		_, err = pg.Exec(ctx, tx, deleteParked.For(c.cfg.Schema), c.cfg.Name, pos)
 		return err
 	})
 	if err == nil {
@@ -72,7 +85,6 @@ func (c *Consumer) Replay(ctx context.Context, pos int64, apply Apply) error {
 	if errors.Is(err, ErrNotParked) || !poisonous(ctx, err) {
 		return err
 	}
-	_, uerr := c.deps.Pool.Exec(ctx, "UPDATE "+c.parked+` SET error = $3, attempts = attempts + 1, parked_at = mesh.clock()
-		WHERE consumer = $1 AND pos = $2`, c.cfg.Name, pos, printable(err.Error()))
+	_, uerr := pg.Exec(ctx, c.deps.Pool, parkAgain.For(c.cfg.Schema), c.cfg.Name, pos, printable(err.Error()))
 	return errors.Join(err, uerr)
 }

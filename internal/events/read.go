@@ -12,17 +12,52 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-const recordColumns = `seq, id::text, source, kind, aggregate_type, aggregate_id, aggregate_version, payload, created_at,
-	COALESCE(correlation_id, ''), COALESCE(tenant_id, ''), COALESCE(workspace_id, ''), COALESCE(workflow_id, ''),
-	COALESCE(allocation_id, ''), COALESCE(task_id, ''), COALESCE(node_id, ''), COALESCE(node_instance_id, '')`
+// stored is a row of the log. Its position is in events.numbered.
+type stored struct {
+	Seq int64 `db:"seq"`
+	Record
+}
+
+// numberRange is a row of events.numbered, and the highest position of all.
+type numberRange struct {
+	FirstPos int64                                  `db:"first_pos"`
+	Seqs     pgtype.Multirange[pgtype.Range[int64]] `db:"seqs"`
+	Horizon  int64                                  `db:"horizon" expr:"(SELECT max(last_pos) FROM events.numbered)"`
+}
+
+var (
+	readHorizon = pg.DefineShared(readers, "events.read_horizon", `SELECT COALESCE(max(last_pos), 0) FROM events.numbered`)
+
+	countBetween = pg.DefineShared(writers, "events.count_between", `
+		SELECT $1::bigint = 0
+				OR COALESCE((SELECT n.first_pos <= $1 FROM events.numbered n WHERE n.last_pos >= $1 ORDER BY n.last_pos LIMIT 1), false) AS known,
+			LEAST($3::bigint, COALESCE((SELECT sum(LEAST(n.last_pos, $2) - GREATEST(n.first_pos - 1, $1)) FROM (
+				SELECT x.first_pos, x.last_pos FROM events.numbered x WHERE x.last_pos > $1 ORDER BY x.last_pos LIMIT $3) n
+				WHERE n.first_pos <= $2), 0))::bigint AS count`)
+
+	rangesAfter = pg.DefineShared(writers, "events.ranges_after", `
+		SELECT `+pg.Columns[numberRange]("n")+`
+		FROM (SELECT x.first_pos, x.last_pos, x.seqs,
+				sum(x.last_pos - GREATEST(x.first_pos - 1, $1)) OVER (ORDER BY x.last_pos ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+			FROM (SELECT first_pos, last_pos, seqs FROM events.numbered WHERE last_pos > $1 ORDER BY last_pos LIMIT $2) x) n
+		WHERE COALESCE(n.before, 0) < $2
+		ORDER BY n.last_pos`)
+
+	fetchListed         = pg.DefineShared(writers, "events.fetch_listed", fetchSQL+`e.seq = ANY($1)`)
+	fetchListedOfKinds  = pg.DefineShared(writers, "events.fetch_listed_of_kinds", fetchSQL+`e.seq = ANY($1) AND e.kind = ANY($2)`)
+	fetchBetween        = pg.DefineShared(writers, "events.fetch_between", fetchSQL+`e.seq BETWEEN $1 AND $2`)
+	fetchBetweenOfKinds = pg.DefineShared(writers, "events.fetch_between_of_kinds", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.kind = ANY($3)`)
+)
+
+var fetchSQL = `SELECT ` + pg.Columns[stored]("e") + ` FROM events.event e WHERE `
 
 // mostLooked bounds the positions that one statement of Read looks at where few events are of the wanted kinds.
 const mostLooked = 4000
 
 // Horizon is the highest position given so far, zero in an empty log.
 func Horizon(ctx context.Context, q pg.Querier) (int64, error) {
-	var pos int64
-	if err := q.QueryRow(ctx, "SELECT COALESCE(max(last_pos), 0) FROM events.numbered").Scan(&pos); err != nil {
+	pos, err := pg.Value[int64](ctx, q, readHorizon)
+	if err != nil {
 		return 0, fmt.Errorf("read event horizon: %w", err)
 	}
 	return pos, nil
@@ -75,11 +110,7 @@ func At(ctx context.Context, q pg.Querier, pos int64) (Record, error) {
 // Between tells of a position that somebody brings whether this log ever gave it (zero, before all, counts as given),
 // and how many events there are above it up to another, counted to most+1.
 func Between(ctx context.Context, q pg.Querier, from, to int64, most int) (known bool, count int, err error) { //nolint:nonamedreturns // says which is which
-	err = q.QueryRow(ctx, `
-		SELECT $1::bigint = 0 OR COALESCE((SELECT n.first_pos <= $1 FROM events.numbered n WHERE n.last_pos >= $1 ORDER BY n.last_pos LIMIT 1), false),
-			LEAST($3::bigint, COALESCE((SELECT sum(LEAST(n.last_pos, $2) - GREATEST(n.first_pos - 1, $1)) FROM (
-				SELECT x.first_pos, x.last_pos FROM events.numbered x WHERE x.last_pos > $1 ORDER BY x.last_pos LIMIT $3) n
-				WHERE n.first_pos <= $2), 0))::bigint`, from, to, int64(most)+1).Scan(&known, &count)
+	err = pg.QueryRow(ctx, q, countBetween, from, to, int64(most)+1).Scan(&known, &count)
 	if err != nil {
 		return false, 0, fmt.Errorf("count events between positions: %w", err)
 	}
@@ -97,21 +128,15 @@ type numbers struct {
 // events.numbered are short, since neighbours in them share a range.
 func numbersAfter(ctx context.Context, q pg.Querier, after int64, most int) (numbers, error) {
 	part := numbers{end: after, horizon: after}
-	rows, err := q.Query(ctx, `
-		SELECT n.first_pos, n.seqs, (SELECT max(last_pos) FROM events.numbered)
-		FROM (SELECT x.first_pos, x.last_pos, x.seqs,
-				sum(x.last_pos - GREATEST(x.first_pos - 1, $1)) OVER (ORDER BY x.last_pos ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-			FROM (SELECT first_pos, last_pos, seqs FROM events.numbered WHERE last_pos > $1 ORDER BY last_pos LIMIT $2) x) n
-		WHERE COALESCE(n.before, 0) < $2
-		ORDER BY n.last_pos`, after, int64(most))
+	ranges, err := pg.All[numberRange](ctx, q, rangesAfter, after, int64(most))
 	if err != nil {
 		return part, fmt.Errorf("read event numbers: %w", err)
 	}
 	part.positions = map[int64]int64{}
-	var pos int64
-	var seqs pgtype.Multirange[pgtype.Range[int64]]
-	_, err = pgx.ForEachRow(rows, []any{&pos, &seqs, &part.horizon}, func() error {
-		for _, r := range seqs {
+	for _, n := range ranges {
+		pos := n.FirstPos
+		part.horizon = n.Horizon
+		for _, r := range n.Seqs {
 			skip := min(max(after+1-pos, 0), r.Upper-r.Lower)
 			pos += skip
 			for seq := r.Lower + skip; seq < r.Upper && len(part.seqs) < most; seq++ {
@@ -120,10 +145,6 @@ func numbersAfter(ctx context.Context, q pg.Querier, after int64, most int) (num
 				pos++
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return part, fmt.Errorf("read event numbers: %w", err)
 	}
 	return part, nil
 }
@@ -133,31 +154,24 @@ func fetch(ctx context.Context, q pg.Querier, part numbers, kinds []string) ([]R
 	if len(part.seqs) == 0 {
 		return nil, nil
 	}
-	sql, args := "SELECT "+recordColumns+" FROM events.event WHERE seq = ANY($1)", []any{part.seqs}
+	all, ofKinds, args := fetchListed, fetchListedOfKinds, []any{part.seqs}
 	// Most have the order of their seqs and lie together: one walk instead of a descent each.
 	if lo, hi := slices.Min(part.seqs), slices.Max(part.seqs); hi-lo < 2*int64(len(part.seqs)) {
-		sql, args = "SELECT "+recordColumns+" FROM events.event WHERE seq BETWEEN $1 AND $2", []any{lo, hi}
+		all, ofKinds, args = fetchBetween, fetchBetweenOfKinds, []any{lo, hi}
 	}
 	if len(kinds) > 0 {
-		args = append(args, kinds)
-		sql += fmt.Sprintf(" AND kind = ANY($%d)", len(args))
+		all, args = ofKinds, append(args, kinds)
 	}
-	rows, err := q.Query(ctx, sql, args...)
+	rows, err := pg.All[stored](ctx, q, all, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}
-	records, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Record, error) {
-		var r Record
-		var seq int64
-		err := row.Scan(&seq, &r.ID, &r.Source, &r.Kind, &r.AggregateType, &r.AggregateID, &r.AggregateVersion, &r.Payload, &r.CreatedAt,
-			&r.CorrelationID, &r.TenantID, &r.WorkspaceID, &r.WorkflowID, &r.AllocationID, &r.TaskID, &r.NodeID, &r.NodeInstanceID)
-		r.Pos = part.positions[seq]
-		return r, err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read events: %w", err)
+	records := make([]Record, 0, len(rows))
+	for _, row := range rows {
+		if row.Pos = part.positions[row.Seq]; row.Pos != 0 { // else the range holds one that has another place, or none yet
+			records = append(records, row.Record)
+		}
 	}
-	records = slices.DeleteFunc(records, func(r Record) bool { return r.Pos == 0 }) // one of the walk that has another place, or none yet
 	slices.SortFunc(records, func(a, b Record) int { return cmp.Compare(a.Pos, b.Pos) })
 	return records, nil
 }

@@ -75,8 +75,9 @@ type SequencerResult struct {
 
 // Sequencer gives committed events their place. Every replica of every service runs one.
 type Sequencer struct {
-	deps SequencerDeps
-	cfg  SequencerConfig
+	deps   SequencerDeps
+	cfg    SequencerConfig
+	number *pg.Statement
 }
 
 // NewSequencer checks its dependencies; it does not touch the database.
@@ -84,7 +85,8 @@ func NewSequencer(deps SequencerDeps, cfg SequencerConfig) (*Sequencer, error) {
 	if deps.Pool == nil || deps.Logger == nil {
 		return nil, errors.New("sequencer needs a pool and a logger")
 	}
-	return &Sequencer{deps: deps, cfg: cfg.withDefaults()}, nil
+	cfg = cfg.withDefaults()
+	return &Sequencer{deps: deps, cfg: cfg, number: number.For(cfg.Batch)}, nil
 }
 
 // Run numbers until ctx ends. A database that is away is waited for.
@@ -102,7 +104,7 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	for {
 		wake := s.deps.Wake.C()
 		began := time.Now()
-		res, err := s.runOnce(ctx, turnUnlessCovered)
+		res, err := s.runOnce(ctx, lockUnlessCovered)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
@@ -133,27 +135,32 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 	}
 }
 
-// turn says how a round gets its turn.
-type turn string
-
+// How a round gets its turn.
 const (
 	// Whoever finds the lock taken waits for it; but one that finds another waiting already goes home: that one will
 	// look after it has the lock, so after now, and sees whatever this one came for. It gives up its place in the queue
 	// only with the lock in hand, so nobody goes home on account of one who has looked. The inner CASE keeps that order.
-	turnUnlessCovered turn = `CASE WHEN pg_try_advisory_xact_lock(%[1]d) THEN true
+	turnUnlessCovered = `CASE WHEN pg_try_advisory_xact_lock(%[1]d) THEN true
 		WHEN pg_try_advisory_lock(%[2]d) THEN CASE WHEN pg_advisory_xact_lock(%[1]d)::text = '' THEN pg_advisory_unlock(%[2]d) END
 		ELSE false END`
 	// turnAfterAll waits in any case.
-	turnAfterAll turn = `pg_advisory_xact_lock(%[1]d)::text = ''`
+	turnAfterAll = `pg_advisory_xact_lock(%[1]d)::text = ''`
 )
 
 // lockSQL leaves what became of the turn to the next statement. Whatever the statistics say of events, the way to them
 // is their index; to plan that anew, here and in the trigger, would cost more than to do it. Both statements are without
 // parameters for the same reason.
-func lockSQL(t turn) string {
-	return fmt.Sprintf(`SELECT set_config('events.turn', (`+string(t)+`)::text, true), set_config('enable_seqscan', 'off', true),
+func lockSQL(turn string) string {
+	return fmt.Sprintf(`SELECT set_config('events.turn', (`+turn+`)::text, true), set_config('enable_seqscan', 'off', true),
 		set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`, sequencerLock, nextLock)
 }
+
+var (
+	lockUnlessCovered = pg.Define(pg.RoleSequencer, "events.lock_unless_covered", lockSQL(turnUnlessCovered))
+	lockAfterAll      = pg.Define(pg.RoleSequencer, "events.lock_after_all", lockSQL(turnAfterAll))
+	number            = pg.DefineDynamic(pg.RoleSequencer, "events.number", numberSQL, 1000)
+	notifyAll         = pg.Define(pg.RoleSequencer, "events.notify_all", `SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '')`)
+)
 
 // numberSQL takes, in the order of seq, what is committed of the seqs that the newest row leaves open: those above its
 // highest, and holes of transactions that were running. Nothing that has its number is looked at.
@@ -180,13 +187,13 @@ func numberSQL(most int) string {
 // The lock is taken by a statement of its own: the next one then reads a snapshot taken under it and sees what the
 // previous holder gave. The lock ends with the transaction, after its row has become visible, so numbers appear in
 // order and a reader that has seen n will never find anything below n afterwards.
-func (s *Sequencer) runOnce(ctx context.Context, how turn) (SequencerResult, error) {
+func (s *Sequencer) runOnce(ctx context.Context, how *pg.Statement) (SequencerResult, error) {
 	began := time.Now()
 	conn, err := s.deps.Pool.Acquire(ctx)
 	if err != nil {
 		return SequencerResult{}, fmt.Errorf("number events: %w", err)
 	}
-	res, err := numberBatch(ctx, conn.Conn(), how, s.cfg.Batch)
+	res, err := numberBatch(ctx, conn.Conn(), how, s.number)
 	if err != nil {
 		// The place in the queue is the session's: it must not outlive a round that was cut off.
 		_ = conn.Hijack().Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is given up
@@ -197,12 +204,12 @@ func (s *Sequencer) runOnce(ctx context.Context, how turn) (SequencerResult, err
 	return res, nil
 }
 
-func numberBatch(ctx context.Context, conn *pgx.Conn, how turn, most int) (SequencerResult, error) {
+func numberBatch(ctx context.Context, conn *pgx.Conn, how, number *pg.Statement) (SequencerResult, error) {
 	var res SequencerResult
 	// Without BEGIN a batch is a transaction that commits at its end.
-	var batch pgx.Batch
-	batch.Queue(lockSQL(how))
-	batch.Queue(numberSQL(most)).QueryRow(func(row pgx.Row) error {
+	var batch pg.Batch
+	batch.Queue(how)
+	batch.Queue(number).QueryRow(func(row pgx.Row) error {
 		var first int64
 		err := row.Scan(&first, &res.Last)
 		if pg.IsNoRows(err) {
@@ -211,13 +218,13 @@ func numberBatch(ctx context.Context, conn *pgx.Conn, how turn, most int) (Seque
 		res.Numbered = int(res.Last - first + 1)
 		return err
 	})
-	return res, conn.SendBatch(ctx, &batch).Close()
+	return res, batch.Send(ctx, conn)
 }
 
 // Drain numbers until nothing is left, for tests and for tools that have no loop.
 func (s *Sequencer) Drain(ctx context.Context) error {
 	for {
-		res, err := s.runOnce(ctx, turnAfterAll)
+		res, err := s.runOnce(ctx, lockAfterAll)
 		if err != nil {
 			return err
 		}
@@ -239,7 +246,7 @@ func (s *Sequencer) notifyLoop(ctx context.Context, numbered *Signal, next <-cha
 		}
 		next = numbered.C()
 		// One statement, so one transaction; it has nothing to lose in a crash.
-		_, err := s.deps.Pool.Exec(ctx, "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, '')", Channel)
+		_, err := pg.Exec(ctx, s.deps.Pool, notifyAll, Channel)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}

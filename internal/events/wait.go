@@ -22,6 +22,47 @@ var (
 	ErrUnknownPosition = errors.New("unknown position token")
 )
 
+var (
+	// A number stands in the first row that reaches as high, or, if the event committed late, in one after it.
+	readPositions = pg.DefineByRole(writers, "events.read_positions", func(schema string) string {
+		return `
+		SELECT COALESCE((
+				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
+				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1
+			), 0)::bigint, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0)
+		FROM events.event e WHERE e.id = $1::uuid`
+	})
+
+	readBlockers = pg.DefineShared(readers, "events.read_blockers", `
+		SELECT DISTINCT b.usename || ' (pid ' || b.pid || ')'
+		FROM pg_stat_activity a
+			CROSS JOIN unnest(pg_blocking_pids(a.pid)) AS w (pid)
+			JOIN pg_stat_activity b ON b.pid = w.pid
+		WHERE a.usename = $1 AND b.usename <> $1
+		ORDER BY 1
+		LIMIT 5`)
+
+	// Compiling the plan of measureLag, which its cost would suggest in a large log, takes longer than the whole.
+	planWithoutJIT = pg.DefineShared(writers, "events.plan_without_jit", `SELECT set_config('jit', 'off', true)`)
+
+	measureLag = pg.DefineByRole(writers, "events.measure_lag", func(schema string) string {
+		return `
+		WITH cur AS (SELECT COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $1), 0) AS pos)
+		SELECT cur.pos, COALESCE((SELECT max(last_pos) FROM events.numbered), 0),
+			COALESCE((SELECT sum(n.last_pos - GREATEST(n.first_pos - 1, cur.pos)) FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint,
+			unnumbered.n, COALESCE(EXTRACT(EPOCH FROM mesh.clock() - unnumbered.oldest), 0)::float8,
+			(SELECT count(*) FROM ` + schema + `.parked_event p WHERE p.consumer = $1)
+		FROM cur, (
+			SELECT count(*) AS n, min(e.created_at) AS oldest
+			FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
+				JOIN events.event e ON e.seq >= lower(r) AND e.seq < COALESCE(upper(r), 9223372036854775807)
+		) unnumbered`
+	})
+
+	measureAge = pg.DefineShared(writers, "events.measure_age", `
+		SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event WHERE seq = ANY($1)`)
+)
+
 // WaitFor returns once the event is numbered and this consumer's cursor, on whichever replica, has passed it. It waits
 // at most MaxWait, less if ctx ends sooner. The token is an event's id, as Append returned it; empty waits for nothing.
 func (c *Consumer) WaitFor(ctx context.Context, token string) error {
@@ -65,13 +106,7 @@ func (c *Consumer) WaitFor(ctx context.Context, token string) error {
 // positions reads the event's position (zero if not numbered yet) and the cursor's (zero if there is none yet).
 func (c *Consumer) positions(ctx context.Context, token string) (int64, int64, error) {
 	var pos, cursor int64
-	// A number stands in the first row that reaches as high, or, if the event committed late, in one after it.
-	err := c.deps.Pool.QueryRow(ctx, `
-		SELECT COALESCE((
-				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
-				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1
-			), 0)::bigint, COALESCE((SELECT pos FROM `+c.cursor+` WHERE name = $2), 0)
-		FROM events.event e WHERE e.id = $1::uuid`, token, c.cfg.Name).Scan(&pos, &cursor)
+	err := pg.QueryRow(ctx, c.deps.Pool, readPositions.For(c.cfg.Schema), token, c.cfg.Name).Scan(&pos, &cursor)
 	if pg.IsNoRows(err) {
 		return 0, 0, ErrUnknownPosition
 	}
@@ -92,18 +127,7 @@ type Lag struct {
 // Blockers names the sessions that a sequencer waits for, as `role (pid n)`, other sequencers left out. Any role may ask: Postgres shows each session's
 // process and role to all, and what it runs to its owner alone.
 func Blockers(ctx context.Context, q pg.Querier) ([]string, error) {
-	rows, err := q.Query(ctx, `
-		SELECT DISTINCT b.usename || ' (pid ' || b.pid || ')'
-		FROM pg_stat_activity a
-			CROSS JOIN unnest(pg_blocking_pids(a.pid)) AS w (pid)
-			JOIN pg_stat_activity b ON b.pid = w.pid
-		WHERE a.usename = $1 AND b.usename <> $1
-		ORDER BY 1
-		LIMIT 5`, pg.RoleSequencer)
-	if err != nil {
-		return nil, fmt.Errorf("read what numbering waits for: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	out, err := pg.Values[string](ctx, q, readBlockers, pg.RoleSequencer)
 	if err != nil {
 		return nil, fmt.Errorf("read what numbering waits for: %w", err)
 	}
@@ -114,23 +138,12 @@ func Blockers(ctx context.Context, q pg.Querier) ([]string, error) {
 func (c *Consumer) Lag(ctx context.Context) (Lag, error) {
 	var l Lag
 	var oldest float64
-	// Compiling a plan, which its cost would suggest in a large log, takes longer than the whole.
-	var batch pgx.Batch
-	batch.Queue("SELECT set_config('jit', 'off', true)")
-	batch.Queue(`
-		WITH cur AS (SELECT COALESCE((SELECT pos FROM `+c.cursor+` WHERE name = $1), 0) AS pos)
-		SELECT cur.pos, COALESCE((SELECT max(last_pos) FROM events.numbered), 0),
-			COALESCE((SELECT sum(n.last_pos - GREATEST(n.first_pos - 1, cur.pos)) FROM events.numbered n WHERE n.last_pos > cur.pos), 0)::bigint,
-			unnumbered.n, COALESCE(EXTRACT(EPOCH FROM mesh.clock() - unnumbered.oldest), 0)::float8,
-			(SELECT count(*) FROM `+c.parked+` p WHERE p.consumer = $1)
-		FROM cur, (
-			SELECT count(*) AS n, min(e.created_at) AS oldest
-			FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
-				JOIN events.event e ON e.seq >= lower(r) AND e.seq < COALESCE(upper(r), 9223372036854775807)
-		) unnumbered`, c.cfg.Name).QueryRow(func(row pgx.Row) error {
+	var batch pg.Batch
+	batch.Queue(planWithoutJIT)
+	batch.Queue(measureLag.For(c.cfg.Schema), c.cfg.Name).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&l.Cursor, &l.Horizon, &l.Events, &l.Unnumbered, &oldest, &l.Parked)
 	})
-	if err := c.deps.Pool.SendBatch(ctx, &batch).Close(); err != nil {
+	if err := batch.Send(ctx, c.deps.Pool); err != nil {
 		return Lag{}, fmt.Errorf("measure lag of %s: %w", c.cfg.Name, err)
 	}
 	l.Oldest = time.Duration(oldest * float64(time.Second))
@@ -139,8 +152,7 @@ func (c *Consumer) Lag(ctx context.Context) (Lag, error) {
 	}
 	first, err := numbersAfter(ctx, c.deps.Pool, l.Cursor, 1)
 	if err == nil {
-		err = c.deps.Pool.QueryRow(ctx, "SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event WHERE seq = ANY($1)",
-			first.seqs).Scan(&oldest)
+		oldest, err = pg.Value[float64](ctx, c.deps.Pool, measureAge, first.seqs)
 	}
 	if err != nil {
 		return Lag{}, fmt.Errorf("measure lag of %s: %w", c.cfg.Name, err)
