@@ -24,7 +24,6 @@ var unconverted = []string{
 	"bench/resume",
 	"bench/sagas",
 	"bench/tasks",
-	"internal/audit",
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
 	"services/recovery/enrol",

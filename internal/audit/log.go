@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,8 +42,7 @@ type Deps struct {
 
 // Log writes down what may repeat. A nil Log records decisions and nothing else, for tools and tests that have no windows.
 type Log struct {
-	deps  Deps
-	table string
+	deps Deps
 
 	mu      sync.Mutex
 	counted map[string]*counter
@@ -64,7 +64,10 @@ func New(deps Deps) (*Log, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Schema == "" || deps.Policy == nil || deps.Wake == nil {
 		return nil, errors.New("audit log needs a logger, a pool, a schema, a policy and a signal")
 	}
-	return &Log{deps: deps, table: pgx.Identifier{deps.Schema, "audit_window"}.Sanitize(), counted: map[string]*counter{}, spent: map[string]*spent{}}, nil
+	if !slices.Contains(roles, deps.Schema) {
+		return nil, fmt.Errorf("audit log: no windows in schema %q, only in %q", deps.Schema, roles)
+	}
+	return &Log{deps: deps, counted: map[string]*counter{}, spent: map[string]*spent{}}, nil
 }
 
 func keysOf(e Entry, p *commonv1.AuditEntry) keys {
@@ -102,16 +105,7 @@ func (l *Log) settle(ctx context.Context, tx pgx.Tx, e Entry) error {
 	}
 	ev := event(p, e.AllocationID)
 	pending := l.take(tx, settles)
-	err = pg.QueueText(ctx, tx, `
-		WITH gone AS (DELETE FROM `+l.table+` WHERE settles = $1 RETURNING count, first_at, last_at)
-		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id, workspace_id, workflow_id,
-			allocation_id, node_id)
-		SELECT $2::uuid, $3, $4, $5, 1, $6::jsonb || jsonb_build_object('count', (coalesce(sum(g.count), 0) + $13::bigint)::text,
-				'first_at', to_char(coalesce(min(g.first_at), mesh.clock()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
-				'last_at', to_char(coalesce(max(g.last_at), mesh.clock()) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
-			NULLIF($7, ''), NULLIF($8, ''), NULLIF($9, ''), NULLIF($10, ''), NULLIF($11, ''), NULLIF($12, '')
-		FROM gone g HAVING count(*) > 0 OR $13::bigint > 0`,
-		settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
+	err = pg.Queue(ctx, tx, settleWindows.For(l.deps.Schema), settles, ev.ID, ev.Kind, ev.AggregateType, ev.AggregateID, string(payload), ev.CorrelationID, ev.TenantID, ev.WorkspaceID, ev.WorkflowID,
 		ev.AllocationID, ev.NodeID, pending)
 	if err != nil {
 		return fmt.Errorf("settle audit windows: %w", err)
@@ -219,28 +213,19 @@ func (l *Log) tell(ctx context.Context, p *commonv1.AuditEntry, k keys, n int64)
 	}
 	appended := false
 	err = pg.InTx(ctx, l.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		var first, due bool
-		var count int64
-		var firstAt, lastAt time.Time
-		err := tx.QueryRow(ctx, `
-			INSERT INTO `+l.table+` AS w (key, settles, entry, count, told) VALUES ($1, $2, $3, $4, $4)
-			ON CONFLICT (key) DO UPDATE SET count = w.count + $4, last_at = mesh.clock(),
-				told = CASE WHEN w.told_at + make_interval(secs => $5) <= mesh.clock() THEN w.count + $4 ELSE w.told END,
-				told_at = CASE WHEN w.told_at + make_interval(secs => $5) <= mesh.clock() THEN mesh.clock() ELSE w.told_at END
-			RETURNING w.xmax = 0, w.told = w.count, w.count, w.first_at, w.last_at`,
-			k.key, k.settles, string(payload), n, l.window().Seconds()).Scan(&first, &due, &count, &firstAt, &lastAt)
+		w, err := pg.One[window](ctx, tx, countInWindow.For(l.deps.Schema), k.key, k.settles, string(payload), n, l.window().Seconds())
 		if err != nil {
 			return fmt.Errorf("count repeated decision: %w", err)
 		}
-		appended = first || due
+		appended = w.First || w.Due
 		if !appended {
 			// Nothing but a count: a crash may lose it.
-			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = off"); err != nil {
+			if _, err := pg.Exec(ctx, tx, commitAsync); err != nil {
 				return fmt.Errorf("set asynchronous commit: %w", err)
 			}
 			return nil
 		}
-		return appendCounted(ctx, tx, p, count, firstAt, lastAt)
+		return appendCounted(ctx, tx, p, w.Count, w.FirstAt, w.LastAt)
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // wrapped above
@@ -340,42 +325,27 @@ func (l *Log) summarise(ctx context.Context) error {
 	}
 }
 
-type passed struct {
-	key         string
-	entry       []byte
-	count, told int64
-	first, last time.Time
-}
-
 func (l *Log) summariseBatch(ctx context.Context, tx pgx.Tx) (int, bool, error) {
-	rows, err := tx.Query(ctx, `SELECT key, entry, count, told, first_at, last_at FROM `+l.table+`
-		WHERE told_at <= mesh.clock() - make_interval(secs => $1) ORDER BY told_at LIMIT $2 FOR UPDATE SKIP LOCKED`, l.window().Seconds(), sweepBatch)
-	if err != nil {
-		return 0, false, fmt.Errorf("read audit windows: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (passed, error) {
-		var w passed
-		return w, row.Scan(&w.key, &w.entry, &w.count, &w.told, &w.first, &w.last)
-	})
+	list, err := pg.All[passed](ctx, tx, takePassed.For(l.deps.Schema), l.window().Seconds(), sweepBatch)
 	if err != nil {
 		return 0, false, fmt.Errorf("read audit windows: %w", err)
 	}
 	wrote := false
 	for _, w := range list {
-		if w.count == w.told {
-			if _, err := tx.Exec(ctx, `DELETE FROM `+l.table+` WHERE key = $1`, w.key); err != nil {
+		if w.Count == w.Told {
+			if _, err := pg.Exec(ctx, tx, endWindow.For(l.deps.Schema), w.Key); err != nil {
 				return 0, false, fmt.Errorf("end audit window: %w", err)
 			}
 			continue
 		}
 		p := &commonv1.AuditEntry{}
-		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(w.entry, p); err != nil {
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(w.Entry, p); err != nil {
 			return 0, false, fmt.Errorf("read audit window: %w", err)
 		}
-		if _, err := tx.Exec(ctx, `UPDATE `+l.table+` SET told = count, told_at = mesh.clock() WHERE key = $1`, w.key); err != nil {
+		if _, err := pg.Exec(ctx, tx, goOnWithWindow.For(l.deps.Schema), w.Key); err != nil {
 			return 0, false, fmt.Errorf("move audit window: %w", err)
 		}
-		if err := appendCounted(ctx, tx, p, w.count, w.first, w.last); err != nil {
+		if err := appendCounted(ctx, tx, p, w.Count, w.FirstAt, w.LastAt); err != nil {
 			return 0, false, err
 		}
 		wrote = true
