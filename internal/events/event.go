@@ -79,15 +79,22 @@ var (
 	appendOne = pg.DefineShared(writers, "events.append_one", insertEvent+`
 		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, NULLIF($7::text, ''), NULLIF($8::text, ''), NULLIF($9::text, ''), NULLIF($10::text, ''),
 			NULLIF($11::text, ''), NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''))`)
-	appendMany = pg.DefineShared(writers, "events.append_many", insertEvent+`
-		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.payload::jsonb,
+	appendMany = pg.DefineShared(writers, "events.append_many", insertEvents(`e.aggregate_version`))
+	appendSeen = pg.Define(pg.RoleNodeAPI, "events.append_seen",
+		insertEvents(`(EXTRACT(EPOCH FROM mesh.clock()) * 1000000)::bigint - e.aggregate_version`))
+)
+
+// insertEvents inserts the events of arrays; version is what each gets.
+func insertEvents(version string) string {
+	return insertEvent + `
+		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, ` + version + `, e.payload::jsonb,
 			NULLIF(e.c1, ''), NULLIF(e.c2, ''), NULLIF(e.c3, ''), NULLIF(e.c4, ''),
 			NULLIF(e.c5, ''), NULLIF(e.c6, ''), NULLIF(e.c7, ''), NULLIF(e.c8, '')
 		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[],
 			$10::text[], $11::text[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY
 			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, c1, c2, c3, c4, c5, c6, c7, c8, n)
-		ORDER BY e.n`)
-)
+		ORDER BY e.n`
+}
 
 // texts are the columns of the correlation, in the order of the statements.
 func (c Correlation) texts() [8]string {

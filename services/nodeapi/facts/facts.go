@@ -61,7 +61,8 @@ type held struct{ workspaceID, nodeID string }
 type observed struct {
 	nodeID, instanceID string
 	fact               *nodev1.Observation
-	version            int64
+	at                 time.Time // when it came, by this process's monotonic clock
+	waited             bool      // the database could not be written
 }
 
 // New makes a writer. wake tells this process's sequencer of new events; onTime is given each reading of the database's clock.
@@ -108,7 +109,7 @@ const observationsPending = 16384
 func (w *Writer) Observed(nodeID, instanceID string, f *nodev1.Observation) {
 	w.mu.Lock()
 	if len(w.seen) < observationsPending {
-		w.seen[held{f.GetWorkspaceId(), nodeID}] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, version: time.Now().UnixMicro()}
+		w.seen[held{f.GetWorkspaceId(), nodeID}] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, at: time.Now()}
 	}
 	w.mu.Unlock()
 	select {
@@ -185,6 +186,7 @@ func (w *Writer) giveBackObserved(seen []*observed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, o := range seen {
+		o.waited = true
 		at := held{o.fact.GetWorkspaceId(), o.nodeID}
 		if _, newer := w.seen[at]; !newer {
 			w.seen[at] = o
@@ -214,27 +216,46 @@ func (w *Writer) flush(ctx context.Context) {
 }
 
 func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen []*observed) error {
-	evs := make([]events.Event, len(facts), len(facts)+len(seen))
+	evs := make([]events.Event, len(facts))
 	for i, f := range facts {
 		evs[i] = events.Event{
 			Kind: "session.changed", AggregateType: "session", AggregateID: f.GetSessionId(), AggregateVersion: f.GetVersion(), Payload: f,
 			Correlation: events.Correlation{NodeID: f.GetNodeId(), NodeInstanceID: f.GetNodeInstanceId()},
 		}
 	}
-	for _, o := range seen {
-		evs = append(evs, events.Event{
-			Kind: "workload.observed", AggregateType: "observation", AggregateID: o.fact.GetWorkspaceId(), AggregateVersion: o.version, Payload: o.fact,
-			Correlation: events.Correlation{WorkspaceID: o.fact.GetWorkspaceId(), NodeID: o.nodeID, NodeInstanceID: o.instanceID},
-		})
-	}
 	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := events.Append(ctx, tx, evs...)
-		return err //nolint:wrapcheck // wrapped below
+		if len(evs) > 0 {
+			if _, err := events.Append(ctx, tx, evs...); err != nil {
+				return err //nolint:wrapcheck // wrapped below
+			}
+		}
+		if len(seen) > 0 {
+			if _, err := events.AppendSeen(ctx, tx, observations(seen)...); err != nil {
+				return err //nolint:wrapcheck // wrapped below
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("write session facts: %w", err)
 	}
 	return nil
+}
+
+// observations returns them as events. One that is written at once is as old as its event: replicas write within moments, and those of one replica keep
+// their order. One that had to wait keeps its age, since the agent may have told another replica more since.
+func observations(seen []*observed) []events.Seen {
+	evs := make([]events.Seen, len(seen))
+	for i, o := range seen {
+		evs[i].Event = events.Event{
+			Kind: "workload.observed", AggregateType: "observation", AggregateID: o.fact.GetWorkspaceId(), Payload: o.fact,
+			Correlation: events.Correlation{WorkspaceID: o.fact.GetWorkspaceId(), NodeID: o.nodeID, NodeInstanceID: o.instanceID},
+		}
+		if o.waited {
+			evs[i].Ago = time.Since(o.at)
+		}
+	}
+	return evs
 }
 
 // beat says that this replica listens, and reads the database's clock on the way.

@@ -158,7 +158,10 @@ func rowsOf(r events.Record) ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), r.AggregateVersion, r.Payload})
+		// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be ahead: what it wrote must not hide
+		// what another writes later. Nothing is seen after it was written.
+		version := min(r.AggregateVersion, r.CreatedAt.UnixMicro())
+		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), version, r.Payload})
 	default:
 		return nil, nil // nothing of ours
 	}

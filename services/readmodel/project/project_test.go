@@ -193,3 +193,24 @@ func TestOldClosedSessionsAreLetGo(t *testing.T) {
 		t.Errorf("Verify = %+v, %v", report, err)
 	}
 }
+
+// A replica of an earlier build versions observations by its own clock: one that is an hour ahead must not hide what another replica writes after it.
+func TestAnObservationFromAFastClockDoesNotHideLaterOnes(t *testing.T) {
+	testkit.IO(t)
+	ctx := testkit.Context(t)
+	l := projecttest.New(t)
+	p := l.Projector()
+	workspace, node := ids.New(), ids.New()
+	for epoch, ahead := range []time.Duration{time.Hour, 0, -time.Minute} {
+		l.AppendRaw(pg.RoleNodeAPI, events.Event{
+			Kind: project.KindObservation, AggregateType: "observation", AggregateID: workspace, AggregateVersion: time.Now().Add(ahead).UnixMicro(),
+			Payload:     &nodev1.Observation{WorkspaceId: workspace, Epoch: int64(epoch + 1)},
+			Correlation: events.Correlation{WorkspaceID: workspace, NodeID: node},
+		})
+	}
+	l.Number()
+	must(t, p.Drain(ctx))
+	if got := text(t, l, "SELECT body->>'epoch' FROM readmodel.observed"); got != "2" {
+		t.Errorf("the observation of epoch %s stands, want that of epoch 2, which was made last", got)
+	}
+}

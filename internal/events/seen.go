@@ -1,0 +1,44 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Seen is an event of something that no row of the database counts the versions of, and that several replicas may report. Its version is the time of
+// the append by the database's clock, less Ago, in microseconds: the clocks of replicas do not come into it.
+type Seen struct {
+	Event
+	// Ago is how much earlier it was seen.
+	Ago time.Duration
+}
+
+// AppendSeen is Append for events that the database's clock gives their versions.
+func AppendSeen(ctx context.Context, tx pgx.Tx, seen ...Seen) (string, error) {
+	if len(seen) == 0 {
+		return "", errors.New("append events: none given")
+	}
+	evs, payloads := make([]Event, len(seen)), make([]string, len(seen))
+	for i, s := range seen {
+		evs[i] = s.Event
+		if s.ID == "" {
+			evs[i].ID = ids.New()
+		}
+		evs[i].AggregateVersion = s.Ago.Microseconds() // the statement takes it off the time
+		var err error
+		if payloads[i], err = marshal(s.Payload); err != nil {
+			return "", fmt.Errorf("append event %s: %w", s.Kind, err)
+		}
+	}
+	if err := pg.Queue(ctx, tx, appendSeen, columns(evs, payloads)...); err != nil {
+		return "", fmt.Errorf("append events: %w", err)
+	}
+	return evs[len(evs)-1].ID, nil
+}

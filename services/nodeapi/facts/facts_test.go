@@ -1,0 +1,108 @@
+package facts_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/nodeapi/facts"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// replica is a writer of facts whose beats have no readers.
+func replica(t *testing.T, pool *pgxpool.Pool) *facts.Writer {
+	t.Helper()
+	return facts.New(testkit.Logger(t), pool, facts.Replica{ID: ids.New(), Address: "127.0.0.1:1"}, func() {},
+		func() (int, int) { return 0, 0 }, func(time.Time, time.Time, time.Time) {})
+}
+
+// written are the versions of the observations in the order in which they were written.
+func written(t *testing.T, pool *pgxpool.Pool) []int64 {
+	t.Helper()
+	rows, err := pool.Query(testkit.Context(t), `SELECT aggregate_version FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return versions
+}
+
+// now is the database's time as observations count it.
+func now(t *testing.T, pool *pgxpool.Pool) int64 {
+	t.Helper()
+	at, _, _, err := pg.Clock(testkit.Context(t), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at.UnixMicro()
+}
+
+// TestObservationsAreVersionedByTheDatabasesClock: by the clock of a replica that is ahead, what it wrote would hide what another writes later (R11).
+func TestObservationsAreVersionedByTheDatabasesClock(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := db.Pool(pg.RoleNodeAPI)
+	for _, behind := range []time.Duration{time.Hour, -time.Hour} {
+		testkit.SetClockOffset(db, -behind)
+		w := replica(t, pool)
+		from := now(t, pool)
+		for range 3 {
+			w.Observed(ids.New(), ids.New(), &nodev1.Observation{WorkspaceId: ids.New(), Epoch: 1})
+		}
+		if err := w.Leave(ctx); err != nil {
+			t.Fatal(err)
+		}
+		to := now(t, pool)
+		versions := written(t, pool)
+		if len(versions) < 3 {
+			t.Fatalf("%d observations were written, want 3", len(versions))
+		}
+		for _, version := range versions[len(versions)-3:] {
+			if version < from || version > to {
+				t.Errorf("the database's clock is %s behind: version %s, want one between %s and %s",
+					behind, time.UnixMicro(version).UTC(), time.UnixMicro(from).UTC(), time.UnixMicro(to).UTC())
+			}
+		}
+	}
+}
+
+// TestAnObservationThatWaitedForTheDatabaseIsOlder: a replica that was cut off writes at last what it saw before the agent went to another one.
+func TestAnObservationThatWaitedForTheDatabaseIsOlder(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool := db.Pool(pg.RoleNodeAPI)
+	node, workspace := ids.New(), ids.New()
+	cut, other := replica(t, pool), replica(t, pool)
+	cut.Observed(node, ids.New(), &nodev1.Observation{WorkspaceId: workspace, Epoch: 1})
+	away, cancel := context.WithCancel(ctx)
+	cancel()
+	for range 2 {
+		if err := cut.Leave(away); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other.Observed(node, ids.New(), &nodev1.Observation{WorkspaceId: workspace, Epoch: 1})
+	for _, w := range []*facts.Writer{other, cut} {
+		if err := w.Leave(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	versions := written(t, pool)
+	if len(versions) != 2 {
+		t.Fatalf("%d observations were written, want 2", len(versions))
+	}
+	if versions[1] >= versions[0] {
+		t.Errorf("the observation that waited has version %d, the later one %d", versions[1], versions[0])
+	}
+}
