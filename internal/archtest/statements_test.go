@@ -28,7 +28,6 @@ var unconverted = []string{
 	"services/lifecycle/workspace",
 	"services/recovery/enrol",
 	"services/recovery/identity",
-	"services/recovery/rollback",
 	"services/recovery/watchdog",
 }
 

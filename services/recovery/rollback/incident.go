@@ -38,17 +38,47 @@ const (
 const NextAction = "follow docs/restore.md: look at what was lost (`gpuaas rollback status`), then " +
 	"`gpuaas rollback accept --reason TEXT`"
 
-const incidentColumns = `incident_id::text, summary, node_ids, next_action, opened_at, last_seen_at, closed_at,
-	closed_by, count, version`
+// incidentRow is the row of the mode's incident.
+type incidentRow struct {
+	ID         string     `db:"incident_id" expr:"@.incident_id::text"`
+	Summary    string     `db:"summary"`
+	Nodes      []string   `db:"node_ids"`
+	NextAction string     `db:"next_action"`
+	OpenedAt   time.Time  `db:"opened_at"`
+	LastSeenAt time.Time  `db:"last_seen_at"`
+	ClosedAt   *time.Time `db:"closed_at"`
+	ClosedBy   string     `db:"closed_by"`
+	Count      int64      `db:"count"`
+	Version    int64      `db:"version"`
+}
 
-func scanIncident(row pgx.Row) (*recoveryv1.Incident, error) {
-	i := &recoveryv1.Incident{Kind: incidentKind, Severity: severity, OwnerLayer: layer}
-	var opened, last time.Time
-	var closed *time.Time
-	err := row.Scan(&i.IncidentId, &i.Summary, &i.NodeIds, &i.NextAction, &opened, &last, &closed, &i.ClosedBy, &i.Count,
-		&i.Version)
-	i.OpenedAt, i.LastSeenAt, i.ClosedAt = timestamppb.New(opened), timestamppb.New(last), stamp(closed)
-	return i, err //nolint:wrapcheck // the caller says what it did
+var (
+	lockIncident = pg.Define(pg.RoleRecovery, "rollback.lock_incident", `
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
+
+	insertIncident = pg.Define(pg.RoleRecovery, "rollback.insert_incident", `
+		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action, opened_at, last_seen_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)`)
+
+	updateIncident = pg.Define(pg.RoleRecovery, "rollback.update_incident", `
+		UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5, version = $6 WHERE incident_id = $1`)
+
+	endIncident = pg.Define(pg.RoleRecovery, "rollback.close_incident", `
+		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, version = version + 1
+		WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
+)
+
+// readIncident runs a statement that returns the incident.
+func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*recoveryv1.Incident, error) {
+	r, err := pg.One[incidentRow](ctx, tx, s, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it did
+	}
+	return &recoveryv1.Incident{
+		IncidentId: r.ID, Kind: incidentKind, Severity: severity, Summary: r.Summary, NodeIds: r.Nodes, OwnerLayer: layer, NextAction: r.NextAction,
+		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedAt: stamp(r.ClosedAt), ClosedBy: r.ClosedBy,
+		Count: r.Count, Version: r.Version,
+	}, nil
 }
 
 // report opens the mode's incident, or brings the open one up to date. The mode's id of it is the caller's to save.
@@ -59,9 +89,7 @@ func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
 			nodes = append(nodes, s.Subject)
 		}
 	}
-	i, err := scanIncident(tx.QueryRow(ctx, `SELECT `+incidentColumns+` FROM recovery.incident
-		WHERE kind = $1 AND key = $2 AND closed_at IS NULL FOR UPDATE`,
-		names.Of(incidentKind), subject))
+	i, err := readIncident(ctx, tx, lockIncident, names.Of(incidentKind), subject)
 	switch {
 	case pg.IsNoRows(err):
 		return open(ctx, tx, mode, nodes, now)
@@ -82,9 +110,7 @@ func report(ctx context.Context, tx pgx.Tx, mode *Mode, now time.Time) error {
 	i.Summary, i.LastSeenAt = mode.summary(), timestamppb.New(now)
 	i.Count++
 	i.Version++
-	_, err = tx.Exec(ctx, `UPDATE recovery.incident SET summary = $2, node_ids = $3, last_seen_at = $4, count = $5,
-		version = $6 WHERE incident_id = $1`,
-		i.GetIncidentId(), i.GetSummary(), i.GetNodeIds(), now, i.GetCount(), i.GetVersion())
+	_, err = pg.Exec(ctx, tx, updateIncident, i.GetIncidentId(), i.GetSummary(), i.GetNodeIds(), now, i.GetCount(), i.GetVersion())
 	if err != nil {
 		return fmt.Errorf("go on with incident of the rollback: %w", err)
 	}
@@ -99,10 +125,7 @@ func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.T
 		OwnerLayer: layer, NextAction: NextAction,
 		OpenedAt: timestamppb.New(now), LastSeenAt: timestamppb.New(now), Count: 1, Version: 1,
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, node_ids,
-		owner_layer, next_action, opened_at, last_seen_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)`, i.GetIncidentId(), names.Of(incidentKind), subject,
-		names.Of(severity), i.GetSummary(), nodes,
+	_, err := pg.Exec(ctx, tx, insertIncident, i.GetIncidentId(), names.Of(incidentKind), subject, names.Of(severity), i.GetSummary(), nodes,
 		names.Of(layer), NextAction, now)
 	if err != nil {
 		return fmt.Errorf("open incident of the rollback: %w", err)
@@ -122,10 +145,7 @@ func open(ctx context.Context, tx pgx.Tx, mode *Mode, nodes []string, now time.T
 
 // closeIncident closes the open incident and returns the position of its event; empty without one.
 func closeIncident(ctx context.Context, tx pgx.Tx, by string, now time.Time) (string, error) {
-	i, err := scanIncident(tx.QueryRow(ctx, `UPDATE recovery.incident
-		SET closed_at = $3, closed_by = $4, version = version + 1
-		WHERE kind = $1 AND key = $2 AND closed_at IS NULL RETURNING `+incidentColumns,
-		names.Of(incidentKind), subject, now, by))
+	i, err := readIncident(ctx, tx, endIncident, names.Of(incidentKind), subject, now, by)
 	if pg.IsNoRows(err) {
 		return "", nil
 	}

@@ -43,56 +43,68 @@ type seen struct {
 
 // Mode is the row.
 type Mode struct {
-	Active       bool
-	Declared     bool
-	Since        *time.Time
-	Era          int64
-	ReportedBy   string
-	Reason       string
-	IncidentID   string
-	AcceptedAt   *time.Time
-	AcceptedBy   string
-	AcceptReason string
-	Version      int64
+	Active       bool       `db:"active" expr:"@.state = 'active'"`
+	Declared     bool       `db:"declared"`
+	Since        *time.Time `db:"since"`
+	Era          int64      `db:"era"`
+	ReportedBy   string     `db:"reported_by"`
+	Reason       string     `db:"reason"`
+	IncidentID   string     `db:"incident_id"`
+	AcceptedAt   *time.Time `db:"accepted_at"`
+	AcceptedBy   string     `db:"accepted_by"`
+	AcceptReason string     `db:"accept_reason"`
+	Version      int64      `db:"version"`
 
-	evidence []seen // newest first
-	total    int64
-	seenEra  int64
+	evidence []seen `db:"-"` // newest first
+	total    int64  `db:"-"`
+	seenEra  int64  `db:"-"`
 }
 
-const columns = `state = 'active', declared, since, era, reported_by, reason, evidence, evidence_total, incident_id,
-	accepted_at, accepted_by, accept_reason,
-	version, seen_era`
+// modeRow is the row as it is read.
+type modeRow struct {
+	Mode
+	Evidence      []byte `db:"evidence"`
+	EvidenceTotal int64  `db:"evidence_total"`
+	SeenEra       int64  `db:"seen_era"`
+}
 
-func scan(row pgx.Row) (*Mode, error) {
-	m := &Mode{}
-	var evidence []byte
-	err := row.Scan(&m.Active, &m.Declared, &m.Since, &m.Era, &m.ReportedBy, &m.Reason, &evidence, &m.total, &m.IncidentID,
-		&m.AcceptedAt,
-		&m.AcceptedBy, &m.AcceptReason, &m.Version, &m.seenEra)
+var (
+	readMode = pg.Define(pg.RoleRecovery, "rollback.read_mode", `SELECT `+pg.Columns[modeRow]("r")+` FROM recovery.rollback r`)
+	lockMode = pg.Define(pg.RoleRecovery, "rollback.lock_mode", `SELECT `+pg.Columns[modeRow]("r")+` FROM recovery.rollback r FOR UPDATE`)
+	isActive = pg.Define(pg.RoleRecovery, "rollback.is_active", `SELECT mesh.rolled_back()`)
+	saveMode = pg.Define(pg.RoleRecovery, "rollback.save_mode", `
+		UPDATE recovery.rollback SET state = $1, declared = $2, since = $3, era = $4,
+			reported_by = $5, reason = $6, evidence = $7::jsonb, evidence_total = $8, incident_id = $9, accepted_at = $10,
+			accepted_by = $11, accept_reason = $12, version = $13, seen_era = $14 WHERE version = $13 - 1`)
+)
+
+func read(ctx context.Context, q pg.Querier, s *pg.Statement) (*Mode, error) {
+	r, err := pg.One[modeRow](ctx, q, s)
 	if err != nil {
 		return nil, fmt.Errorf("read rollback mode: %w", err)
 	}
-	if err := json.Unmarshal(evidence, &m.evidence); err != nil {
+	m := &r.Mode
+	if err := json.Unmarshal(r.Evidence, &m.evidence); err != nil {
 		return nil, fmt.Errorf("read evidence of rollback mode: %w", err)
 	}
+	m.total, m.seenEra = r.EvidenceTotal, r.SeenEra
 	return m, nil
 }
 
 // Read returns the mode as it is.
 func Read(ctx context.Context, q pg.Querier) (*Mode, error) {
-	return scan(q.QueryRow(ctx, `SELECT `+columns+` FROM recovery.rollback`))
+	return read(ctx, q, readMode)
 }
 
 // lock is Read under the row's lock.
 func lock(ctx context.Context, tx pgx.Tx) (*Mode, error) {
-	return scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM recovery.rollback FOR UPDATE`))
+	return read(ctx, tx, lockMode)
 }
 
 // Active reports whether the mode is active, as every service reads it.
 func Active(ctx context.Context, q pg.Querier) (bool, error) {
-	var active bool
-	if err := q.QueryRow(ctx, `SELECT mesh.rolled_back()`).Scan(&active); err != nil {
+	active, err := pg.Value[bool](ctx, q, isActive)
+	if err != nil {
 		return false, fmt.Errorf("read whether the database was rolled back: %w", err)
 	}
 	return active, nil
@@ -113,10 +125,7 @@ func (m *Mode) save(ctx context.Context, tx pgx.Tx) error {
 	if m.Active {
 		state = "active"
 	}
-	tag, err := tx.Exec(ctx, `UPDATE recovery.rollback SET state = $1, declared = $2, since = $3, era = $4,
-		reported_by = $5, reason = $6, evidence = $7::jsonb, evidence_total = $8, incident_id = $9, accepted_at = $10,
-		accepted_by = $11, accept_reason = $12, version = $13, seen_era = $14 WHERE version = $13 - 1`,
-		state, m.Declared, m.Since, m.Era, m.ReportedBy, m.Reason, string(encoded), m.total, m.IncidentID, m.AcceptedAt,
+	tag, err := pg.Exec(ctx, tx, saveMode, state, m.Declared, m.Since, m.Era, m.ReportedBy, m.Reason, string(encoded), m.total, m.IncidentID, m.AcceptedAt,
 		m.AcceptedBy, m.AcceptReason, m.Version, m.seenEra)
 	if err != nil {
 		return fmt.Errorf("write rollback mode: %w", err)

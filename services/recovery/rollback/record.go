@@ -9,10 +9,23 @@ import (
 
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // reporterName is who sets the mode on evidence.
 const reporterName = "recovery"
+
+// moment is the database's time and era.
+type moment struct {
+	Now time.Time `db:"now"`
+	Era int64     `db:"era"`
+}
+
+var (
+	readMoment = pg.Define(pg.RoleRecovery, "rollback.read_moment", `SELECT mesh.clock() AS now, era FROM mesh.era`)
+	readClock  = pg.Define(pg.RoleRecovery, "rollback.read_clock", `SELECT mesh.clock()`)
+	raiseEra   = pg.Define(pg.RoleRecovery, "rollback.raise_era", `SELECT mesh.raise_era_after_rollback($1)`)
+)
 
 // Record takes evidence in and sets the mode if any of it is not of an earlier era than the database's. It returns the
 // mode, and whether this call set it. The caller holds what the evidence is about; the rollback row is locked after
@@ -22,11 +35,11 @@ func Record(ctx context.Context, tx pgx.Tx, evidence ...Evidence) (*Mode, bool, 
 	if err != nil {
 		return nil, false, err
 	}
-	var now time.Time
-	var era int64
-	if err := tx.QueryRow(ctx, `SELECT mesh.clock(), era FROM mesh.era`).Scan(&now, &era); err != nil {
+	at, err := pg.One[moment](ctx, tx, readMoment)
+	if err != nil {
 		return nil, false, fmt.Errorf("read clock and era: %w", err)
 	}
+	now, era := at.Now, at.Era
 	set := false
 	for _, e := range evidence {
 		if e.Era < era && !mode.Active {
@@ -76,8 +89,8 @@ const eraShift = 40
 // accept ends the mode on a person's word, and raises the era above all that was shown as evidence. It returns the
 // position of the incident's event.
 func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (string, error) {
-	var now time.Time
-	if err := tx.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+	now, err := pg.Value[time.Time](ctx, tx, readClock)
+	if err != nil {
 		return "", fmt.Errorf("read clock: %w", err)
 	}
 	before := mode.Era
@@ -85,11 +98,10 @@ func accept(ctx context.Context, tx pgx.Tx, mode *Mode, by, reason string) (stri
 	if err := report(ctx, tx, mode, now); err != nil {
 		return "", err
 	}
-	if err := tx.QueryRow(ctx, `SELECT mesh.raise_era_after_rollback($1)`,
-		"rollback accepted: "+reason).Scan(&mode.Era); err != nil {
+	if mode.Era, err = pg.Value[int64](ctx, tx, raiseEra, "rollback accepted: "+reason); err != nil {
 		return "", fmt.Errorf("raise era: %w", err)
 	}
-	_, err := audit.Record(ctx, tx, audit.Entry{
+	_, err = audit.Record(ctx, tx, audit.Entry{
 		Action: "rollback.accept", Actor: by, Reason: reason, SubjectType: "rollback", SubjectID: subject,
 		Details: map[string]any{
 			"declared": mode.Declared, "era_before": before, "era": mode.Era, "evidence": mode.total,

@@ -140,8 +140,8 @@ func (s *Server) Sync(ctx context.Context) error {
 		if mode, err = lock(ctx, tx); err != nil || !mode.Active || mode.IncidentID != "" {
 			return err
 		}
-		var now time.Time
-		if err := tx.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+		now, err := pg.Value[time.Time](ctx, tx, readClock)
+		if err != nil {
 			return fmt.Errorf("read clock: %w", err)
 		}
 		if err := report(ctx, tx, mode, now); err != nil {
