@@ -70,17 +70,17 @@ func (e *Enroller) issue(ctx context.Context, tx pgx.Tx, name string, life time.
 	}
 	tokenID := ""
 	if idempotencyKey != "" {
-		var of, state string
-		err := tx.QueryRow(ctx, `SELECT t.token_id::text, t.state, i.name FROM recovery.token t JOIN recovery.identity i USING (node_id)
-			WHERE t.issued_by = $1 AND t.idempotency_key = $2`, by, idempotencyKey).Scan(&tokenID, &state, &of)
+		earlier, err := pg.One[issuedToken](ctx, tx, readIssued, by, idempotencyKey)
+		tokenID = earlier.ID
 		switch {
 		case pg.IsNoRows(err):
 		case err != nil:
 			return Bundle{}, fmt.Errorf("look for the same request: %w", err)
-		case of != name:
+		case earlier.Name != name:
 			return Bundle{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
-		case state != "issued":
-			return Bundle{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the token of this request is "+state, fault.Unmet("the token is "+state+", not unused"),
+		case earlier.State != "issued":
+			return Bundle{}, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the token of this request is "+earlier.State,
+				fault.Unmet("the token is "+earlier.State+", not unused"),
 				fault.Remedy("ask again with another idempotency key"))
 		}
 	}
@@ -120,19 +120,14 @@ func writeToken(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, life tim
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	_, err = tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state = 'issued' AND token_id <> $2`,
-		nodeID, tokenID)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, revokeEarlier, nodeID, tokenID); err != nil {
 		return "", time.Time{}, fmt.Errorf("revoke earlier token: %w", err)
 	}
 	var expires time.Time
 	if again {
-		err = tx.QueryRow(ctx, `UPDATE recovery.token SET secret_sha256 = $2, expires_at = mesh.clock() + make_interval(secs => $3)
-			WHERE token_id = $1 AND state = 'issued' RETURNING expires_at`, tokenID, hash, life.Seconds()).Scan(&expires)
+		expires, err = pg.Value[time.Time](ctx, tx, renewToken, tokenID, hash, life.Seconds())
 	} else {
-		err = tx.QueryRow(ctx, `INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, idempotency_key, expires_at)
-			VALUES ($1, 'bootstrap', $2, $3, 'issued', $4, $5, mesh.clock() + make_interval(secs => $6)) RETURNING expires_at`,
-			tokenID, nodeID, hash, by, idempotencyKey, life.Seconds()).Scan(&expires)
+		expires, err = pg.Value[time.Time](ctx, tx, insertBootstrap, tokenID, nodeID, hash, by, idempotencyKey, life.Seconds())
 	}
 	if pg.IsNoRows(err) {
 		return "", time.Time{}, fault.New(commonv1.Reason_REASON_CONFLICT, "")

@@ -30,16 +30,14 @@ func (e *Enroller) judgeLaunch(ctx context.Context, tx pgx.Tx, r *identity.Recor
 	if err := stateRefusal(r, false); err != nil {
 		return nil, nil, err
 	}
-	var highest int64
-	var holder string
-	err := tx.QueryRow(ctx, `SELECT epoch, instance_id::text FROM recovery.workspace_epoch WHERE workspace_id = $1`, r.WorkspaceID).Scan(&highest, &holder)
+	highest, err := pg.One[epochHolder](ctx, tx, readEpoch, r.WorkspaceID)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read epoch of workspace: %w", err)
 	}
-	if r.Epoch < highest {
+	if r.Epoch < highest.Epoch {
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, ""), m)
 	}
-	if holder != r.BoxID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
+	if highest.InstanceID != r.BoxID || a.token.State == "revoked" || a.token.State == "expired" || !m.Now.Before(a.token.ExpiresAt) {
 		return e.refuseRegister(ctx, tx, r, fault.New(commonv1.Reason_REASON_MINT_CONSUMED, "this instance has no live launch secret"), m)
 	}
 	if a.token.State == "issued" {
@@ -138,23 +136,19 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 	if err != nil {
 		return "", err
 	}
-	var nodeID, workspaceID string
-	var epoch int64
-	var retired bool
-	err = tx.QueryRow(ctx, `SELECT COALESCE(node_id::text, ''), workspace_id::text, epoch, retired_at IS NOT NULL FROM recovery.instance
-		WHERE instance_id = $1 FOR UPDATE`, req.GetInstanceId()).Scan(&nodeID, &workspaceID, &epoch, &retired)
+	known, err := pg.One[instance](ctx, tx, lockInstance, req.GetInstanceId())
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:
 		return "", fmt.Errorf("read instance: %w", err)
-	case workspaceID != req.GetWorkspaceId() || epoch != req.GetEpoch():
+	case known.WorkspaceID != req.GetWorkspaceId() || known.Epoch != req.GetEpoch():
 		return "", fault.New(commonv1.Reason_REASON_CONFLICT, "the instance belongs to another workspace or epoch", fault.WithAction(commonv1.Action_ACTION_STOP))
-	case retired:
+	case known.Retired:
 		return "", fault.New(commonv1.Reason_REASON_EPOCH_ENDED, "the instance has been retired")
-	case epoch < highest:
+	case known.Epoch < highest:
 		return "", fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
 	default:
-		return nodeID, e.renewSecret(ctx, tx, req)
+		return known.NodeID, e.renewSecret(ctx, tx, req)
 	}
 	if req.GetEpoch() < highest {
 		return "", fault.New(commonv1.Reason_REASON_EPOCH_SUPERSEDED, "")
@@ -178,14 +172,11 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 		}
 		return "", err
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO recovery.instance (instance_id, workspace_id, epoch, node_id, prepared_at) VALUES ($1, $2, $3, $4, mesh.clock())`,
-		req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), r.NodeID)
+	_, err = pg.Exec(ctx, tx, insertInstance, req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch(), r.NodeID)
 	if err != nil {
 		return "", fmt.Errorf("insert instance: %w", err)
 	}
-	_, err = tx.Exec(ctx, `INSERT INTO recovery.token (token_id, kind, node_id, secret_sha256, state, issued_by, expires_at)
-		VALUES ($1, 'launch', $2, $3, 'issued', 'lifecycle', mesh.clock() + make_interval(secs => $4))`,
-		req.GetInstanceId(), r.NodeID, req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
+	_, err = pg.Exec(ctx, tx, insertLaunch, req.GetInstanceId(), r.NodeID, req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
 	if err != nil {
 		return "", fmt.Errorf("insert launch secret: %w", err)
 	}
@@ -194,26 +185,19 @@ func (e *Enroller) prepare(ctx context.Context, tx pgx.Tx, req *recoveryv1.Prepa
 
 // lockEpoch raises the workspace's highest epoch to the one asked for and answers what it is and whose, the row locked.
 func lockEpoch(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64, instanceID string) (int64, string, error) {
-	_, err := tx.Exec(ctx, `INSERT INTO recovery.workspace_epoch AS w (workspace_id, epoch, instance_id) VALUES ($1, $2, $3)
-		ON CONFLICT (workspace_id) DO UPDATE SET epoch = EXCLUDED.epoch, instance_id = EXCLUDED.instance_id WHERE w.epoch < EXCLUDED.epoch`,
-		workspaceID, epoch, instanceID)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, raiseEpoch, workspaceID, epoch, instanceID); err != nil {
 		return 0, "", fmt.Errorf("raise epoch of workspace: %w", err)
 	}
-	var highest int64
-	var holder string
-	err = tx.QueryRow(ctx, `SELECT epoch, instance_id::text FROM recovery.workspace_epoch WHERE workspace_id = $1 FOR UPDATE`, workspaceID).Scan(&highest, &holder)
+	highest, err := pg.One[epochHolder](ctx, tx, lockWorkspaceEpoch, workspaceID)
 	if err != nil {
 		return 0, "", fmt.Errorf("lock epoch of workspace: %w", err)
 	}
-	return highest, holder, nil
+	return highest.Epoch, highest.InstanceID, nil
 }
 
 // renewSecret is a repetition: the same secret changes nothing, another one replaces one that was never used.
 func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest) error {
-	tag, err := tx.Exec(ctx, `UPDATE recovery.token SET secret_sha256 = $2,
-			expires_at = CASE WHEN secret_sha256 = $2 THEN expires_at ELSE mesh.clock() + make_interval(secs => $3) END
-		WHERE token_id = $1 AND (state = 'issued' OR secret_sha256 = $2)`, req.GetInstanceId(), req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
+	tag, err := pg.Exec(ctx, tx, renewLaunch, req.GetInstanceId(), req.GetSecretSha256(), e.cfg.LaunchSecretLife.Seconds())
 	if err != nil {
 		return fmt.Errorf("replace launch secret: %w", err)
 	}
@@ -225,9 +209,7 @@ func (e *Enroller) renewSecret(ctx context.Context, tx pgx.Tx, req *recoveryv1.P
 
 // takeOver lets another instance of the same epoch be prepared, if the first one ended or never registered.
 func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceRequest, holder string) error {
-	var used bool
-	err := tx.QueryRow(ctx, `SELECT COALESCE(i.retired_at IS NULL AND t.state = 'used', false)
-		FROM recovery.instance i LEFT JOIN recovery.token t ON t.token_id = i.instance_id WHERE i.instance_id = $1`, holder).Scan(&used)
+	used, err := pg.Value[bool](ctx, tx, isRegistered, holder)
 	if err != nil && !pg.IsNoRows(err) {
 		return fmt.Errorf("read present instance: %w", err)
 	}
@@ -235,10 +217,10 @@ func takeOver(ctx context.Context, tx pgx.Tx, req *recoveryv1.PrepareInstanceReq
 		return fault.New(commonv1.Reason_REASON_CONFLICT, "another instance of this epoch is registered", fault.Conflicting(holder),
 			fault.WithAction(commonv1.Action_ACTION_STOP))
 	}
-	if _, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE token_id = $1 AND state = 'issued'`, holder); err != nil {
+	if _, err := pg.Exec(ctx, tx, revokeUnused, holder); err != nil {
 		return fmt.Errorf("revoke launch secret: %w", err)
 	}
-	_, err = tx.Exec(ctx, `UPDATE recovery.workspace_epoch SET instance_id = $2 WHERE workspace_id = $1`, req.GetWorkspaceId(), req.GetInstanceId())
+	_, err = pg.Exec(ctx, tx, nameHolder, req.GetWorkspaceId(), req.GetInstanceId())
 	if err != nil {
 		return fmt.Errorf("name the epoch's instance: %w", err)
 	}
@@ -266,10 +248,7 @@ func (e *Enroller) RetireBox(ctx context.Context, req *recoveryv1.RetireInstance
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // it is the answer
 		}
-		var nodeID string
-		err := tx.QueryRow(ctx, `INSERT INTO recovery.instance AS i (instance_id, workspace_id, epoch, retired_at) VALUES ($1, $2, $3, mesh.clock())
-			ON CONFLICT (instance_id) DO UPDATE SET retired_at = COALESCE(i.retired_at, EXCLUDED.retired_at)
-			RETURNING COALESCE(node_id::text, '')`, req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch()).Scan(&nodeID)
+		nodeID, err := pg.Value[string](ctx, tx, endInstance, req.GetInstanceId(), req.GetWorkspaceId(), req.GetEpoch())
 		if err != nil {
 			return fmt.Errorf("end instance: %w", err)
 		}

@@ -26,23 +26,20 @@ type claim struct {
 // takeClaim claims the node for one attempt under the lock on its row. An attempt whose lease has run out is abandoned: it may have been signed,
 // and what was signed is then an orphan. Another one under way is fault enrollment_in_flight.
 func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byte, lease time.Duration, now time.Time) (*claim, error) {
-	var id string
-	var until time.Time
-	err := tx.QueryRow(ctx, `SELECT enrollment_id::text, lease_until FROM recovery.enrollment WHERE node_id = $1 AND state = 'claimed'`, nodeID).Scan(&id, &until)
+	held, err := pg.One[heldClaim](ctx, tx, readClaim, nodeID)
 	switch {
 	case pg.IsNoRows(err):
 	case err != nil:
 		return nil, fmt.Errorf("look for an enrolment in flight: %w", err)
-	case until.After(now):
-		return nil, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.RetryAfter(min(until.Sub(now), time.Second)))
+	case held.Until.After(now):
+		return nil, fault.New(commonv1.Reason_REASON_ENROLLMENT_IN_FLIGHT, "", fault.RetryAfter(min(held.Until.Sub(now), time.Second)))
 	default:
-		if err := endClaim(ctx, tx, id, "abandoned", "", "its lease ran out"); err != nil {
+		if err := endClaim(ctx, tx, held.ID, "abandoned", "", "its lease ran out"); err != nil {
 			return nil, err
 		}
 	}
 	c := &claim{id: ids.New(), nodeID: nodeID, instanceID: ids.New()}
-	_, err = tx.Exec(ctx, `INSERT INTO recovery.enrollment (enrollment_id, token_id, node_id, csr_key_sha256, state, lease_until)
-		VALUES ($1, NULLIF($2, '')::uuid, $3, $4, 'claimed', mesh.clock() + make_interval(secs => $5))`, c.id, tokenID, nodeID, key, lease.Seconds())
+	_, err = pg.Exec(ctx, tx, insertClaim, c.id, tokenID, nodeID, key, lease.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("claim enrolment: %w", err)
 	}
@@ -51,8 +48,7 @@ func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byt
 
 // endClaim closes a claim that is still held; fault conflict if it is not.
 func endClaim(ctx context.Context, q pg.Querier, id, state, serial, failure string) error {
-	tag, err := q.Exec(ctx, `UPDATE recovery.enrollment SET state = $2, serial = $3, failure = left($4, 512), ended_at = mesh.clock()
-		WHERE enrollment_id = $1 AND state = 'claimed'`, id, state, serial, failure)
+	tag, err := pg.Exec(ctx, q, closeClaim, id, state, serial, failure)
 	if err != nil {
 		return fmt.Errorf("end enrolment: %w", err)
 	}
@@ -64,9 +60,7 @@ func endClaim(ctx context.Context, q pg.Querier, id, state, serial, failure stri
 
 // orphan records a certificate that was signed and is not accepted, on the attempt that had it signed.
 func (e *Enroller) orphan(ctx context.Context, c *claim, serial string, why error) error {
-	_, err := e.deps.Pool.Exec(ctx, `UPDATE recovery.enrollment SET serial = $2, failure = left($3, 512),
-			state = CASE WHEN state = 'claimed' THEN 'failed' ELSE state END, ended_at = COALESCE(ended_at, mesh.clock())
-		WHERE enrollment_id = $1 AND state <> 'done'`, c.id, serial, why.Error())
+	_, err := pg.Exec(ctx, e.deps.Pool, recordOrphan, c.id, serial, why.Error())
 	if err != nil {
 		return fmt.Errorf("record orphan certificate: %w", err)
 	}

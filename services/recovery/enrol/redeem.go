@@ -27,29 +27,6 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
-// token is a row.
-type token struct {
-	ID         string
-	Kind       Kind
-	NodeID     string
-	Hash       []byte
-	State      string
-	ExpiresAt  time.Time
-	UsedKey    []byte
-	UsedSerial string
-}
-
-//nolint:gosec // names of columns
-const tokenColumns = `token_id::text, kind, node_id::text, secret_sha256, state, expires_at, used_key_sha256, used_serial`
-
-func scanToken(row pgx.Row) (token, error) {
-	var t token
-	var kind string
-	err := row.Scan(&t.ID, &kind, &t.NodeID, &t.Hash, &t.State, &t.ExpiresAt, &t.UsedKey, &t.UsedSerial)
-	t.Kind = Kind(kind)
-	return t, err
-}
-
 // redemption is one attempt to enrol, after its proof.
 type redemption struct {
 	presented Presented
@@ -132,9 +109,7 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 
 // prove checks all that can be checked without changing anything: the token's hash, its time, and that the caller holds the key.
 func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (*redemption, error) {
-	var now time.Time
-	t, err := scanToken(e.deps.Pool.QueryRow(ctx, `SELECT `+tokenColumns+` FROM recovery.token WHERE token_id = $1 AND kind = $2`,
-		presented.ID, string(presented.Kind)))
+	t, err := pg.One[token](ctx, e.deps.Pool, readToken, presented.ID, string(presented.Kind))
 	switch {
 	case pg.IsNoRows(err):
 		return nil, invalid("no such token")
@@ -143,7 +118,8 @@ func (e *Enroller) prove(ctx context.Context, presented Presented, csr []byte) (
 	case subtle.ConstantTimeCompare(t.Hash, presented.Hash) != 1:
 		return nil, invalid("its secret is wrong")
 	}
-	if err := e.deps.Pool.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+	now, err := pg.Value[time.Time](ctx, e.deps.Pool, readClock)
+	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	// A box is told to wait, never that it has failed for good: the launch that prepared it decides about it.
@@ -187,7 +163,7 @@ func (e *Enroller) claimToken(ctx context.Context, a *redemption) (*claim, *repe
 		if err != nil {
 			return err
 		}
-		t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM recovery.token WHERE token_id = $1 FOR UPDATE`, a.token.ID))
+		t, err := pg.One[token](ctx, tx, lockToken, a.token.ID)
 		if err != nil {
 			return fmt.Errorf("lock token: %w", err)
 		}
@@ -261,7 +237,7 @@ func (e *Enroller) judgeBootstrap(ctx context.Context, tx pgx.Tx, r *identity.Re
 		return nil, rollback.Refusal(), nil
 	}
 	// Two holders of one token: nobody knows which of them is the machine it was meant for.
-	_, err = tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`, r.NodeID)
+	_, err = pg.Exec(ctx, tx, revokeTokens, r.NodeID)
 	if err != nil {
 		return nil, nil, fmt.Errorf("revoke token family: %w", err)
 	}
@@ -310,8 +286,7 @@ func (e *Enroller) store(ctx context.Context, a *redemption, c *claim, issued si
 		if err := endClaim(ctx, tx, c.id, "done", issued.serial, ""); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'used', state_at = mesh.clock(), used_key_sha256 = $2, used_serial = $3
-			WHERE token_id = $1 AND secret_sha256 = $4 AND state IN ('issued', 'used')`, a.token.ID, a.key, issued.serial, a.presented.Hash)
+		tag, err := pg.Exec(ctx, tx, useToken, a.token.ID, a.key, issued.serial, a.presented.Hash)
 		if err != nil {
 			return fmt.Errorf("use token: %w", err)
 		}
@@ -359,8 +334,8 @@ func (e *Enroller) answer(ctx context.Context, r *identity.Record, s identity.Se
 	if err != nil {
 		return nil, fmt.Errorf("read task keys: %w", err)
 	}
-	var now time.Time
-	if err := e.deps.Pool.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+	now, err := pg.Value[time.Time](ctx, e.deps.Pool, readClock)
+	if err != nil {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	return &recoveryv1.EnrollResponse{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -20,17 +21,13 @@ func (e *Enroller) Sweep(ctx context.Context) (Swept, error) {
 	for _, step := range []struct {
 		count *int64
 		what  string
-		sql   string
+		sql   *pg.Statement
 	}{
-		{&out.Tokens, "expire tokens", `UPDATE recovery.token SET state = 'expired', state_at = mesh.clock() WHERE token_id IN (
-			SELECT token_id FROM recovery.token WHERE state = 'issued' AND expires_at <= mesh.clock() LIMIT 1000 FOR UPDATE SKIP LOCKED)`},
-		{&out.Claims, "abandon claims", `UPDATE recovery.enrollment SET state = 'abandoned', ended_at = mesh.clock(), failure = 'its lease ran out'
-			WHERE state = 'claimed' AND lease_until <= mesh.clock() - interval '1 minute'`},
-		{&out.Sessions, "forget sessions", `DELETE FROM recovery.session_open WHERE session_id IN (
-			SELECT o.session_id FROM recovery.session_open o JOIN recovery.identity i USING (node_id)
-			WHERE o.opened_at <= mesh.clock() - interval '1 hour' AND i.confirmed_session_id IS DISTINCT FROM o.session_id LIMIT 5000)`},
+		{&out.Tokens, "expire tokens", expireTokens},
+		{&out.Claims, "abandon claims", abandonClaims},
+		{&out.Sessions, "forget sessions", forgetSessions},
 	} {
-		tag, err := e.deps.Pool.Exec(ctx, step.sql)
+		tag, err := pg.Exec(ctx, e.deps.Pool, step.sql)
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", step.what, err)
 		}
