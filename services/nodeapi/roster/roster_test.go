@@ -291,3 +291,17 @@ func TestShortCertificatesAreReplacedInTime(t *testing.T) {
 		})
 	}
 }
+
+// TestSilenceIsElapsedTime: a step of the host's clock makes no session late, and none on time, so silence is measured by what does not step.
+func TestSilenceIsElapsedTime(t *testing.T) {
+	r := New(slog.New(slog.DiscardHandler), Config{}, &facts{}) // not in a bubble, whose clock has no monotonic reading
+	s, _ := admitted(r, nil)
+	for range 2 {
+		if at := s.LastSeen(); at == at.Round(0) { // Round takes the monotonic reading away
+			t.Errorf("the session was last seen at %s, which has no monotonic reading", at)
+		}
+		s.Seen(time.Now())
+	}
+	r.Remove(s)
+	r.Wait()
+}

@@ -47,7 +47,7 @@ type Session struct {
 	stream Stream
 	opened time.Time // by the database's clock
 
-	lastSeen atomic.Int64 // unix nanoseconds of the last frame
+	lastSeen atomic.Int64 // nanoseconds from OpenedAt to the last frame, by the monotonic clock
 	refused  atomic.Int64 // reports of tasks that lifecycle did not take
 	state    atomic.Int32 // commonv1.SessionState
 
@@ -91,10 +91,10 @@ type AgentFacts struct {
 func (s *Session) State() commonv1.SessionState { return commonv1.SessionState(s.state.Load()) }
 
 // Seen notes a frame of the agent.
-func (s *Session) Seen(now time.Time) { s.lastSeen.Store(now.UnixNano()) }
+func (s *Session) Seen(now time.Time) { s.lastSeen.Store(int64(now.Sub(s.OpenedAt))) }
 
-// LastSeen answers when the agent last sent a frame.
-func (s *Session) LastSeen() time.Time { return time.Unix(0, s.lastSeen.Load()) }
+// LastSeen returns when the agent last sent a frame, by the monotonic clock: a step of the host's clock must not make the sessions of a replica late.
+func (s *Session) LastSeen() time.Time { return s.OpenedAt.Add(time.Duration(s.lastSeen.Load())) }
 
 // ReportsRefused counts n more reports of tasks that were not taken, and returns how many there were in this session.
 func (s *Session) ReportsRefused(n int) int { return int(s.refused.Add(int64(n))) }
@@ -306,11 +306,12 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
-	offset := s.roster.cfg.Offset()
+	now := time.Now()
+	dbNow := now.Add(s.roster.cfg.Offset())
 	f := &nodev1.SessionChanged{
 		SessionId: s.ID, NodeId: s.Identity.NodeID, NodeInstanceId: s.instanceID, ReplicaId: s.roster.replicaID,
 		Generation: s.generation, State: state, Late: s.late,
-		OpenedAt: timestamppb.New(s.opened), LastSeenAt: timestamppb.New(s.LastSeen().Add(offset)),
+		OpenedAt: timestamppb.New(s.opened), LastSeenAt: timestamppb.New(dbNow.Add(-now.Sub(s.LastSeen()))),
 		Serial: s.Identity.Serial, RemoteAddress: s.Identity.Remote,
 		AgentVersion: s.agent.Version, LedgerId: s.agent.LedgerID, BootId: s.agent.BootID, Version: s.version,
 	}
@@ -319,7 +320,7 @@ func (s *Session) Fact(state commonv1.SessionState, withHost bool) *nodev1.Sessi
 		f.Host, f.Profile, f.Diagnostics = s.agent.Host, s.agent.Profile, s.agent.Diags
 	}
 	if state == commonv1.SessionState_SESSION_STATE_CLOSED {
-		f.ClosedAt = timestamppb.New(time.Now().Add(offset))
+		f.ClosedAt = timestamppb.New(dbNow)
 		f.CloseReason, f.CloseDetail = s.closeWhy, s.closeText
 	}
 	return f
