@@ -27,7 +27,6 @@ var unconverted = []string{
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
 	"services/recovery/identity",
-	"services/recovery/watchdog",
 }
 
 // statementsTest imports every package that defines statements.

@@ -11,19 +11,45 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // brake is the row of the fleet brake.
 type brake struct {
-	Engaged                   bool
-	Reason                    string
-	Affected, Fleet, Most     int32
-	Since                     *time.Time
-	IncidentID                string
-	ReleasedBy, ReleaseReason string
-	ReleasedAt, CalmSince     *time.Time
-	Version                   int64
+	Engaged       bool       `db:"engaged"`
+	Reason        string     `db:"reason"`
+	Affected      int32      `db:"affected"`
+	Fleet         int32      `db:"fleet"`
+	Most          int32      `db:"most"`
+	Since         *time.Time `db:"since"`
+	IncidentID    string     `db:"incident_id"`
+	ReleasedBy    string     `db:"released_by"`
+	ReleaseReason string     `db:"release_reason"`
+	ReleasedAt    *time.Time `db:"released_at"`
+	CalmSince     *time.Time `db:"calm_since"`
+	Version       int64      `db:"version"`
 }
+
+// affected counts units that failed lately, and those that are still broken.
+type affected struct {
+	Lately int32 `db:"lately"`
+	Still  int32 `db:"still"`
+}
+
+var (
+	lockBrake = pg.Define(pg.RoleRecovery, "watchdog.lock_brake", `SELECT `+pg.Columns[brake]("b")+` FROM recovery.brake b FOR UPDATE`)
+
+	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
+		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
+			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12`)
+
+	countAffected = pg.Define(pg.RoleRecovery, "watchdog.count_affected", `
+		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately, count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
+			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
+			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
+			UNION ALL SELECT i.key, i.opened_at, i.closed_at IS NULL FROM recovery.incident i
+			WHERE i.kind = 'machine_unreachable' AND (i.opened_at > $1 OR i.closed_at IS NULL)) x`)
+)
 
 // leastAffected may fail at once in any fleet, however small.
 const leastAffected = 2
@@ -35,14 +61,11 @@ func mostAffected(fleet int32, fraction float64) int32 {
 
 // readBrake reads the row under its lock.
 func readBrake(ctx context.Context, tx pgx.Tx) (*brake, error) {
-	b := &brake{}
-	err := tx.QueryRow(ctx, `SELECT engaged, reason, affected, fleet, most, since, incident_id, released_by, release_reason, released_at, calm_since, version
-		FROM recovery.brake FOR UPDATE`).Scan(&b.Engaged, &b.Reason, &b.Affected, &b.Fleet, &b.Most, &b.Since, &b.IncidentID, &b.ReleasedBy,
-		&b.ReleaseReason, &b.ReleasedAt, &b.CalmSince, &b.Version)
+	b, err := pg.One[brake](ctx, tx, lockBrake)
 	if err != nil {
 		return nil, fmt.Errorf("read the brake: %w", err)
 	}
-	return b, nil
+	return &b, nil
 }
 
 // Proto is the brake as its event and the API show it.
@@ -58,9 +81,8 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 	if aloud {
 		b.Version++
 	}
-	_, err := tx.Exec(ctx, `UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
-		released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12`, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since,
-		b.IncidentID, b.ReleasedBy, b.ReleaseReason, b.ReleasedAt, b.CalmSince, b.Version)
+	_, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
+		b.ReleasedAt, b.CalmSince, b.Version)
 	if err != nil {
 		return "", fmt.Errorf("write the brake: %w", err)
 	}
@@ -85,16 +107,11 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 	if b.ReleasedAt != nil && b.ReleasedAt.After(since) {
 		since = *b.ReleasedAt // what was known when it was released does not engage it again
 	}
-	var lately, still int32
-	err = j.tx.QueryRow(ctx, `
-		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int, count(DISTINCT unit) FILTER (WHERE broken)::int FROM (
-			SELECT c.unit, c.detected_at AS at, c.ended_at IS NULL AND NOT c.by_person AS broken FROM recovery.recovery_record c
-			WHERE c.unit <> '' AND (c.detected_at > $1 OR c.ended_at IS NULL)
-			UNION ALL SELECT i.key, i.opened_at, i.closed_at IS NULL FROM recovery.incident i
-			WHERE i.kind = 'machine_unreachable' AND (i.opened_at > $1 OR i.closed_at IS NULL)) x`, since).Scan(&lately, &still)
+	count, err := pg.One[affected](ctx, j.tx, countAffected, since)
 	if err != nil {
 		return fmt.Errorf("count the affected: %w", err)
 	}
+	lately, still := count.Lately, count.Still
 	most := mostAffected(fleet, fraction)
 	j.out.Engaged = b.Engaged
 	if b.Engaged {

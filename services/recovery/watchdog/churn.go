@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // A recreation takes one token of its workspace's bucket and one of its placement's. A workspace's holds churn.recreates_per_hour and refills at that
@@ -42,6 +43,23 @@ func level(tokens, rate float64, elapsed time.Duration) float64 {
 	return math.Min(rate, tokens+rate*math.Max(elapsed.Hours(), 0))
 }
 
+// churnBucket is what a bucket held, and when.
+type churnBucket struct {
+	Tokens float64   `db:"tokens"`
+	At     time.Time `db:"at"`
+}
+
+var (
+	lockBucket = pg.Define(pg.RoleRecovery, "watchdog.lock_bucket", `
+		INSERT INTO recovery.churn_bucket AS b (scope, key, tokens, at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (scope, key) DO UPDATE SET key = EXCLUDED.key RETURNING `+pg.Columns[churnBucket]("b"))
+
+	setBucket = pg.Define(pg.RoleRecovery, "watchdog.set_bucket", `UPDATE recovery.churn_bucket SET tokens = $3, at = $4 WHERE scope = $1 AND key = $2`)
+
+	returnTokens = pg.Define(pg.RoleRecovery, "watchdog.return_tokens", `
+		UPDATE recovery.churn_bucket SET tokens = tokens + 1 WHERE (scope = $1 AND key = $2) OR (scope = $3 AND key = $4)`)
+)
+
 // take takes a token of both buckets, or of none and answers what has to be waited for.
 func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
 	perWorkspace := float64(j.rate)
@@ -54,14 +72,11 @@ func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
 	buckets := []bucket{{scope: scopePlacement, key: r.Placement, rate: perPlacement}, {scope: scopeWorkspace, key: r.WorkspaceID, rate: perWorkspace}}
 	for i := range buckets {
 		b := &buckets[i]
-		var at time.Time
-		err := j.tx.QueryRow(ctx, `
-			INSERT INTO recovery.churn_bucket AS b (scope, key, tokens, at) VALUES ($1, $2, $3, $4)
-			ON CONFLICT (scope, key) DO UPDATE SET key = EXCLUDED.key RETURNING tokens, at`, b.scope, b.key, b.rate, j.now).Scan(&b.tokens, &at)
+		was, err := pg.One[churnBucket](ctx, j.tx, lockBucket, b.scope, b.key, b.rate, j.now)
 		if err != nil {
 			return nil, fmt.Errorf("look into budget: %w", err)
 		}
-		if b.tokens = level(b.tokens, b.rate, j.now.Sub(at)); b.tokens >= 1 {
+		if b.tokens = level(was.Tokens, b.rate, j.now.Sub(was.At)); b.tokens >= 1 {
 			continue
 		}
 		missing := time.Duration((1 - b.tokens) / b.rate * float64(time.Hour))
@@ -74,7 +89,7 @@ func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
 		return longest, nil
 	}
 	for _, b := range buckets {
-		_, err := j.tx.Exec(ctx, `UPDATE recovery.churn_bucket SET tokens = $3, at = $4 WHERE scope = $1 AND key = $2`, b.scope, b.key, b.tokens-1, j.now)
+		_, err := pg.Exec(ctx, j.tx, setBucket, b.scope, b.key, b.tokens-1, j.now)
 		if err != nil {
 			return nil, fmt.Errorf("take from budget: %w", err)
 		}
@@ -84,8 +99,7 @@ func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
 
 // giveBack returns the tokens of a recreation that did not happen. What is too much runs over at the next look.
 func (w *Watchdog) giveBack(ctx context.Context, tx pgx.Tx, r *record) error {
-	_, err := tx.Exec(ctx, `UPDATE recovery.churn_bucket SET tokens = tokens + 1 WHERE (scope = $1 AND key = $2) OR (scope = $3 AND key = $4)`,
-		scopePlacement, r.Placement, scopeWorkspace, r.WorkspaceID)
+	_, err := pg.Exec(ctx, tx, returnTokens, scopePlacement, r.Placement, scopeWorkspace, r.WorkspaceID)
 	if err != nil {
 		return fmt.Errorf("give back to budget: %w", err)
 	}

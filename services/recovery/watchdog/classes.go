@@ -5,36 +5,73 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/runbook"
+)
+
+// class is what the same step does to many.
+type class struct {
+	Step       string    `db:"step"`
+	ErrorCode  string    `db:"error_code"`
+	Tenants    []string  `db:"tenants" expr:"array_agg(DISTINCT @.tenant_id::text)"`
+	Workspaces []string  `db:"workspaces" expr:"array_agg(DISTINCT @.workspace_id::text)"`
+	Count      int64     `db:"count" expr:"count(*)"`
+	LastSeenAt time.Time `db:"last_seen_at" expr:"max(@.seen_at)"`
+	Layer      string    `db:"layer" expr:"max(@.error_layer)"`
+}
+
+// manualRecovery is a run by which people brought a workspace back, and the one before it, which had failed.
+type manualRecovery struct {
+	WorkspaceID string    `db:"workspace_id" expr:"w.workspace_id::text"`
+	TenantID    string    `db:"tenant_id" expr:"w.tenant_id::text"`
+	Tenant      string    `db:"tenant" expr:"w.tenant"`
+	Name        string    `db:"name" expr:"w.name"`
+	RunID       string    `db:"run_id" expr:"r.run_id"`
+	Kind        string    `db:"kind" expr:"r.kind"`
+	Began       time.Time `db:"began" expr:"r.created_at"`
+	Ended       time.Time `db:"ended" expr:"r.finished_at"`
+	Step        string    `db:"step" expr:"p.step"`
+	ErrorCode   string    `db:"error_code" expr:"p.error_code"`
+	Error       string    `db:"error" expr:"p.error"`
+	FailedAt    time.Time `db:"failed_at" expr:"COALESCE(p.finished_at, p.created_at)"`
+	FailedRunID string    `db:"failed_run_id" expr:"p.run_id"`
+}
+
+var (
+	findClasses = pg.Define(pg.RoleRecovery, "watchdog.find_classes", `
+		SELECT `+pg.Columns[class]("c")+`
+		FROM recovery.class_sighting c WHERE c.seen_at > mesh.clock() - make_interval(secs => $1) GROUP BY c.step, c.error_code
+		ORDER BY c.step, c.error_code`)
+
+	findManual = pg.Define(pg.RoleRecovery, "watchdog.find_manual_recoveries", `
+		SELECT `+pg.Columns[manualRecovery]("")+`
+		FROM recovery.watch_run r JOIN recovery.watch_workspace w USING (workspace_id)
+		JOIN LATERAL (SELECT b.* FROM recovery.watch_run b WHERE b.workspace_id = r.workspace_id AND b.created_at < r.created_at
+			ORDER BY b.created_at DESC LIMIT 1) p ON p.state = 'failed'
+		WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate') AND r.finished_at > mesh.clock() - make_interval(secs => $1)
+			AND r.requester NOT LIKE $2 || '%'
+			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.operation_id = r.run_id)
+			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`)
 )
 
 // classes makes one incident of what the same step does to many: the same error at ClassTenants tenants, or at two tenants and ClassPair workspaces,
 // within ClassWindow. It is closed when it has not been seen for ClassQuiet.
 func (j *judging) classes(ctx context.Context) error {
 	cfg := j.w.cfg
-	rows, err := j.tx.Query(ctx, `
-		SELECT c.step, c.error_code, array_agg(DISTINCT c.tenant_id::text), array_agg(DISTINCT c.workspace_id::text), count(*), max(c.seen_at), max(c.error_layer)
-		FROM recovery.class_sighting c WHERE c.seen_at > mesh.clock() - make_interval(secs => $1) GROUP BY c.step, c.error_code
-		ORDER BY c.step, c.error_code`, cfg.ClassWindow.Seconds())
+	found, err := pg.All[class](ctx, j.tx, findClasses, cfg.ClassWindow.Seconds())
 	if err != nil {
 		return fmt.Errorf("look for classes: %w", err)
 	}
-	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*incident, error) {
-		i := &incident{Kind: kindClass, Severity: commonv1.Severity_SEVERITY_P1}
-		return i, row.Scan(&i.Step, &i.ErrorCode, &i.Tenants, &i.Workspaces, &i.Count, &i.LastSeenAt, &i.layerText)
-	})
-	if err != nil {
-		return fmt.Errorf("look for classes: %w", err)
-	}
-	for _, i := range found {
-		i.Key = i.Step + "/" + i.ErrorCode
-		if i.layerText != "" {
-			if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](i.layerText); err != nil {
+	for _, c := range found {
+		i := &incident{
+			Kind: kindClass, Key: c.Step + "/" + c.ErrorCode, Severity: commonv1.Severity_SEVERITY_P1, Step: c.Step, ErrorCode: c.ErrorCode,
+			Tenants: c.Tenants, Workspaces: c.Workspaces, Count: c.Count, LastSeenAt: c.LastSeenAt,
+		}
+		if c.Layer != "" {
+			if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](c.Layer); err != nil {
 				return fmt.Errorf("look for classes: %w", err)
 			}
 		}
@@ -104,39 +141,20 @@ const manualFor = time.Hour
 // manual keeps the record of what people brought back by themselves: a retry or a recreation that succeeded after an operation that had failed or hung, and
 // of which no record knows.
 func (j *judging) manual(ctx context.Context) error {
-	rows, err := j.tx.Query(ctx, `
-		SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, r.run_id, r.kind, r.created_at, r.finished_at, p.step, p.error_code, p.error,
-			COALESCE(p.finished_at, p.created_at), p.run_id
-		FROM recovery.watch_run r JOIN recovery.watch_workspace w USING (workspace_id)
-		JOIN LATERAL (SELECT b.* FROM recovery.watch_run b WHERE b.workspace_id = r.workspace_id AND b.created_at < r.created_at
-			ORDER BY b.created_at DESC LIMIT 1) p ON p.state = 'failed'
-		WHERE r.state = 'succeeded' AND r.kind IN ('retry', 'recreate') AND r.finished_at > mesh.clock() - make_interval(secs => $1)
-			AND r.requester NOT LIKE $2 || '%'
-			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.operation_id = r.run_id)
-			AND NOT EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)`,
-		manualFor.Seconds(), requesterName)
+	list, err := pg.All[manualRecovery](ctx, j.tx, findManual, manualFor.Seconds(), requesterName)
 	if err != nil {
 		return fmt.Errorf("look for recoveries by people: %w", err)
 	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*record, error) {
+	for _, m := range list {
 		r := &record{
 			ID: ids.New(), CorrelationID: ids.New(), Trigger: triggerManual, Outcome: outcomeRecovered, ByPerson: true,
-			Impact: "the workspace was not to be used until it was brought back by hand",
+			Impact:      "the workspace was not to be used until it was brought back by hand",
+			WorkspaceID: m.WorkspaceID, TenantID: m.TenantID, Workspace: m.Tenant + "/" + m.Name, OperationID: m.RunID, WhatWorked: m.Kind,
+			StartedAt: &m.Began, EndedAt: &m.Ended, Step: m.Step, ErrorCode: m.ErrorCode, Cause: m.Error, DetectedAt: m.FailedAt, RunID: m.FailedRunID,
 		}
-		var tenant, name, text string
-		var began, ended time.Time
-		err := row.Scan(&r.WorkspaceID, &r.TenantID, &tenant, &name, &r.OperationID, &r.WhatWorked, &began, &ended, &r.Step, &r.ErrorCode, &text, &r.DetectedAt,
-			&r.RunID)
-		r.Workspace, r.StartedAt, r.EndedAt, r.Cause = tenant+"/"+name, &began, &ended, text
-		if known, ok := runbook.Of(r.Step); ok && text == "" {
+		if known, ok := runbook.Of(r.Step); ok && m.Error == "" {
 			r.Cause = known.Cause
 		}
-		return r, err
-	})
-	if err != nil {
-		return fmt.Errorf("look for recoveries by people: %w", err)
-	}
-	for _, r := range list {
 		inserted, err := r.insert(ctx, j.tx)
 		if err != nil {
 			return err

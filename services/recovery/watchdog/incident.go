@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Short names.
@@ -31,42 +32,78 @@ const incidentEvery = time.Minute
 
 // incident is a row of incident.
 type incident struct {
-	ID, Key                       string
-	Kind                          commonv1.IncidentKind
-	Severity                      commonv1.Severity
-	Summary, Step, ErrorCode      string
-	Tenants, Workspaces, Nodes    []string
-	OwnerLayer                    commonv1.OwnerLayer
-	NextAction                    string
-	OpenedAt, LastSeenAt          time.Time
-	ClosedAt                      *time.Time
-	ClosedBy                      string
-	Count, Version                int64
-	layerText, kindText, severity string
+	ID         string                `db:"incident_id" expr:"@.incident_id::text"`
+	Key        string                `db:"key"`
+	Kind       commonv1.IncidentKind `db:"-"`
+	Severity   commonv1.Severity     `db:"-"`
+	Summary    string                `db:"summary"`
+	Step       string                `db:"step"`
+	ErrorCode  string                `db:"error_code"`
+	Tenants    []string              `db:"tenant_ids"`
+	Workspaces []string              `db:"workspace_ids"`
+	Nodes      []string              `db:"node_ids"`
+	OwnerLayer commonv1.OwnerLayer   `db:"-"`
+	NextAction string                `db:"next_action"`
+	OpenedAt   time.Time             `db:"opened_at"`
+	LastSeenAt time.Time             `db:"last_seen_at"`
+	ClosedAt   *time.Time            `db:"closed_at"`
+	ClosedBy   string                `db:"closed_by"`
+	Count      int64                 `db:"count"`
+	Version    int64                 `db:"version"`
 }
 
-const incidentColumns = `incident_id::text, kind, key, severity, summary, step, error_code, tenant_ids, workspace_ids, node_ids, owner_layer, next_action,
-	opened_at, last_seen_at, closed_at, closed_by, count, version`
+// incidentRow is an incident as it is stored.
+type incidentRow struct {
+	incident
+	KindText     string `db:"kind"`
+	SeverityText string `db:"severity"`
+	LayerText    string `db:"owner_layer"`
+}
 
-func scanIncident(row pgx.Row) (*incident, error) {
-	i := &incident{}
-	err := row.Scan(&i.ID, &i.kindText, &i.Key, &i.severity, &i.Summary, &i.Step, &i.ErrorCode, &i.Tenants, &i.Workspaces, &i.Nodes, &i.layerText,
-		&i.NextAction, &i.OpenedAt, &i.LastSeenAt, &i.ClosedAt, &i.ClosedBy, &i.Count, &i.Version)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
-	}
-	if i.Kind, err = names.Parse[commonv1.IncidentKind](i.kindText); err != nil {
+var (
+	lockIncident = pg.Define(pg.RoleRecovery, "watchdog.lock_incident", `
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL FOR UPDATE`)
+
+	lockIncidents = pg.Define(pg.RoleRecovery, "watchdog.lock_incidents", `
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = $1 AND i.closed_at IS NULL ORDER BY i.incident_id FOR UPDATE`)
+
+	insertIncident = pg.Define(pg.RoleRecovery, "watchdog.insert_incident", `
+		INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, step, error_code, tenant_ids, workspace_ids, node_ids,
+			owner_layer, next_action, opened_at, last_seen_at, count) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`)
+
+	updateIncident = pg.Define(pg.RoleRecovery, "watchdog.update_incident", `
+		UPDATE recovery.incident SET summary = $2, tenant_ids = $3, workspace_ids = $4, node_ids = $5, last_seen_at = $6, count = $7,
+			version = $8 WHERE incident_id = $1`)
+
+	endIncident = pg.Define(pg.RoleRecovery, "watchdog.close_incident", `
+		UPDATE recovery.incident i SET closed_at = $3, closed_by = $4, version = version + 1
+		WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
+)
+
+// read returns the incident of a row.
+func (r *incidentRow) read() (*incident, error) {
+	i, err := &r.incident, error(nil)
+	if i.Kind, err = names.Parse[commonv1.IncidentKind](r.KindText); err != nil {
 		return nil, fmt.Errorf("read incident: %w", err)
 	}
-	if i.Severity, err = names.Parse[commonv1.Severity](i.severity); err != nil {
+	if i.Severity, err = names.Parse[commonv1.Severity](r.SeverityText); err != nil {
 		return nil, fmt.Errorf("read incident: %w", err)
 	}
-	if i.layerText != "" {
-		if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](i.layerText); err != nil {
+	if r.LayerText != "" {
+		if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](r.LayerText); err != nil {
 			return nil, fmt.Errorf("read incident: %w", err)
 		}
 	}
 	return i, nil
+}
+
+// readIncident runs a statement that returns one incident.
+func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*incident, error) {
+	r, err := pg.One[incidentRow](ctx, tx, s, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it did
+	}
+	return r.read()
 }
 
 // about adds who is concerned; empty ids are nobody's.
@@ -115,8 +152,7 @@ func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
 
 // openIncident reads the open one of a kind and key under its lock; nil if there is none.
 func openIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, key string) (*incident, error) {
-	i, err := scanIncident(tx.QueryRow(ctx, `SELECT `+incidentColumns+` FROM recovery.incident WHERE kind = $1 AND key = $2 AND closed_at IS NULL FOR UPDATE`,
-		names.Of(kind), key))
+	i, err := readIncident(ctx, tx, lockIncident, names.Of(kind), key)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil //nolint:nilnil // there is none
 	}
@@ -138,8 +174,7 @@ func (j *judging) raise(ctx context.Context, i *incident) error {
 	}
 	if was == nil {
 		i.ID, i.OpenedAt, i.Count, i.Version = ids.New(), j.now, max(i.Count, 1), 1
-		_, err := j.tx.Exec(ctx, `INSERT INTO recovery.incident (incident_id, kind, key, severity, summary, step, error_code, tenant_ids, workspace_ids, node_ids,
-				owner_layer, next_action, opened_at, last_seen_at, count) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`,
+		_, err := pg.Exec(ctx, j.tx, insertIncident,
 			i.ID, names.Of(i.Kind), i.Key, names.Of(i.Severity), i.Summary, i.Step, i.ErrorCode, texts(i.Tenants), texts(i.Workspaces), texts(i.Nodes),
 			layerName(i.OwnerLayer), i.NextAction, i.OpenedAt, i.LastSeenAt, i.Count)
 		if err != nil {
@@ -178,8 +213,8 @@ func (j *judging) goOn(ctx context.Context, was, i *incident) error {
 	summary, key := was.Summary, was.Key
 	if more || fresh {
 		was.LastSeenAt, was.Count, was.Version = i.LastSeenAt, count, was.Version+1
-		_, err := j.tx.Exec(ctx, `UPDATE recovery.incident SET summary = $2, tenant_ids = $3, workspace_ids = $4, node_ids = $5, last_seen_at = $6, count = $7,
-			version = $8 WHERE incident_id = $1`, was.ID, summary, texts(was.Tenants), texts(was.Workspaces), texts(was.Nodes), was.LastSeenAt, was.Count, was.Version)
+		_, err := pg.Exec(ctx, j.tx, updateIncident, was.ID, summary, texts(was.Tenants), texts(was.Workspaces), texts(was.Nodes), was.LastSeenAt, was.Count,
+			was.Version)
 		if err != nil {
 			return fmt.Errorf("go on with incident %s: %w", key, err)
 		}
@@ -193,15 +228,15 @@ func (j *judging) goOn(ctx context.Context, was, i *incident) error {
 
 // closeOthers closes the open incidents of a kind that go on no longer.
 func (j *judging) closeOthers(ctx context.Context, kind commonv1.IncidentKind, goesOn func(*incident) bool) error {
-	rows, err := j.tx.Query(ctx, `SELECT `+incidentColumns+` FROM recovery.incident WHERE kind = $1 AND closed_at IS NULL ORDER BY incident_id FOR UPDATE`, names.Of(kind))
+	rows, err := pg.All[incidentRow](ctx, j.tx, lockIncidents, names.Of(kind))
 	if err != nil {
 		return fmt.Errorf("read incidents: %w", err)
 	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*incident, error) { return scanIncident(row) })
-	if err != nil {
-		return fmt.Errorf("read incidents: %w", err)
-	}
-	for _, i := range list {
+	for _, row := range rows {
+		i, err := row.read()
+		if err != nil {
+			return err
+		}
 		if goesOn(i) {
 			continue
 		}
@@ -213,8 +248,7 @@ func (j *judging) closeOthers(ctx context.Context, kind commonv1.IncidentKind, g
 }
 
 func closeIncident(ctx context.Context, tx pgx.Tx, kind commonv1.IncidentKind, key, by string, now time.Time) error {
-	i, err := scanIncident(tx.QueryRow(ctx, `UPDATE recovery.incident SET closed_at = $3, closed_by = $4, version = version + 1
-		WHERE kind = $1 AND key = $2 AND closed_at IS NULL RETURNING `+incidentColumns, names.Of(kind), key, now, by))
+	i, err := readIncident(ctx, tx, endIncident, names.Of(kind), key, now, by)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // run is what is known of a run that is worth a look.
@@ -73,8 +74,8 @@ const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.
 // beatFresh is how old a beat may be for its replica to count as listening: three of its cadence.
 const beatFresh = 15 * time.Second
 
-// subjectsSQL answers every workspace in which something may be wrong, and every one that has an open record. $1 is the age of a fresh beat.
-var subjectsSQL = `
+// loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. $1 is the age of a fresh beat.
+var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
 WITH listening AS (
 	SELECT l.since, mesh.clock() - l.beat_at <= make_interval(secs => $1) AS fresh FROM recovery.watch_listening l
 ), fresh AS (
@@ -92,7 +93,7 @@ SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.sta
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
 	w.last_error, v.node_id IS NOT NULL, COALESCE((SELECT l.fresh FROM listening l), false),
 	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''), COALESCE(i.state, ''),
-	` + fmt.Sprintf(runFieldsSQL, "r") + `, ` + fmt.Sprintf(runFieldsSQL, "o") + `
+	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
 LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
@@ -106,7 +107,21 @@ LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
 LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
 LEFT JOIN recovery.recovery_record c ON c.workspace_id = w.workspace_id AND c.ended_at IS NULL
 LEFT JOIN recovery.watch_run o ON o.run_id = c.operation_id AND c.following
-ORDER BY w.workspace_id`
+ORDER BY w.workspace_id`)
+
+// fleetCount is how many of a placement can fail as one, and how many boxes it has.
+type fleetCount struct {
+	Placement string `db:"placement"`
+	Units     int32  `db:"units"`
+	Boxes     int32  `db:"boxes"`
+}
+
+var countFleet = pg.Define(pg.RoleRecovery, "watchdog.count_fleet", `
+	SELECT w.placement, count(DISTINCT CASE WHEN w.placement = $1 AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int AS units,
+		count(*)::int AS boxes
+	FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
+		OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL AND w.state <> 'decommissioned')
+	GROUP BY w.placement`)
 
 // nullRun scans the columns of an outer join.
 type nullRun struct {
@@ -134,7 +149,7 @@ func (n *nullRun) run() *run {
 
 // loadSubjects answers them by workspace, in the order of their ids.
 func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now time.Time) ([]*subject, error) {
-	rows, err := tx.Query(ctx, subjectsSQL, beatFresh.Seconds())
+	rows, err := pg.Query(ctx, tx, loadSuspects, beatFresh.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read what may be wrong: %w", err)
 	}
@@ -176,40 +191,30 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 
 // loadOpen reads the open records under their locks.
 func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
-	rows, err := tx.Query(ctx, `SELECT `+recordColumns+` FROM recovery.recovery_record c WHERE c.ended_at IS NULL ORDER BY c.record_id FOR UPDATE`)
+	rows, err := pg.All[recordRow](ctx, tx, lockOpenRecords)
 	if err != nil {
 		return nil, fmt.Errorf("read open recoveries: %w", err)
 	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*record, error) { return scanRecord(row) })
-	if err != nil {
-		return nil, fmt.Errorf("read open recoveries: %w", err)
-	}
-	out := make(map[string]*record, len(list))
-	for _, r := range list {
-		out[r.WorkspaceID] = r
+	out := make(map[string]*record, len(rows))
+	for i := range rows {
+		if out[rows[i].WorkspaceID], err = rows[i].read(); err != nil {
+			return nil, err
+		}
 	}
 	return out, nil
 }
 
 // loadFleet counts what can fail as one among the workspaces that are to be up: boxes, and machines that several share; and the boxes of each placement.
 func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT w.placement, count(DISTINCT CASE WHEN w.placement = $1 AND w.node_id IS NOT NULL THEN w.node_id ELSE w.workspace_id END)::int, count(*)::int
-		FROM recovery.watch_workspace w WHERE w.state IN ('provisioning', 'active', 'recreating')
-			OR EXISTS (SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL AND w.state <> 'decommissioned')
-		GROUP BY w.placement`, placementStatic)
+	rows, err := pg.All[fleetCount](ctx, tx, countFleet, placementStatic)
 	if err != nil {
 		return 0, nil, fmt.Errorf("count the fleet: %w", err)
 	}
-	var fleet, units, boxes int32
-	var placement string
+	var fleet int32
 	of := map[string]int32{}
-	if _, err := pgx.ForEachRow(rows, []any{&placement, &units, &boxes}, func() error {
-		fleet += units
-		of[placement] = boxes
-		return nil
-	}); err != nil {
-		return 0, nil, fmt.Errorf("count the fleet: %w", err)
+	for _, row := range rows {
+		fleet += row.Units
+		of[row.Placement] = row.Boxes
 	}
 	return fleet, of, nil
 }

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
@@ -103,6 +103,19 @@ func count(counters []prometheus.Counter) {
 // MeasureEvery is how often a replica reads what it shows of the fleet.
 const MeasureEvery = 5 * time.Second
 
+// openCount is a number of open recoveries of an outcome, or of open incidents of a kind.
+type openCount struct {
+	What    string  `db:"what"`
+	Name    *string `db:"name"`
+	Count   float64 `db:"count"`
+	Engaged bool    `db:"engaged"`
+}
+
+var countOpen = pg.Define(pg.RoleRecovery, "watchdog.count_open", `
+	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged FROM recovery.brake b
+		LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
+	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
+
 // Measure reads what is open.
 func (w *Watchdog) Measure(ctx context.Context) error {
 	var engaged bool
@@ -117,30 +130,19 @@ func (w *Watchdog) Measure(ctx context.Context) error {
 	for _, kind := range names.Spellings[commonv1.IncidentKind]() {
 		incidents[kind] = 0
 	}
-	rows, err := w.deps.Pool.Query(ctx, `
-		SELECT 'open', c.outcome, count(*)::float8, b.engaged FROM recovery.brake b
-			LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
-		UNION ALL SELECT 'incident', i.kind, count(*)::float8, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
+	rows, err := pg.All[openCount](ctx, w.deps.Pool, countOpen)
 	if err != nil {
 		return fmt.Errorf("count what is open: %w", err)
 	}
-	var what string
-	var name *string
-	var n float64
-	var brake bool
-	_, err = pgx.ForEachRow(rows, []any{&what, &name, &n, &brake}, func() error {
-		engaged = engaged || brake
+	for _, row := range rows {
+		engaged = engaged || row.Engaged
 		switch {
-		case name == nil: // no recovery is open
-		case what == "open":
-			open[*name] = n
+		case row.Name == nil: // no recovery is open
+		case row.What == "open":
+			open[*row.Name] = row.Count
 		default:
-			incidents[*name] = n
+			incidents[*row.Name] = row.Count
 		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("count what is open: %w", err)
 	}
 	w.metrics.rolledBack.Set(0)
 	if rolledBack {

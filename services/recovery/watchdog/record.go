@@ -40,52 +40,81 @@ const (
 
 // record is a row of recovery_record.
 type record struct {
-	ID, WorkspaceID, Workspace, TenantID string
-	Trigger                              commonv1.RecoveryTrigger
-	Outcome                              commonv1.RecoveryOutcome
-	Step, ErrorCode, Cause               string
-	WhatWorked, OperationID              string
-	Withheld, WithheldBy                 string
-	NextAt                               *time.Time
-	DetectedAt                           time.Time
-	StartedAt, EndedAt                   *time.Time
-	Impact                               string
-	Attempts                             int32
-	CorrelationID                        string
-	Version                              int64
+	ID            string                   `db:"record_id" expr:"@.record_id::text"`
+	WorkspaceID   string                   `db:"workspace_id" expr:"@.workspace_id::text"`
+	Workspace     string                   `db:"workspace"`
+	TenantID      string                   `db:"tenant_id" expr:"@.tenant_id::text"`
+	Trigger       commonv1.RecoveryTrigger `db:"-"`
+	Outcome       commonv1.RecoveryOutcome `db:"-"`
+	Step          string                   `db:"step"`
+	ErrorCode     string                   `db:"error_code"`
+	Cause         string                   `db:"cause"`
+	WhatWorked    string                   `db:"what_worked"`
+	OperationID   string                   `db:"operation_id"`
+	Withheld      string                   `db:"withheld_because"`
+	WithheldBy    string                   `db:"withheld_by"`
+	NextAt        *time.Time               `db:"next_at"`
+	DetectedAt    time.Time                `db:"detected_at"`
+	StartedAt     *time.Time               `db:"started_at"`
+	EndedAt       *time.Time               `db:"ended_at"`
+	Impact        string                   `db:"user_impact"`
+	Attempts      int32                    `db:"attempts"`
+	CorrelationID string                   `db:"correlation_id"`
+	Version       int64                    `db:"version"`
 
-	Unit, Placement, NodeID, RunID string
-	Asked, Answered                int32
-	AskedEpoch                     int64
-	Following, ByPerson            bool
-	Refusals                       int32
-	LastFailure                    string
+	Unit        string `db:"unit"`
+	Placement   string `db:"placement"`
+	NodeID      string `db:"node_id" expr:"COALESCE(@.node_id::text, '')"`
+	RunID       string `db:"run_id"`
+	Asked       int32  `db:"asked"`
+	Answered    int32  `db:"answered"`
+	AskedEpoch  int64  `db:"asked_epoch"`
+	Following   bool   `db:"following"`
+	ByPerson    bool   `db:"by_person"`
+	Refusals    int32  `db:"refusals"`
+	LastFailure string `db:"last_failure"`
 }
 
-const recordColumns = `c.record_id::text, c.workspace_id::text, c.workspace, c.tenant_id::text, c.trigger, c.outcome, c.step, c.error_code, c.cause,
-	c.what_worked, c.operation_id, c.withheld_because, c.withheld_by, c.next_at, c.detected_at, c.started_at, c.ended_at, c.user_impact, c.attempts,
-	c.correlation_id, c.version, c.unit, c.placement, COALESCE(c.node_id::text, ''), c.run_id, c.asked, c.answered, c.following, c.by_person, c.refusals,
-	c.last_failure, c.asked_epoch`
+// recordRow is a record as it is stored.
+type recordRow struct {
+	record
+	TriggerText string `db:"trigger"`
+	OutcomeText string `db:"outcome"`
+}
 
-func scanRecord(row pgx.Row, more ...any) (*record, error) {
-	r := &record{}
-	var trigger, outcome string
-	err := row.Scan(append([]any{
-		&r.ID, &r.WorkspaceID, &r.Workspace, &r.TenantID, &trigger, &outcome, &r.Step, &r.ErrorCode, &r.Cause, &r.WhatWorked, &r.OperationID, &r.Withheld,
-		&r.WithheldBy, &r.NextAt, &r.DetectedAt, &r.StartedAt, &r.EndedAt, &r.Impact, &r.Attempts, &r.CorrelationID, &r.Version, &r.Unit, &r.Placement,
-		&r.NodeID, &r.RunID, &r.Asked, &r.Answered, &r.Following, &r.ByPerson, &r.Refusals, &r.LastFailure,
-		&r.AskedEpoch,
-	}, more...)...)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
-	}
-	if r.Trigger, err = names.Parse[commonv1.RecoveryTrigger](trigger); err != nil {
+var (
+	lockRecord = pg.Define(pg.RoleRecovery, "watchdog.lock_record", `
+		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.record_id = $1 FOR UPDATE`)
+
+	lockOpenRecords = pg.Define(pg.RoleRecovery, "watchdog.lock_open_records", `
+		SELECT `+pg.Columns[recordRow]("c")+` FROM recovery.recovery_record c WHERE c.ended_at IS NULL ORDER BY c.record_id FOR UPDATE`)
+
+	insertRecord = pg.Define(pg.RoleRecovery, "watchdog.insert_record", `
+		INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step, error_code, cause,
+			what_worked, operation_id, detected_at, started_at, ended_at, user_impact, correlation_id, unit, placement, node_id, run_id, attempts, by_person)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, NULLIF($19, '')::uuid, $20, $21, $22)
+		ON CONFLICT (workspace_id) WHERE ended_at IS NULL DO NOTHING`)
+
+	updateRecord = pg.Define(pg.RoleRecovery, "watchdog.update_record", `
+		UPDATE recovery.recovery_record SET trigger = $3, outcome = $4, step = $5, error_code = $6, cause = $7, what_worked = $8, operation_id = $9,
+			withheld_because = $10, withheld_by = $11, next_at = $12, started_at = $13, ended_at = $14, user_impact = $15, attempts = $16, asked = $17,
+			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, asked_epoch = $23,
+			version = version + 1
+		WHERE record_id = $1 AND version = $2 AND ended_at IS NULL RETURNING version`)
+
+	readClock = pg.Define(pg.RoleRecovery, "watchdog.read_clock", `SELECT mesh.clock()`)
+)
+
+// read returns the record of a row.
+func (r *recordRow) read() (*record, error) {
+	var err error
+	if r.Trigger, err = names.Parse[commonv1.RecoveryTrigger](r.TriggerText); err != nil {
 		return nil, fmt.Errorf("read recovery: %w", err)
 	}
-	if r.Outcome, err = names.Parse[commonv1.RecoveryOutcome](outcome); err != nil {
+	if r.Outcome, err = names.Parse[commonv1.RecoveryOutcome](r.OutcomeText); err != nil {
 		return nil, fmt.Errorf("read recovery: %w", err)
 	}
-	return r, nil
+	return &r.record, nil
 }
 
 // key is the idempotency key of the attempt that was written down last.
@@ -146,10 +175,7 @@ func stamp(t *time.Time) *timestamppb.Timestamp {
 // insert adds a new record, unless its workspace has an open one.
 func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 	r.Version = 1
-	tag, err := tx.Exec(ctx, `INSERT INTO recovery.recovery_record (record_id, workspace_id, workspace, tenant_id, trigger, outcome, step, error_code, cause,
-			what_worked, operation_id, detected_at, started_at, ended_at, user_impact, correlation_id, unit, placement, node_id, run_id, attempts, by_person)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, NULLIF($19, '')::uuid, $20, $21, $22)
-		ON CONFLICT (workspace_id) WHERE ended_at IS NULL DO NOTHING`,
+	tag, err := pg.Exec(ctx, tx, insertRecord,
 		r.ID, r.WorkspaceID, r.Workspace, r.TenantID, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID,
 		r.DetectedAt, r.StartedAt, r.EndedAt, r.Impact, r.CorrelationID, r.Unit, r.Placement, r.NodeID, r.RunID, r.Attempts, r.ByPerson)
 	if err != nil {
@@ -164,21 +190,17 @@ func (r *record) insert(ctx context.Context, tx pgx.Tx) (bool, error) {
 
 // save writes the record over the version that it was read at, and reports it.
 func (r *record) save(ctx context.Context, tx pgx.Tx) error {
-	err := tx.QueryRow(ctx, `
-		UPDATE recovery.recovery_record SET trigger = $3, outcome = $4, step = $5, error_code = $6, cause = $7, what_worked = $8, operation_id = $9,
-			withheld_because = $10, withheld_by = $11, next_at = $12, started_at = $13, ended_at = $14, user_impact = $15, attempts = $16, asked = $17,
-			answered = $18, following = $19, by_person = $20, refusals = $21, last_failure = $22, asked_epoch = $23,
-			version = version + 1
-		WHERE record_id = $1 AND version = $2 AND ended_at IS NULL RETURNING version`,
+	version, err := pg.Value[int64](ctx, tx, updateRecord,
 		r.ID, r.Version, names.Of(r.Trigger), names.Of(r.Outcome), r.Step, r.ErrorCode, r.Cause, r.WhatWorked, r.OperationID, r.Withheld, r.WithheldBy,
 		r.NextAt, r.StartedAt, r.EndedAt, r.Impact, r.Attempts, r.Asked, r.Answered, r.Following, r.ByPerson, r.Refusals, r.LastFailure,
-		r.AskedEpoch).Scan(&r.Version)
+		r.AskedEpoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errMoved
 	}
 	if err != nil {
 		return fmt.Errorf("write recovery: %w", err)
 	}
+	r.Version = version
 	_, err = events.Append(ctx, tx, r.event())
 	return err //nolint:wrapcheck // it says what it did
 }
@@ -188,17 +210,17 @@ var errMoved = fault.New(commonv1.Reason_REASON_CONFLICT, "the recovery changed 
 
 // readRecord reads one under its lock.
 func readRecord(ctx context.Context, tx pgx.Tx, id string) (*record, error) {
-	r, err := scanRecord(tx.QueryRow(ctx, `SELECT `+recordColumns+` FROM recovery.recovery_record c WHERE c.record_id = $1 FOR UPDATE`, id))
+	r, err := pg.One[recordRow](ctx, tx, lockRecord, id)
 	if err != nil {
 		return nil, fmt.Errorf("read recovery: %w", err)
 	}
-	return r, nil
+	return r.read()
 }
 
 // clock reads the one that decides.
 func clock(ctx context.Context, q pg.Querier) (time.Time, error) {
-	var now time.Time
-	if err := q.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+	now, err := pg.Value[time.Time](ctx, q, readClock)
+	if err != nil {
 		return now, fmt.Errorf("read clock: %w", err)
 	}
 	return now, nil

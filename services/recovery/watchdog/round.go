@@ -52,15 +52,15 @@ func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	return out, nil
 }
 
+var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
+	WITH taken AS (
+		UPDATE recovery.watchdog_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2)
+		WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3)) RETURNING 1)
+	SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease WHERE holder = $1 AND until > mesh.clock())`)
+
 // hold takes or keeps the lease. It is renewed only when a third of it has gone.
 func (w *Watchdog) hold(ctx context.Context) (bool, error) {
-	var mine bool
-	err := w.deps.Pool.QueryRow(ctx, `
-		WITH taken AS (
-			UPDATE recovery.watchdog_lease SET holder = $1, until = mesh.clock() + make_interval(secs => $2)
-			WHERE until <= mesh.clock() OR (holder = $1 AND until <= mesh.clock() + make_interval(secs => $2 * 2 / 3)) RETURNING 1)
-		SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease WHERE holder = $1 AND until > mesh.clock())`,
-		w.deps.Replica, w.cfg.Lease.Seconds()).Scan(&mine)
+	mine, err := pg.Value[bool](ctx, w.deps.Pool, holdLease, w.deps.Replica, w.cfg.Lease.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("take the watchdog's lease: %w", err)
 	}

@@ -1,0 +1,95 @@
+package watchdog
+
+import "github.com/gpuaas/mesh/internal/pg"
+
+// The statements that keep the watchdog's tables.
+var (
+	noteWorkspace = pg.Define(pg.RoleRecovery, "watchdog.note_workspace", `
+		INSERT INTO recovery.watch_workspace AS t (workspace_id, version, tenant_id, tenant, name, state, state_at, epoch, run_id, node_id, placement,
+			register_failures, register_failing_since, last_error_code, last_error)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $9, $10, NULLIF($11, '')::uuid, $12, $13, CASE WHEN $13::int > 0 THEN $8::timestamptz END, $14, $15)
+		ON CONFLICT (workspace_id) DO UPDATE SET version = EXCLUDED.version, tenant = EXCLUDED.tenant, name = EXCLUDED.name, state = EXCLUDED.state,
+			state_at = EXCLUDED.state_at, epoch = EXCLUDED.epoch, run_id = EXCLUDED.run_id, node_id = EXCLUDED.node_id, placement = EXCLUDED.placement,
+			register_failures = EXCLUDED.register_failures, last_error_code = EXCLUDED.last_error_code, last_error = EXCLUDED.last_error,
+			register_failing_since = CASE WHEN t.epoch = EXCLUDED.epoch AND t.register_failures > 0 AND EXCLUDED.register_failures > 0
+				THEN t.register_failing_since ELSE EXCLUDED.register_failing_since END
+		WHERE t.version < EXCLUDED.version`)
+
+	noteSighting = pg.Define(pg.RoleRecovery, "watchdog.note_sighting", `
+		INSERT INTO recovery.class_sighting (step, error_code, run_id, workspace_id, tenant_id, error_layer, seen_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING`)
+
+	noteProgress = pg.Define(pg.RoleRecovery, "watchdog.note_progress", `
+		UPDATE recovery.watch_run SET stalled = false
+		WHERE run_id = $1 AND stalled AND attempt = $2 AND step = $3 AND attempt_ver < $4 AND stuck_reason LIKE $5 || '%'`)
+
+	noteInstance = pg.Define(pg.RoleRecovery, "watchdog.note_instance", `
+		INSERT INTO recovery.watch_instance AS t (workspace_id, epoch, version, instance_id, state, placement, node_id, started_at)
+		VALUES ($1, $2, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8)
+		ON CONFLICT (workspace_id, epoch) DO UPDATE SET version = EXCLUDED.version, instance_id = EXCLUDED.instance_id, state = EXCLUDED.state,
+			placement = EXCLUDED.placement, node_id = EXCLUDED.node_id, started_at = EXCLUDED.started_at
+		WHERE t.instance_id <> EXCLUDED.instance_id OR t.version < EXCLUDED.version`)
+
+	noteSession = pg.Define(pg.RoleRecovery, "watchdog.note_session", `
+		INSERT INTO recovery.watch_session AS t (session_id, version, node_id, replica_id, generation, serving, since, close_reason)
+		VALUES ($1, $2, $3, NULLIF($4, '')::uuid, $5, $6, $7, $8)
+		ON CONFLICT (session_id) DO UPDATE SET version = EXCLUDED.version, replica_id = EXCLUDED.replica_id, generation = EXCLUDED.generation,
+			serving = EXCLUDED.serving, close_reason = EXCLUDED.close_reason,
+			since = CASE WHEN t.serving = EXCLUDED.serving THEN t.since ELSE EXCLUDED.since END
+		WHERE t.version < EXCLUDED.version`)
+
+	forgetSessions = pg.Define(pg.RoleRecovery, "watchdog.forget_sessions_of_node", `
+		DELETE FROM recovery.watch_session o USING recovery.watch_session n
+		WHERE o.node_id = $1 AND n.node_id = $1 AND NOT o.serving AND (n.generation, n.session_id) > (o.generation, o.session_id)`)
+
+	noteBeat = pg.Define(pg.RoleRecovery, "watchdog.note_beat", `
+		INSERT INTO recovery.watch_replica AS t (replica_id, beat_at, leaving) VALUES ($1, $2, $3)
+		ON CONFLICT (replica_id) DO UPDATE SET beat_at = EXCLUDED.beat_at, leaving = EXCLUDED.leaving WHERE t.beat_at < EXCLUDED.beat_at`)
+
+	noteListening = pg.Define(pg.RoleRecovery, "watchdog.note_listening", `
+		INSERT INTO recovery.watch_listening AS t (since, beat_at) VALUES ($1, $1)
+		ON CONFLICT (singleton) DO UPDATE SET beat_at = EXCLUDED.beat_at,
+			since = CASE WHEN EXCLUDED.beat_at - t.beat_at > make_interval(secs => $2) THEN EXCLUDED.beat_at ELSE t.since END
+		WHERE t.beat_at < EXCLUDED.beat_at`)
+
+	noteRun = pg.Define(pg.RoleRecovery, "watchdog.note_run", `
+		INSERT INTO recovery.watch_run AS t (run_id, version, kind, state, phase, step, stalled, stuck_reason, attempt, attempt_ver, requester,
+			parent_run, cancel_by, error_code, error, error_layer, finished_at, workspace_id, tenant_id, created_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $19, $20, $21)
+		ON CONFLICT (run_id) DO UPDATE SET `+setRun+` WHERE t.version < $2`)
+
+	updateRun = pg.Define(pg.RoleRecovery, "watchdog.update_run", `UPDATE recovery.watch_run t SET `+setRun+` WHERE t.run_id = $1 AND t.version < $2`)
+)
+
+// setRun is what noteRun and updateRun write of a run. On the way back the step that failed stays.
+const setRun = `version = $2, kind = $3, state = $4, phase = $5, step = CASE WHEN $18 AND t.step <> '' THEN t.step ELSE $6 END, stalled = $7,
+	stuck_reason = $8, attempt = $9, attempt_ver = $10, requester = $11, parent_run = $12, cancel_by = $13, error_code = $14, error = $15,
+	error_layer = $16, finished_at = $17`
+
+// whatIsOver are the statements of forget, in their order.
+var whatIsOver = []*pg.Statement{
+	pg.Define(pg.RoleRecovery, "watchdog.forget_runs", `
+		DELETE FROM recovery.watch_run r WHERE r.finished_at < mesh.clock() - interval '2 hours' AND NOT EXISTS (
+		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = r.workspace_id AND c.ended_at IS NULL)
+		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id AND w.state = 'failed')`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
+		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_replicas", `
+		DELETE FROM recovery.watch_replica WHERE beat_at < mesh.clock() - interval '1 day' AND NOT EXISTS (
+		SELECT FROM recovery.watch_session s WHERE s.replica_id = watch_replica.replica_id AND s.serving)`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
+		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.epoch < (
+		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_budgets", `
+		DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
+		DELETE FROM recovery.watch_session s WHERE s.since < mesh.clock() - interval '1 day' AND (NOT s.serving OR NOT EXISTS (
+		SELECT FROM recovery.watch_replica p WHERE p.replica_id = s.replica_id AND p.beat_at > mesh.clock() - interval '1 day'))
+		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_decommissioned_instances", `
+		DELETE FROM recovery.watch_instance i USING recovery.watch_workspace w
+		WHERE w.workspace_id = i.workspace_id AND w.state = 'decommissioned' AND w.state_at < mesh.clock() - interval '1 day'`),
+	pg.Define(pg.RoleRecovery, "watchdog.forget_workspaces", `
+		DELETE FROM recovery.watch_workspace w WHERE w.state = 'decommissioned' AND w.state_at < mesh.clock() - interval '1 day' AND NOT EXISTS (
+		SELECT FROM recovery.recovery_record c WHERE c.workspace_id = w.workspace_id AND c.ended_at IS NULL)`),
+}
