@@ -26,7 +26,6 @@ var unconverted = []string{
 	"bench/tasks",
 	"services/lifecycle/findings",
 	"services/lifecycle/workspace",
-	"services/recovery/identity",
 }
 
 // statementsTest imports every package that defines statements.

@@ -167,7 +167,7 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 		reason = JudgeChallenge(r.Standing(m.Era), row.FenceEpoch, r.FenceEpoch, row.PutFor, req.GetAnswered())
 	}
 	reason = rollback.Soften(reason, m.RolledBack)
-	tag, err := tx.Exec(ctx, `UPDATE recovery.session_open SET answer = $2 WHERE session_id = $1 AND answer = ''`, row.SessionID, names.Of(reason))
+	tag, err := pg.Exec(ctx, tx, recordAnswer, row.SessionID, names.Of(reason))
 	if err != nil {
 		return 0, false, fmt.Errorf("record answer: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // reportEvery bounds the reports of one instance that keeps asking: a host that starts it again and again must not fill
@@ -37,21 +38,16 @@ func MarkEnded(ctx context.Context, tx pgx.Tx, records map[string]*Record) error
 	if len(workspaces) == 0 {
 		return nil
 	}
-	rows, err := tx.Query(ctx, `SELECT workspace_id::text, instance_id::text FROM recovery.workspace_epoch WHERE workspace_id = ANY($1::uuid[])`, workspaces)
+	holders, err := pg.All[epochHolder](ctx, tx, readHolders, workspaces)
 	if err != nil {
 		return fmt.Errorf("read epochs of workspaces: %w", err)
 	}
-	var workspace, holder string
-	_, err = pgx.ForEachRow(rows, []any{&workspace, &holder}, func() error {
-		for _, r := range retired[workspace] {
-			if r.BoxID != holder {
+	for _, h := range holders {
+		for _, r := range retired[h.WorkspaceID] {
+			if r.BoxID != h.InstanceID {
 				r.ended = commonv1.Reason_REASON_EPOCH_SUPERSEDED
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read epochs of workspaces: %w", err)
 	}
 	return nil
 }
@@ -74,29 +70,19 @@ type Caller struct{ RemoteAddress, MachineID, BootID string }
 // ReportWoken appends the event that a retired instance asked and was refused, unless one was appended within the last
 // five minutes. It returns whether it did. MarkEnded was called on the record.
 func ReportWoken(ctx context.Context, tx pgx.Tx, r *Record, by Caller) (bool, error) {
-	rows, err := tx.Query(ctx, `UPDATE recovery.instance SET refused_at = mesh.clock(), refusals = refusals + 1
-		WHERE instance_id = $1 AND (refused_at IS NULL OR refused_at <= mesh.clock() - make_interval(secs => $2)) RETURNING refusals, refused_at`,
-		r.BoxID, reportEvery.Seconds())
-	if err != nil {
-		return false, fmt.Errorf("count refusal of instance: %w", err)
-	}
-	type counted struct {
-		N  int64
-		At time.Time
-	}
-	due, err := pgx.CollectRows(rows, pgx.RowToStructByPos[counted])
-	if err != nil {
-		return false, fmt.Errorf("count refusal of instance: %w", err)
-	}
-	if len(due) == 0 {
+	due, err := pg.One[refused](ctx, tx, countRefusal, r.BoxID, reportEvery.Seconds())
+	if pg.IsNoRows(err) {
 		return false, nil
 	}
+	if err != nil {
+		return false, fmt.Errorf("count refusal of instance: %w", err)
+	}
 	_, err = events.Append(ctx, tx, events.Event{
-		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.BoxID, AggregateVersion: due[0].N,
+		Kind: "instance.refused", AggregateType: "woken_instance", AggregateID: r.BoxID, AggregateVersion: due.Refusals,
 		Payload: &recoveryv1.InstanceRefused{
 			InstanceId: r.BoxID, WorkspaceId: r.WorkspaceID, TenantId: r.TenantID, Epoch: r.Epoch, NodeId: r.NodeID, Reason: r.ended,
-			RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID), RefusedAt: timestamppb.New(due[0].At),
-			Version: due[0].N,
+			RemoteAddress: cut(by.RemoteAddress), MachineId: cut(by.MachineID), BootId: cut(by.BootID), RefusedAt: timestamppb.New(due.RefusedAt),
+			Version: due.Refusals,
 		},
 		Correlation: events.Correlation{
 			CorrelationID: obs.From(ctx).CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, NodeID: r.NodeID, NodeInstanceID: r.InstanceID,

@@ -59,12 +59,10 @@ func adoptableKey(ctx context.Context, tx pgx.Tx, r *Record, o *recoveryv1.OpenS
 // its holder is that node, or whoever has its disk. Of concurrent transactions that certify one key for several nodes,
 // the first to commit wins: each holds a lock on the key until it ends.
 func RefuseForeignKey(ctx context.Context, tx pgx.Tx, nodeID string, keySHA256 []byte) error {
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('recovery.key/' || encode($1::bytea, 'hex'), 0))`, keySHA256); err != nil {
+	if _, err := pg.Exec(ctx, tx, takeKeyLock, keySHA256); err != nil {
 		return fmt.Errorf("lock key: %w", err)
 	}
-	var other string
-	err := tx.QueryRow(ctx, `SELECT node_id::text FROM recovery.serial WHERE csr_key_sha256 = $2 AND node_id <> $1 ORDER BY issued_at LIMIT 1`, nodeID,
-		keySHA256).Scan(&other)
+	other, err := pg.Value[string](ctx, tx, readOtherHolder, nodeID, keySHA256)
 	switch {
 	case pg.IsNoRows(err):
 		return nil

@@ -13,39 +13,40 @@ import (
 
 // Record is one node's row, held under its lock while it is changed.
 type Record struct {
-	NodeID             string
-	Name               string
-	InstanceID         string // of the node: one per enrolment
-	State              commonv1.NodeIdentityState
-	StateReason        string
-	StateBy            string
-	StateAt            time.Time
-	Alarm              string
-	FenceEpoch         int64
-	FenceAcked         int64
-	Told               int64
-	ToldAcked          int64
-	Issued             int64
-	Confirmed          int64
-	ConfirmedSession   string
-	ReplacedNonce      string
-	CurrentSerial      string
-	NextSerial         string
-	CertificateEnds    time.Time // zero without a certificate
-	IssuerFingerprint  string
-	WorkspaceID        string // of a launched box, with the three below
-	TenantID           string
-	Epoch              int64
-	BoxID              string
-	Mints              int32
-	RefusedRegisters   int32
-	LastRefusal        commonv1.Reason
-	AuthoritySeq       int64
-	Version            int64
-	CreatedAt          time.Time
-	correlationForNext string
-	ended              commonv1.Reason // what a retired instance is told; see MarkEnded
-	decided            string          // the audit action of a change of state that is not written yet
+	NodeID            string                     `db:"node_id" expr:"@.node_id::text"`
+	Name              string                     `db:"name"`
+	InstanceID        string                     `db:"node_instance_id" expr:"COALESCE(@.node_instance_id::text, '')"` // of the node: one per enrolment
+	State             commonv1.NodeIdentityState `db:"-"`
+	StateReason       string                     `db:"state_reason"`
+	StateBy           string                     `db:"state_by"`
+	StateAt           time.Time                  `db:"state_at"`
+	Alarm             string                     `db:"alarm"`
+	FenceEpoch        int64                      `db:"fence_epoch"`
+	FenceAcked        int64                      `db:"fence_acked"`
+	Told              int64                      `db:"told"`
+	ToldAcked         int64                      `db:"told_acked"`
+	Issued            int64                      `db:"issued"`
+	Confirmed         int64                      `db:"confirmed"`
+	ConfirmedSession  string                     `db:"confirmed_session_id" expr:"COALESCE(@.confirmed_session_id::text, '')"`
+	ReplacedNonce     string                     `db:"replaced_nonce"`
+	CurrentSerial     string                     `db:"current_serial"`
+	NextSerial        string                     `db:"next_serial"`
+	CertificateEnds   time.Time                  `db:"-"` // zero without a certificate
+	IssuerFingerprint string                     `db:"issuer_fingerprint"`
+	WorkspaceID       string                     `db:"workspace_id" expr:"COALESCE(@.workspace_id::text, '')"` // of a launched box, with the three below
+	TenantID          string                     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
+	Epoch             int64                      `db:"epoch"`
+	BoxID             string                     `db:"instance_id" expr:"COALESCE(@.instance_id::text, '')"`
+	Mints             int32                      `db:"mints"`
+	RefusedRegisters  int32                      `db:"refused_registers"`
+	LastRefusal       commonv1.Reason            `db:"-"`
+	AuthoritySeq      int64                      `db:"authority_seq"`
+	Version           int64                      `db:"version"`
+	CreatedAt         time.Time                  `db:"created_at"`
+
+	correlationForNext string          `db:"-"`
+	ended              commonv1.Reason `db:"-"` // what a retired instance is told; see MarkEnded
+	decided            string          `db:"-"` // the audit action of a change of state that is not written yet
 }
 
 // Standing is what Judge needs of a record.

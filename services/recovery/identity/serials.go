@@ -14,34 +14,56 @@ import (
 
 // Serial is one certificate that was issued to a node.
 type Serial struct {
-	Serial            string
-	NodeID            string
-	InstanceID        string
-	KeySHA256         []byte // of its public key; nil for one taken over after a rollback
-	ChainPEM          []byte
-	IssuerFingerprint string
-	State             commonv1.SerialState
-	IssuedAt          time.Time
-	NotBefore         time.Time
-	NotAfter          time.Time
-	Ready             bool // a session was ready on it
+	Serial            string               `db:"serial"`
+	NodeID            string               `db:"node_id" expr:"@.node_id::text"`
+	InstanceID        string               `db:"node_instance_id" expr:"@.node_instance_id::text"`
+	KeySHA256         []byte               `db:"csr_key_sha256"` // of its public key; nil for one taken over after a rollback
+	ChainPEM          []byte               `db:"chain_pem"`
+	IssuerFingerprint string               `db:"issuer_fingerprint"`
+	State             commonv1.SerialState `db:"-"`
+	IssuedAt          time.Time            `db:"issued_at"`
+	NotBefore         time.Time            `db:"not_before"`
+	NotAfter          time.Time            `db:"not_after"`
+	Ready             bool                 `db:"ready" expr:"@.ready_at IS NOT NULL"` // a session was ready on it
 }
 
-const serialColumns = `serial, node_id::text, node_instance_id::text, csr_key_sha256, chain_pem, issuer_fingerprint, state, issued_at, not_before,
-	not_after, ready_at IS NOT NULL`
+// storedSerial is a certificate as its row has it.
+type storedSerial struct {
+	Serial
+	StateText string `db:"state"`
+}
 
-func scanSerial(row pgx.Row) (Serial, error) {
-	var s Serial
-	var state string
-	err := row.Scan(&s.Serial, &s.NodeID, &s.InstanceID, &s.KeySHA256, &s.ChainPEM, &s.IssuerFingerprint, &state, &s.IssuedAt, &s.NotBefore,
-		&s.NotAfter, &s.Ready)
+// serialUse is what decides about a session: a batch must not drag chains along.
+type serialUse struct {
+	Serial     string    `db:"serial"`
+	NodeID     string    `db:"node_id" expr:"@.node_id::text"`
+	InstanceID string    `db:"node_instance_id" expr:"@.node_instance_id::text"`
+	KeySHA256  []byte    `db:"csr_key_sha256"`
+	State      string    `db:"state"`
+	NotAfter   time.Time `db:"not_after"`
+	Ready      bool      `db:"ready" expr:"@.ready_at IS NOT NULL"`
+}
+
+// promoted is a certificate that has become current.
+type promoted struct {
+	Serial   string    `db:"serial"`
+	NotAfter time.Time `db:"not_after"`
+	Issuer   string    `db:"issuer_fingerprint"`
+}
+
+// readSerial runs a statement that returns one certificate; false if there is none.
+func readSerial(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (Serial, bool, error) {
+	row, err := pg.One[storedSerial](ctx, q, s, args...)
+	if pg.IsNoRows(err) {
+		return Serial{}, false, nil
+	}
+	if err == nil {
+		row.State, err = names.Parse[commonv1.SerialState](row.StateText)
+	}
 	if err != nil {
-		return Serial{}, err //nolint:wrapcheck // the caller says what it read
+		return Serial{}, false, fmt.Errorf("read serial: %w", err)
 	}
-	if s.State, err = names.Parse[commonv1.SerialState](state); err != nil {
-		return Serial{}, fmt.Errorf("read serial: %w", err)
-	}
-	return s, nil
+	return row.Serial, true, nil
 }
 
 // Use is how the certificate counts for a node as it is now: those of earlier enrolments and of other nodes are revoked.
@@ -56,66 +78,41 @@ func (s Serial) Use(r *Record) CertificateUse {
 	}
 }
 
-// useOnly are the columns that decide about a session: a batch must not drag chains along.
 func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Serial, error) {
-	rows, err := tx.Query(ctx, `SELECT serial, node_id::text, node_instance_id::text, state, ready_at IS NOT NULL, not_after,
-		csr_key_sha256 FROM recovery.serial WHERE serial = ANY($1)`, serials)
+	rows, err := pg.All[serialUse](ctx, tx, readUses, serials)
 	if err != nil {
 		return nil, fmt.Errorf("read serials: %w", err)
 	}
-	defer rows.Close()
-	out := make(map[string]Serial, len(serials))
-	for rows.Next() {
-		var s Serial
-		var state string
-		if err := rows.Scan(&s.Serial, &s.NodeID, &s.InstanceID, &state, &s.Ready, &s.NotAfter, &s.KeySHA256); err != nil {
+	out := make(map[string]Serial, len(rows))
+	for _, u := range rows {
+		state, err := names.Parse[commonv1.SerialState](u.State)
+		if err != nil {
 			return nil, fmt.Errorf("read serial: %w", err)
 		}
-		if s.State, err = names.Parse[commonv1.SerialState](state); err != nil {
-			return nil, fmt.Errorf("read serial: %w", err)
+		out[u.Serial] = Serial{
+			Serial: u.Serial, NodeID: u.NodeID, InstanceID: u.InstanceID, KeySHA256: u.KeySHA256, State: state, NotAfter: u.NotAfter, Ready: u.Ready,
 		}
-		out[s.Serial] = s
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read serials: %w", err)
 	}
 	return out, nil
 }
 
 // SerialByKey answers the certificate that a node was issued for a key; false if there is none.
 func SerialByKey(ctx context.Context, q pg.Querier, nodeID string, keySHA256 []byte) (Serial, bool, error) {
-	s, err := scanSerial(q.QueryRow(ctx, `SELECT `+serialColumns+` FROM recovery.serial WHERE node_id = $1 AND csr_key_sha256 = $2`, nodeID, keySHA256))
-	if pg.IsNoRows(err) {
-		return Serial{}, false, nil
-	}
-	if err != nil {
-		return Serial{}, false, fmt.Errorf("read serial by key: %w", err)
-	}
-	return s, true, nil
+	return readSerial(ctx, q, serialByKey, nodeID, keySHA256)
 }
 
 // SerialByName answers one certificate; false if it is not ours.
 func SerialByName(ctx context.Context, q pg.Querier, serial string) (Serial, bool, error) {
-	s, err := scanSerial(q.QueryRow(ctx, `SELECT `+serialColumns+` FROM recovery.serial WHERE serial = $1`, serial))
-	if pg.IsNoRows(err) {
-		return Serial{}, false, nil
-	}
-	if err != nil {
-		return Serial{}, false, fmt.Errorf("read serial: %w", err)
-	}
-	return s, true, nil
+	return readSerial(ctx, q, serialByName, serial)
 }
 
 // Offer puts a certificate into the node's next slot. What stood there was issued and never used: it is superseded. The record is changed with
 // it and is the caller's to save.
 func Offer(ctx context.Context, tx pgx.Tx, r *Record, s Serial) error {
-	if _, err := tx.Exec(ctx, `UPDATE recovery.serial SET state = 'superseded', state_at = mesh.clock() WHERE node_id = $1 AND state = 'next'`, r.NodeID); err != nil {
+	if _, err := pg.Exec(ctx, tx, supersedeNext, r.NodeID); err != nil {
 		return fmt.Errorf("supersede next serial: %w", err)
 	}
-	_, err := tx.Exec(ctx, `INSERT INTO recovery.serial (serial, node_id, node_instance_id, csr_key_sha256, chain_pem, issuer_fingerprint, state,
-			not_before, not_after)
-		VALUES ($1, $2, $3, $4, $5, $6, 'next', $7, $8)`,
-		s.Serial, r.NodeID, r.InstanceID, s.KeySHA256, s.ChainPEM, s.IssuerFingerprint, s.NotBefore, s.NotAfter)
+	_, err := pg.Exec(ctx, tx, insertSerial, s.Serial, r.NodeID, r.InstanceID, s.KeySHA256, s.ChainPEM, s.IssuerFingerprint, s.NotBefore, s.NotAfter)
 	if err != nil {
 		return fmt.Errorf("insert serial: %w", err)
 	}
@@ -125,8 +122,7 @@ func Offer(ctx context.Context, tx pgx.Tx, r *Record, s Serial) error {
 
 // RevokeAll ends every certificate of a node. The record is changed with it and is the caller's to save.
 func RevokeAll(ctx context.Context, tx pgx.Tx, r *Record) error {
-	_, err := tx.Exec(ctx, `UPDATE recovery.serial SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state <> 'revoked'`, r.NodeID)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, revokeSerials, r.NodeID); err != nil {
 		return fmt.Errorf("revoke serials: %w", err)
 	}
 	r.CurrentSerial, r.NextSerial, r.CertificateEnds, r.IssuerFingerprint = "", "", time.Time{}, ""
@@ -152,40 +148,24 @@ func promote(ctx context.Context, tx pgx.Tx, list []promotion) error {
 		}
 	}
 	if len(old) > 0 {
-		_, err := tx.Exec(ctx, `UPDATE recovery.serial SET state = 'superseded', state_at = mesh.clock() WHERE serial = ANY($1) AND state = 'current'`, old)
-		if err != nil {
+		if _, err := pg.Exec(ctx, tx, supersedeSerials, old); err != nil {
 			return fmt.Errorf("supersede serials: %w", err)
 		}
 	}
-	rows, err := tx.Query(ctx, `UPDATE recovery.serial SET state = 'current', state_at = CASE WHEN state = 'next' THEN mesh.clock() ELSE state_at END,
-			ready_at = COALESCE(ready_at, mesh.clock())
-		WHERE serial = ANY($1) AND state IN ('next', 'current') RETURNING serial, not_after, issuer_fingerprint`, fresh)
+	rows, err := pg.All[promoted](ctx, tx, promoteSerials, fresh)
 	if err != nil {
 		return fmt.Errorf("promote serials: %w", err)
 	}
-	defer rows.Close()
-	type facts struct {
-		ends   time.Time
-		issuer string
-	}
-	got := map[string]facts{}
-	for rows.Next() {
-		var serial string
-		var f facts
-		if err := rows.Scan(&serial, &f.ends, &f.issuer); err != nil {
-			return fmt.Errorf("promote serial: %w", err)
-		}
-		got[serial] = f
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("promote serials: %w", err)
+	got := make(map[string]promoted, len(rows))
+	for _, row := range rows {
+		got[row.Serial] = row
 	}
 	for _, p := range list {
 		f, ok := got[p.serial]
 		if !ok {
 			return fmt.Errorf("promote serials: one of node %s changed under its lock", p.record.NodeID)
 		}
-		p.record.CurrentSerial, p.record.CertificateEnds, p.record.IssuerFingerprint = p.serial, f.ends, f.issuer
+		p.record.CurrentSerial, p.record.CertificateEnds, p.record.IssuerFingerprint = p.serial, f.NotAfter, f.Issuer
 		if p.record.NextSerial == p.serial {
 			p.record.NextSerial = ""
 		}

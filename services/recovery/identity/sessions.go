@@ -77,15 +77,26 @@ func (s *Identities) present(r *Record, signed []byte) Presented {
 
 // opened is a row of session_open.
 type opened struct {
-	SessionID, NodeID, InstanceID string
-	Verdict                       string // welcome or challenge
-	Generation, Era               int64
-	Serial                        string
-	PutFor                        commonv1.Reason
-	FenceEpoch                    int64
-	Answer                        commonv1.Reason
-	ReplacesNonce                 string
-	facts                         *recoveryv1.OpenSession
+	SessionID     string          `db:"session_id" expr:"@.session_id::text"`
+	NodeID        string          `db:"node_id" expr:"@.node_id::text"`
+	InstanceID    string          `db:"node_instance_id" expr:"@.node_instance_id::text"`
+	Verdict       string          `db:"verdict"` // welcome or challenge
+	Generation    int64           `db:"generation"`
+	Era           int64           `db:"era"`
+	Serial        string          `db:"serial"`
+	PutFor        commonv1.Reason `db:"-"`
+	FenceEpoch    int64           `db:"fence_epoch"`
+	Answer        commonv1.Reason `db:"-"`
+	ReplacesNonce string          `db:"replaces_nonce"`
+
+	facts *recoveryv1.OpenSession `db:"-"`
+}
+
+// storedOpened is the row as it is stored.
+type storedOpened struct {
+	opened
+	PutForText string `db:"put_for"`
+	AnswerText string `db:"answer"`
 }
 
 const (
@@ -94,31 +105,20 @@ const (
 )
 
 func loadOpened(ctx context.Context, tx pgx.Tx, sessionIDs []string) (map[string]*opened, error) {
-	rows, err := tx.Query(ctx, `SELECT session_id::text, node_id::text, node_instance_id::text, verdict, generation, era, serial, put_for,
-		fence_epoch, answer, replaces_nonce FROM recovery.session_open WHERE session_id = ANY($1::uuid[])`, sessionIDs)
+	rows, err := pg.All[storedOpened](ctx, tx, readOpened, sessionIDs)
 	if err != nil {
 		return nil, fmt.Errorf("read opened sessions: %w", err)
 	}
-	defer rows.Close()
-	out := make(map[string]*opened, len(sessionIDs))
-	for rows.Next() {
-		var o opened
-		var putFor, answer string
-		err := rows.Scan(&o.SessionID, &o.NodeID, &o.InstanceID, &o.Verdict, &o.Generation, &o.Era, &o.Serial, &putFor, &o.FenceEpoch, &answer,
-			&o.ReplacesNonce)
-		if err != nil {
-			return nil, fmt.Errorf("read opened session: %w", err)
-		}
-		if o.PutFor, err = parseReason(putFor); err != nil {
+	out := make(map[string]*opened, len(rows))
+	for i := range rows {
+		o := &rows[i].opened
+		if o.PutFor, err = parseReason(rows[i].PutForText); err != nil {
 			return nil, err
 		}
-		if o.Answer, err = parseReason(answer); err != nil {
+		if o.Answer, err = parseReason(rows[i].AnswerText); err != nil {
 			return nil, err
 		}
-		out[o.SessionID] = &o
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read opened sessions: %w", err)
+		out[o.SessionID] = o
 	}
 	return out, nil
 }
@@ -435,14 +435,7 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 		}
 		generations[i], eras[i], fences[i] = o.Generation, o.Era, o.FenceEpoch
 	}
-	_, err := tx.Exec(ctx, `
-		INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, put_for, replaces_nonce, replica_id, boot_id,
-			machine_id, remote_address, agent_version, generation, era, fence_epoch)
-		SELECT o.session_id, o.node_id, o.node_instance_id, o.verdict, o.serial, o.put_for, o.replaces_nonce, o.replica_id, o.boot_id, o.machine_id,
-			o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch
-		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[]) AS o (session_id, node_id, node_instance_id, verdict,
-			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch)`,
+	_, err := pg.Exec(ctx, tx, insertSessions,
 		text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], text[9], text[10], text[11], generations, eras, fences)
 	if err != nil {
 		return fmt.Errorf("insert opened sessions: %w", err)
@@ -474,8 +467,7 @@ func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record) err
 	for _, r := range records {
 		nodeIDs, issued = append(nodeIDs, r.NodeID), append(issued, r.Issued)
 	}
-	tag, err := tx.Exec(ctx, `UPDATE recovery.identity i SET issued = n.issued FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
-		WHERE i.node_id = n.node_id AND i.issued < n.issued`, nodeIDs, issued)
+	tag, err := pg.Exec(ctx, tx, raiseGenerations, nodeIDs, issued)
 	if err != nil {
 		return fmt.Errorf("raise generations: %w", err)
 	}

@@ -20,66 +20,66 @@ import (
 // authorityLock makes the order of authority numbers the order of commits.
 const authorityLock = 0x67707561_0020
 
-const columns = `node_id::text, name, COALESCE(node_instance_id::text, ''), state, state_reason, state_by, state_at, alarm, fence_epoch, fence_acked,
-	told, told_acked, issued, confirmed, COALESCE(confirmed_session_id::text, ''), replaced_nonce, current_serial, next_serial,
-	COALESCE(certificate_not_after, '0001-01-01Z'), issuer_fingerprint, COALESCE(workspace_id::text, ''), COALESCE(tenant_id::text, ''), epoch,
-	COALESCE(instance_id::text, ''), mints, refused_registers, last_refusal, authority_seq, version, created_at`
+// storedRecord is a record as its row has it.
+type storedRecord struct {
+	Record
+	StateText   string     `db:"state"`
+	RefusalText string     `db:"last_refusal"`
+	Ends        *time.Time `db:"certificate_not_after"`
+}
 
-func scan(row pgx.Row) (*Record, error) {
-	var r Record
-	var state, refusal string
-	err := row.Scan(&r.NodeID, &r.Name, &r.InstanceID, &state, &r.StateReason, &r.StateBy, &r.StateAt, &r.Alarm, &r.FenceEpoch, &r.FenceAcked,
-		&r.Told, &r.ToldAcked, &r.Issued, &r.Confirmed, &r.ConfirmedSession, &r.ReplacedNonce, &r.CurrentSerial, &r.NextSerial,
-		&r.CertificateEnds, &r.IssuerFingerprint, &r.WorkspaceID, &r.TenantID, &r.Epoch, &r.BoxID, &r.Mints, &r.RefusedRegisters, &refusal,
-		&r.AuthoritySeq, &r.Version, &r.CreatedAt)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says what it read
-	}
-	if r.State, err = names.Parse[commonv1.NodeIdentityState](state); err != nil {
+// read returns the record of a row.
+func (s *storedRecord) read() (*Record, error) {
+	r, err := &s.Record, error(nil)
+	if r.State, err = names.Parse[commonv1.NodeIdentityState](s.StateText); err != nil {
 		return nil, fmt.Errorf("read node %s: %w", r.NodeID, err)
 	}
-	if refusal != "" {
-		if r.LastRefusal, err = names.Parse[commonv1.Reason](refusal); err != nil {
+	if s.RefusalText != "" {
+		if r.LastRefusal, err = names.Parse[commonv1.Reason](s.RefusalText); err != nil {
 			return nil, fmt.Errorf("read node %s: %w", r.NodeID, err)
 		}
 	}
-	if r.CertificateEnds.Year() <= 1 {
-		r.CertificateEnds = time.Time{}
+	if s.Ends != nil {
+		r.CertificateEnds = *s.Ends
 	}
-	return &r, nil
+	return r, nil
 }
 
-func collect(rows pgx.Rows, err error) ([]*Record, error) {
+// readOne runs a statement that returns one node.
+func readOne(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (*Record, error) {
+	row, err := pg.One[storedRecord](ctx, q, s, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it read
+	}
+	return row.read()
+}
+
+// readAll runs a statement that returns nodes.
+func readAll(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]*Record, error) {
+	rows, err := pg.All[storedRecord](ctx, q, s, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read nodes: %w", err)
 	}
-	defer rows.Close()
-	var out []*Record
-	for rows.Next() {
-		r, err := scan(rows)
-		if err != nil {
+	out := make([]*Record, len(rows))
+	for i := range rows {
+		if out[i], err = rows[i].read(); err != nil {
 			return nil, err
 		}
-		out = append(out, r)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read nodes: %w", err)
 	}
 	return out, nil
 }
 
 // Moment is the database's time and era inside a transaction, and whether rollback mode is active.
 type Moment struct {
-	Now        time.Time
-	Era        int64
-	RolledBack bool
+	Now        time.Time `db:"now"`
+	Era        int64     `db:"era"`
+	RolledBack bool      `db:"rolled_back"`
 }
 
 // ReadMoment reads all three.
 func ReadMoment(ctx context.Context, q pg.Querier) (Moment, error) {
-	var m Moment
-	row := q.QueryRow(ctx, `SELECT mesh.clock(), era, mesh.rolled_back() FROM mesh.era`)
-	if err := row.Scan(&m.Now, &m.Era, &m.RolledBack); err != nil {
+	m, err := pg.One[Moment](ctx, q, readMoment)
+	if err != nil {
 		return Moment{}, fmt.Errorf("read clock, era and rollback mode: %w", err)
 	}
 	return m, nil
@@ -88,7 +88,7 @@ func ReadMoment(ctx context.Context, q pg.Querier) (Moment, error) {
 // Lock reads nodes for a change, in the order of their ids so that two batches never wait for each other in a circle. Unknown ids are missing
 // from the answer.
 func Lock(ctx context.Context, tx pgx.Tx, nodeIDs ...string) (map[string]*Record, error) {
-	list, err := collect(tx.Query(ctx, `SELECT `+columns+` FROM recovery.identity WHERE node_id = ANY($1::uuid[]) ORDER BY node_id FOR NO KEY UPDATE`, nodeIDs))
+	list, err := readAll(ctx, tx, lockNodes, nodeIDs)
 	if err != nil {
 		return nil, fmt.Errorf("lock nodes: %w", err)
 	}
@@ -113,7 +113,7 @@ func LockOne(ctx context.Context, tx pgx.Tx, nodeID string) (*Record, error) {
 
 // Get reads one node without a lock; identity_unknown if there is none.
 func Get(ctx context.Context, q pg.Querier, nodeID string) (*Record, error) {
-	r, err := scan(q.QueryRow(ctx, `SELECT `+columns+` FROM recovery.identity WHERE node_id = $1`, nodeID))
+	r, err := readOne(ctx, q, readNode, nodeID)
 	if pg.IsNoRows(err) {
 		return nil, fault.New(commonv1.Reason_REASON_IDENTITY_UNKNOWN, "")
 	}
@@ -125,7 +125,7 @@ func Get(ctx context.Context, q pg.Querier, nodeID string) (*Record, error) {
 
 // GetByName reads the live node of a name; nil if there is none. The row is locked.
 func GetByName(ctx context.Context, tx pgx.Tx, name string) (*Record, error) {
-	r, err := scan(tx.QueryRow(ctx, `SELECT `+columns+` FROM recovery.identity WHERE name = $1 AND state <> 'retired' FOR NO KEY UPDATE`, name))
+	r, err := readOne(ctx, tx, lockByName, name)
 	if pg.IsNoRows(err) {
 		return nil, nil //nolint:nilnil // absence is an answer here
 	}
@@ -142,10 +142,7 @@ func Insert(ctx context.Context, tx pgx.Tx, r *Record) (string, error) {
 		return "", err
 	}
 	r.State, r.StateAt, r.CreatedAt, r.Version = commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING, m.Now, m.Now, 0
-	_, err = tx.Exec(ctx, `INSERT INTO recovery.identity (node_id, name, state, state_by, state_reason, state_at, created_at, version,
-			workspace_id, tenant_id, epoch, instance_id)
-		VALUES ($1, $2, 'pending', $3, $4, $5, $5, 0, NULLIF($6, '')::uuid, NULLIF($7, '')::uuid, $8, NULLIF($9, '')::uuid)`,
-		r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID, r.Epoch, r.BoxID)
+	_, err = pg.Exec(ctx, tx, insertNode, r.NodeID, r.Name, r.StateBy, r.StateReason, m.Now, r.WorkspaceID, r.TenantID, r.Epoch, r.BoxID)
 	if err != nil {
 		return "", fmt.Errorf("insert node: %w", err)
 	}
@@ -208,12 +205,11 @@ func Save(ctx context.Context, tx pgx.Tx, records ...*Record) (string, error) {
 	if len(records) == 0 {
 		return "", nil
 	}
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(authorityLock)); err != nil {
+	if _, err := pg.Exec(ctx, tx, takeAuthorityLock, int64(authorityLock)); err != nil {
 		return "", fmt.Errorf("take authority lock: %w", err)
 	}
-	var first int64
 	// The statement after the lock reads what its last holder committed.
-	err := tx.QueryRow(ctx, `UPDATE recovery.authority_head SET seq = mesh.next(seq) + $1 RETURNING seq - $1`, int64(len(records)-1)).Scan(&first)
+	first, err := pg.Value[int64](ctx, tx, drawNumbers, int64(len(records)-1))
 	if err != nil {
 		return "", fmt.Errorf("draw authority numbers: %w", err)
 	}
@@ -247,21 +243,7 @@ func write(ctx context.Context, tx pgx.Tx, records []*Record) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encode nodes: %w", err)
 	}
-	tag, err := tx.Exec(ctx, `
-		UPDATE recovery.identity i SET
-			node_instance_id = n.node_instance_id, state = n.state, state_reason = n.state_reason, state_by = n.state_by, state_at = n.state_at,
-			alarm = n.alarm, fence_epoch = n.fence_epoch, fence_acked = n.fence_acked, told = n.told, told_acked = n.told_acked,
-			told_at = CASE WHEN n.told > i.told THEN mesh.clock() ELSE i.told_at END,
-			issued = n.issued, confirmed = n.confirmed, confirmed_session_id = n.confirmed_session_id, replaced_nonce = n.replaced_nonce,
-			current_serial = n.current_serial, next_serial = n.next_serial, certificate_not_after = n.certificate_not_after,
-			issuer_fingerprint = n.issuer_fingerprint, mints = n.mints, refused_registers = n.refused_registers, last_refusal = n.last_refusal,
-			authority_seq = n.authority_seq, version = n.version
-		FROM jsonb_to_recordset($1::jsonb) AS n (node_id uuid, node_instance_id uuid, state text, state_reason text, state_by text,
-			state_at timestamptz, alarm text, fence_epoch bigint, fence_acked bigint, told bigint, told_acked bigint, issued bigint,
-			confirmed bigint, confirmed_session_id uuid, replaced_nonce text, current_serial text, next_serial text,
-			certificate_not_after timestamptz, issuer_fingerprint text, mints integer, refused_registers integer, last_refusal text,
-			authority_seq bigint, version bigint)
-		WHERE i.node_id = n.node_id AND i.version = n.version - 1`, string(encoded))
+	tag, err := pg.Exec(ctx, tx, updateNodes, string(encoded))
 	if err != nil {
 		return "", fmt.Errorf("update nodes: %w", err)
 	}

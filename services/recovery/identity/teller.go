@@ -158,12 +158,7 @@ func (t *Teller) runOnce(ctx context.Context) (int, error) {
 
 // take answers who is due and puts off when they are due again, so that replicas share the work and a refusal is not asked in a circle.
 func (t *Teller) take(ctx context.Context) ([]*Record, error) {
-	due, err := collect(t.deps.Pool.Query(ctx, `
-		UPDATE recovery.identity SET told_at = mesh.clock() + make_interval(secs => $2)
-		WHERE node_id IN (
-			SELECT node_id FROM recovery.identity WHERE told_acked < told AND told_at <= mesh.clock()
-			ORDER BY told_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)
-		RETURNING `+columns, t.cfg.Batch, t.cfg.Retry.Seconds()))
+	due, err := readAll(ctx, t.deps.Pool, takeUntold, t.cfg.Batch, t.cfg.Retry.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("take untold nodes: %w", err)
 	}

@@ -86,8 +86,7 @@ func Retire(ctx context.Context, tx pgx.Tx, r *Record, by, reason string, m Mome
 	if err := RevokeAll(ctx, tx, r); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `UPDATE recovery.token SET state = 'revoked', state_at = mesh.clock() WHERE node_id = $1 AND state IN ('issued', 'used')`, r.NodeID)
-	if err != nil {
+	if _, err := pg.Exec(ctx, tx, revokeTokens, r.NodeID); err != nil {
 		return fmt.Errorf("revoke tokens: %w", err)
 	}
 	r.Enter(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED, by, reason, m.Now, m.Era)
