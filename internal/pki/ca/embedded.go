@@ -162,8 +162,7 @@ func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	if err != nil {
 		return Issued{}, err
 	}
-	now := time.Now()
-	token, err := e.mint.mint(csr, id, req, now)
+	token, err := e.mint.mint(csr, id, req, time.Now())
 	if err != nil {
 		return Issued{}, err
 	}
@@ -172,12 +171,13 @@ func (e *Embedded) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	if err != nil {
 		return Issued{}, unavailable(err)
 	}
+	begins, ends := req.validity()
 	chain, err := e.authority.SignWithContext(signCtx, csr,
-		provisioner.SignOptions{NotAfter: provisioner.NewTimeDuration(now.Add(req.TTL))}, opts...)
+		provisioner.SignOptions{NotBefore: provisioner.NewTimeDuration(begins), NotAfter: provisioner.NewTimeDuration(ends)}, opts...)
 	if err != nil {
 		return Issued{}, unavailable(err)
 	}
-	return checkIssued(chain, csr, id, now.Add(req.TTL))
+	return checkIssued(chain, csr, id, ends)
 }
 
 // Roots of the node authority.

@@ -93,14 +93,13 @@ func (r *Remote) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	if err != nil {
 		return Issued{}, err
 	}
-	now := time.Now()
-	token, err := r.mint.mint(csr, id, req, now)
+	token, err := r.mint.mint(csr, id, req, time.Now())
 	if err != nil {
 		return Issued{}, err
 	}
-	notAfter := now.Add(req.TTL)
+	begins, ends := req.validity()
 	answer, err := r.client.SignWithContext(ctx, &api.SignRequest{
-		CsrPEM: api.NewCertificateRequest(csr), OTT: token, NotAfter: api.NewTimeDuration(notAfter),
+		CsrPEM: api.NewCertificateRequest(csr), OTT: token, NotBefore: api.NewTimeDuration(begins), NotAfter: api.NewTimeDuration(ends),
 	})
 	if err != nil {
 		return Issued{}, unavailable(err)
@@ -109,7 +108,7 @@ func (r *Remote) Sign(ctx context.Context, req SignRequest) (Issued, error) {
 	if len(chain) == 0 && answer.ServerPEM.Certificate != nil {
 		chain = []*x509.Certificate{answer.ServerPEM.Certificate, answer.CaPEM.Certificate}
 	}
-	return checkIssued(chain, csr, id, notAfter)
+	return checkIssued(chain, csr, id, ends)
 }
 
 // Roots of the node authority, as it reports them.

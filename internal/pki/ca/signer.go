@@ -25,6 +25,17 @@ type SignRequest struct {
 	NodeInstanceID string
 	Profile        string
 	TTL            time.Duration // of the certificate; refused outside what the authority was configured for
+	// Now is the time by which the certificate will be judged: the database's. Zero is this host's clock.
+	Now time.Time
+}
+
+// validity returns when the certificate begins, which is dated back, and when it ends.
+func (r SignRequest) validity() (time.Time, time.Time) {
+	now := r.Now
+	if now.IsZero() {
+		now = time.Now()
+	}
+	return now.Add(-pki.Backdate), now.Add(r.TTL)
 }
 
 // Issued is a signed certificate.

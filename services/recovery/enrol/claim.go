@@ -21,7 +21,13 @@ type claim struct {
 	id         string
 	nodeID     string
 	instanceID string // of the node, if the attempt makes a new one
+
+	dbTime time.Time // when it was taken, by the database's clock
+	taken  time.Time // the same by this process's monotonic clock
 }
+
+// now returns the database's time.
+func (c *claim) now() time.Time { return c.dbTime.Add(time.Since(c.taken)) }
 
 // takeClaim claims the node for one attempt under the lock on its row. An attempt whose lease has run out is abandoned: it may have been signed,
 // and what was signed is then an orphan. Another one under way is fault enrollment_in_flight.
@@ -38,7 +44,7 @@ func takeClaim(ctx context.Context, tx pgx.Tx, nodeID, tokenID string, key []byt
 			return nil, err
 		}
 	}
-	c := &claim{id: ids.New(), nodeID: nodeID, instanceID: ids.New()}
+	c := &claim{id: ids.New(), nodeID: nodeID, instanceID: ids.New(), dbTime: now, taken: time.Now()}
 	_, err = pg.Exec(ctx, tx, insertClaim, c.id, tokenID, nodeID, key, lease.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("claim enrolment: %w", err)

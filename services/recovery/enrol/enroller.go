@@ -178,7 +178,7 @@ type signed struct {
 }
 
 // sign asks the authority, bounded in time and in number: a slow authority must not hold every request of the process.
-func (e *Enroller) sign(ctx context.Context, csr []byte, nodeID, instanceID string) (signed, error) {
+func (e *Enroller) sign(ctx context.Context, c *claim, csr []byte, instanceID string) (signed, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.SignTimeout)
 	defer cancel()
 	select {
@@ -188,7 +188,8 @@ func (e *Enroller) sign(ctx context.Context, csr []byte, nodeID, instanceID stri
 		return signed{}, fault.New(commonv1.Reason_REASON_CERTIFICATE_AUTHORITY_UNAVAILABLE, "", fault.Cause(context.Cause(ctx)))
 	}
 	issued, err := e.deps.Signer.Sign(ctx, ca.SignRequest{
-		CSR: csr, NodeID: nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile.GetName(), TTL: e.deps.Policy.Current().CertificateTTL(),
+		CSR: csr, NodeID: c.nodeID, NodeInstanceID: instanceID, Profile: e.deps.Profile.GetName(), TTL: e.deps.Policy.Current().CertificateTTL(),
+		Now: c.now(),
 	})
 	if err != nil {
 		return signed{}, fmt.Errorf("sign certificate: %w", err)

@@ -86,7 +86,7 @@ func (e *Enroller) enroll(ctx context.Context, from string, req *recoveryv1.Enro
 		resp, err := e.answer(ctx, done.record, done.serial)
 		return resp, true, err
 	}
-	issued, err := e.sign(ctx, a.csr, c.nodeID, c.instanceID)
+	issued, err := e.sign(ctx, c, a.csr, c.instanceID)
 	if err != nil {
 		e.release(ctx, c, err)
 		return nil, false, err

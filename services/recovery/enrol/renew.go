@@ -55,7 +55,7 @@ func (e *Enroller) renew(ctx context.Context, req *recoveryv1.RenewCertificateRe
 	if c == nil {
 		return found, true, nil
 	}
-	issued, err := e.sign(ctx, req.GetCsr(), req.GetNodeId(), req.GetNodeInstanceId())
+	issued, err := e.sign(ctx, c, req.GetCsr(), req.GetNodeInstanceId())
 	if err != nil {
 		e.release(ctx, c, err)
 		return identity.Serial{}, false, err
