@@ -30,7 +30,8 @@ type storedRecord struct {
 
 // read returns the record of a row.
 func (s *storedRecord) read() (*Record, error) {
-	r, err := &s.Record, error(nil)
+	var err error
+	r := &s.Record
 	if r.State, err = names.Parse[commonv1.NodeIdentityState](s.StateText); err != nil {
 		return nil, fmt.Errorf("read node %s: %w", r.NodeID, err)
 	}

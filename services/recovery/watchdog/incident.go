@@ -82,7 +82,8 @@ var (
 
 // read returns the incident of a row.
 func (r *incidentRow) read() (*incident, error) {
-	i, err := &r.incident, error(nil)
+	var err error
+	i := &r.incident
 	if i.Kind, err = names.Parse[commonv1.IncidentKind](r.KindText); err != nil {
 		return nil, fmt.Errorf("read incident: %w", err)
 	}
