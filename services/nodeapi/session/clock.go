@@ -10,17 +10,29 @@ import (
 type Clock struct {
 	mu     sync.Mutex
 	offset time.Duration
+	within time.Duration // how long the reading took that the offset is of; the offset is no further from the truth
+	read   bool
 }
 
-// Set takes a reading: the server's time, known to lie between sent and received. A zero reading is none.
+// Set takes a reading: the server's time, known to lie between sent and received. A zero reading is none. A slower reading than the present one moves the
+// offset only as far as the two contradict each other.
 func (c *Clock) Set(sent, received, server time.Time) {
 	if server.Unix() <= 0 {
 		return
 	}
-	middle := sent.Add(received.Sub(sent) / 2)
+	within := max(received.Sub(sent), 0)
+	most := server.Sub(sent)
+	least := most - within
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.offset = server.Sub(middle)
+	switch {
+	case !c.read || within <= c.within:
+		c.offset, c.within, c.read = least+within/2, within, true
+	case c.offset < least:
+		c.offset, c.within = least, within
+	case c.offset > most:
+		c.offset, c.within = most, within
+	}
 }
 
 // Offset is what to add to the host's clock.
