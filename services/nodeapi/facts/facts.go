@@ -108,8 +108,9 @@ const observationsPending = 16384
 // Observed takes what an agent saw of its workloads: untrusted evidence, written when it changed. It does not block.
 func (w *Writer) Observed(nodeID, instanceID string, f *nodev1.Observation) {
 	w.mu.Lock()
-	if len(w.seen) < observationsPending {
-		w.seen[held{f.GetWorkspaceId(), nodeID}] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, at: time.Now()}
+	at := held{f.GetWorkspaceId(), nodeID}
+	if _, waits := w.seen[at]; waits || len(w.seen) < observationsPending {
+		w.seen[at] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, at: time.Now()}
 	}
 	w.mu.Unlock()
 	select {
