@@ -245,6 +245,7 @@ func (s *Service) build(ctx context.Context) error {
 		Identities: recoveryv1connect.NewInstanceServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	})
 	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
+	claims := &workspace.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
 	sweeps, err := background.New(background.Deps{
 		Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
 	},
@@ -262,6 +263,10 @@ func (s *Service) build(ctx context.Context) error {
 		}},
 		background.Job{Name: "shared_orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := shared.Sweep(ctx)
+			return err //nolint:wrapcheck // it says what it did
+		}},
+		background.Job{Name: "claims", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
+			_, err := claims.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
 		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {

@@ -314,14 +314,14 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 
 // holdAgain inserts the hold of this epoch on the slot of an earlier one.
 func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {
-	claim := saga.ClaimSpec{Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: was.NodeID}
-	if _, _, err := env.IntentTx(ctx, tx, claim); err != nil {
-		return fmt.Errorf("claim slot: %w", err)
+	allocationID := ids.New()
+	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
+		return err
 	}
 	now, err := scanAllocation(tx.QueryRow(ctx, `
 		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
 		VALUES (1, $1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
-		ids.New(), env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs))
+		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs))
 	if err != nil {
 		return fmt.Errorf("insert allocation: %w", err)
 	}

@@ -149,8 +149,8 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 		}
 		slot = &n
 	}
-	if _, _, err := env.IntentTx(ctx, tx, saga.ClaimSpec{Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node}); err != nil {
-		return allocation{}, fmt.Errorf("claim slot: %w", err)
+	if err := claimSlot(ctx, tx, env, node, allocationID); err != nil {
+		return allocation{}, err
 	}
 	a, err := scanAllocation(tx.QueryRow(ctx, `
 		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
@@ -160,6 +160,20 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 		return allocation{}, fmt.Errorf("insert allocation: %w", err)
 	}
 	return a, nil
+}
+
+// claimSlot claims and confirms the slot of this epoch, in the transaction that inserts its allocation.
+func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocationID string) error {
+	claim, _, err := env.IntentTx(ctx, tx, saga.ClaimSpec{
+		Kind: kindSlot, Name: fmt.Sprintf("slot-%d", env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: nodeID,
+	})
+	if err == nil {
+		err = env.ConfirmTx(ctx, tx, claim, allocationID)
+	}
+	if err != nil {
+		return fmt.Errorf("claim slot: %w", err)
+	}
+	return nil
 }
 
 // freeSlot picks the machine with the most free slots among those that are admitted, connected, not cordoned and have the devices.
@@ -227,19 +241,12 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		NodeName: fmt.Sprintf("box-%s-%d", env.WorkspaceID[len(env.WorkspaceID)-12:], env.Epoch), Permit: env.Proceed,
 	}
 	node := a.NodeID
-	if a.Placement != commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC {
+	if ownBox(a.Placement) {
 		box.LaunchSecret = s.launchSecret(i.ID)
-		if _, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED}); err != nil {
-			return i, fmt.Errorf("claim identity: %w", err)
+		var err error
+		if node, err = s.prepareIdentity(ctx, env, i, box); err != nil {
+			return i, err
 		}
-		sum := sha256.Sum256([]byte(box.LaunchSecret))
-		prepared, err := s.deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
-			WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: box.NodeName,
-		})
-		if err != nil {
-			return i, saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the instance's identity", err)
-		}
-		node = prepared.GetNodeId()
 	}
 	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindInstance, Name: fmt.Sprintf("%s:%d", env.WorkspaceID, env.Epoch), Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED, NodeID: node})
 	if err != nil {
@@ -275,6 +282,29 @@ func (s *Steps) launch(ctx context.Context, env *saga.Env, driver placement.Driv
 		return i, fmt.Errorf("report progress: %w", err)
 	}
 	return i, nil
+}
+
+// prepareIdentity has recovery register the identity of an instance before its launch, confirms the claim on it, and returns the node that it will be.
+func (s *Steps) prepareIdentity(ctx context.Context, env *saga.Env, i instance, box placement.Box) (string, error) {
+	claim, _, err := env.Intent(ctx, saga.ClaimSpec{Kind: kindIdentity, Name: i.ID, Scope: commonv1.ClaimScope_CLAIM_SCOPE_SHARED})
+	if err != nil {
+		return "", fmt.Errorf("claim identity: %w", err)
+	}
+	sum := sha256.Sum256([]byte(box.LaunchSecret))
+	prepared, err := s.deps.Identities.PrepareInstance(ctx, &recoveryv1.PrepareInstanceRequest{
+		WorkspaceId: env.WorkspaceID, TenantId: env.TenantID, Epoch: env.Epoch, InstanceId: i.ID, SecretSha256: sum[:], NodeName: box.NodeName,
+	})
+	if err != nil {
+		return "", saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_CERT, fault.ReasonOf(err), "recovery did not prepare the instance's identity", err)
+	}
+	if claim.ConfirmedAt != nil {
+		return prepared.GetNodeId(), nil
+	}
+	err = env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, prepared.GetNodeId()) })
+	if err != nil {
+		return "", fmt.Errorf("confirm identity: %w", err)
+	}
+	return prepared.GetNodeId(), nil
 }
 
 // notLaunched returns what a driver's refusal means for the step. That a former instance is not confirmed ended is returned as it is, and waited for.
