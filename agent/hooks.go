@@ -20,7 +20,11 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
 
-const maxWorkloads = 64 // of one Observation frame
+// Bounds of one Observation frame.
+const (
+	maxWorkloads = 64
+	maxStorages  = 64
+)
 
 func (a *Agent) jitter(bound time.Duration) time.Duration {
 	if bound <= 0 {
@@ -160,7 +164,7 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]by
 		if len(workloads) > maxWorkloads {
 			workloads = workloads[:maxWorkloads]
 		}
-		message := &nodev1.Observation{WorkspaceId: workspace, Workloads: workloads}
+		message := &nodev1.Observation{WorkspaceId: workspace, Workloads: workloads, Storage: a.observeStorage(ctx, workspace)}
 		for _, w := range workloads {
 			message.Epoch = max(message.GetEpoch(), w.GetEpoch())
 		}
@@ -178,6 +182,19 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]by
 			told[workspace] = digest
 		}
 	}
+}
+
+// observeStorage returns which directories a workspace has; nil, which is no evidence, if they cannot be read or are too many for one frame.
+func (a *Agent) observeStorage(ctx context.Context, workspaceID string) *nodev1.StorageReport {
+	present, err := a.disk.Names(workspaceID)
+	if err != nil {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "storage of a workspace not read, it is not reported", slog.String("workspace_id", workspaceID), slog.Any("error", err))
+		return nil
+	}
+	if len(present) > maxStorages {
+		return nil
+	}
+	return &nodev1.StorageReport{Names: present}
 }
 
 // lasting returns an observation without what changes from moment to moment: how long a workload has run, and in a crash loop everything that another

@@ -289,6 +289,27 @@ type Usage struct {
 // Over says that a limit which is only measured is exceeded.
 func (u Usage) Over() bool { return u.LimitBytes > 0 && u.UsedBytes > u.LimitBytes }
 
+// Names returns the names of a workspace's storages whose directories are there, in order. It measures nothing.
+func (s *Store) Names(workspaceID string) ([]string, error) {
+	if !validWorkspace(workspaceID) {
+		return nil, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the workspace's id is malformed")
+	}
+	entries, err := fs.ReadDir(s.root.FS(), workspaceID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list storage of workspace: %w", err)
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && validName(e.Name()) {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
 // List measures every storage of the host.
 func (s *Store) List(ctx context.Context) ([]Usage, error) {
 	var out []Usage

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -219,5 +220,50 @@ func TestProjectQuotaOfThisHost(t *testing.T) {
 	err = os.WriteFile(filepath.Join(out.GetPath(), "big"), make([]byte, 8<<20), 0o600)
 	if out.GetEnforced() && err == nil && os.Getuid() != 0 {
 		t.Error("a limit that is said to be enforced is not")
+	}
+}
+
+// TestNamesAreThoseOfDirectories holds what is reported of a workspace's storage to what is on the disk, whatever the records say.
+func TestNamesAreThoseOfDirectories(t *testing.T) {
+	s := open(t, t.TempDir(), nil)
+	names := func() string {
+		t.Helper()
+		out, err := s.Names(wsA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(out, " ")
+	}
+	if got := names(); got != "" {
+		t.Errorf("before anything is made: %q", got)
+	}
+	made := map[string]string{}
+	for _, name := range []string{"data", "cache"} {
+		out, err := s.Allocate(t.Context(), wsA, name, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made[name] = out.GetPath()
+	}
+	if got := names(); got != "cache data" {
+		t.Errorf("with both: %q", got)
+	}
+	if err := os.RemoveAll(made["data"]); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(made["data"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(); got != "cache" {
+		t.Errorf("with a file in place of one: %q", got)
+	}
+	if err := os.RemoveAll(filepath.Dir(made["data"])); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(); got != "" {
+		t.Errorf("once the workspace's tree is gone: %q", got)
+	}
+	if _, err := s.Names("../etc"); err == nil {
+		t.Error("a malformed workspace is read")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,6 +18,7 @@ type report struct {
 	workspaceID, nodeID string
 	at                  time.Time
 	workloads           map[string]nodev1.WorkloadPhase
+	storage             *nodev1.StorageReport // nil: the agent does not report directories
 }
 
 // place is a workspace on a node.
@@ -31,13 +33,13 @@ type placeFacts struct {
 	allocated string
 }
 
-// workloadClaim is a claim on a workload.
-type workloadClaim struct {
+// nodeClaim is a claim on a workload or a storage directory of a node.
+type nodeClaim struct {
 	place
 
-	id, tenantID, name string
-	confirmed, gone    bool // gone: given up
-	at                 time.Time
+	id, tenantID, kind, name, ref string
+	confirmed, gone               bool // gone: given up
+	at                            time.Time
 }
 
 // lookAtAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was written down longer after the
@@ -55,7 +57,7 @@ func (s *Sweeper) lookAtAgents(ctx context.Context) ([]Seen, error) {
 	if err != nil {
 		return nil, err
 	}
-	claims, err := s.workloadClaims(ctx, workspaces)
+	claims, err := s.nodeClaims(ctx, workspaces)
 	if err != nil {
 		return nil, err
 	}
@@ -83,11 +85,17 @@ func (s *Sweeper) lookAtAgents(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-// compareClaims finds claimed workloads that the agent does not have, and workloads that nothing claims.
-func (s *Sweeper) compareClaims(r report, f placeFacts, claims []workloadClaim) []Seen {
+// compareClaims finds claimed workloads and directories that the agent does not have, and workloads that nothing claims.
+func (s *Sweeper) compareClaims(r report, f placeFacts, claims []nodeClaim) []Seen {
 	var out []Seen
 	claimed := map[string]bool{}
 	for _, c := range claims {
+		if c.kind == "storage" {
+			if seen, ok := s.storageGone(r, f, c); ok {
+				out = append(out, seen)
+			}
+			continue
+		}
 		claimed[c.name] = true
 		phase, told := r.workloads[c.name]
 		if c.gone || !c.confirmed || told && phase != nodev1.WorkloadPhase_WORKLOAD_PHASE_ABSENT || !r.at.After(c.at.Add(s.cfg.Grace)) {
@@ -113,6 +121,20 @@ func (s *Sweeper) compareClaims(r report, f placeFacts, claims []workloadClaim) 
 	return out
 }
 
+// storageGone returns the finding on a claimed directory that the agent does not have; false if it has it, or does not report directories.
+func (s *Sweeper) storageGone(r report, f placeFacts, c nodeClaim) (Seen, bool) {
+	if c.gone || !c.confirmed || r.storage == nil || slices.Contains(r.storage.GetNames(), c.name) || !r.at.After(c.at.Add(s.cfg.Grace)) {
+		return Seen{}, false
+	}
+	return Seen{
+		Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.id, WorkspaceID: r.workspaceID, TenantID: c.tenantID, NodeID: r.nodeID,
+		AllocationID: f.allocated, NextAction: nextStorageGone,
+		Summary: fmt.Sprintf("the storage directory that is claimed as %q is not on its node", c.name),
+		Before:  map[string]any{"storage": c.name, "directory": c.ref},
+		After:   map[string]any{"reported": len(r.storage.GetNames()), "reported_at": r.at.UTC().Format(time.RFC3339)},
+	}, true
+}
+
 func runs(p nodev1.WorkloadPhase) bool {
 	return p == nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
 }
@@ -131,7 +153,7 @@ func (s *Sweeper) reports(ctx context.Context) ([]report, error) {
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(raw, o); err != nil {
 			return fmt.Errorf("read report on workspace %s: %w", r.workspaceID, err)
 		}
-		r.workloads = map[string]nodev1.WorkloadPhase{}
+		r.workloads, r.storage = map[string]nodev1.WorkloadPhase{}, o.GetStorage()
 		for _, w := range o.GetWorkloads() {
 			r.workloads[w.GetName()] = w.GetPhase()
 		}
@@ -167,22 +189,23 @@ func (s *Sweeper) placeFacts(ctx context.Context, workspaces, nodes []string) (m
 	return out, nil
 }
 
-func (s *Sweeper) workloadClaims(ctx context.Context, workspaces []string) (map[place][]workloadClaim, error) {
+func (s *Sweeper) nodeClaims(ctx context.Context, workspaces []string) (map[place][]nodeClaim, error) {
 	rows, err := s.deps.DB.Query(ctx, `
-		SELECT c.workspace_id::text, coalesce(c.node_id::text, ''), c.id::text, c.tenant_id::text, c.deterministic_name, c.confirmed_at IS NOT NULL,
-			c.orphaned_at IS NOT NULL, coalesce(c.confirmed_at, c.intent_at)
-		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind = 'workload' AND c.released_at IS NULL`, workspaces)
+		SELECT c.workspace_id::text, coalesce(c.node_id::text, ''), c.id::text, c.tenant_id::text, c.kind, c.deterministic_name, c.external_ref,
+			c.confirmed_at IS NOT NULL, c.orphaned_at IS NOT NULL, coalesce(c.confirmed_at, c.intent_at)
+		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind IN ('workload', 'storage') AND c.released_at IS NULL`,
+		workspaces)
 	if err != nil {
-		return nil, fmt.Errorf("read claims on workloads: %w", err)
+		return nil, fmt.Errorf("read claims on nodes: %w", err)
 	}
-	out := map[place][]workloadClaim{}
-	var c workloadClaim
-	_, err = pgx.ForEachRow(rows, []any{&c.workspaceID, &c.nodeID, &c.id, &c.tenantID, &c.name, &c.confirmed, &c.gone, &c.at}, func() error {
+	out := map[place][]nodeClaim{}
+	var c nodeClaim
+	_, err = pgx.ForEachRow(rows, []any{&c.workspaceID, &c.nodeID, &c.id, &c.tenantID, &c.kind, &c.name, &c.ref, &c.confirmed, &c.gone, &c.at}, func() error {
 		out[c.place] = append(out[c.place], c)
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read claims on workloads: %w", err)
+		return nil, fmt.Errorf("read claims on nodes: %w", err)
 	}
 	return out, nil
 }

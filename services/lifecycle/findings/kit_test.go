@@ -262,10 +262,16 @@ func (b *bed) observed(node, workspaceID string, workloads ...string) {
 	for _, name := range workloads {
 		o.Workloads = append(o.Workloads, &nodev1.WorkloadStatus{Name: name, Phase: nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING})
 	}
+	b.observe(node, o)
+}
+
+// observe writes an agent's report, as nodeapi would.
+func (b *bed) observe(node string, o *nodev1.Observation) {
+	b.t.Helper()
 	err := pg.InTx(b.t.Context(), b.db.Pool(pg.RoleNodeAPI), func(ctx context.Context, tx pgx.Tx) error {
 		_, err := events.Append(ctx, tx, events.Event{
-			Kind: observedKind, AggregateType: "observation", AggregateID: workspaceID, AggregateVersion: time.Now().UnixNano(), Payload: o,
-			Correlation: events.Correlation{WorkspaceID: workspaceID, NodeID: node},
+			Kind: observedKind, AggregateType: "observation", AggregateID: o.GetWorkspaceId(), AggregateVersion: time.Now().UnixNano(), Payload: o,
+			Correlation: events.Correlation{WorkspaceID: o.GetWorkspaceId(), NodeID: node},
 		})
 		return err
 	})

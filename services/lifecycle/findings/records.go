@@ -30,10 +30,12 @@ const (
 
 // What people are to do about each kind.
 const (
-	nextOccupied   = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
-	nextEmpty      = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
-	nextUnknownBox = "if this database was restored, follow docs/restore.md first; a recreation of its workspace ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once nobody works in it"
-	nextClaimEmpty = "recreate or decommission the workspace: both make what is missing again or release the claim"
+	nextOccupied    = "find out whose work it is; end it with the node's own tools or decommission its workspace; the cordon ends with the finding"
+	nextEmpty       = "recreate the workspace, or decommission it; if its tenant works there all the same, escalate before doing either"
+	nextUnknownBox  = "if this database was restored, follow docs/restore.md first; a recreation of its workspace ends it, and where that is not known here `gpuaas instances end PROVIDER_ID --reason TEXT --yes` does, once nobody works in it"
+	nextClaimEmpty  = "recreate or decommission the workspace: both make what is missing again or release the claim"
+	nextStorageGone = "find out on the node who removed the directory, before anything else writes there: what the workspace kept in it is gone; bring it back from a copy, or " +
+		"recreate or decommission the workspace"
 	nextUnclaimed  = "find out who made it; drop it once nobody needs it, or bring back the claim that should hold it"
 	nextLeftBehind = "the sweep of orphans drops the schema and the role of that name once it can; if this stays, end whoever reads it, or drop both by hand"
 	nextProvisions = "look at the timelines of these runs for one cause, before the next is started; after three failures decommission, and create under a new name"
@@ -86,6 +88,14 @@ var recordsSQL = `
 	FROM lifecycle.resource_claim c WHERE c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
 		AND NOT ` + busy("c.workspace_id") + ` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
 	UNION ALL
+	SELECT 'identity_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(i.node_id::text, ''), '',
+		CASE WHEN g.retired THEN 'recovery has retired it' ELSE 'no node has it' END
+	FROM lifecycle.resource_claim c
+	LEFT JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch
+	LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
+	WHERE c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+		AND (g.node_id IS NULL OR g.retired) AND NOT ` + busy("c.workspace_id") + `
+	UNION ALL
 	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
 	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
@@ -135,6 +145,9 @@ func (r record) seen() (Seen, bool) {
 	case "slot_claim", "handle_claim":
 		out.Kind, out.SubjectType, out.NextAction = claimEmpty, "claim", nextClaimEmpty
 		out.Summary = fmt.Sprintf("the %s that is claimed as %q is gone", strings.TrimSuffix(r.what, "_claim"), r.is)
+	case "identity_claim":
+		out.Kind, out.SubjectType, out.NextAction = claimEmpty, "claim", nextClaimEmpty
+		out.Summary = "the identity that is claimed for the workspace's instance is gone: " + r.is
 	case "unclaimed_slot":
 		out.Kind, out.SubjectType, out.NextAction = resourceUnclaimed, "allocation", nextUnclaimed
 		out.Summary = "an allocation is active and no claim holds its slot"

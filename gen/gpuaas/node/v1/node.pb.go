@@ -1919,6 +1919,7 @@ type Observation struct {
 	Epoch         int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Workloads     []*WorkloadStatus      `protobuf:"bytes,3,rep,name=workloads,proto3" json:"workloads,omitempty"`
 	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
+	Storage       *StorageReport         `protobuf:"bytes,5,opt,name=storage,proto3" json:"storage,omitempty"` // absent: the agent does not report directories, or could not read them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1981,6 +1982,58 @@ func (x *Observation) GetObservedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Observation) GetStorage() *StorageReport {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+// StorageReport names the storages of a workspace whose directories are there.
+type StorageReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Names         []string               `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StorageReport) Reset() {
+	*x = StorageReport{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StorageReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StorageReport) ProtoMessage() {}
+
+func (x *StorageReport) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StorageReport.ProtoReflect.Descriptor instead.
+func (*StorageReport) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *StorageReport) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
 // DiagnosticReport carries host diagnostics while connected.
 type DiagnosticReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1991,7 +2044,7 @@ type DiagnosticReport struct {
 
 func (x *DiagnosticReport) Reset() {
 	*x = DiagnosticReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2056,7 @@ func (x *DiagnosticReport) String() string {
 func (*DiagnosticReport) ProtoMessage() {}
 
 func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2069,7 @@ func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnosticReport.ProtoReflect.Descriptor instead.
 func (*DiagnosticReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DiagnosticReport) GetDiagnostics() []*v1.Diagnostic {
@@ -2037,7 +2090,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2049,7 +2102,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2062,7 +2115,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RenewRequest) GetRequestId() string {
@@ -2092,7 +2145,7 @@ type CertificateIssued struct {
 
 func (x *CertificateIssued) Reset() {
 	*x = CertificateIssued{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2157,7 @@ func (x *CertificateIssued) String() string {
 func (*CertificateIssued) ProtoMessage() {}
 
 func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2170,7 @@ func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateIssued.ProtoReflect.Descriptor instead.
 func (*CertificateIssued) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CertificateIssued) GetRequestId() string {
@@ -2158,7 +2211,7 @@ type CertificateStored struct {
 
 func (x *CertificateStored) Reset() {
 	*x = CertificateStored{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2223,7 @@ func (x *CertificateStored) String() string {
 func (*CertificateStored) ProtoMessage() {}
 
 func (x *CertificateStored) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2236,7 @@ func (x *CertificateStored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStored.ProtoReflect.Descriptor instead.
 func (*CertificateStored) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CertificateStored) GetRequestId() string {
@@ -2203,7 +2256,7 @@ type PolicyUpdate struct {
 
 func (x *PolicyUpdate) Reset() {
 	*x = PolicyUpdate{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2268,7 @@ func (x *PolicyUpdate) String() string {
 func (*PolicyUpdate) ProtoMessage() {}
 
 func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2281,7 @@ func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUpdate.ProtoReflect.Descriptor instead.
 func (*PolicyUpdate) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PolicyUpdate) GetPolicy() *v1.NodePolicy {
@@ -2249,7 +2302,7 @@ type Reconnect struct {
 
 func (x *Reconnect) Reset() {
 	*x = Reconnect{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2261,7 +2314,7 @@ func (x *Reconnect) String() string {
 func (*Reconnect) ProtoMessage() {}
 
 func (x *Reconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2274,7 +2327,7 @@ func (x *Reconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reconnect.ProtoReflect.Descriptor instead.
 func (*Reconnect) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Reconnect) GetReason() v1.Reason {
@@ -2307,7 +2360,7 @@ type OutputRequest struct {
 
 func (x *OutputRequest) Reset() {
 	*x = OutputRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2372,7 @@ func (x *OutputRequest) String() string {
 func (*OutputRequest) ProtoMessage() {}
 
 func (x *OutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2385,7 @@ func (x *OutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRequest.ProtoReflect.Descriptor instead.
 func (*OutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *OutputRequest) GetRequestId() string {
@@ -2396,7 +2449,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2461,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2474,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OutputChunk) GetRequestId() string {
@@ -2455,7 +2508,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2520,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2533,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2650,13 +2703,16 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefR\x04task\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12+\n" +
-	"\x04more\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x04more\"\xd5\x01\n" +
+	"\x04more\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x04more\"\x8e\x02\n" +
 	"\vObservation\x12+\n" +
 	"\fworkspace_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\vworkspaceId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12F\n" +
 	"\tworkloads\x18\x03 \x03(\v2\x1e.gpuaas.node.v1.WorkloadStatusB\b\xbaH\x05\x92\x01\x02\x10@R\tworkloads\x12;\n" +
 	"\vobserved_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"observedAt\"^\n" +
+	"observedAt\x127\n" +
+	"\astorage\x18\x05 \x01(\v2\x1d.gpuaas.node.v1.StorageReportR\astorage\"/\n" +
+	"\rStorageReport\x12\x1e\n" +
+	"\x05names\x18\x01 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\x05names\"^\n" +
 	"\x10DiagnosticReport\x12J\n" +
 	"\vdiagnostics\x18\x01 \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\n" +
 	"\xbaH\a\x92\x01\x04\b\x01\x10@R\vdiagnostics\"U\n" +
@@ -2712,7 +2768,7 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
@@ -2737,29 +2793,30 @@ var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*TaskReportRefused)(nil),     // 20: gpuaas.node.v1.TaskReportRefused
 	(*TaskCancel)(nil),            // 21: gpuaas.node.v1.TaskCancel
 	(*Observation)(nil),           // 22: gpuaas.node.v1.Observation
-	(*DiagnosticReport)(nil),      // 23: gpuaas.node.v1.DiagnosticReport
-	(*RenewRequest)(nil),          // 24: gpuaas.node.v1.RenewRequest
-	(*CertificateIssued)(nil),     // 25: gpuaas.node.v1.CertificateIssued
-	(*CertificateStored)(nil),     // 26: gpuaas.node.v1.CertificateStored
-	(*PolicyUpdate)(nil),          // 27: gpuaas.node.v1.PolicyUpdate
-	(*Reconnect)(nil),             // 28: gpuaas.node.v1.Reconnect
-	(*OutputRequest)(nil),         // 29: gpuaas.node.v1.OutputRequest
-	(*OutputChunk)(nil),           // 30: gpuaas.node.v1.OutputChunk
-	(*Goodbye)(nil),               // 31: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 32: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 33: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 34: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 35: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 36: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 37: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 38: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(v1.TaskState)(0),             // 41: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 42: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 43: gpuaas.node.v1.WorkloadStatus
-	(*OutputCursor)(nil),          // 44: gpuaas.node.v1.OutputCursor
-	(*WorkloadOutput)(nil),        // 45: gpuaas.node.v1.WorkloadOutput
+	(*StorageReport)(nil),         // 23: gpuaas.node.v1.StorageReport
+	(*DiagnosticReport)(nil),      // 24: gpuaas.node.v1.DiagnosticReport
+	(*RenewRequest)(nil),          // 25: gpuaas.node.v1.RenewRequest
+	(*CertificateIssued)(nil),     // 26: gpuaas.node.v1.CertificateIssued
+	(*CertificateStored)(nil),     // 27: gpuaas.node.v1.CertificateStored
+	(*PolicyUpdate)(nil),          // 28: gpuaas.node.v1.PolicyUpdate
+	(*Reconnect)(nil),             // 29: gpuaas.node.v1.Reconnect
+	(*OutputRequest)(nil),         // 30: gpuaas.node.v1.OutputRequest
+	(*OutputChunk)(nil),           // 31: gpuaas.node.v1.OutputChunk
+	(*Goodbye)(nil),               // 32: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 33: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 34: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 35: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 36: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 37: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 38: gpuaas.common.v1.Diagnostic
+	(*v1.NodePolicy)(nil),         // 39: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(v1.TaskState)(0),             // 42: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 43: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 44: gpuaas.node.v1.WorkloadStatus
+	(*OutputCursor)(nil),          // 45: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 46: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
@@ -2771,11 +2828,11 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	17, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
 	18, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
 	22, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
-	23, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
-	24, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	31, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
-	26, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
-	30, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
+	24, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
+	25, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
+	32, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	27, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
+	31, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
 	3,  // 14: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
 	5,  // 15: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
 	8,  // 16: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
@@ -2783,60 +2840,61 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	12, // 18: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
 	19, // 19: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
 	21, // 20: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	25, // 21: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	27, // 22: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	28, // 23: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	32, // 24: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	26, // 21: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	28, // 22: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	29, // 23: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	33, // 24: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
 	6,  // 25: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
 	20, // 26: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
-	29, // 27: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
-	33, // 28: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	34, // 29: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	35, // 30: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	36, // 31: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	37, // 32: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	38, // 33: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	39, // 34: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	39, // 35: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	30, // 27: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
+	34, // 28: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	35, // 29: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	36, // 30: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	37, // 31: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	38, // 32: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	39, // 33: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	40, // 34: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	40, // 35: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
 	7,  // 36: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	40, // 37: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	40, // 38: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	39, // 39: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	35, // 40: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	39, // 41: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	41, // 37: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	41, // 38: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	40, // 39: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	36, // 40: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	40, // 41: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
 	14, // 42: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
 	13, // 43: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
 	14, // 44: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	39, // 45: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	40, // 45: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
 	14, // 46: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
 	14, // 47: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	41, // 48: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	42, // 49: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	39, // 50: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	39, // 51: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	42, // 48: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	43, // 49: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	40, // 50: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	40, // 51: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
 	13, // 52: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
 	14, // 53: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
 	14, // 54: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
-	32, // 55: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	33, // 55: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
 	14, // 56: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
 	14, // 57: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
-	43, // 58: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	39, // 59: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	37, // 60: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	32, // 61: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	38, // 62: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	42, // 63: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	40, // 64: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	44, // 65: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	32, // 66: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	45, // 67: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 68: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 69: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	69, // [69:70] is the sub-list for method output_type
-	68, // [68:69] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	44, // 58: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	40, // 59: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	23, // 60: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
+	38, // 61: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	33, // 62: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	39, // 63: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	43, // 64: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	41, // 65: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	45, // 66: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	33, // 67: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	46, // 68: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 69: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 70: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	70, // [70:71] is the sub-list for method output_type
+	69, // [69:70] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -2883,7 +2941,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
