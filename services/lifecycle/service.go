@@ -272,6 +272,10 @@ func (s *Service) build(ctx context.Context) error {
 		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := finder.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
+		}},
+		background.Job{Name: "two_instances", Every: s.cfg.FindingSweep, Run: func(ctx context.Context) error {
+			_, err := finder.SweepTwoInstances(ctx)
+			return err //nolint:wrapcheck // it says what it did
 		}})
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did

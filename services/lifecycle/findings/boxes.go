@@ -123,9 +123,7 @@ type boxFacts struct {
 func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDriver, standing map[boxKey]placement.Instance) ([]Seen, error) {
 	var workspaces []string
 	var epochs []int64
-	alive := map[string]int{}
 	for k := range standing {
-		alive[k.workspaceID]++
 		if ids.Valid(k.workspaceID) {
 			workspaces, epochs = append(workspaces, k.workspaceID), append(epochs, k.epoch)
 		}
@@ -153,15 +151,16 @@ func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDrive
 	}
 	var out []Seen
 	for k, b := range standing {
-		if x, ok := unknownBox(kind, b, facts[k], alive[k.workspaceID]); ok {
+		if x, ok := unknownBox(kind, b, facts[k]); ok {
 			out = append(out, x)
 		}
 	}
 	return out, nil
 }
 
-// unknownBox judges one box that stands. Between its launch and the record of it a box is its run's.
-func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts, alive int) (Seen, bool) {
+// unknownBox judges one box that stands. Between its launch and the record of it a box is its run's. That two of one workspace stand is found by
+// SweepTwoInstances.
+func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts) (Seen, bool) {
 	k := boxKey{b.WorkspaceID, b.Epoch}
 	out := Seen{
 		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.tenantID, NodeID: f.nodeID, NextAction: nextUnknownBox,
@@ -172,9 +171,6 @@ func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts,
 	if f.known {
 		out.WorkspaceID = b.WorkspaceID
 		out.Before = map[string]any{"workspace": f.name, "epoch": f.epoch, "instance": f.instance}
-	}
-	if alive > 1 {
-		out.Severity = p0
 	}
 	switch {
 	case f.busyHere:
@@ -190,9 +186,6 @@ func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts,
 		out.Summary = fmt.Sprintf("the instance of epoch %d of %q stands and no claim holds it", b.Epoch, f.name)
 	default:
 		return Seen{}, false
-	}
-	if alive > 1 {
-		out.Summary += fmt.Sprintf("; %d instances of this workspace run at once", alive)
 	}
 	return out, true
 }

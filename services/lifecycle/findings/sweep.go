@@ -58,20 +58,25 @@ func Default() Config {
 type Sweeper struct {
 	deps   Deps
 	cfg    Config
-	looks  []look
+	checks []detector
 	open   *prometheus.GaugeVec
 	opened *prometheus.CounterVec
 	failed *prometheus.CounterVec
 }
 
-// look is one way of looking. What it answers is all that it sees; an error means that it saw nothing for certain.
-type look struct {
+// detector is one check. It returns all that it sees; an error means that it concludes nothing.
+type detector struct {
 	name string
 	run  func(ctx context.Context) ([]Seen, error)
 }
 
 // Swept counts what one sweep did.
 type Swept struct{ Suspected, Opened, Open, Resolved int }
+
+func (s *Swept) add(one Swept) {
+	s.Suspected, s.Opened = s.Suspected+one.Suspected, s.Opened+one.Opened
+	s.Open, s.Resolved = s.Open+one.Open, s.Resolved+one.Resolved
+}
 
 // New makes a sweeper.
 func New(deps Deps, cfg Config) (*Sweeper, error) {
@@ -103,7 +108,7 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	if err := errors.Join(deps.Metrics.Register(s.open), deps.Metrics.Register(s.opened), deps.Metrics.Register(s.failed)); err != nil {
 		return nil, fmt.Errorf("register metrics of findings: %w", err)
 	}
-	s.looks = []look{
+	s.checks = []detector{
 		{"rows", s.lookAtRows},
 		{"records", s.lookAtRecords},
 		{"agents", s.lookAtAgents},
@@ -112,29 +117,38 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 		{sourceDisks, s.lookAtDisks},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(deps.Drivers)) {
-		s.looks = append(s.looks, look{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) { return s.lookAtBoxes(ctx, kind, deps.Drivers[kind]) }})
+		s.checks = append(s.checks, detector{"boxes/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
+			return s.lookAtBoxes(ctx, kind, deps.Drivers[kind])
+		}})
 	}
 	return s, nil
 }
 
-// Sweep follows the log and looks once in every way. A look that fails concludes nothing and keeps the others from nothing.
+// Sweep follows the log and runs every check once, one after the other, apart from those that have a sweep of their own (SweepTwoInstances, SweepWoken). A
+// check that fails concludes nothing and keeps the others from nothing.
 func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	if err := s.Follow(ctx); err != nil {
 		return total, err // every look that compares with the log would compare with an old one
 	}
 	var errs []error
-	for _, l := range s.looks {
-		seen, err := l.run(ctx)
-		if err == nil {
-			err = s.settle(ctx, l.name, seen, &total)
-		}
-		if err != nil {
-			s.failed.WithLabelValues(l.name).Inc()
-			errs = append(errs, fmt.Errorf("look at %s: %w", l.name, err))
-		}
+	for _, d := range s.checks {
+		errs = append(errs, s.check(ctx, d, &total))
 	}
 	return total, errors.Join(append(errs, s.Measure(ctx))...)
+}
+
+// check runs one check and settles what it saw.
+func (s *Sweeper) check(ctx context.Context, d detector, total *Swept) error {
+	seen, err := d.run(ctx)
+	if err == nil {
+		err = s.settle(ctx, d.name, seen, total)
+	}
+	if err != nil {
+		s.failed.WithLabelValues(d.name).Inc()
+		return fmt.Errorf("check %s: %w", d.name, err)
+	}
+	return nil
 }
 
 // turnSQL lets one at a time write findings.
@@ -189,8 +203,7 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total 
 			slog.String("subject", x.SubjectType+" "+x.SubjectID), slog.String("summary", x.Summary), slog.String(obs.KeyWorkspaceID, x.WorkspaceID),
 			slog.String(obs.KeyNodeID, x.NodeID))
 	}
-	total.Suspected, total.Opened = total.Suspected+one.Suspected, total.Opened+one.Opened
-	total.Open, total.Resolved = total.Open+one.Open, total.Resolved+one.Resolved
+	total.add(one)
 	return nil
 }
 

@@ -1,0 +1,130 @@
+package findings
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+const (
+	// sourceTwo begins the source of findings on two instances of one workspace; the placement that runs both follows.
+	sourceTwo = "two_instances"
+
+	nextTwo = "find out which instance the workspace works in: `gpuaas instances list --live` has both; if this database was restored, follow docs/restore.md first; " +
+		"a recreation of the workspace ends every other instance of it"
+)
+
+// SweepTwoInstances finds the workspaces of which a placement runs two instances at once. It is a sweep of its own, and each placement is asked by itself:
+// no other check, and no other placement, that fails or does not answer keeps it from its finding.
+func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
+	type result struct {
+		swept Swept
+		err   error
+	}
+	results := make(chan result, len(s.deps.Drivers))
+	for kind, driver := range s.deps.Drivers {
+		go func() {
+			var one result
+			one.err = app.Protect(ctx, func(ctx context.Context) error {
+				return s.check(ctx, detector{sourceTwo + "/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
+					return s.twoInstances(ctx, kind, driver)
+				}}, &one.swept)
+			})
+			results <- one
+		}()
+	}
+	var total Swept
+	var errs []error
+	for range s.deps.Drivers {
+		one := <-results
+		total.add(one.swept)
+		errs = append(errs, one.err)
+	}
+	return total, errors.Join(errs...)
+}
+
+// twoInstances compares a placement's own list with nothing but itself: no row of ours makes a second instance right.
+func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Driver) ([]Seen, error) {
+	list, err := driver.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	standing := map[string][]placement.Instance{}
+	for _, i := range list {
+		if i.EndedAt.IsZero() {
+			standing[i.WorkspaceID] = append(standing[i.WorkspaceID], i)
+		}
+	}
+	maps.DeleteFunc(standing, func(_ string, of []placement.Instance) bool { return len(of) < 2 })
+	if len(standing) == 0 {
+		return nil, nil
+	}
+	owners, err := s.owners(ctx, slices.Sorted(maps.Keys(standing)))
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Seen, 0, len(standing))
+	for workspaceID, of := range standing {
+		out = append(out, twoSeen(kind, workspaceID, of, owners[workspaceID]))
+	}
+	return out, nil
+}
+
+// owner is what our row says of a workspace.
+type owner struct {
+	id, tenantID, name string
+	epoch              int64
+}
+
+// owners reads the workspaces of that list that are known here.
+func (s *Sweeper) owners(ctx context.Context, workspaces []string) (map[string]owner, error) {
+	valid := slices.DeleteFunc(slices.Clone(workspaces), func(id string) bool { return !ids.Valid(id) })
+	rows, err := s.deps.DB.Query(ctx, `SELECT w.id::text, w.tenant_id::text, w.name, w.epoch FROM lifecycle.workspace w
+		WHERE w.id = ANY ($1::uuid[])`, valid)
+	if err != nil {
+		return nil, fmt.Errorf("read workspaces of instances: %w", err)
+	}
+	out := map[string]owner{}
+	var o owner
+	if _, err := pgx.ForEachRow(rows, []any{&o.id, &o.tenantID, &o.name, &o.epoch}, func() error { out[o.id] = o; return nil }); err != nil {
+		return nil, fmt.Errorf("read workspaces of instances: %w", err)
+	}
+	return out, nil
+}
+
+// twoSeen is the finding about one workspace, whose owner is empty if it is not known here.
+func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.Instance, known owner) Seen {
+	slices.SortFunc(of, func(a, b placement.Instance) int {
+		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.ProviderID, b.ProviderID))
+	})
+	epochs, list := make([]string, len(of)), make([]any, len(of))
+	for i, one := range of {
+		epochs[i] = fmt.Sprint(one.Epoch)
+		list[i] = map[string]any{
+			"epoch": one.Epoch, "provider_id": one.ProviderID, "instance_id": one.InstanceID, "started_at": one.StartedAt.UTC().Format(time.RFC3339),
+		}
+	}
+	what := fmt.Sprintf("%q", known.name)
+	before := map[string]any{"workspace": known.name, "epoch": known.epoch}
+	if known.id == "" {
+		what, before = "a workspace that is not known here", map[string]any{"workspace": "not known here"}
+	}
+	return Seen{
+		Kind: instanceUnknown, Severity: p0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.id, TenantID: known.tenantID, NextAction: nextTwo,
+		Summary: fmt.Sprintf("%d instances of %s run at once, of epochs %s", len(of), what, strings.Join(epochs, ", ")),
+		Before:  before, After: map[string]any{"placement": names.Of(kind), "instances": list},
+	}
+}

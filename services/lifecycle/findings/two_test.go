@@ -1,0 +1,105 @@
+package findings
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/placement"
+)
+
+// unanswering is a placement that never answers a question for its list.
+type unanswering struct{ placement.Driver }
+
+// List blocks until ctx ends.
+func (unanswering) List(ctx context.Context) ([]placement.Instance, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement that does not answer, the finding on
+// two instances of one workspace is made, and ends.
+func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
+	for name, other := range map[string]func(ctx context.Context) ([]Seen, error){
+		"fail": func(context.Context) ([]Seen, error) { return nil, errors.New("a check that fails") },
+		"hang": func(ctx context.Context) ([]Seen, error) { <-ctx.Done(); return nil, ctx.Err() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, Config{})
+			id, stranger := b.live("one"), ids.New()
+			b.live("two")
+			for i := range b.sweeper.checks {
+				b.sweeper.checks[i].run = other
+			}
+			b.sweeper.deps.Drivers = maps.Clone(b.sweeper.deps.Drivers)
+			b.sweeper.deps.Drivers[commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER] = unanswering{}
+			ctx, stop := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() {
+				_, err := b.sweeper.Sweep(ctx)
+				ended <- err
+			}()
+			defer func() {
+				stop()
+				if err := <-ended; err == nil {
+					t.Error("the other checks succeeded, and this shows nothing")
+				}
+			}()
+			for _, box := range []placement.Box{
+				{WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}, {WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()},
+				{WorkspaceID: stranger, Epoch: 2, InstanceID: ids.New()},
+			} {
+				if _, err := b.world.Launch(t.Context(), box); err != nil {
+					t.Fatal(err)
+				}
+			}
+			looks := func() string {
+				return b.text(`SELECT coalesce(max(looks), 0)::text FROM lifecycle.suspicion WHERE subject_id = $1`, id)
+			}
+			twice := func() map[string]row {
+				t.Helper()
+				for range 2 {
+					within, cancel := context.WithCancel(t.Context())
+					swept := make(chan error, 1)
+					before := looks()
+					go func() {
+						_, err := b.sweeper.SweepTwoInstances(within)
+						swept <- err
+					}()
+					testkit.Eventually(t, 2*time.Minute, func() error {
+						if looks() == before {
+							return errors.New("the placement that answers is not settled")
+						}
+						return nil
+					})
+					cancel()
+					if err := <-swept; err == nil || !strings.Contains(err.Error(), "two_instances/docker") {
+						t.Fatalf("the placement that does not answer is no error: %v", err)
+					}
+					b.pass(b.sweeper.cfg.Grace + time.Second)
+				}
+				return b.open()
+			}
+			found := wantOnly(t, twice(), "instance_without_row workspace "+id, "instance_without_row workspace "+stranger)
+			if f := found[0]; f.Severity != p0 || f.WorkspaceID != id || f.TenantID == "" || f.source != "two_instances/process" || f.NextAction != nextTwo ||
+				!strings.Contains(f.Summary, `2 instances of "one" run at once, of epochs 1, 2`) {
+				t.Errorf("got %+v", f)
+			}
+			if f := found[1]; f.Severity != p0 || f.WorkspaceID != "" || !strings.Contains(f.Summary, "not known here") {
+				t.Errorf("got %+v", f)
+			}
+			for _, epoch := range []int64{1, 2} {
+				if err := b.world.End(t.Context(), stranger, epoch); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wantOnly(t, twice(), "instance_without_row workspace "+id)
+		})
+	}
+}
