@@ -127,7 +127,7 @@ func (r rules) explains(now account, in called, out heard) (account, bool) {
 	if in.verb == askSkipUndo && v.how == does {
 		after.Stuck, after.State = false, "cancelling"
 		if !after.Undoing {
-			after.State = running(after.Kind)
+			after.State = after.running()
 		}
 	}
 	if slot >= 0 {

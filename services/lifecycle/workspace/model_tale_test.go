@@ -31,7 +31,8 @@ type tale struct {
 	healthy  time.Duration     // clock offset at which it became active
 	keys     map[string]string // idempotency key → what it stands for and the run it was answered
 	before   history
-	troubled bool // something was done to the open run by which it may fail
+	troubled bool     // something was done to the open run by which it may fail
+	acks     []string // claims that the last dry run of a forced release has listed
 	said     []string
 	counts   map[string]int
 }
@@ -49,7 +50,7 @@ func (a *tale) say(format string, args ...any) { a.said = append(a.said, fmt.Spr
 // asking is one request.
 type asking struct {
 	verb, who, key     string
-	override, noReason bool
+	override, noReason bool // of a forced release: another fence than the allocation's, and no claim acknowledged
 	seat               int
 	dry                bool
 }
@@ -67,6 +68,9 @@ func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
 	req := &lifecyclev1.RequestOperationRequest{Kind: kindOf(q.verb), IdempotencyKey: q.key, DryRun: q.dry, Override: q.override, Reason: "the model asks"}
 	if q.verb == askReplace {
 		ctx, req.Requester = asService(testkit.Context(a.t), "recovery"), "watchdog"
+	}
+	if ofAllocation(q.verb) {
+		return a.askRelease(ctx, q)
 	}
 	if q.noReason {
 		req.Reason = ""
@@ -88,6 +92,9 @@ func (a *tale) ask(q asking) (*lifecyclev1.Operation, error) {
 func (a *tale) expects(q asking) (verdict, string) {
 	if q.verb == askReplace {
 		q.who = "service"
+	}
+	if ofAllocation(q.verb) {
+		return a.expectsRelease(q), ""
 	}
 	create := q.verb == askCreate || q.verb == askOther
 	if !create && (q.override || q.verb == askSkipUndo || q.verb == askRetryUndo) && (q.who == "member" || q.who == "stranger") {
@@ -217,7 +224,7 @@ func (a *tale) table() {
 	for _, row := range res.GetActions() {
 		rows[names.Of(row.GetKind())] = row
 	}
-	for _, verb := range verbs() {
+	for _, verb := range append(verbs(), releaseVerbs()...) {
 		row, v := rows[verb], a.rules.decide(a.s, verb, false)
 		switch {
 		case row == nil:

@@ -178,7 +178,7 @@ func (a *tale) comes() {
 
 // step is one random thing that happens.
 func (a *tale) step(rt *rapid.T) {
-	all := append([]string{askCreate, askOther, askReplace, askReplace}, verbs()...)
+	all := slices.Concat([]string{askCreate, askOther, askReplace, askReplace}, verbs(), releaseVerbs())
 	steps := []string{
 		"ask", "ask", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "die", "die", "rest", "rest", "rest", "jump", "plant", "plant", "heal",
 		"agents", "boxes", "boxes", "flush",
@@ -202,6 +202,11 @@ func (a *tale) step(rt *rapid.T) {
 		}
 		if a.s.ID == "" && q.verb != askOther {
 			q.verb = askCreate
+		}
+		if ofAllocation(q.verb) { // members are kept out, and keys unknown, before the service is asked
+			if q.key = ""; q.who == "member" {
+				q.who = "operator"
+			}
 		}
 		a.request(q)
 	case "die":

@@ -31,6 +31,14 @@ func TestTheModelSeesAWrongRule(t *testing.T) {
 				t.Errorf("in the end %+v", a.s)
 			}
 		},
+		"retry_release always": func(a *tale) {
+			a.settles()
+			a.request(asking{verb: askRetryRelease})
+		},
+		"force_release always": func(a *tale) {
+			a.settles()
+			a.request(asking{verb: askForceRelease})
+		},
 		"reset always": func(a *tale) { a.request(asking{verb: askReset}) },
 		"retry without reset": func(a *tale) {
 			a.mu.Lock()

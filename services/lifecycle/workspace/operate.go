@@ -422,7 +422,7 @@ func (s *Server) options(ctx context.Context, tx pgx.Tx, w saga.Workspace, prove
 			condition{open, "no operation is open to cancel", unmet},
 			condition{!stuck, "the operation is stuck: its undo has failed", isStuck},
 			condition{!undoing, "the operation is being undone already", unmet},
-			condition{!open || run.Kind != "decommission", "the open operation is a decommission, which cannot be cancelled", unmet}),
+			condition{!open || s.deps.Core.Cancellable(&run), "the open operation is a " + run.Kind + ", which cannot be cancelled", unmet}),
 		option(kReset, "archives the history of the runs and keeps what they made, so that a retry adopts it", condition{!open, isOpen, unmet}, failed),
 		option(kRetry, again, retry...),
 		option(kRetryUndo, "tries the undo that is exhausted again", condition{stuck, "no operation of the workspace is stuck", unmet}, known),

@@ -23,7 +23,15 @@ const (
 	askSkipUndo     = "skip_undo"
 	// askReplace is a recreation that the watchdog asks for. It has no row of its own in the table of actions, and a key of it stands for a recreation.
 	askReplace = "replace"
+	// The two ways out of a failed release, which are asked of the allocation.
+	askRetryRelease = "retry_release"
+	askForceRelease = "force_release"
 )
+
+// releaseVerbs are the requests that are made of an allocation.
+func releaseVerbs() []string { return []string{askRetryRelease, askForceRelease} }
+
+func ofAllocation(verb string) bool { return slices.Contains(releaseVerbs(), verb) }
 
 func verbs() []string {
 	return []string{askRetry, askRecreate, askDecommission, askCancel, askReset, askRetryUndo, askSkipUndo}
@@ -65,6 +73,7 @@ type sketch struct {
 	Unclean   bool // the release of its allocation has failed
 	Boxless   bool // the run waits, stalled, for a launched box of its own that has no session
 	Held      bool // a driver has the run in its hands, or has died with it
+	Leaving   bool // its decommission was begun
 }
 
 // The ways of an answer.
@@ -86,12 +95,15 @@ func refusal(r commonv1.Reason) verdict { return verdict{refuses, names.Of(r)} }
 // rules decide. plant names a rule that is wrong on purpose, by which a test shows that it would see it.
 type rules struct{ plant string }
 
-func running(kind string) string {
-	switch kind {
-	case askRecreate:
+// running is the state of the workspace while its run goes forward.
+func (s *sketch) running() string {
+	switch {
+	case s.Kind == askRecreate:
 		return "recreating"
-	case askDecommission:
+	case s.Kind == askDecommission, ofAllocation(s.Kind) && s.Leaving:
 		return "decommissioning"
+	case ofAllocation(s.Kind):
+		return "cancelling"
 	default:
 		return "provisioning"
 	}
@@ -126,10 +138,18 @@ func (r rules) decide(s sketch, verb string, override bool) verdict {
 			return refusal(commonv1.Reason_REASON_RUN_STUCK)
 		case s.Undoing, s.Cancelled:
 			return verdict{how: same}
-		case s.Kind == askDecommission:
+		case s.Kind == askDecommission, ofAllocation(s.Kind):
 			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
 		}
 		return verdict{how: does}
+	case askRetryRelease, askForceRelease:
+		switch {
+		case !s.Unclean, s.Open && !s.Stuck:
+			return refusal(commonv1.Reason_REASON_PRECONDITION_FAILED)
+		case s.Stuck && verb == askRetryRelease:
+			return verdict{how: does}
+		}
+		return verdict{how: begins}
 	case askReset:
 		switch {
 		case s.Open, s.State != "failed":
@@ -217,17 +237,18 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 		if verb == askRetry {
 			s.Used++
 		}
-		s.State, s.Run, s.Kind = running(verb), run, verb
+		s.Run, s.Kind, s.Leaving = run, verb, s.Leaving || verb == askDecommission
+		s.State = s.running()
 		s.Open, s.Undoing, s.Cancelled, s.Stuck, s.Reset = true, false, false, false, false
 	case v.how != does:
 	case verb == askCancel:
 		s.Cancelled, s.State = true, "cancelling"
 	case verb == askReset:
 		s.Reset = true
-	case verb == askRetryUndo:
+	case verb == askRetryUndo, verb == askRetryRelease:
 		s.Stuck = false
 		if s.State = "cancelling"; !s.Undoing {
-			s.State = running(s.Kind)
+			s.State = s.running()
 		}
 	}
 	return s
@@ -235,7 +256,8 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 
 // reachable says whether drivers alone may have brought a workspace from one state to another, and what is wrong with it if not.
 func reachable(was, now sketch) string {
-	if was.ID != now.ID || was.Run != now.Run || was.Epoch != now.Epoch || was.Reset != now.Reset || was.Used != now.Used || was.Kind != now.Kind {
+	if was.ID != now.ID || was.Run != now.Run || was.Epoch != now.Epoch || was.Reset != now.Reset || was.Used != now.Used || was.Kind != now.Kind ||
+		was.Leaving != now.Leaving {
 		return "a driver gave it to another run, epoch or count"
 	}
 	if was.Cancelled && now.Open && !now.Cancelled {
@@ -256,8 +278,27 @@ func reachable(was, now sketch) string {
 		return "an undo turned round"
 	case was.Kind == askDecommission && (now.Undoing || ended && now.State != "decommissioned"):
 		return "a decommission was undone"
+	case ofAllocation(was.Kind):
+		return released(was, now)
 	case was.Kind != askDecommission && good && now.State != "active":
 		return "it ended well and is not active"
+	}
+	return ""
+}
+
+// released says what is wrong with where a driver has brought the run of a release to.
+func released(was, now sketch) string {
+	end := "failed"
+	if was.Leaving {
+		end = "decommissioned"
+	}
+	switch {
+	case now.Undoing:
+		return "a release was undone"
+	case !now.Open && now.State != end:
+		return "a release ended, and the workspace is not " + end
+	case !now.Open && now.Unclean && was.Kind == askForceRelease:
+		return "a forced release ended and has not freed the allocation"
 	}
 	return ""
 }
@@ -269,11 +310,11 @@ func fits(s sketch) string {
 	case s.Stuck:
 		allowed = []string{"stuck"}
 	case s.Open && s.Undoing:
-		allowed = []string{"cancelling", running(s.Kind)}
+		allowed = []string{"cancelling", s.running()}
 	case s.Open && s.Cancelled:
 		allowed = []string{"cancelling"}
 	case s.Open:
-		allowed = []string{running(s.Kind)}
+		allowed = []string{s.running()}
 	}
 	if !slices.Contains(allowed, s.State) {
 		return "the workspace is " + s.State

@@ -142,7 +142,8 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	var core *saga.Core
 	steps := NewSteps(StepDeps{
 		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Core: func() *saga.Core { return core }, Tasks: g.tasks, Identities: g.world,
-		Secret: make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
+		ForceGrace: 2 * time.Second,
+		Secret:     make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: g.world, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(g.pool),
 		},
 	})
@@ -211,6 +212,7 @@ func (g *stage) look(id string) (sketch, saga.Run, error) {
 	s := sketch{
 		ID: w.ID, State: w.State, Epoch: w.Epoch, Run: run.ID, Kind: run.Kind, Open: run.Live(), Undoing: run.Live() && run.Phase == "undo",
 		Cancelled: run.Live() && run.CancelAt != nil, Stuck: run.State == "stuck", Reset: w.ResetDone, Used: w.RetryUsed,
+		Leaving: w.DesiredState == "decommissioned",
 	}
 	err = g.pool.QueryRow(ctx, `
 		SELECT count(*) FILTER (WHERE kind = 'instance') > 0, count(*) FILTER (WHERE kind IN ('instance', 'storage', 'workload') AND node_id IS NOT NULL) > 0
