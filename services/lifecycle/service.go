@@ -273,7 +273,7 @@ func (s *Service) build(ctx context.Context) error {
 			_, err := finder.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
-		background.Job{Name: "two_instances", Every: s.cfg.FindingSweep, Run: func(ctx context.Context) error {
+		background.Job{Name: "two_instances", Every: s.cfg.FindingSweep, Timeout: twoTimeout, Run: func(ctx context.Context) error {
 			_, err := finder.SweepTwoInstances(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}})
@@ -344,6 +344,9 @@ func (s *Service) build(ctx context.Context) error {
 
 // sweepTimeout bounds a sweep: what takes longer is left to the next one.
 const sweepTimeout = 5 * time.Minute
+
+// twoTimeout bounds the check for two instances of one workspace: a placement that does not answer holds the next check up for no longer.
+const twoTimeout = time.Minute
 
 func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *workspace.Server, found *findings.Server, instances *workspace.Instances,
 	outputs *workspace.Outputs,
