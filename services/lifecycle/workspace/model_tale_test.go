@@ -244,7 +244,7 @@ func (a *tale) observe(moved bool) {
 	if err != nil {
 		a.fail("%v", err)
 	}
-	now.Other, now.Healthy, now.Away = a.s.Other, a.s.Healthy, a.s.Away
+	now.Other, now.Healthy, now.Away, now.Skipped = a.s.Other, a.s.Healthy, a.s.Away, a.s.Skipped
 	if problem := fits(now); problem != "" {
 		a.fail("%s, and its run is %+v", problem, now)
 	}

@@ -181,7 +181,7 @@ func (a *tale) step(rt *rapid.T) {
 	all := slices.Concat([]string{askCreate, askOther, askReplace, askReplace}, verbs(), releaseVerbs())
 	steps := []string{
 		"ask", "ask", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "ask what goes", "die", "die", "rest", "rest", "rest", "jump", "plant", "plant", "heal",
-		"agents", "boxes", "boxes", "flush",
+		"agents", "boxes", "boxes", "flush", "fail release", "fail release",
 	}
 	what := rapid.SampledFrom(steps).Draw(rt, "what")
 	if what == "ask what goes" {
@@ -259,6 +259,26 @@ func (a *tale) step(rt *rapid.T) {
 		} else {
 			a.stays(time.Second)
 		}
+	case "fail release":
+		if a.s.State == "active" || a.s.State == "failed" {
+			a.request(asking{verb: askDecommission, who: "service"})
+		}
+		a.troubled = true
+		where := "Release storage and box/do"
+		if a.s.Undoing {
+			where = StepStorage + "/undo"
+		}
+		a.mu.Lock()
+		a.faults[where] = failsBefore
+		a.mu.Unlock()
+		a.settles()
+		if rapid.Bool().Draw(rt, "for good") {
+			return
+		}
+		a.mu.Lock()
+		delete(a.faults, where)
+		a.mu.Unlock()
+		a.say("its release was made to fail: %v", a.s.Unclean)
 	case "flush":
 		a.flush()
 	}

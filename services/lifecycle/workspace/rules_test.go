@@ -74,6 +74,7 @@ type sketch struct {
 	Boxless   bool // the run waits, stalled, for a launched box of its own that has no session
 	Held      bool // a driver has the run in its hands, or has died with it
 	Leaving   bool // its decommission was begun
+	Skipped   bool // a step of its run was given up by hand: what that may have left keeps the allocation
 }
 
 // The ways of an answer.
@@ -239,12 +240,14 @@ func (r rules) after(s sketch, verb string, v verdict, id, run string) sketch {
 		}
 		s.Run, s.Kind, s.Leaving = run, verb, s.Leaving || verb == askDecommission
 		s.State = s.running()
-		s.Open, s.Undoing, s.Cancelled, s.Stuck, s.Reset = true, false, false, false, false
+		s.Open, s.Undoing, s.Cancelled, s.Stuck, s.Reset, s.Skipped = true, false, false, false, false, false
 	case v.how != does:
 	case verb == askCancel:
 		s.Cancelled, s.State = true, "cancelling"
 	case verb == askReset:
 		s.Reset = true
+	case verb == askSkipUndo:
+		s.Skipped = true
 	case verb == askRetryUndo, verb == askRetryRelease:
 		s.Stuck = false
 		if s.State = "cancelling"; !s.Undoing {
@@ -297,7 +300,7 @@ func released(was, now sketch) string {
 		return "a release was undone"
 	case !now.Open && now.State != end:
 		return "a release ended, and the workspace is not " + end
-	case !now.Open && now.Unclean && was.Kind == askForceRelease:
+	case !now.Open && now.Unclean && was.Kind == askForceRelease && !was.Skipped:
 		return "a forced release ended and has not freed the allocation"
 	}
 	return ""
