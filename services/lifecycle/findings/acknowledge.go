@@ -26,6 +26,10 @@ type Server struct {
 // NewServer makes it.
 func NewServer(s *Sweeper, log *audit.Log) *Server { return &Server{sweeper: s, audit: log} }
 
+var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_acknowledge", `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.finding_id = $1 FOR UPDATE`)
+
+var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_finding", `UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`)
+
 // AcknowledgeFinding ends the finding of a row that was changed by hand, once the row and the log agree: what it spoke of is settled, and what it did
 // not speak of makes another one. All other findings end by themselves, when what they saw is no more.
 func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.AcknowledgeFindingRequest) (*lifecyclev1.AcknowledgeFindingResponse, error) {
@@ -35,10 +39,10 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
-		if _, err := tx.Exec(ctx, turnSQL); err != nil {
+		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
-		f, err := scanFinding(tx.QueryRow(ctx, `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.finding_id = $1 FOR UPDATE`, req.GetFindingId()))
+		f, err := oneFinding(ctx, tx, findingToAcknowledge, req.GetFindingId())
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "there is no such finding")
 		}
@@ -56,7 +60,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 		if _, err := audit.Record(ctx, tx, entry); err != nil {
 			return err //nolint:wrapcheck // it says what it did
 		}
-		_, err = tx.Exec(ctx, `UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`,
+		_, err = pg.Exec(ctx, tx, acknowledgeFinding,
 			f.id, rpc.ActorFrom(ctx), req.GetReason())
 		if err != nil {
 			return fmt.Errorf("acknowledge finding: %w", err)
@@ -93,19 +97,24 @@ func (s *Sweeper) mayAcknowledge(ctx context.Context, f row) error {
 	return nil
 }
 
+// rowStands reads how far the log was followed, and whether a row of a type stands.
+var rowStands = pg.DefineDynamic(pg.RoleLifecycle, "findings.row_stands", func(rowType string) string {
+	src := sources[rowType]
+	return `SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0), EXISTS (SELECT 1 FROM ` + src.table + ` x WHERE x.` + src.id + ` = $2)`
+}, guarded...)
+
 // disagrees says how one row and the log contradict each other at this moment; empty if they do not. A seal that does not fit is no contradiction: the
 // acknowledgement puts on a new one.
 func (s *Sweeper) disagrees(ctx context.Context, t *rowType, id string) (string, error) {
 	src := sources[t.name]
 	var pos int64
 	var is bool
-	err := s.deps.DB.QueryRow(ctx, `SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0),
-		EXISTS (SELECT 1 FROM `+src.table+` x WHERE x.`+src.id+` = $2)`, cursorName, id).Scan(&pos, &is)
+	err := pg.QueryRow(ctx, s.deps.DB, rowStands.For(t.name), cursorName, id).Scan(&pos, &is)
 	if err != nil {
 		return "", fmt.Errorf("look at row: %w", err)
 	}
 	if !is {
-		kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.row_type = $1 AND v.row_id = $2`, t.name, id)
+		kept, err := readWitnesses(ctx, s.deps.DB, ofRow, t.name, id)
 		if err != nil || len(kept) == 0 {
 			return "", err
 		}
@@ -118,6 +127,17 @@ func (s *Sweeper) disagrees(ctx context.Context, t *rowType, id string) (string,
 	return seen[0].Summary[len(changedOutside(t.name, id)):], nil
 }
 
+var settleResealed = pg.Define(pg.RoleLifecycle, "findings.settle_resealed", `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
+			WHERE e.row_type = $1 AND e.row_id = $2 AND e.xid = pg_current_xact_id()`)
+
+var settleBreach = pg.Define(pg.RoleLifecycle, "findings.settle_breach", `UPDATE lifecycle.row_witness v SET breach = NULL, breach_at = NULL WHERE v.row_type = $1 AND v.row_id = $2 AND v.breach_at <= $3`)
+
+// sealRow puts a new seal on a row of a type.
+var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowType string) string {
+	src := sources[rowType]
+	return `UPDATE ` + src.table + ` SET seal = NULL WHERE ` + src.id + ` = $1`
+}, guarded...)
+
 // settleFinding settles the evidence that a finding spoke of, and the break in the log. A seal that it called broken is put on anew, and what the
 // trigger says to that is settled with it.
 func (s *Sweeper) settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
@@ -125,17 +145,15 @@ func (s *Sweeper) settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
 		return err
 	}
 	if f.After["seal"] == sealBroken {
-		src := sources[f.SubjectType]
-		if _, err := tx.Exec(ctx, `UPDATE `+src.table+` SET seal = NULL WHERE `+src.id+` = $1`, f.SubjectID); err != nil {
+		if _, err := pg.Exec(ctx, tx, sealRow.For(f.SubjectType), f.SubjectID); err != nil {
 			return fmt.Errorf("seal row: %w", err)
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
-			WHERE e.row_type = $1 AND e.row_id = $2 AND e.xid = pg_current_xact_id()`, f.SubjectType, f.SubjectID)
+		_, err := pg.Exec(ctx, tx, settleResealed, f.SubjectType, f.SubjectID)
 		if err != nil {
 			return fmt.Errorf("settle evidence: %w", err)
 		}
 	}
-	_, err := tx.Exec(ctx, `UPDATE lifecycle.row_witness v SET breach = NULL, breach_at = NULL WHERE v.row_type = $1 AND v.row_id = $2 AND v.breach_at <= $3`,
+	_, err := pg.Exec(ctx, tx, settleBreach,
 		f.SubjectType, f.SubjectID, f.lastSeen)
 	if err != nil {
 		return fmt.Errorf("settle break in the log: %w", err)

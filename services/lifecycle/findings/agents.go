@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // report is what an agent last said of one workspace, while that is fresh.
@@ -139,9 +140,11 @@ func runs(p nodev1.WorkloadPhase) bool {
 	return p == nodev1.WorkloadPhase_WORKLOAD_PHASE_STARTING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING || p == nodev1.WorkloadPhase_WORKLOAD_PHASE_BACKOFF
 }
 
+var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `SELECT o.workspace_id::text, o.node_id::text, o.observed_at, o.payload FROM lifecycle.observed_workload o
+		WHERE o.observed_at > mesh.clock() - make_interval(secs => $1)`)
+
 func (s *Sweeper) reports(ctx context.Context) ([]report, error) {
-	rows, err := s.deps.DB.Query(ctx, `SELECT o.workspace_id::text, o.node_id::text, o.observed_at, o.payload FROM lifecycle.observed_workload o
-		WHERE o.observed_at > mesh.clock() - make_interval(secs => $1)`, s.cfg.Fresh.Seconds())
+	rows, err := pg.Query(ctx, s.deps.DB, freshReports, s.cfg.Fresh.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read agents' reports: %w", err)
 	}
@@ -166,13 +169,15 @@ func (s *Sweeper) reports(ctx context.Context) ([]report, error) {
 	return out, nil
 }
 
-func (s *Sweeper) placeFacts(ctx context.Context, workspaces, nodes []string) (map[place]placeFacts, error) {
-	rows, err := s.deps.DB.Query(ctx, `
+var placesOf = pg.Define(pg.RoleLifecycle, "findings.places_of", `
 		SELECT p.workspace_id::text, p.node_id::text, coalesce(w.tenant_id::text, ''), `+busy("p.workspace_id")+`,
 			EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id AND a.state <> 'released' AND (a.node_id = p.node_id OR a.node_id IS NULL)),
 			coalesce((SELECT max(a.state_at) FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id), 'epoch'),
 			coalesce((SELECT a.allocation_id::text FROM lifecycle.allocation a WHERE a.workspace_id = p.workspace_id AND a.state <> 'released'), '')
-		FROM unnest($1::uuid[], $2::uuid[]) AS p (workspace_id, node_id) LEFT JOIN lifecycle.workspace w ON w.id = p.workspace_id`, workspaces, nodes)
+		FROM unnest($1::uuid[], $2::uuid[]) AS p (workspace_id, node_id) LEFT JOIN lifecycle.workspace w ON w.id = p.workspace_id`)
+
+func (s *Sweeper) placeFacts(ctx context.Context, workspaces, nodes []string) (map[place]placeFacts, error) {
+	rows, err := pg.Query(ctx, s.deps.DB, placesOf, workspaces, nodes)
 	if err != nil {
 		return nil, fmt.Errorf("read what should run: %w", err)
 	}
@@ -189,11 +194,13 @@ func (s *Sweeper) placeFacts(ctx context.Context, workspaces, nodes []string) (m
 	return out, nil
 }
 
-func (s *Sweeper) nodeClaims(ctx context.Context, workspaces []string) (map[place][]nodeClaim, error) {
-	rows, err := s.deps.DB.Query(ctx, `
+var claimsOnNodes = pg.Define(pg.RoleLifecycle, "findings.claims_on_nodes", `
 		SELECT c.workspace_id::text, coalesce(c.node_id::text, ''), c.id::text, c.tenant_id::text, c.kind, c.deterministic_name, c.external_ref,
 			c.confirmed_at IS NOT NULL, c.orphaned_at IS NOT NULL, coalesce(c.confirmed_at, c.intent_at)
-		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind IN ('workload', 'storage') AND c.released_at IS NULL`,
+		FROM lifecycle.resource_claim c WHERE c.workspace_id = ANY ($1::uuid[]) AND c.kind IN ('workload', 'storage') AND c.released_at IS NULL`)
+
+func (s *Sweeper) nodeClaims(ctx context.Context, workspaces []string) (map[place][]nodeClaim, error) {
+	rows, err := pg.Query(ctx, s.deps.DB, claimsOnNodes,
 		workspaces)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on nodes: %w", err)

@@ -9,6 +9,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -22,33 +23,36 @@ func (k boxKey) String() string { return fmt.Sprintf("%s:%d", k.workspaceID, k.e
 
 // belief is a row that says that a box stands.
 type belief struct {
-	what, id, workspaceID, tenantID, nodeID, name string
-	epoch, version                                int64
+	What        string `db:"what"`
+	ID          string `db:"id"`
+	WorkspaceID string `db:"workspace_id"`
+	TenantID    string `db:"tenant_id"`
+	NodeID      string `db:"node_id"`
+	Name        string `db:"name"`
+	Epoch       int64  `db:"epoch"`
+	Version     int64  `db:"version"`
 }
 
-func (b belief) box() boxKey { return boxKey{b.workspaceID, b.epoch} }
+func (b belief) box() boxKey { return boxKey{b.WorkspaceID, b.Epoch} }
 
-// believed reads what our rows say stands at a provider, on workspaces that nothing happens to.
-func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
-	rows, err := s.deps.DB.Query(ctx, `
-		SELECT 'allocation', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), '', a.epoch, a.version
+var standingByRows = pg.Define(pg.RoleLifecycle, "findings.standing_by_rows", `
+		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id,
+			coalesce(a.node_id::text, '') AS node_id, '' AS name, a.epoch, a.version
 		FROM lifecycle.allocation a WHERE a.placement = $1 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		UNION ALL
 		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), c.deterministic_name, c.epoch, c.version
 		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $1
-		WHERE c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"),
-		names.Of(kind))
+		WHERE c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
+
+// believed reads what our rows say stands at a provider, on workspaces that nothing happens to.
+func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
+	list, err := pg.All[belief](ctx, s.deps.DB, standingByRows, names.Of(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read what should stand: %w", err)
 	}
-	out := map[belief]bool{}
-	var b belief
-	_, err = pgx.ForEachRow(rows, []any{&b.what, &b.id, &b.workspaceID, &b.tenantID, &b.nodeID, &b.name, &b.epoch, &b.version}, func() error {
+	out := make(map[belief]bool, len(list))
+	for _, b := range list {
 		out[b] = true
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read what should stand: %w", err)
 	}
 	return out, nil
 }
@@ -101,13 +105,13 @@ func missingBox(kind commonv1.PlacementDriver, b belief, ended map[boxKey]placem
 		found = "the provider says that it ended at " + e.EndedAt.UTC().Format("2006-01-02T15:04:05Z")
 	}
 	out := Seen{
-		Kind: allocationEmpty, Severity: p1, SubjectType: b.what, SubjectID: b.id, WorkspaceID: b.workspaceID, TenantID: b.tenantID, NodeID: b.nodeID,
-		AllocationID: b.id, NextAction: nextEmpty, Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
+		Kind: allocationEmpty, Severity: p1, SubjectType: b.What, SubjectID: b.ID, WorkspaceID: b.WorkspaceID, TenantID: b.TenantID, NodeID: b.NodeID,
+		AllocationID: b.ID, NextAction: nextEmpty, Summary: "an allocation is active and its instance is not there: " + found, Cordon: true,
 		Before: map[string]any{"box": b.box().String(), "placement": names.Of(kind)}, After: map[string]any{"found": found},
 	}
-	if b.what == "claim" {
+	if b.What == "claim" {
 		out.Kind, out.AllocationID, out.NextAction, out.Cordon = claimEmpty, "", nextClaimEmpty, false
-		out.Summary = fmt.Sprintf("the instance that is claimed as %q is gone: %s", b.name, found)
+		out.Summary = fmt.Sprintf("the instance that is claimed as %q is gone: %s", b.Name, found)
 	}
 	return out
 }
@@ -119,6 +123,15 @@ type boxFacts struct {
 	tenantID, name, instance, nodeID string
 }
 
+var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", `
+		SELECT b.workspace_id::text, b.epoch, w.epoch, w.tenant_id::text, w.name,
+			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
+				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')),
+			coalesce(i.state, ''), coalesce(i.node_id::text, ''),
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = w.id AND c.kind = 'instance' AND c.epoch = b.epoch AND c.released_at IS NULL)
+		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
+		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
+
 // unknownBoxes finds boxes that stand and that no row names as standing.
 func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDriver, standing map[boxKey]placement.Instance) ([]Seen, error) {
 	var workspaces []string
@@ -128,14 +141,7 @@ func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDrive
 			workspaces, epochs = append(workspaces, k.workspaceID), append(epochs, k.epoch)
 		}
 	}
-	rows, err := s.deps.DB.Query(ctx, `
-		SELECT b.workspace_id::text, b.epoch, w.epoch, w.tenant_id::text, w.name,
-			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
-				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')),
-			coalesce(i.state, ''), coalesce(i.node_id::text, ''),
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = w.id AND c.kind = 'instance' AND c.epoch = b.epoch AND c.released_at IS NULL)
-		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
-		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`, workspaces, epochs)
+	rows, err := pg.Query(ctx, s.deps.DB, rowsOfInstances, workspaces, epochs)
 	if err != nil {
 		return nil, fmt.Errorf("read rows of boxes: %w", err)
 	}

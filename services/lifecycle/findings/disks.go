@@ -11,6 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -49,6 +50,12 @@ func diskSeen(nodeID, name string, disk *commonv1.StateDisk) Seen {
 	}
 }
 
+var diskFindingOpen = pg.Define(pg.RoleLifecycle, "findings.disk_finding_open", `SELECT EXISTS (SELECT 1 FROM lifecycle.finding f
+		WHERE f.kind = $1 AND f.subject_id = $2 AND f.resolved_at IS NULL)`)
+
+var diskFinding = pg.Define(pg.RoleLifecycle, "findings.disk_finding", `SELECT `+findingColumns+` FROM lifecycle.finding f
+		WHERE f.kind = $1 AND f.subject_type = 'node' AND f.subject_id = $2 AND f.resolved_at IS NULL FOR UPDATE`)
+
 // OnSession applies what a session reports of its host: the facts of its gate, and at once the finding about its agent's disk. A report of any session
 // but the gate's own is left out.
 func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
@@ -61,15 +68,14 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		return err //nolint:wrapcheck // it says what it read
 	}
 	var known bool
-	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.finding f
-		WHERE f.kind = $1 AND f.subject_id = $2 AND f.resolved_at IS NULL)`, names.Of(nodeDiskFull), f.GetNodeId()).Scan(&known)
+	err = pg.QueryRow(ctx, tx, diskFindingOpen, names.Of(nodeDiskFull), f.GetNodeId()).Scan(&known)
 	if err != nil {
 		return fmt.Errorf("look for the finding of a disk: %w", err)
 	}
 	full := host.GetStateDisk().GetFull()
 	if known != full {
 		// Before the gate is locked, as every sweep does.
-		if _, err := tx.Exec(ctx, turnSQL); err != nil {
+		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
 	}
@@ -80,8 +86,7 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 		_, err := open(ctx, tx, sourceDisks, diskSeen(g.NodeID, g.Name, host.GetStateDisk()))
 		return err
 	}
-	have, err := scanFinding(tx.QueryRow(ctx, `SELECT `+findingColumns+` FROM lifecycle.finding f
-		WHERE f.kind = $1 AND f.subject_type = 'node' AND f.subject_id = $2 AND f.resolved_at IS NULL FOR UPDATE`, names.Of(nodeDiskFull), f.GetNodeId()))
+	have, err := oneFinding(ctx, tx, diskFinding, names.Of(nodeDiskFull), f.GetNodeId())
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // a sweep was first
 	}

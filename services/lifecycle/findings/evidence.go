@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -51,12 +49,14 @@ type trace struct {
 
 func (tr *trace) key() key { return key{names.Of(rowChanged), tr.rowType, tr.id} }
 
-// traces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
-func (s *Sweeper) traces(ctx context.Context) ([]*trace, error) {
-	rows, err := s.deps.DB.Query(ctx, `
+var unsettledEvidence = pg.Define(pg.RoleLifecycle, "findings.unsettled_evidence", `
 		SELECT e.evidence_id, e.at, e.op, e.row_type, e.row_id::text, e.before, e.after, e.db_user, e.application_name, e.client, e.backend, e.xid::text
 		FROM lifecycle.row_evidence e
 		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id) ORDER BY e.evidence_id`)
+
+// traces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
+func (s *Sweeper) traces(ctx context.Context) ([]*trace, error) {
+	rows, err := pg.Query(ctx, s.deps.DB, unsettledEvidence)
 	if err != nil {
 		return nil, fmt.Errorf("read evidence: %w", err)
 	}
@@ -288,17 +288,17 @@ func (s *Seen) fold(more Seen) {
 	fill(s.After, more.After)
 }
 
+var openOfKind = pg.Define(pg.RoleLifecycle, "findings.open_of_kind", `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
+
 // openRows are the rows of which a finding is open.
 func (s *Sweeper) openRows(ctx context.Context) (map[key]bool, error) {
-	rows, err := s.deps.DB.Query(ctx, `SELECT f.kind, f.subject_type, f.subject_id FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`,
-		names.Of(rowChanged))
+	list, err := allFindings(ctx, s.deps.DB, openOfKind, names.Of(rowChanged))
 	if err != nil {
 		return nil, fmt.Errorf("read open findings: %w", err)
 	}
 	out := map[key]bool{}
-	var k key
-	if _, err := pgx.ForEachRow(rows, []any{&k.kind, &k.subjectType, &k.subjectID}, func() error { out[k] = true; return nil }); err != nil {
-		return nil, fmt.Errorf("read open findings: %w", err)
+	for i := range list {
+		out[list[i].key()] = true
 	}
 	return out, nil
 }
@@ -378,12 +378,14 @@ func same(a, b any) bool {
 	return err == nil && t.Equal(u)
 }
 
+var settleEvidence = pg.Define(pg.RoleLifecycle, "findings.settle_evidence", `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`)
+
 // settle says of evidence that no finding is to speak of it any more.
 func settle(ctx context.Context, q pg.Querier, evidence []int64, how string) error {
 	if len(evidence) == 0 {
 		return nil
 	}
-	_, err := q.Exec(ctx, `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`,
+	_, err := pg.Exec(ctx, q, settleEvidence,
 		slices.Clone(evidence), how)
 	if err != nil {
 		return fmt.Errorf("settle evidence: %w", err)

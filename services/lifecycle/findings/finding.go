@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -54,26 +55,77 @@ type row struct {
 	count, version      int64
 }
 
-const findingColumns = `f.finding_id::text, f.kind, f.severity, f.subject_type, f.subject_id, f.source, coalesce(f.tenant_id::text, ''),
-	coalesce(f.workspace_id::text, ''), coalesce(f.node_id::text, ''), coalesce(f.allocation_id::text, ''), f.summary, f.next_action, f.before, f.after,
-	f.cordoned, f.first_seen_at, f.last_seen_at, f.resolved_at, f.count, f.version, f.evidence, f.acknowledged_by,
-	f.acknowledge_reason`
+// stored is a row of finding as it is read.
+type stored struct {
+	ID           string         `db:"finding_id" expr:"@.finding_id::text"`
+	Kind         string         `db:"kind"`
+	Severity     string         `db:"severity"`
+	SubjectType  string         `db:"subject_type"`
+	SubjectID    string         `db:"subject_id"`
+	Source       string         `db:"source"`
+	TenantID     string         `db:"tenant_id" expr:"coalesce(@.tenant_id::text, '')"`
+	WorkspaceID  string         `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
+	NodeID       string         `db:"node_id" expr:"coalesce(@.node_id::text, '')"`
+	AllocationID string         `db:"allocation_id" expr:"coalesce(@.allocation_id::text, '')"`
+	Summary      string         `db:"summary"`
+	NextAction   string         `db:"next_action"`
+	Before       map[string]any `db:"before"`
+	After        map[string]any `db:"after"`
+	Cordoned     bool           `db:"cordoned"`
+	FirstSeen    time.Time      `db:"first_seen_at"`
+	LastSeen     time.Time      `db:"last_seen_at"`
+	Resolved     *time.Time     `db:"resolved_at"`
+	Count        int64          `db:"count"`
+	Version      int64          `db:"version"`
+	Evidence     []int64        `db:"evidence"`
+	AckBy        string         `db:"acknowledged_by"`
+	AckReason    string         `db:"acknowledge_reason"`
+}
 
-func scanFinding(from pgx.Row) (row, error) {
-	var r row
-	var kind, severity string
-	err := from.Scan(&r.id, &kind, &severity, &r.SubjectType, &r.SubjectID, &r.source, &r.TenantID, &r.WorkspaceID, &r.NodeID, &r.AllocationID,
-		&r.Summary, &r.NextAction, &r.Before, &r.After, &r.cordoned, &r.firstSeen, &r.lastSeen, &r.resolved, &r.count, &r.version, &r.Evidence, &r.ackBy, &r.ackReason)
-	if err != nil {
-		return row{}, err //nolint:wrapcheck // the caller says what it read
+var findingColumns = pg.Columns[stored]("f")
+
+// finding parses what is stored. A kind or severity of another build is an error.
+func (d *stored) finding() (row, error) {
+	r := row{
+		Seen: Seen{
+			SubjectType: d.SubjectType, SubjectID: d.SubjectID, TenantID: d.TenantID, WorkspaceID: d.WorkspaceID, NodeID: d.NodeID, AllocationID: d.AllocationID,
+			Summary: d.Summary, NextAction: d.NextAction, Before: d.Before, After: d.After, Evidence: d.Evidence,
+		},
+		id: d.ID, source: d.Source, cordoned: d.Cordoned, firstSeen: d.FirstSeen, lastSeen: d.LastSeen, resolved: d.Resolved, ackBy: d.AckBy, ackReason: d.AckReason,
+		count: d.Count, version: d.Version,
 	}
-	if r.Kind, err = names.Parse[commonv1.FindingKind](kind); err != nil {
+	var err error
+	if r.Kind, err = names.Parse[commonv1.FindingKind](d.Kind); err != nil {
 		return row{}, fmt.Errorf("read finding: %w", err)
 	}
-	if r.Severity, err = names.Parse[commonv1.Severity](severity); err != nil {
+	if r.Severity, err = names.Parse[commonv1.Severity](d.Severity); err != nil {
 		return row{}, fmt.Errorf("read finding: %w", err)
 	}
 	return r, nil
+}
+
+// oneFinding runs a statement that returns one finding. Without a row the error is pgx.ErrNoRows.
+func oneFinding(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (row, error) {
+	d, err := pg.One[stored](ctx, q, s, args...)
+	if err != nil {
+		return row{}, err //nolint:wrapcheck // the caller says what it read
+	}
+	return d.finding()
+}
+
+// allFindings runs a statement that returns findings.
+func allFindings(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]row, error) {
+	list, err := pg.All[stored](ctx, q, s, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it read
+	}
+	out := make([]row, len(list))
+	for i := range list {
+		if out[i], err = list[i].finding(); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 func (r *row) event() (events.Event, error) {
@@ -133,11 +185,19 @@ func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, stri
 	return f, pos, nil
 }
 
+var openFinding = pg.Define(pg.RoleLifecycle, "findings.open_finding", `SELECT `+findingColumns+` FROM lifecycle.finding f
+		WHERE f.kind = $1 AND f.subject_type = $2 AND f.subject_id = $3 AND f.resolved_at IS NULL`)
+
+var insertFinding = pg.Define(pg.RoleLifecycle, "findings.insert_finding", `
+		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id, workspace_id, node_id, allocation_id,
+			summary, next_action, before, after, cordoned, evidence)
+		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
+		RETURNING `+findingColumns)
+
 // open writes a finding down for the first time, or sees an open one again. It answers whether it is new.
 func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 	k := s.key()
-	have, err := scanFinding(tx.QueryRow(ctx, `SELECT `+findingColumns+` FROM lifecycle.finding f
-		WHERE f.kind = $1 AND f.subject_type = $2 AND f.subject_id = $3 AND f.resolved_at IS NULL`, k.kind, k.subjectType, k.subjectID))
+	have, err := oneFinding(ctx, tx, openFinding, k.kind, k.subjectType, k.subjectID)
 	switch {
 	case err == nil && have.source != source:
 		return false, nil // another look sees it already
@@ -155,12 +215,8 @@ func open(ctx context.Context, tx pgx.Tx, source string, s Seen) (bool, error) {
 		}
 		cordoned = by != ""
 	}
-	made, err := scanFinding(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.finding AS f (finding_id, kind, severity, subject_type, subject_id, source, tenant_id, workspace_id, node_id, allocation_id,
-			summary, next_action, before, after, cordoned, evidence)
-		VALUES ($1, $2, $3, $4, $5, $6, nullif($7, '')::uuid, nullif($8, '')::uuid, nullif($9, '')::uuid, nullif($10, '')::uuid, $11, $12, $13, $14, $15, $16)
-		RETURNING `+findingColumns, id, k.kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source, s.TenantID, s.WorkspaceID, s.NodeID,
-		s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), cordoned, append([]int64{}, s.Evidence...)))
+	made, err := oneFinding(ctx, tx, insertFinding, id, k.kind, names.Of(s.Severity), s.SubjectType, s.SubjectID, source, s.TenantID, s.WorkspaceID, s.NodeID,
+		s.AllocationID, s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), cordoned, append([]int64{}, s.Evidence...))
 	if err != nil {
 		return false, fmt.Errorf("insert finding: %w", err)
 	}
@@ -178,6 +234,11 @@ func orEmpty(m map[string]any) map[string]any {
 	return m
 }
 
+var seeFindingAgain = pg.Define(pg.RoleLifecycle, "findings.see_finding_again", `
+		UPDATE lifecycle.finding f SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
+			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
+		WHERE f.finding_id = $1 RETURNING `+findingColumns)
+
 // again counts another sight. It is told when what is seen changed, and else at the 2nd, 4th, 8th sight and so on: a finding that stays for days costs
 // few events.
 func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
@@ -190,11 +251,8 @@ func again(ctx context.Context, tx pgx.Tx, have row, s Seen) error {
 	if tell {
 		raised = 1
 	}
-	now, err := scanFinding(tx.QueryRow(ctx, `
-		UPDATE lifecycle.finding f SET severity = $2, summary = $3, next_action = $4, before = $5, after = $6, count = f.count + 1,
-			last_seen_at = mesh.clock(), version = f.version + $7, evidence = $8
-		WHERE f.finding_id = $1 RETURNING `+findingColumns,
-		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised, append([]int64{}, s.Evidence...)))
+	now, err := oneFinding(ctx, tx, seeFindingAgain,
+		have.id, names.Of(s.Severity), s.Summary, s.NextAction, orEmpty(s.Before), orEmpty(s.After), raised, append([]int64{}, s.Evidence...))
 	if err != nil {
 		return fmt.Errorf("see finding again: %w", err)
 	}
@@ -227,11 +285,13 @@ func sameEvidence(have, s Seen) (bool, error) {
 	return a == b, err
 }
 
+var resolveFinding = pg.Define(pg.RoleLifecycle, "findings.resolve_finding", `
+		UPDATE lifecycle.finding f SET resolved_at = mesh.clock(), version = f.version + 1
+		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+findingColumns)
+
 // resolve closes a finding that its look no longer sees, and ends its cordon unless another finding wants it.
 func resolve(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, string, error) {
-	now, err := scanFinding(tx.QueryRow(ctx, `
-		UPDATE lifecycle.finding f SET resolved_at = mesh.clock(), version = f.version + 1
-		WHERE f.finding_id = $1 AND f.resolved_at IS NULL RETURNING `+findingColumns, r.id))
+	now, err := oneFinding(ctx, tx, resolveFinding, r.id)
 	if err != nil {
 		return nil, "", fmt.Errorf("resolve finding: %w", err)
 	}

@@ -95,13 +95,19 @@ func (s *Sweeper) Follow(ctx context.Context) error {
 	}
 }
 
+var makeCursor = pg.Define(pg.RoleLifecycle, "findings.make_cursor", `INSERT INTO lifecycle.event_cursor (name) VALUES ($1) ON CONFLICT DO NOTHING`)
+
+var lockCursor = pg.Define(pg.RoleLifecycle, "findings.lock_cursor", `SELECT pos FROM lifecycle.event_cursor WHERE name = $1 FOR UPDATE`)
+
+var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor", `UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
+
 func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
-	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.event_cursor (name) VALUES ($1) ON CONFLICT DO NOTHING`, cursorName)
+	_, err := pg.Exec(ctx, tx, makeCursor, cursorName)
 	if err != nil {
 		return false, fmt.Errorf("make cursor: %w", err)
 	}
 	var pos int64
-	if err := tx.QueryRow(ctx, `SELECT pos FROM lifecycle.event_cursor WHERE name = $1 FOR UPDATE`, cursorName).Scan(&pos); err != nil {
+	if err := pg.QueryRow(ctx, tx, lockCursor, cursorName).Scan(&pos); err != nil {
 		return false, fmt.Errorf("read cursor: %w", err)
 	}
 	records, next, err := events.Read(ctx, tx, pos, followedKinds(), followBatch)
@@ -114,7 +120,7 @@ func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	if err := s.keep(ctx, tx, records); err != nil {
 		return false, err
 	}
-	if _, err := tx.Exec(ctx, `UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`, cursorName, next); err != nil {
+	if _, err := pg.Exec(ctx, tx, moveCursor, cursorName, next); err != nil {
 		return false, fmt.Errorf("move cursor: %w", err)
 	}
 	return true, nil
@@ -240,11 +246,31 @@ func witnessesOf(ctx context.Context, tx pgx.Tx, records []events.Record) (map[r
 			types, rowIDs = append(types, r.AggregateType), append(rowIDs, r.AggregateID)
 		}
 	}
-	return readWitnesses(ctx, tx, `JOIN (SELECT DISTINCT * FROM unnest($1::text[], $2::uuid[]) AS u (t, id)) x ON x.t = v.row_type AND x.id = v.row_id`, types, rowIDs)
+	return readWitnesses(ctx, tx, ofPairs, types, rowIDs)
 }
 
-func readWitnesses(ctx context.Context, q pg.Querier, clause string, args ...any) (map[rowKey]*witness, error) {
-	rows, err := q.Query(ctx, `SELECT v.row_type, v.row_id::text, v.version, v.payload, v.image, v.breach FROM lifecycle.row_witness v `+clause, args...)
+// whose says which witnesses are read.
+type whose string
+
+const (
+	ofPairs    whose = `JOIN (SELECT DISTINCT * FROM unnest($1::text[], $2::uuid[]) AS u (t, id)) x ON x.t = v.row_type AND x.id = v.row_id`
+	ofRow      whose = `WHERE v.row_type = $1 AND v.row_id = $2`
+	ofRows     whose = `WHERE v.row_type = $1 AND v.row_id = ANY ($2::uuid[])`
+	ofBreaches whose = `WHERE v.breach_at IS NOT NULL`
+)
+
+// ofMissing is of the rows of a type that do not stand.
+func ofMissing(rowType string) whose {
+	src := sources[rowType]
+	return whose(`WHERE v.row_type = $1 AND NOT EXISTS (SELECT 1 FROM ` + src.table + ` x WHERE x.` + src.id + ` = v.row_id)`)
+}
+
+var witnessesBy = pg.DefineDynamic(pg.RoleLifecycle, "findings.witnesses_by", func(clause whose) string {
+	return `SELECT v.row_type, v.row_id::text, v.version, v.payload, v.image, v.breach FROM lifecycle.row_witness v ` + string(clause)
+}, ofPairs, ofRow, ofRows, ofBreaches, ofMissing("workspace"), ofMissing("run"), ofMissing("allocation"))
+
+func readWitnesses(ctx context.Context, q pg.Querier, clause whose, args ...any) (map[rowKey]*witness, error) {
+	rows, err := pg.Query(ctx, q, witnessesBy.For(clause), args...)
 	if err != nil {
 		return nil, fmt.Errorf("read witnesses: %w", err)
 	}
@@ -268,6 +294,15 @@ func readWitnesses(ctx context.Context, q pg.Querier, clause string, args ...any
 	}
 	return out, nil
 }
+
+var keepWitnesses = pg.Define(pg.RoleLifecycle, "findings.keep_witnesses", `
+		INSERT INTO lifecycle.row_witness AS v (row_type, row_id, version, payload, over_at, breach, breach_at)
+		SELECT x.t, x.id, x.version, x.payload::jsonb, x.over, x.breach::jsonb, CASE WHEN x.breach IS NOT NULL THEN mesh.clock() END
+		FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::timestamptz[], $6::text[]) AS x (t, id, version, payload, over, breach)
+		ON CONFLICT (row_type, row_id) DO UPDATE SET version = EXCLUDED.version, payload = EXCLUDED.payload, over_at = EXCLUDED.over_at,
+			breach = EXCLUDED.breach, breach_at = CASE WHEN EXCLUDED.breach IS NULL THEN NULL
+				WHEN EXCLUDED.breach = v.breach THEN v.breach_at ELSE EXCLUDED.breach_at END
+		WHERE v.version < EXCLUDED.version`)
 
 func (s *Sweeper) writeWitnesses(ctx context.Context, tx pgx.Tx, changed map[rowKey]*witness) error {
 	if len(changed) == 0 {
@@ -293,14 +328,7 @@ func (s *Sweeper) writeWitnesses(ctx context.Context, tx pgx.Tx, changed map[row
 		types, rowIDs, versions, payloads = append(types, k.rowType), append(rowIDs, k.id), append(versions, w.version), append(payloads, string(payload))
 		over, breaches = append(over, rowTypes[k.rowType].ended(w.payload)), append(breaches, found)
 	}
-	_, err := tx.Exec(ctx, `
-		INSERT INTO lifecycle.row_witness AS v (row_type, row_id, version, payload, over_at, breach, breach_at)
-		SELECT x.t, x.id, x.version, x.payload::jsonb, x.over, x.breach::jsonb, CASE WHEN x.breach IS NOT NULL THEN mesh.clock() END
-		FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::timestamptz[], $6::text[]) AS x (t, id, version, payload, over, breach)
-		ON CONFLICT (row_type, row_id) DO UPDATE SET version = EXCLUDED.version, payload = EXCLUDED.payload, over_at = EXCLUDED.over_at,
-			breach = EXCLUDED.breach, breach_at = CASE WHEN EXCLUDED.breach IS NULL THEN NULL
-				WHEN EXCLUDED.breach = v.breach THEN v.breach_at ELSE EXCLUDED.breach_at END
-		WHERE v.version < EXCLUDED.version`, types, rowIDs, versions, payloads, over, breaches)
+	_, err := pg.Exec(ctx, tx, keepWitnesses, types, rowIDs, versions, payloads, over, breaches)
 	if err != nil {
 		return fmt.Errorf("keep witnesses: %w", err)
 	}
@@ -322,6 +350,12 @@ func (t *rowType) ended(payload map[string]any) *time.Time {
 	return nil
 }
 
+var keepReports = pg.Define(pg.RoleLifecycle, "findings.keep_reports", `
+		INSERT INTO lifecycle.observed_workload AS o (workspace_id, node_id, payload, observed_at)
+		SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::jsonb[], $4::timestamptz[])
+		ON CONFLICT (workspace_id, node_id) DO UPDATE SET payload = EXCLUDED.payload, observed_at = EXCLUDED.observed_at
+		WHERE o.observed_at <= EXCLUDED.observed_at`)
+
 // writeReports keeps the last word of each agent on each workspace.
 func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) error {
 	if len(seen) == 0 {
@@ -332,26 +366,26 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 	for p, r := range seen {
 		workspaces, nodes, payloads, at = append(workspaces, p.workspaceID), append(nodes, p.nodeID), append(payloads, string(r.Payload)), append(at, r.CreatedAt)
 	}
-	_, err := tx.Exec(ctx, `
-		INSERT INTO lifecycle.observed_workload AS o (workspace_id, node_id, payload, observed_at)
-		SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::jsonb[], $4::timestamptz[])
-		ON CONFLICT (workspace_id, node_id) DO UPDATE SET payload = EXCLUDED.payload, observed_at = EXCLUDED.observed_at
-		WHERE o.observed_at <= EXCLUDED.observed_at`, workspaces, nodes, payloads, at)
+	_, err := pg.Exec(ctx, tx, keepReports, workspaces, nodes, payloads, at)
 	if err != nil {
 		return fmt.Errorf("keep agents' reports: %w", err)
 	}
 	return nil
 }
 
+var forgetWitnesses = pg.Define(pg.RoleLifecycle, "findings.forget_witnesses", `DELETE FROM lifecycle.row_witness v WHERE (v.row_type, v.row_id) IN (
+		SELECT x.row_type, x.row_id FROM lifecycle.row_witness x WHERE x.over_at < mesh.clock() - make_interval(secs => $1)
+			AND x.breach_at IS NULL LIMIT 1000)`)
+
+var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports", `DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)`)
+
 // forget drops what is kept of rows whose life ended long ago, and reports that are stale.
 func (s *Sweeper) forget(ctx context.Context) error {
-	_, err := s.deps.DB.Exec(ctx, `DELETE FROM lifecycle.row_witness v WHERE (v.row_type, v.row_id) IN (
-		SELECT x.row_type, x.row_id FROM lifecycle.row_witness x WHERE x.over_at < mesh.clock() - make_interval(secs => $1)
-			AND x.breach_at IS NULL LIMIT 1000)`, s.cfg.Keep.Seconds())
+	_, err := pg.Exec(ctx, s.deps.DB, forgetWitnesses, s.cfg.Keep.Seconds())
 	if err != nil {
 		return fmt.Errorf("forget witnesses: %w", err)
 	}
-	_, err = s.deps.DB.Exec(ctx, `DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)`, s.cfg.Keep.Seconds())
+	_, err = pg.Exec(ctx, s.deps.DB, forgetReports, s.cfg.Keep.Seconds())
 	if err != nil {
 		return fmt.Errorf("forget reports: %w", err)
 	}

@@ -9,13 +9,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 	"github.com/gpuaas/mesh/services/lifecycle/workspace"
 )
@@ -49,6 +49,9 @@ type source struct {
 	read   func(ctx context.Context, s *Sweeper, ids []string) (map[string]actual, error)
 }
 
+// guarded are the types of rows, in the order in which they are compared.
+var guarded = []string{"workspace", "run", "allocation"} //nolint:gochecknoglobals // data
+
 var sources = map[string]source{ //nolint:gochecknoglobals // data
 	"workspace": {
 		table: "lifecycle.workspace", id: "id", always: "false", read: readWorkspaces,
@@ -64,6 +67,8 @@ var sources = map[string]source{ //nolint:gochecknoglobals // data
 	},
 }
 
+var readCursor = pg.Define(pg.RoleLifecycle, "findings.read_cursor", `SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0)`)
+
 // lookAtRows is the drift guard. The rows are read before what the log says of them, up to the last event that is committed: an event of a row's version
 // is committed with it, so that what the log does not say then was never said.
 func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
@@ -71,13 +76,13 @@ func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
 		return nil, err
 	}
 	var pos int64
-	if err := s.deps.DB.QueryRow(ctx, `SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0)`, cursorName).Scan(&pos); err != nil {
+	if err := pg.QueryRow(ctx, s.deps.DB, readCursor, cursorName).Scan(&pos); err != nil {
 		return nil, fmt.Errorf("read cursor: %w", err)
 	}
 	var out []Seen
-	for _, name := range []string{"workspace", "run", "allocation"} {
+	for _, name := range guarded {
 		t, src := rowTypes[name], sources[name]
-		rows, err := s.suspects(ctx, t, src)
+		rows, err := s.suspects(ctx, t)
 		if err != nil {
 			return nil, err
 		}
@@ -93,7 +98,7 @@ func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
 			return nil, err
 		}
 		out = append(out, broken...)
-		gone, err := s.gone(ctx, t, src)
+		gone, err := s.gone(ctx, t)
 		if err != nil {
 			return nil, err
 		}
@@ -108,21 +113,24 @@ func (s *Sweeper) lookAtRows(ctx context.Context) ([]Seen, error) {
 
 // suspect is a row that was written since it last agreed with the log: by which transaction, whether its seal fits, and what stood in it then.
 type suspect struct {
-	ID, Xmin string
-	Sealed   bool
-	Image    []byte
+	ID     string `db:"id"`
+	Xmin   string `db:"written_by"`
+	Sealed bool   `db:"sealed"`
+	Image  []byte `db:"image"`
 }
+
+// changedRows reads the rows of a type that were written since they last agreed with the log.
+var changedRows = pg.DefineDynamic(pg.RoleLifecycle, "findings.changed_rows", func(rowType string) string {
+	src := sources[rowType]
+	return `SELECT x.` + src.id + `::text AS id, x.xmin::text AS written_by, x.seal IS NOT DISTINCT FROM lifecycle.digest(x) AS sealed, to_jsonb(x) - 'seal' AS image
+		FROM ` + src.table + ` x LEFT JOIN lifecycle.row_witness v ON v.row_type = $1 AND v.row_id = x.` + src.id + `
+		WHERE CASE WHEN v.row_id IS NULL THEN ` + src.recent + ` ELSE v.agreed_xmin <> x.xmin::text OR ` + src.always + ` END`
+}, guarded...)
 
 // suspects reads which rows there are to compare. Whoever writes a row leaves the id of his transaction on it: a row that carries the same as when it
 // last agreed is as it was.
-func (s *Sweeper) suspects(ctx context.Context, t *rowType, src source) ([]suspect, error) {
-	rows, err := s.deps.DB.Query(ctx, `
-		SELECT x.`+src.id+`::text, x.xmin::text, x.seal IS NOT DISTINCT FROM lifecycle.digest(x), to_jsonb(x) - 'seal' FROM `+src.table+` x LEFT JOIN lifecycle.row_witness v ON v.row_type = $1 AND v.row_id = x.`+src.id+`
-		WHERE CASE WHEN v.row_id IS NULL THEN `+src.recent+` ELSE v.agreed_xmin <> x.xmin::text OR `+src.always+` END`, t.name, s.cfg.Keep.Seconds())
-	if err != nil {
-		return nil, fmt.Errorf("look for changed rows: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowToStructByPos[suspect])
+func (s *Sweeper) suspects(ctx context.Context, t *rowType) ([]suspect, error) {
+	out, err := pg.All[suspect](ctx, s.deps.DB, changedRows.For(t.name), t.name, s.cfg.Keep.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("look for changed rows: %w", err)
 	}
@@ -230,7 +238,7 @@ func (s *Sweeper) saidOf(ctx context.Context, t *rowType, pos int64, rowIDs []st
 	for _, id := range rowIDs {
 		out[id] = &said{}
 	}
-	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.row_type = $1 AND v.row_id = ANY ($2::uuid[])`, t.name, rowIDs)
+	kept, err := readWitnesses(ctx, s.deps.DB, ofRows, t.name, rowIDs)
 	if err != nil {
 		return nil, err
 	}
@@ -249,6 +257,10 @@ func (s *Sweeper) saidOf(ctx context.Context, t *rowType, pos int64, rowIDs []st
 	return out, nil
 }
 
+var noteAgreement = pg.Define(pg.RoleLifecycle, "findings.note_agreement", `UPDATE lifecycle.row_witness v SET agreed_xmin = x.xmin, image = x.image::jsonb
+		FROM unnest($2::uuid[], $3::text[], $4::text[]) AS x (id, xmin, image)
+		WHERE v.row_type = $1 AND v.row_id = x.id AND v.agreed_xmin <> x.xmin`)
+
 // agree notes which transaction's rows were found in agreement, and what stood in them.
 func (s *Sweeper) agree(ctx context.Context, t *rowType, rows []suspect) error {
 	if len(rows) == 0 {
@@ -258,9 +270,7 @@ func (s *Sweeper) agree(ctx context.Context, t *rowType, rows []suspect) error {
 	for _, r := range rows {
 		rowIDs, xmins, images = append(rowIDs, r.ID), append(xmins, r.Xmin), append(images, string(r.Image))
 	}
-	_, err := s.deps.DB.Exec(ctx, `UPDATE lifecycle.row_witness v SET agreed_xmin = x.xmin, image = x.image::jsonb
-		FROM unnest($2::uuid[], $3::text[], $4::text[]) AS x (id, xmin, image)
-		WHERE v.row_type = $1 AND v.row_id = x.id AND v.agreed_xmin <> x.xmin`, t.name, rowIDs, xmins, images)
+	_, err := pg.Exec(ctx, s.deps.DB, noteAgreement, t.name, rowIDs, xmins, images)
 	if err != nil {
 		return fmt.Errorf("note agreement: %w", err)
 	}
@@ -268,8 +278,8 @@ func (s *Sweeper) agree(ctx context.Context, t *rowType, rows []suspect) error {
 }
 
 // gone finds rows that the log speaks of and that are not there: the product deletes none.
-func (s *Sweeper) gone(ctx context.Context, t *rowType, src source) ([]Seen, error) {
-	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.row_type = $1 AND NOT EXISTS (SELECT 1 FROM `+src.table+` x WHERE x.`+src.id+` = v.row_id)`, t.name)
+func (s *Sweeper) gone(ctx context.Context, t *rowType) ([]Seen, error) {
+	kept, err := readWitnesses(ctx, s.deps.DB, ofMissing(t.name), t.name)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +298,7 @@ func (s *Sweeper) gone(ctx context.Context, t *rowType, src source) ([]Seen, err
 
 // breaches are the breaks within the log that nobody has acknowledged.
 func (s *Sweeper) breaches(ctx context.Context) ([]Seen, error) {
-	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.breach_at IS NOT NULL`)
+	kept, err := readWitnesses(ctx, s.deps.DB, ofBreaches)
 	if err != nil {
 		return nil, err
 	}

@@ -208,12 +208,12 @@ func TestAnAgreedRowCostsNothing(t *testing.T) {
 	b.numbered()
 	b.sweep()
 	b.sweep()
-	left, err := b.sweeper.suspects(t.Context(), rowTypes["workspace"], sources["workspace"])
+	left, err := b.sweeper.suspects(t.Context(), rowTypes["workspace"])
 	if err != nil || len(left) != 0 {
 		t.Errorf("%d rows are compared again (%v)", len(left), err)
 	}
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.workspace SET seal = NULL, op_seq = op_seq + 1 WHERE id = $1`, id)
-	if left, err = b.sweeper.suspects(t.Context(), rowTypes["workspace"], sources["workspace"]); err != nil || len(left) != 1 || left[0].ID != id {
+	if left, err = b.sweeper.suspects(t.Context(), rowTypes["workspace"]); err != nil || len(left) != 1 || left[0].ID != id {
 		t.Errorf("a row that was written is not compared: %v (%v)", left, err)
 	}
 	b.sweep()

@@ -235,12 +235,16 @@ func (b *bed) open() map[string]row {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	found, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (row, error) { return scanFinding(r) })
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[stored])
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	out := map[string]row{}
-	for _, f := range found {
+	for i := range found {
+		f, err := found[i].finding()
+		if err != nil {
+			b.t.Fatal(err)
+		}
 		out[names.Of(f.Kind)+" "+f.SubjectType+" "+f.SubjectID] = f
 	}
 	return out

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
@@ -54,39 +55,39 @@ type record struct {
 	subjectID, workspaceID, tenantID, nodeID, allocationID, is string
 }
 
-// recordsSQL reads pairs of our own rows that contradict each other on workspaces that nothing happens to.
-var recordsSQL = `
+// contradictions reads pairs of our own rows that contradict each other on workspaces that nothing happens to.
+var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 	SELECT 'gpu_hold', h.node_id::text, a.workspace_id::text, a.tenant_id::text, h.node_id::text, a.allocation_id::text, string_agg(h.device_id, ', ' ORDER BY h.device_id)
 	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
 	WHERE a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id
 	UNION ALL
 	SELECT 'slot', s.node_id::text, s.workspace_id::text, coalesce(w.tenant_id::text, ''), s.node_id::text, '', 'epoch ' || s.epoch
 	FROM lifecycle.static_placement s LEFT JOIN lifecycle.workspace w ON w.id = s.workspace_id
-	WHERE s.ended_at IS NULL AND NOT ` + busy("s.workspace_id") + `
+	WHERE s.ended_at IS NULL AND NOT `+busy("s.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = s.workspace_id AND a.node_id = s.node_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'box', g.node_id::text, g.workspace_id::text, coalesce(w.tenant_id::text, ''), g.node_id::text, '', 'epoch ' || g.epoch
 	FROM lifecycle.node_gate g LEFT JOIN lifecycle.workspace w ON w.id = g.workspace_id
-	WHERE g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND ` + gate.ConnectedSQL + ` AND NOT ` + busy("g.workspace_id") + `
+	WHERE g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = g.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'no_instance', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
 		coalesce((SELECT 'its instance has ended: ' || i.end_reason FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch), 'it has no instance')
-	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
+	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch AND i.state <> 'ended')
 	UNION ALL
 	SELECT 'few_devices', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
 		'it is of ' || a.gpus || ' GPUs and holds ' || (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
-	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
+	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND a.gpus > (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
 	UNION ALL
 	SELECT 'slot_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT ` + busy("c.workspace_id") + `
+	FROM lifecycle.resource_claim c WHERE c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = c.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'handle_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, '', '', c.deterministic_name
 	FROM lifecycle.resource_claim c WHERE c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
-		AND NOT ` + busy("c.workspace_id") + ` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
+		AND NOT `+busy("c.workspace_id")+` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
 	UNION ALL
 	SELECT 'identity_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(i.node_id::text, ''), '',
 		CASE WHEN g.retired THEN 'recovery has retired it' ELSE 'no node has it' END
@@ -94,18 +95,18 @@ var recordsSQL = `
 	LEFT JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
 	WHERE c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
-		AND (g.node_id IS NULL OR g.retired) AND NOT ` + busy("c.workspace_id") + `
+		AND (g.node_id IS NULL OR g.retired) AND NOT `+busy("c.workspace_id")+`
 	UNION ALL
 	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
-	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT ` + busy("a.workspace_id") + `
+	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
 	UNION ALL
 	SELECT 'unclaimed_handle', h.workspace_id::text, h.workspace_id::text, w.tenant_id::text, '', '', h.handle
-	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE NOT ` + busy("h.workspace_id") + `
-		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`
+	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE NOT `+busy("h.workspace_id")+`
+		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
 
 func (s *Sweeper) lookAtRecords(ctx context.Context) ([]Seen, error) {
-	rows, err := s.deps.DB.Query(ctx, recordsSQL)
+	rows, err := pg.Query(ctx, s.deps.DB, contradictions)
 	if err != nil {
 		return nil, fmt.Errorf("compare records: %w", err)
 	}
@@ -184,20 +185,24 @@ func occupied(node string, held []record) Seen {
 	}
 }
 
-// lookAtProvisions finds names that are provisioned again and again.
-func (s *Sweeper) lookAtProvisions(ctx context.Context) ([]Seen, error) {
-	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by clocks of replicas, for which some minutes are allowed.
-	var now time.Time
-	if err := s.deps.DB.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
-		return nil, fmt.Errorf("read clock: %w", err)
-	}
-	from := lowestID(now.Add(-s.cfg.ProvisionWindow - 5*time.Minute))
-	rows, err := s.deps.DB.Query(ctx, `
+var clockNow = pg.Define(pg.RoleLifecycle, "findings.clock_now", `SELECT mesh.clock()`)
+
+var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
 		SELECT w.tenant_id::text, w.name, count(*)::int, (array_agg(w.id::text ORDER BY r.created_at DESC))[1], array_agg(r.kind || ' ' || r.id ORDER BY r.created_at),
 			count(DISTINCT w.id)::int
 		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
-		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`, from, s.cfg.ProvisionWindow.Seconds(), s.cfg.ProvisionLimit)
+		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
+
+// lookAtProvisions finds names that are provisioned again and again.
+func (s *Sweeper) lookAtProvisions(ctx context.Context) ([]Seen, error) {
+	// Ids of runs rise with time, so the window is a range of the primary key. They are drawn by clocks of replicas, for which some minutes are allowed.
+	var now time.Time
+	if err := pg.QueryRow(ctx, s.deps.DB, clockNow).Scan(&now); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	from := lowestID(now.Add(-s.cfg.ProvisionWindow - 5*time.Minute))
+	rows, err := pg.Query(ctx, s.deps.DB, provisionsOf, from, s.cfg.ProvisionWindow.Seconds(), s.cfg.ProvisionLimit)
 	if err != nil {
 		return nil, fmt.Errorf("count provisions: %w", err)
 	}

@@ -7,42 +7,51 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // schemaClaim is a claim on a schema and the login role of its name.
-type schemaClaim struct{ id, name, workspaceID, tenantID string }
+type schemaClaim struct {
+	ID          string `db:"id" expr:"@.id::text"`
+	Name        string `db:"deterministic_name"`
+	WorkspaceID string `db:"workspace_id" expr:"@.workspace_id::text"`
+	TenantID    string `db:"tenant_id" expr:"@.tenant_id::text"`
+}
+
+var claimedSchemas = pg.Define(pg.RoleLifecycle, "findings.claimed_schemas", `
+		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
+		WHERE c.kind = 'schema' AND c.released_at IS NULL
+			AND (CASE WHEN $1 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
+				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`)
 
 // heldSchemas reads the claims on schemas that are there by our rows. With all, those that are being worked on stand among them. One that was given up
 // holds nothing, unless a run may be taking it up again.
 func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
-	rows, err := s.deps.DB.Query(ctx, `
-		SELECT c.id::text, c.deterministic_name, c.workspace_id::text, c.tenant_id::text FROM lifecycle.resource_claim c
-		WHERE c.kind = 'schema' AND c.released_at IS NULL
-			AND (CASE WHEN $1 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
-				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`, all)
+	list, err := pg.All[schemaClaim](ctx, s.deps.DB, claimedSchemas, all)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas: %w", err)
 	}
-	out := map[schemaClaim]bool{}
-	var c schemaClaim
-	if _, err := pgx.ForEachRow(rows, []any{&c.id, &c.name, &c.workspaceID, &c.tenantID}, func() error { out[c] = true; return nil }); err != nil {
-		return nil, fmt.Errorf("read claims on schemas: %w", err)
+	out := make(map[schemaClaim]bool, len(list))
+	for _, c := range list {
+		out[c] = true
 	}
 	return out, nil
 }
 
+var schemasGivenUp = pg.Define(pg.RoleLifecycle, "findings.schemas_given_up", `
+		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
+		WHERE c.kind = 'schema' AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL ORDER BY c.id`)
+
 // leftSchemas reads the claims on schemas that were given up, by name: a forced release leaves what they held where it stands.
 func (s *Sweeper) leftSchemas(ctx context.Context) (map[string]schemaClaim, error) {
-	rows, err := s.deps.DB.Query(ctx, `
-		SELECT c.id::text, c.deterministic_name, c.workspace_id::text, c.tenant_id::text FROM lifecycle.resource_claim c
-		WHERE c.kind = 'schema' AND c.released_at IS NULL AND c.orphaned_at IS NOT NULL ORDER BY c.id`)
+	list, err := pg.All[schemaClaim](ctx, s.deps.DB, schemasGivenUp)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas that were given up: %w", err)
 	}
-	out := map[string]schemaClaim{}
-	var c schemaClaim
-	if _, err := pgx.ForEachRow(rows, []any{&c.id, &c.name, &c.workspaceID, &c.tenantID}, func() error { out[c.name] = c; return nil }); err != nil {
-		return nil, fmt.Errorf("read claims on schemas that were given up: %w", err)
+	out := make(map[string]schemaClaim, len(list))
+	for _, c := range list {
+		out[c.Name] = c
 	}
 	return out, nil
 }
@@ -66,7 +75,7 @@ func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
 	}
 	claimed := slices.Collect(maps.Keys(left))
 	for c := range before {
-		claimed = append(claimed, c.name)
+		claimed = append(claimed, c.Name)
 	}
 	there, err := s.schemas(ctx, claimed)
 	if err != nil {
@@ -82,17 +91,17 @@ func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
 	}
 	var out []Seen
 	for c := range before {
-		if t := there[c.name]; after[c] && (!t.schema || !t.role) {
+		if t := there[c.Name]; after[c] && (!t.schema || !t.role) {
 			out = append(out, Seen{
-				Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.id, WorkspaceID: c.workspaceID, TenantID: c.tenantID, NextAction: nextClaimEmpty,
-				Summary: fmt.Sprintf("the %s that is claimed as %q is gone from the workload database", missingPart(t), c.name),
+				Kind: claimEmpty, Severity: p1, SubjectType: "claim", SubjectID: c.ID, WorkspaceID: c.WorkspaceID, TenantID: c.TenantID, NextAction: nextClaimEmpty,
+				Summary: fmt.Sprintf("the %s that is claimed as %q is gone from the workload database", missingPart(t), c.Name),
 				Before:  map[string]any{"schema": true, "role": true}, After: map[string]any{"schema": t.schema, "role": t.role},
 			})
 		}
 	}
 	held := map[string]bool{}
 	for c := range all {
-		held[c.name] = true
+		held[c.Name] = true
 	}
 	for name, t := range there {
 		if held[name] || !t.schema && !t.role {
@@ -104,9 +113,9 @@ func (s *Sweeper) lookAtSchemas(ctx context.Context) ([]Seen, error) {
 			Before:  map[string]any{"claim": "none"}, After: map[string]any{"schema": t.schema, "role": t.role},
 		}
 		if c, ok := left[name]; ok {
-			seen.WorkspaceID, seen.TenantID, seen.NextAction = c.workspaceID, c.tenantID, nextLeftBehind
+			seen.WorkspaceID, seen.TenantID, seen.NextAction = c.WorkspaceID, c.TenantID, nextLeftBehind
 			seen.Summary = fmt.Sprintf("%q was left behind in the workload database: its claim was given up", name)
-			seen.Before = map[string]any{"claim": "given up", "claim_id": c.id}
+			seen.Before = map[string]any{"claim": "given up", "claim_id": c.ID}
 		}
 		out = append(out, seen)
 	}
@@ -124,17 +133,27 @@ func missingPart(t schemaThere) string {
 	}
 }
 
+var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "findings.fences_exist", `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
+
+var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "findings.schemas_present", `
+		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))
+		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`)
+
+// fencedSchemas reads which workspace was the last to write each schema.
+var fencedSchemas = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "findings.fenced_schemas", "the first schema of a workspace makes the table",
+	func(struct{}) string { return `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f` })
+
 // schemas reads what stands in the workload database under names of tenants: every schema, and the roles of schemas, of claims and of what was written
 // through a fence. A role belongs to the whole server, so that one which none of these names may be another mesh's.
 func (s *Sweeper) schemas(ctx context.Context, claimed []string) (map[string]schemaThere, error) {
 	out := map[string]schemaThere{}
 	var fenced bool
-	if err := s.deps.Workloads.QueryRow(ctx, `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`).Scan(&fenced); err != nil {
+	if err := pg.QueryRow(ctx, s.deps.Workloads, fencesExist).Scan(&fenced); err != nil {
 		return nil, fmt.Errorf("look for fences of schemas: %w", err)
 	}
 	known := slices.Clone(claimed)
 	if fenced {
-		rows, err := s.deps.Workloads.Query(ctx, `SELECT f.name, f.workspace_id::text FROM gpuaas_fence.schema f`)
+		rows, err := pg.Query(ctx, s.deps.Workloads, fencedSchemas.For(struct{}{}))
 		if err != nil {
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
@@ -148,9 +167,7 @@ func (s *Sweeper) schemas(ctx context.Context, claimed []string) (map[string]sch
 			return nil, fmt.Errorf("read fences of schemas: %w", err)
 		}
 	}
-	rows, err := s.deps.Workloads.Query(ctx, `
-		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))
-		SELECT n.name, EXISTS (SELECT 1 FROM pg_namespace x WHERE x.nspname = n.name), EXISTS (SELECT 1 FROM pg_roles r WHERE r.rolname = n.name) FROM n`, known)
+	rows, err := pg.Query(ctx, s.deps.Workloads, schemasPresent, known)
 	if err != nil {
 		return nil, fmt.Errorf("list schemas: %w", err)
 	}

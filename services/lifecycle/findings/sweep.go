@@ -151,8 +151,8 @@ func (s *Sweeper) check(ctx context.Context, d detector, total *Swept) error {
 	return nil
 }
 
-// turnSQL lets one at a time write findings.
-const turnSQL = `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`
+// takeTurn lets one at a time write findings.
+var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn", `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
 
 // settle makes of what one whole look saw what it means: suspicions, findings, and the end of both.
 func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {
@@ -166,7 +166,7 @@ func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total 
 	var opened []Seen
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		one, opened = Swept{}, nil
-		if _, err := tx.Exec(ctx, turnSQL); err != nil {
+		if _, err := pg.Exec(ctx, tx, takeTurn); err != nil {
 			return fmt.Errorf("wait for turn: %w", err)
 		}
 		ripe, err := s.suspect(ctx, tx, source, byKey)
@@ -211,6 +211,16 @@ func compareKeys(a, b key) int {
 	return slices.Compare([]string{a.kind, a.subjectType, a.subjectID}, []string{b.kind, b.subjectType, b.subjectID})
 }
 
+var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions", `DELETE FROM lifecycle.suspicion s WHERE s.source = $1
+		AND NOT EXISTS (SELECT 1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
+			WHERE x.kind = s.kind AND x.subject_type = s.subject_type AND x.subject_id = s.subject_id)`)
+
+var noteSuspicions = pg.Define(pg.RoleLifecycle, "findings.note_suspicions", `
+		INSERT INTO lifecycle.suspicion AS s (kind, subject_type, subject_id, source)
+		SELECT x.kind, x.subject_type, x.subject_id, $1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
+		ON CONFLICT (kind, subject_type, subject_id) DO UPDATE SET looks = s.looks + 1
+		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`)
+
 // suspect writes down what this look sees and forgets what it saw before and sees no more. It answers what is ripe: certain, or seen in two looks that
 // lie further apart than the grace.
 func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (map[key]bool, error) {
@@ -224,20 +234,14 @@ func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen ma
 		}
 		kinds, types, subjects = append(kinds, k.kind), append(types, k.subjectType), append(subjects, k.subjectID)
 	}
-	_, err := tx.Exec(ctx, `DELETE FROM lifecycle.suspicion s WHERE s.source = $1
-		AND NOT EXISTS (SELECT 1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
-			WHERE x.kind = s.kind AND x.subject_type = s.subject_type AND x.subject_id = s.subject_id)`, source, kinds, types, subjects)
+	_, err := pg.Exec(ctx, tx, forgetSuspicions, source, kinds, types, subjects)
 	if err != nil {
 		return nil, fmt.Errorf("forget suspicions: %w", err)
 	}
 	if len(kinds) == 0 {
 		return ripe, nil
 	}
-	rows, err := tx.Query(ctx, `
-		INSERT INTO lifecycle.suspicion AS s (kind, subject_type, subject_id, source)
-		SELECT x.kind, x.subject_type, x.subject_id, $1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
-		ON CONFLICT (kind, subject_type, subject_id) DO UPDATE SET looks = s.looks + 1
-		RETURNING s.kind, s.subject_type, s.subject_id, s.looks > 1 AND mesh.clock() - s.since >= make_interval(secs => $5)`,
+	rows, err := pg.Query(ctx, tx, noteSuspicions,
 		source, kinds, types, subjects, s.cfg.Grace.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("note suspicions: %w", err)
@@ -256,14 +260,12 @@ func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen ma
 	return ripe, nil
 }
 
+var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source", `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
+		ORDER BY f.finding_id FOR UPDATE`)
+
 // resolveUnseen closes the open findings of a look that it does not see any more.
 func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, seen map[key]Seen) (int, error) {
-	rows, err := tx.Query(ctx, `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
-		ORDER BY f.finding_id FOR UPDATE`, source)
-	if err != nil {
-		return 0, fmt.Errorf("read open findings: %w", err)
-	}
-	have, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (row, error) { return scanFinding(r) })
+	have, err := allFindings(ctx, tx, openOfSource, source)
 	if err != nil {
 		return 0, fmt.Errorf("read open findings: %w", err)
 	}
@@ -280,9 +282,11 @@ func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, s
 	return n, nil
 }
 
+var countOpen = pg.Define(pg.RoleLifecycle, "findings.count_open", `SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
+
 // Measure sets the metric of open findings to what the database says. Each replica calls it, whoever sweeps.
 func (s *Sweeper) Measure(ctx context.Context) error {
-	rows, err := s.deps.DB.Query(ctx, `SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
+	rows, err := pg.Query(ctx, s.deps.DB, countOpen)
 	if err != nil {
 		return fmt.Errorf("count findings: %w", err)
 	}

@@ -10,12 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -85,22 +84,25 @@ func (s *Sweeper) twoInstances(ctx context.Context, kind commonv1.PlacementDrive
 
 // owner is what our row says of a workspace.
 type owner struct {
-	id, tenantID, name string
-	epoch              int64
+	ID       string `db:"id" expr:"@.id::text"`
+	TenantID string `db:"tenant_id" expr:"@.tenant_id::text"`
+	Name     string `db:"name"`
+	Epoch    int64  `db:"epoch"`
 }
+
+var workspacesOfInstances = pg.Define(pg.RoleLifecycle, "findings.workspaces_of_instances", `SELECT `+pg.Columns[owner]("w")+` FROM lifecycle.workspace w
+		WHERE w.id = ANY ($1::uuid[])`)
 
 // owners reads the workspaces of that list that are known here.
 func (s *Sweeper) owners(ctx context.Context, workspaces []string) (map[string]owner, error) {
 	valid := slices.DeleteFunc(slices.Clone(workspaces), func(id string) bool { return !ids.Valid(id) })
-	rows, err := s.deps.DB.Query(ctx, `SELECT w.id::text, w.tenant_id::text, w.name, w.epoch FROM lifecycle.workspace w
-		WHERE w.id = ANY ($1::uuid[])`, valid)
+	list, err := pg.All[owner](ctx, s.deps.DB, workspacesOfInstances, valid)
 	if err != nil {
 		return nil, fmt.Errorf("read workspaces of instances: %w", err)
 	}
-	out := map[string]owner{}
-	var o owner
-	if _, err := pgx.ForEachRow(rows, []any{&o.id, &o.tenantID, &o.name, &o.epoch}, func() error { out[o.id] = o; return nil }); err != nil {
-		return nil, fmt.Errorf("read workspaces of instances: %w", err)
+	out := make(map[string]owner, len(list))
+	for _, o := range list {
+		out[o.ID] = o
 	}
 	return out, nil
 }
@@ -117,13 +119,13 @@ func twoSeen(kind commonv1.PlacementDriver, workspaceID string, of []placement.I
 			"epoch": one.Epoch, "provider_id": one.ProviderID, "instance_id": one.InstanceID, "started_at": one.StartedAt.UTC().Format(time.RFC3339),
 		}
 	}
-	what := fmt.Sprintf("%q", known.name)
-	before := map[string]any{"workspace": known.name, "epoch": known.epoch}
-	if known.id == "" {
+	what := fmt.Sprintf("%q", known.Name)
+	before := map[string]any{"workspace": known.Name, "epoch": known.Epoch}
+	if known.ID == "" {
 		what, before = "a workspace that is not known here", map[string]any{"workspace": "not known here"}
 	}
 	return Seen{
-		Kind: instanceUnknown, Severity: p0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.id, TenantID: known.tenantID, NextAction: nextTwo,
+		Kind: instanceUnknown, Severity: p0, SubjectType: "workspace", SubjectID: workspaceID, WorkspaceID: known.ID, TenantID: known.TenantID, NextAction: nextTwo,
 		Summary: fmt.Sprintf("%d instances of %s run at once, of epochs %s", len(of), what, strings.Join(epochs, ", ")),
 		Before:  before, After: map[string]any{"placement": names.Of(kind), "instances": list},
 	}

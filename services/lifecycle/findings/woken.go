@@ -33,6 +33,14 @@ func WokenConsumer() events.ConsumerConfig {
 	return events.ConsumerConfig{Name: wokenConsumer, Schema: pg.RoleLifecycle, Kinds: []string{refusedKind}}
 }
 
+var noteRefused = pg.Define(pg.RoleLifecycle, "findings.note_refused", `
+		INSERT INTO lifecycle.woken_instance AS w
+			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id, refused_at)
+		VALUES ($1, $2, $3, nullif($4, '')::uuid, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11)
+		ON CONFLICT (instance_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason, remote_address = EXCLUDED.remote_address,
+			machine_id = EXCLUDED.machine_id, boot_id = EXCLUDED.boot_id, refused_at = EXCLUDED.refused_at
+		WHERE w.version < EXCLUDED.version`)
+
 // ApplyWoken writes down that recovery refused an instance of an epoch that is over. SweepWoken makes the finding of
 // it.
 func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
@@ -46,13 +54,7 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	if !ids.Valid(f.GetInstanceId()) || !ids.Valid(f.GetWorkspaceId()) {
 		return nil
 	}
-	_, err := tx.Exec(ctx, `
-		INSERT INTO lifecycle.woken_instance AS w
-			(instance_id, version, workspace_id, tenant_id, epoch, node_id, reason, remote_address, machine_id, boot_id, refused_at)
-		VALUES ($1, $2, $3, nullif($4, '')::uuid, $5, nullif($6, '')::uuid, $7, $8, $9, $10, $11)
-		ON CONFLICT (instance_id) DO UPDATE SET version = EXCLUDED.version, reason = EXCLUDED.reason, remote_address = EXCLUDED.remote_address,
-			machine_id = EXCLUDED.machine_id, boot_id = EXCLUDED.boot_id, refused_at = EXCLUDED.refused_at
-		WHERE w.version < EXCLUDED.version`,
+	_, err := pg.Exec(ctx, tx, noteRefused,
 		f.GetInstanceId(), f.GetVersion(), f.GetWorkspaceId(), f.GetTenantId(), f.GetEpoch(), f.GetNodeId(), names.Of(f.GetReason()), f.GetRemoteAddress(),
 		f.GetMachineId(), f.GetBootId(), f.GetRefusedAt().AsTime())
 	if err != nil {
@@ -61,6 +63,10 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
+var noWokenFinding = pg.Define(pg.RoleLifecycle, "findings.no_woken_finding", `SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)`)
+
+var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused", `DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
+
 // SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets
 // old refusals. It is a sweep of its own, since it compares nothing and its finding is not to wait for those that do.
 func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
@@ -68,7 +74,7 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	seen, err := s.wokenInstances(ctx)
 	if err == nil && len(seen) == 0 {
 		idle := false
-		err = s.deps.DB.QueryRow(ctx, `SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)`,
+		err = pg.QueryRow(ctx, s.deps.DB, noWokenFinding,
 			names.Of(endedWoke), wokenSource).Scan(&idle)
 		if err == nil && idle {
 			return total, nil
@@ -78,7 +84,7 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 		err = s.settle(ctx, wokenSource, seen, &total)
 	}
 	if err == nil {
-		_, err = s.deps.DB.Exec(ctx, `DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`, s.cfg.Keep.Seconds())
+		_, err = pg.Exec(ctx, s.deps.DB, forgetRefused, s.cfg.Keep.Seconds())
 	}
 	if err != nil {
 		s.failed.WithLabelValues(wokenSource).Inc()
@@ -87,12 +93,14 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	return total, nil
 }
 
-func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
-	rows, err := s.deps.DB.Query(ctx, `
+var refusedInstances = pg.Define(pg.RoleLifecycle, "findings.refused_instances", `
 		SELECT w.workspace_id::text, coalesce(w.tenant_id::text, ''), w.epoch, coalesce(w.node_id::text, ''), w.instance_id::text, w.reason, w.remote_address,
 			w.machine_id, w.boot_id, w.refused_at, w.version, coalesce(p.name, ''), coalesce(p.epoch, 0)
 		FROM lifecycle.woken_instance w LEFT JOIN lifecycle.workspace p ON p.id = w.workspace_id
-		WHERE w.refused_at > mesh.clock() - make_interval(secs => $1)`, s.cfg.WokenFor.Seconds())
+		WHERE w.refused_at > mesh.clock() - make_interval(secs => $1)`)
+
+func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
+	rows, err := pg.Query(ctx, s.deps.DB, refusedInstances, s.cfg.WokenFor.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read refused instances: %w", err)
 	}
@@ -121,6 +129,8 @@ func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
+var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_strays", `SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id::text = $1`)
+
 // strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
 // hour.
 func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, list []placement.Instance) ([]Seen, error) {
@@ -131,7 +141,7 @@ func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, lis
 			continue
 		}
 		if now.IsZero() {
-			if err := s.deps.DB.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&now); err != nil {
+			if err := pg.QueryRow(ctx, s.deps.DB, clockNow).Scan(&now); err != nil {
 				return nil, fmt.Errorf("read clock: %w", err)
 			}
 		}
@@ -146,7 +156,7 @@ func (s *Sweeper) strays(ctx context.Context, kind commonv1.PlacementDriver, lis
 				"processes": b.Strays, "provider_id": b.ProviderID, "placement": names.Of(kind), "found_at": b.StraysAt.UTC().Format(time.RFC3339),
 			},
 		}
-		err := s.deps.DB.QueryRow(ctx, `SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id::text = $1`, b.WorkspaceID).
+		err := pg.QueryRow(ctx, s.deps.DB, workspaceOfStrays, b.WorkspaceID).
 			Scan(&seen.WorkspaceID, &seen.TenantID)
 		if err != nil && !pg.IsNoRows(err) {
 			return nil, fmt.Errorf("read workspace of strays: %w", err)
