@@ -24,7 +24,6 @@ var unconverted = []string{
 	"bench/resume",
 	"bench/sagas",
 	"bench/tasks",
-	"services/lifecycle/workspace",
 }
 
 // statementsTest imports every package that defines statements.

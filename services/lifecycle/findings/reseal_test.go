@@ -216,7 +216,7 @@ func TestTheCheckReadsNoRows(t *testing.T) {
 	if n := b.needs(sealer, first); n < 2*(many+some) {
 		t.Fatalf("%d rows need the key", n)
 	}
-	plan := b.plan(workspace.KeySetsSQL)
+	plan := b.plan(workspace.KeySets.SQL())
 	for _, index := range []string{"workspace_secret_keys", "run_secret_keys", "task_secret_keys", "operation_key_secret_keys"} {
 		if !strings.Contains(plan, index) {
 			t.Errorf("%s is not used", index)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -30,26 +31,29 @@ func (b Boxes) RegisterFailures(ctx context.Context, tx pgx.Tx, workspaceID stri
 	if count == 0 {
 		return b.registered(ctx, tx, workspaceID, epoch)
 	}
-	return announceIf(ctx, tx, workspaceID, `
+	return announceIf(ctx, tx, countRegisterFailures, workspaceID, epoch, count, lastError)
+}
+
+var countRegisterFailures = pg.Define(pg.RoleLifecycle, "workspace.count_register_failures", `
 		UPDATE lifecycle.workspace SET seal = NULL, register_failures = GREATEST(register_failures, $3), last_error_code = 'register_failing',
 			last_error = $4, version = version + 1
 		WHERE id = $1 AND epoch = $2 AND (register_failures < $3 OR last_error <> $4) AND state <> 'decommissioned'
-			AND NOT EXISTS (SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)`,
-		epoch, count, lastError)
-}
+			AND NOT EXISTS (SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)`)
 
-// registered forgets the refusals of a box that got through.
-func (b Boxes) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
-	return announceIf(ctx, tx, workspaceID, `
+var forgetRegisterFailures = pg.Define(pg.RoleLifecycle, "workspace.forget_register_failures", `
 		UPDATE lifecycle.workspace SET seal = NULL, register_failures = 0, version = version + 1,
 			last_error_code = CASE WHEN last_error_code = 'register_failing' THEN '' ELSE last_error_code END,
 			last_error = CASE WHEN last_error_code = 'register_failing' THEN '' ELSE last_error END
-		WHERE id = $1 AND epoch = $2 AND register_failures > 0`, epoch)
+		WHERE id = $1 AND epoch = $2 AND register_failures > 0`)
+
+// registered forgets the refusals of a box that got through.
+func (b Boxes) registered(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
+	return announceIf(ctx, tx, forgetRegisterFailures, workspaceID, epoch)
 }
 
 // announceIf reports the workspace if the statement changed it.
-func announceIf(ctx context.Context, tx pgx.Tx, workspaceID, sql string, args ...any) error {
-	tag, err := tx.Exec(ctx, sql, append([]any{workspaceID}, args...)...)
+func announceIf(ctx context.Context, tx pgx.Tx, s *pg.Statement, workspaceID string, args ...any) error {
+	tag, err := pg.Exec(ctx, tx, s, append([]any{workspaceID}, args...)...)
 	if err != nil {
 		return fmt.Errorf("write register failures: %w", err)
 	}

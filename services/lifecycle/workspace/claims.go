@@ -51,9 +51,7 @@ func (c *ClaimConfirmer) Sweep(ctx context.Context) (int, error) {
 	}
 }
 
-// standingClaims locks claims that are not confirmed and whose resource stands. One that an operation is changing is left to it.
-func standingClaims(ctx context.Context, tx pgx.Tx) ([]saga.Standing, error) {
-	rows, err := tx.Query(ctx, `
+var standingUnconfirmed = pg.Define(pg.RoleLifecycle, "workspace.standing_unconfirmed", `
 		SELECT c.id::text, coalesce(a.allocation_id::text, i.node_id::text, '')
 		FROM lifecycle.resource_claim c
 		LEFT JOIN lifecycle.allocation a ON c.kind = $1 AND a.workspace_id = c.workspace_id AND a.epoch = c.epoch AND a.state <> 'released'
@@ -61,7 +59,11 @@ func standingClaims(ctx context.Context, tx pgx.Tx) ([]saga.Standing, error) {
 			AND i.instance_id::text = c.deterministic_name AND i.state IN ('launching', 'live', 'ending')
 		WHERE c.confirmed_at IS NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND c.kind IN ($1, $2)
 			AND (a.allocation_id IS NOT NULL OR i.instance_id IS NOT NULL)
-		ORDER BY c.id LIMIT $3 FOR NO KEY UPDATE OF c SKIP LOCKED`, kindSlot, kindIdentity, claimBatch)
+		ORDER BY c.id LIMIT $3 FOR NO KEY UPDATE OF c SKIP LOCKED`)
+
+// standingClaims locks claims that are not confirmed and whose resource stands. One that an operation is changing is left to it.
+func standingClaims(ctx context.Context, tx pgx.Tx) ([]saga.Standing, error) {
+	rows, err := pg.Query(ctx, tx, standingUnconfirmed, kindSlot, kindIdentity, claimBatch)
 	if err != nil {
 		return nil, fmt.Errorf("list claims that are not confirmed: %w", err)
 	}

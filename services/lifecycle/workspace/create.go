@@ -126,6 +126,8 @@ func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 	return &lifecyclev1.Operation{OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch, State: state}
 }
 
+var operationKey = pg.Define(pg.RoleLifecycle, "workspace.operation_key", `SELECT digest, run_id::text FROM lifecycle.operation_key WHERE tenant_id = $1 AND key = $2`)
+
 // replay answers what an idempotency key was answered before; same says whether that was for this request.
 func (s *Server) replay(
 	ctx context.Context, q pg.Querier, tenantID, key string, same func(was string) (bool, error),
@@ -134,7 +136,7 @@ func (s *Server) replay(
 		return nil, false, nil
 	}
 	var was, runID string
-	err := q.QueryRow(ctx, `SELECT digest, run_id::text FROM lifecycle.operation_key WHERE tenant_id = $1 AND key = $2`, tenantID, key).Scan(&was, &runID)
+	err := pg.QueryRow(ctx, q, operationKey, tenantID, key).Scan(&was, &runID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, false, nil
 	}
@@ -159,20 +161,24 @@ func (s *Server) replay(
 	return op, true, nil
 }
 
+var lockOperationKey = pg.Define(pg.RoleLifecycle, "workspace.lock_operation_key", `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`)
+
 // lockKey lets two who use one key at once take turns, so that the second finds what the first was answered. It comes before every other lock.
 func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
 	if key == "" {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`, tenantID+"/"+key); err != nil {
+	if _, err := pg.Exec(ctx, tx, lockOperationKey, tenantID+"/"+key); err != nil {
 		return fmt.Errorf("lock operation key: %w", err)
 	}
 	return nil
 }
 
+var insertOperationKey = pg.Define(pg.RoleLifecycle, "workspace.insert_operation_key", `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`)
+
 // keepKey writes down what a key was answered, for ever.
 func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
-	_, err := tx.Exec(ctx, `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`, tenantID, key, digest, runID)
+	_, err := pg.Exec(ctx, tx, insertOperationKey, tenantID, key, digest, runID)
 	if err != nil {
 		return fmt.Errorf("keep operation key: %w", err)
 	}
@@ -261,10 +267,12 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 	return op, nil
 }
 
+var workspaceByName = pg.Define(pg.RoleLifecycle, "workspace.workspace_by_name", `SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND state <> 'decommissioned'`)
+
 // joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with the id of who has it.
 func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev1.Operation, bool, error) {
 	var id string
-	err := tx.QueryRow(ctx, `SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND state <> 'decommissioned'`, w.tenant.ID, w.name).Scan(&id)
+	err := pg.QueryRow(ctx, tx, workspaceByName, w.tenant.ID, w.name).Scan(&id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, false, nil
 	}
@@ -293,14 +301,16 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 		fault.Conflicting(id), fault.Remedy("take another name, or decommission workspace "+id))
 }
 
+var usageWithin = pg.Define(pg.RoleLifecycle, "workspace.usage_within", `
+		SELECT count(*), coalesce(sum((spec->>'gpus')::bigint), 0), coalesce(sum((spec->>'storage_bytes')::bigint), 0)
+		FROM lifecycle.workspace w WHERE w.tenant_id = $1 AND w.id::text <> $2 AND (w.state NOT IN ('failed', 'decommissioned')
+			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = w.id AND a.state <> 'released'))`)
+
 // within holds the tenant's quota, whose row is locked by the caller. What a failed workspace still holds counts; the workspace called except does not.
 func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {
 	var count int32
 	var gpus, storage int64
-	err := tx.QueryRow(ctx, `
-		SELECT count(*), coalesce(sum((spec->>'gpus')::bigint), 0), coalesce(sum((spec->>'storage_bytes')::bigint), 0)
-		FROM lifecycle.workspace w WHERE w.tenant_id = $1 AND w.id::text <> $2 AND (w.state NOT IN ('failed', 'decommissioned')
-			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = w.id AND a.state <> 'released'))`, t.ID, except).Scan(&count, &gpus, &storage)
+	err := pg.QueryRow(ctx, tx, usageWithin, t.ID, except).Scan(&count, &gpus, &storage)
 	if err != nil {
 		return fmt.Errorf("count what the tenant holds: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -43,6 +44,10 @@ func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error)
 	return saga.Done(nil), err //nolint:wrapcheck // a fault, which says whether another try can help
 }
 
+var setEndpoints = pg.Define(pg.RoleLifecycle, "workspace.set_endpoints", `
+			UPDATE lifecycle.workspace SET seal = NULL, node_id = $2, node_name = $3, endpoints = $4, register_failures = 0
+			WHERE id = $1 AND epoch = $5`)
+
 // markActive is the flip: it writes rows and makes nothing.
 func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	where, err := output[storageOutput](env, StepStorage)
@@ -62,9 +67,7 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 		return saga.Outcome{}, fmt.Errorf("encode endpoints: %w", err)
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `
-			UPDATE lifecycle.workspace SET seal = NULL, node_id = $2, node_name = $3, endpoints = $4, register_failures = 0
-			WHERE id = $1 AND epoch = $5`,
+		_, err := pg.Exec(ctx, tx, setEndpoints,
 			env.WorkspaceID, where.NodeID, where.NodeName, raw, env.Epoch)
 		if err != nil {
 			return fmt.Errorf("write endpoints: %w", err)
@@ -78,10 +81,12 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	}), nil
 }
 
+var clearEndpoints = pg.Define(pg.RoleLifecycle, "workspace.clear_endpoints", `UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`)
+
 // clearPlace takes away what the workspace shows of where it ran.
 func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, error) {
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`, env.WorkspaceID)
+		_, err := pg.Exec(ctx, tx, clearEndpoints, env.WorkspaceID)
 		if err != nil {
 			return fmt.Errorf("clear endpoints: %w", err)
 		}

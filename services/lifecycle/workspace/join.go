@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -30,10 +31,18 @@ func (s *Server) herdOf(ctx context.Context, req *lifecyclev1.RequestOperationRe
 	return h
 }
 
-// joinableSQL is what a run must be to serve, beside being of the workspace $1; $2 are the kinds.
+// joinableRun reads the run that may serve a join, of the workspace $1 and the kinds $2: the one that is named, $3, or the one that holds the workspace.
+var joinableRun = pg.DefineDynamic(pg.RoleLifecycle, "workspace.joinable_run", func(named bool) string {
+	if named {
+		return joinableSQL + ` AND r.id = $3`
+	}
+	return joinableSQL
+}, false, true)
+
 const joinableSQL = `SELECT r.id::text, r.tenant_id::text, r.kind, r.epoch, w.state
 	FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
-	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')`
+	WHERE r.workspace_id = $1 AND r.phase = 'do' AND r.cancel_requested_at IS NULL AND r.kind = ANY ($2) AND r.state IN ('pending', 'running', 'waiting')
+		AND NOT mesh.rolled_back()`
 
 // joinFast answers a join by one read: of the run that the lock store named, by its primary key, or, where the lock store says nothing, of the run that
 // holds the workspace. Whoever brings an idempotency key takes the long way, where the key is kept; so do whoever brings a proof, which is to be
@@ -42,13 +51,13 @@ func (s *Server) joinFast(ctx context.Context, req *lifecyclev1.RequestOperation
 	if byWatchdog(ctx, req) || h.held.Kind == lock.Won || req.GetIdempotencyKey() != "" || req.GetDryRun() || req.GetFencedProof() != noProof || !slices.Contains(bringing(), names.Of(req.GetKind())) {
 		return nil, false
 	}
-	sql, args := joinableSQL+` AND NOT mesh.rolled_back()`, []any{h.workspaceID, bringing()}
+	args := []any{h.workspaceID, bringing()}
 	if h.held.Kind == lock.Held {
-		sql, args = sql+` AND r.id = $3`, append(args, h.held.RunID)
+		args = append(args, h.held.RunID)
 	}
 	var run saga.Run
 	var tenantID, state string
-	if err := s.deps.DB.QueryRow(ctx, sql, args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
+	if err := pg.QueryRow(ctx, s.deps.DB, joinableRun.For(h.held.Kind == lock.Held), args...).Scan(&run.ID, &tenantID, &run.Kind, &run.Epoch, &state); err != nil {
 		return nil, false // nothing of it is sure: the long way finds out, and says what is wrong
 	}
 	if person, ok := rpc.PersonFrom(ctx); ok && person.TenantID != "" && person.TenantID != tenantID {

@@ -10,9 +10,11 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
+var allocationsByID = pg.Define(pg.RoleLifecycle, "workspace.allocations_by_i_d", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`)
+
 // ReadAllocations reads allocations as they stand and spells them as their events do, for who compares the two. Ids that are not there are left out.
 func ReadAllocations(ctx context.Context, q pg.Querier, ids []string) ([]*lifecyclev1.Allocation, error) {
-	rows, err := q.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`, ids)
+	rows, err := pg.Query(ctx, q, allocationsByID, ids)
 	if err != nil {
 		return nil, fmt.Errorf("read allocations: %w", err)
 	}

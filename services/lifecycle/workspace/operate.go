@@ -318,6 +318,8 @@ func foretold(w saga.Workspace, kind commonv1.OperationKind, consequence string)
 	return &lifecyclev1.Operation{WorkspaceId: w.ID, Kind: kind, State: state, DryRun: true, Consequence: consequence}
 }
 
+var clockNow = pg.Define(pg.RoleLifecycle, "workspace.clock_now", `SELECT mesh.clock()`)
+
 // GetActions says which verbs are possible now, and why the others are not.
 func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequest) (*lifecyclev1.GetActionsResponse, error) {
 	res := &lifecyclev1.GetActionsResponse{}
@@ -337,7 +339,7 @@ func (s *Server) GetActions(ctx context.Context, req *lifecyclev1.GetActionsRequ
 			return err //nolint:wrapcheck // it says what it read
 		}
 		var at timestamp
-		if err := tx.QueryRow(ctx, `SELECT mesh.clock()`).Scan(&at); err != nil {
+		if err := pg.QueryRow(ctx, tx, clockNow).Scan(&at); err != nil {
 			return fmt.Errorf("read clock: %w", err)
 		}
 		res.ComputedAt = timestamppb.New(at.Time)

@@ -16,12 +16,14 @@ import (
 // occupying are the kinds of claims whose resource may still use a slot and its devices.
 func occupying() []string { return []string{kindSlot, kindInstance, kindStorage, kindWorkload} }
 
+var countOrphans = pg.Define(pg.RoleLifecycle, "workspace.count_orphans", `
+		SELECT count(*) FROM lifecycle.resource_claim
+		WHERE workspace_id = $1 AND epoch = $3 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`)
+
 // orphansOf counts what was given up of one epoch and may still be there. What an earlier epoch left stands on that epoch's machine.
 func orphansOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (int, error) {
 	var n int
-	err := q.QueryRow(ctx, `
-		SELECT count(*) FROM lifecycle.resource_claim
-		WHERE workspace_id = $1 AND epoch = $3 AND kind = ANY($2) AND orphaned_at IS NOT NULL AND released_at IS NULL`, workspaceID, occupying(), epoch).Scan(&n)
+	err := pg.QueryRow(ctx, q, countOrphans, workspaceID, occupying(), epoch).Scan(&n)
 	if err != nil {
 		return 0, fmt.Errorf("count orphans: %w", err)
 	}
@@ -44,9 +46,11 @@ func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []
 	return failRelease(ctx, tx, a, "given up by "+by+": "+reason)
 }
 
+var raiseAllocation = pg.Define(pg.RoleLifecycle, "workspace.raise_allocation", `UPDATE lifecycle.allocation a SET seal = NULL, version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns)
+
 // tellOrphans reports the hold of an epoch anew after orphans of it came or went: how many are left is told with it.
 func tellOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
-	rows, err := tx.Query(ctx, `UPDATE lifecycle.allocation a SET seal = NULL, version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns,
+	rows, err := pg.Query(ctx, tx, raiseAllocation,
 		workspaceID, epoch)
 	if err != nil {
 		return fmt.Errorf("count orphans of allocation: %w", err)

@@ -16,6 +16,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -114,12 +115,14 @@ func chosenWorkload(w saga.Workspace, name string) (string, error) {
 		fault.Remedy("name one of them with --workload"))
 }
 
+var routeOfNode = pg.Define(pg.RoleLifecycle, "workspace.route_of_node", `SELECT `+gate.ConnectedSQL+`, coalesce((SELECT r.address FROM lifecycle.replica_seen r WHERE r.replica_id = g.replica_id), '')
+		FROM lifecycle.node_gate g WHERE g.node_id = $1`)
+
 // relayOf returns the replica of nodeapi that has the node's session.
 func (o *Outputs) relayOf(ctx context.Context, nodeID string) (Relay, error) {
 	var connected bool
 	var address string
-	err := o.deps.DB.QueryRow(ctx, `SELECT `+gate.ConnectedSQL+`, coalesce((SELECT r.address FROM lifecycle.replica_seen r WHERE r.replica_id = g.replica_id), '')
-		FROM lifecycle.node_gate g WHERE g.node_id = $1`, nodeID).Scan(&connected, &address)
+	err := pg.QueryRow(ctx, o.deps.DB, routeOfNode, nodeID).Scan(&connected, &address)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("find session of node: %w", err)
 	}

@@ -165,6 +165,8 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	return true, nil
 }
 
+var lockWorkspaceOfOrphan = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace_of_orphan", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
+
 // condemn says why the box may be ended, empty if it may not after all: in rollback mode none may. A box that has a row is marked ending before anything happens to it.
 func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
 	reason := ""
@@ -173,7 +175,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 		if still, err := rollback.Active(ctx, tx); err != nil || still {
 			return err //nolint:wrapcheck // it says what it read
 		}
-		if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, b.WorkspaceID); err != nil {
+		if _, err := pg.Exec(ctx, tx, lockWorkspaceOfOrphan, b.WorkspaceID); err != nil {
 			return fmt.Errorf("lock workspace: %w", err)
 		}
 		owners, err := ownersOf(ctx, tx, []placement.Instance{b})
@@ -264,6 +266,10 @@ func freeCleaned(ctx context.Context, tx pgx.Tx, b placement.Instance) error {
 	return uncordonClean(ctx, tx, a.NodeID)
 }
 
+var insertEndedInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_ended_instance", `
+		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason, version)
+		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+instanceColumns)
+
 // insertEnded gives a box that was never recorded its line among the ended ones.
 func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, tenantID, why string) error {
 	id, version, err := accountFor(ctx, tx, kind, b)
@@ -274,9 +280,7 @@ func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, 
 	if !b.StartedAt.IsZero() {
 		started = &b.StartedAt
 	}
-	i, err := scanInstance(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason, version)
-		VALUES ($1, $2, $3, $4, 'ended', $5, $6, $7, mesh.clock(), $8, $9) RETURNING `+instanceColumns,
+	i, err := scanInstance(pg.QueryRow(ctx, tx, insertEndedInstance,
 		id, b.WorkspaceID, tenantID, b.Epoch, names.Of(kind), b.ProviderID, started, "orphan: "+why, version+1))
 	if err != nil {
 		return fmt.Errorf("insert ended instance: %w", err)
@@ -284,10 +288,12 @@ func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, 
 	return announce(ctx, tx, i)
 }
 
-func announceAgain(ctx context.Context, tx pgx.Tx, i instance, why string) error {
-	again, err := scanInstance(tx.QueryRow(ctx, `
+var endInstanceAgain = pg.Define(pg.RoleLifecycle, "workspace.end_instance_again", `
 		UPDATE lifecycle.instance i SET end_reason = $2, ended_at = mesh.clock(), version = i.version + 1
-		WHERE i.instance_id = $1 AND i.state = 'ended' RETURNING `+instanceColumns, i.ID, "orphan: "+why))
+		WHERE i.instance_id = $1 AND i.state = 'ended' RETURNING `+instanceColumns)
+
+func announceAgain(ctx context.Context, tx pgx.Tx, i instance, why string) error {
+	again, err := scanInstance(pg.QueryRow(ctx, tx, endInstanceAgain, i.ID, "orphan: "+why))
 	if err != nil {
 		return fmt.Errorf("change ended instance: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -58,6 +59,10 @@ func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 		fault.Unmet(fmt.Sprintf("the workspace is in epoch %d, not %d", w.Epoch, req.GetExpectedEpoch())),
 		fault.Remedy("look at the workspace again, and ask anew if its present epoch is to be replaced"))
 }
+
+var bringDefaults = pg.Define(pg.RoleLifecycle, "workspace.bring_defaults", `
+		UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
+			version = version + 1 WHERE id = $1`)
 
 // recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it. The watchdog alone
 // has a run cancelled first whose box does not come.
@@ -114,9 +119,7 @@ func (s *Server) recreate(
 		return answer(w.ID, started), err //nolint:wrapcheck // a fault, or it says what it did
 	}
 	// From here on it is not where it was: nobody is sent to a box that is about to end, and what its register was refused is history.
-	_, err = tx.Exec(ctx, `
-		UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
-			version = version + 1 WHERE id = $1`, w.ID)
+	_, err = pg.Exec(ctx, tx, bringDefaults, w.ID)
 	if err != nil {
 		return nil, fmt.Errorf("clear endpoints: %w", err)
 	}
@@ -228,6 +231,8 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	return r, nil
 }
 
+var machineOfClaim = pg.Define(pg.RoleLifecycle, "workspace.machine_of_claim", `SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
+
 // machinesAway looks whether the machines that hold the workspace can confirm that its epochs have ended. It answers those that cannot, by their names.
 func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (map[string]string, error) {
 	seen, away := map[string]bool{}, map[string]string{}
@@ -238,7 +243,7 @@ func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, cla
 		seen[c.NodeID] = true
 		var name string
 		var answers bool
-		err := tx.QueryRow(ctx, `SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`, c.NodeID).Scan(&name, &answers)
+		err := pg.QueryRow(ctx, tx, machineOfClaim, c.NodeID).Scan(&name, &answers)
 		if err != nil {
 			return nil, fmt.Errorf("read gate: %w", err)
 		}

@@ -112,26 +112,37 @@ func publicOf(err error) string {
 // lastLook is what a step gets that begins after the deadline: what it waited for may have come.
 const lastLook = 2 * time.Second
 
+var releaseTimeLeft = pg.Define(pg.RoleLifecycle, "workspace.release_time_left", `
+		SELECT coalesce((SELECT extract(epoch FROM release_deadline_at - mesh.clock()) FROM lifecycle.allocation
+			WHERE workspace_id = $1 AND state = 'releasing'), 3600)::float8`)
+
 // releaseLeft is how long the release of the workspace's hold may still take, by the database's clock; below zero once it is late.
 func (s *Steps) releaseLeft(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var left float64
-	err := s.deps.DB.QueryRow(ctx, `
-		SELECT coalesce((SELECT extract(epoch FROM release_deadline_at - mesh.clock()) FROM lifecycle.allocation
-			WHERE workspace_id = $1 AND state = 'releasing'), 3600)::float8`, env.WorkspaceID).Scan(&left)
+	err := pg.QueryRow(ctx, s.deps.DB, releaseTimeLeft, env.WorkspaceID).Scan(&left)
 	if err != nil {
 		return 0, fmt.Errorf("read deadline of release: %w", err)
 	}
 	return time.Duration(left * float64(time.Second)), nil
 }
 
+var releaseIsLate = pg.Define(pg.RoleLifecycle, "workspace.release_is_late", `
+		SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1
+			AND (state = 'release_failed' OR state = 'releasing' AND release_deadline_at <= mesh.clock()))`)
+
 // releaseLate says whether the release of the workspace's hold is past its deadline, or was found late by the sweep meanwhile.
 func (s *Steps) releaseLate(ctx context.Context, env *saga.Env) bool {
 	var late bool
-	err := s.deps.DB.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM lifecycle.allocation WHERE workspace_id = $1
-			AND (state = 'release_failed' OR state = 'releasing' AND release_deadline_at <= mesh.clock()))`, env.WorkspaceID).Scan(&late)
+	err := pg.QueryRow(ctx, s.deps.DB, releaseIsLate, env.WorkspaceID).Scan(&late)
 	return err == nil && late
 }
+
+var lateReleases = pg.Define(pg.RoleLifecycle, "workspace.late_releases", `SELECT `+allocationColumns+` FROM lifecycle.allocation a
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back())
+				-- A run that stands still has its deadlines moved on before it goes on.
+				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
+					WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)
+			ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
 
 // failLate makes holds release_failed whose releases are long past their deadlines and whose runs have not said so: nobody drives them, or what they
 // hang on does not heed its context. A run that gets through all the same releases the hold then.
@@ -142,12 +153,7 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 		if err := lockNodesOfLate(ctx, tx); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a
-			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back())
-				-- A run that stands still has its deadlines moved on before it goes on.
-				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
-					WHERE r.workspace_id = a.workspace_id AND p.since IS NOT NULL)
-			ORDER BY a.allocation_id LIMIT 100 FOR UPDATE OF a SKIP LOCKED`)
+		rows, err := pg.Query(ctx, tx, lateReleases)
 		if err != nil {
 			return fmt.Errorf("look for late releases: %w", err)
 		}
@@ -221,12 +227,14 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 	}
 }
 
+var ageOfStep = pg.Define(pg.RoleLifecycle, "workspace.age_of_step", `
+		SELECT coalesce(extract(epoch FROM mesh.clock() - min(started_at) - coalesce((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = $1), '0')), 0)::float8
+		FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`)
+
 // stepAge is how long ago the run came to its present step.
 func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, error) {
 	var age float64
-	err := s.deps.DB.QueryRow(ctx, `
-		SELECT coalesce(extract(epoch FROM mesh.clock() - min(started_at) - coalesce((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = $1), '0')), 0)::float8
-		FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`, env.RunID, env.Step).Scan(&age)
+	err := pg.QueryRow(ctx, s.deps.DB, ageOfStep, env.RunID, env.Step).Scan(&age)
 	if err != nil {
 		return 0, fmt.Errorf("read age of step: %w", err)
 	}
@@ -313,12 +321,14 @@ func (s *Steps) freeHold(ctx context.Context, tx pgx.Tx, env *saga.Env, w *word)
 	return nil
 }
 
+var leftOnMachine = pg.Define(pg.RoleLifecycle, "workspace.left_on_machine", `
+		SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.node_id = $1 AND c.kind = ANY ($2) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)
+			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed')`)
+
 // uncordonClean takes our cordon from a machine on which nothing is left of a release.
 func uncordonClean(ctx context.Context, tx pgx.Tx, nodeID string) error {
 	var left bool
-	err := tx.QueryRow(ctx, `
-		SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.node_id = $1 AND c.kind = ANY ($2) AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)
-			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state = 'release_failed')`, nodeID, occupying()).Scan(&left)
+	err := pg.QueryRow(ctx, tx, leftOnMachine, nodeID, occupying()).Scan(&left)
 	if err != nil {
 		return fmt.Errorf("look for what is left: %w", err)
 	}

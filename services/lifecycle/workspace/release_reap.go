@@ -47,6 +47,17 @@ type leftBehind struct {
 
 const reapBatch = 200
 
+var orphansOnMachines = pg.Define(pg.RoleLifecycle, "workspace.orphans_on_machines", `
+		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.node_id::text, c.epoch,
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint,
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1
+		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
+		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
+			-- While a run is open its own commands are the newest word.
+			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
+				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
+		ORDER BY c.orphaned_at, c.id LIMIT $2`)
+
 // Sweep asks for each orphan once a minute, and releases those that are confirmed gone. It answers how many it released. Releases that are long late and
 // that nobody drives to an end it makes release_failed.
 func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
@@ -57,16 +68,7 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		r.deps.Committed()
 		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed", slog.Int("allocations", late))
 	}
-	rows, err := r.deps.DB.Query(ctx, `
-		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.node_id::text, c.epoch,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1
-		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
-		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
-			-- While a run is open its own commands are the newest word.
-			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
-				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
-		ORDER BY c.orphaned_at, c.id LIMIT $2`, []string{kindWorkload, kindStorage}, reapBatch)
+	rows, err := pg.Query(ctx, r.deps.DB, orphansOnMachines, []string{kindWorkload, kindStorage}, reapBatch)
 	if err != nil {
 		return 0, fmt.Errorf("list orphans on machines: %w", err)
 	}
@@ -131,6 +133,15 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 // whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.
 const whyReplaced = "a later epoch has taken its place"
 
+var lockWorkspaceOfClaim = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace_of_claim", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
+
+var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
+		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
+			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id IS NOT DISTINCT FROM c.node_id
+				AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
+				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))
+		FROM lifecycle.resource_claim c WHERE c.id = $1`)
+
 // look locks the workspace of an orphan and looks once more: free says that it is still given up, that no operation is open and that rollback mode is not set, replaced that a later
 // claim of the same name, on the same machine if it is on one, stands for it. An operation that begins meanwhile comes before, and is found, or after.
 func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, err error) { //nolint:nonamedreturns // two answers of a kind
@@ -140,18 +151,13 @@ func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, e
 	if err := gate.LockOfWorkspace(ctx, tx, l.workspaceID); err != nil { // the end of the orphan may end a cordon
 		return false, false, err //nolint:wrapcheck // wrapped by the caller
 	}
-	if _, err := tx.Exec(ctx, `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`, l.workspaceID); err != nil {
+	if _, err := pg.Exec(ctx, tx, lockWorkspaceOfClaim, l.workspaceID); err != nil {
 		return false, false, fmt.Errorf("lock workspace: %w", err)
 	}
 	if _, open, err := saga.LiveRun(ctx, tx, l.workspaceID); err != nil || open {
 		return false, false, err //nolint:wrapcheck // wrapped by the caller
 	}
-	err = tx.QueryRow(ctx, `
-		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
-			EXISTS (SELECT 1 FROM lifecycle.resource_claim l WHERE l.workspace_id = c.workspace_id AND l.kind = c.kind AND l.node_id IS NOT DISTINCT FROM c.node_id
-				AND l.deterministic_name = c.deterministic_name AND l.id <> c.id AND l.released_at IS NULL
-				AND (l.orphaned_at IS NULL OR l.epoch > c.epoch OR l.epoch = c.epoch AND l.id > c.id))
-		FROM lifecycle.resource_claim c WHERE c.id = $1`, l.claimID).Scan(&free, &replaced)
+	err = pg.QueryRow(ctx, tx, orphanStands, l.claimID).Scan(&free, &replaced)
 	if err != nil {
 		return false, false, fmt.Errorf("look at orphan: %w", err)
 	}
@@ -176,6 +182,11 @@ func (r *MachineReaper) lastWord(ctx context.Context, tx pgx.Tx, l leftBehind) (
 	return state, nil
 }
 
+var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left", `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
+			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`)
+
+var drawOpSeq = pg.Define(pg.RoleLifecycle, "workspace.draw_op_seq", `UPDATE lifecycle.workspace SET seal = NULL, op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
+
 // ask queues a task of the orphan's own epoch, unless one of this minute stands.
 func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last commonv1.TaskState) (bool, error) {
 	if last != commonv1.TaskState_TASK_STATE_UNSPECIFIED && !task.Terminal(last) {
@@ -183,8 +194,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 	}
 	if l.kind == kindStorage {
 		var standing bool
-		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
-			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`, l.workspaceID, l.nodeID, kindWorkload, l.epoch).Scan(&standing)
+		err := pg.QueryRow(ctx, tx, workloadsLeft, l.workspaceID, l.nodeID, kindWorkload, l.epoch).Scan(&standing)
 		if err != nil || standing {
 			return false, err //nolint:wrapcheck // wrapped by the caller
 		}
@@ -192,7 +202,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 	// Above everything that was asked of this workspace before, so that the agent takes it for the newest word. Nothing of a later epoch has this name on
 	// this machine, so that word may be of the newest epoch: an agent that has seen it would refuse an older one.
 	var opSeq, epoch int64
-	err := tx.QueryRow(ctx, `UPDATE lifecycle.workspace SET seal = NULL, op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`,
+	err := pg.QueryRow(ctx, tx, drawOpSeq,
 		l.workspaceID).Scan(&opSeq, &epoch)
 	if err != nil {
 		return false, fmt.Errorf("draw number of operation: %w", err)

@@ -127,13 +127,15 @@ type failedHold struct {
 	claims    []saga.Claim // that nobody has given up yet, and may have to be
 }
 
+var allocationToFree = pg.Define(pg.RoleLifecycle, "workspace.allocation_to_free", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
+
 func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string) (*failedHold, error) {
 	f := &failedHold{}
 	var err error
 	if err := lockRunOfHold(ctx, tx, allocationID); err != nil {
 		return nil, err
 	}
-	f.hold, err = scanAllocation(tx.QueryRow(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`, allocationID))
+	f.hold, err = scanAllocation(pg.QueryRow(ctx, tx, allocationToFree, allocationID))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
 	}
@@ -231,8 +233,10 @@ func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *l
 	return err //nolint:wrapcheck // it says what it did
 }
 
+var allocationByID = pg.Define(pg.RoleLifecycle, "workspace.allocation_by_i_d", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
+
 func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.Allocation, error) {
-	now, err := scanAllocation(tx.QueryRow(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`, a.ID))
+	now, err := scanAllocation(pg.QueryRow(ctx, tx, allocationByID, a.ID))
 	if err != nil {
 		return nil, fmt.Errorf("read allocation: %w", err)
 	}

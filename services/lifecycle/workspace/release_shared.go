@@ -42,15 +42,17 @@ const (
 	reapWithin = 10 * time.Second
 )
 
-// Sweep tries every orphan that is due, and answers how many it released. What could not be taken away is an error, and is due again later.
-func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
-	rows, err := r.deps.DB.Query(ctx, `
+var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
 		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.epoch
 		FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
 				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck'))
-		ORDER BY c.kind, coalesce(t.next_at, c.orphaned_at), c.id LIMIT $2`, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
+		ORDER BY c.kind, coalesce(t.next_at, c.orphaned_at), c.id LIMIT $2`)
+
+// Sweep tries every orphan that is due, and answers how many it released. What could not be taken away is an error, and is due again later.
+func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
+	rows, err := pg.Query(ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
 	if err != nil {
 		return 0, fmt.Errorf("list shared orphans: %w", err)
 	}
@@ -124,6 +126,17 @@ func (r *SharedReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	return gone, nil
 }
 
+var dropHandleRow = pg.Define(pg.RoleLifecycle, "workspace.drop_handle_row", `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
+
+var instanceClaimed = pg.Define(pg.RoleLifecycle, "workspace.instance_claimed", `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = $1 AND b.kind = $2 AND b.epoch = $3
+				AND b.released_at IS NULL AND b.orphaned_at IS NULL)`)
+
+var numbersOfWorkspace = pg.Define(pg.RoleLifecycle, "workspace.numbers_of_workspace", `SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`)
+
+var countTry = pg.Define(pg.RoleLifecycle, "workspace.count_try", `
+			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at) VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
+			ON CONFLICT (claim_id) DO UPDATE SET tries = t.tries + 1, next_at = mesh.clock() + make_interval(secs => least($2 * 2 ^ least(t.tries, 20), $3))`)
+
 // begin counts the try and answers the numbers to write with: the newest of the workspace, on which no operation is open. Whatever begins afterwards
 // writes with higher ones, and is not touched. An orphan that is replaced, or a row of ours, is released at once: its workspace is answered then, and
 // that nothing is to do.
@@ -142,27 +155,24 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 		}
 		switch l.kind {
 		case kindHandle: // a row of ours: it goes while nobody else can come to it
-			if _, err := tx.Exec(ctx, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`, l.workspaceID, l.epoch); err != nil {
+			if _, err := pg.Exec(ctx, tx, dropHandleRow, l.workspaceID, l.epoch); err != nil {
 				return fmt.Errorf("drop handle: %w", err)
 			}
 			w.WorkspaceID = l.workspaceID
 			return l.forget(ctx, tx, "the handle was dropped")
 		case kindIdentity: // not while its box is held
 			var held bool
-			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = $1 AND b.kind = $2 AND b.epoch = $3
-				AND b.released_at IS NULL AND b.orphaned_at IS NULL)`, l.workspaceID, kindInstance, l.epoch).Scan(&held)
+			err := pg.QueryRow(ctx, tx, instanceClaimed, l.workspaceID, kindInstance, l.epoch).Scan(&held)
 			if err != nil || held {
 				return err //nolint:wrapcheck // wrapped below
 			}
 		}
 		todo = true
-		err = tx.QueryRow(ctx, `SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`, l.workspaceID).Scan(&w.WorkspaceID, &w.Epoch, &w.OpSeq)
+		err = pg.QueryRow(ctx, tx, numbersOfWorkspace, l.workspaceID).Scan(&w.WorkspaceID, &w.Epoch, &w.OpSeq)
 		if err != nil {
 			return fmt.Errorf("read numbers of workspace: %w", err)
 		}
-		_, err = tx.Exec(ctx, `
-			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at) VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
-			ON CONFLICT (claim_id) DO UPDATE SET tries = t.tries + 1, next_at = mesh.clock() + make_interval(secs => least($2 * 2 ^ least(t.tries, 20), $3))`,
+		_, err = pg.Exec(ctx, tx, countTry,
 			l.claimID, reapAgain.Seconds(), reapAgainMost.Seconds())
 		if err != nil {
 			return fmt.Errorf("count try: %w", err)
@@ -204,9 +214,11 @@ func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (st
 	}
 }
 
+var noteTry = pg.Define(pg.RoleLifecycle, "workspace.note_try", `UPDATE lifecycle.orphan_try SET last_error = $2 WHERE claim_id = $1`)
+
 // note keeps why a try has failed, for whoever looks.
 func (r *SharedReaper) note(ctx context.Context, l leftBehind, why error) error {
-	_, err := r.deps.DB.Exec(ctx, `UPDATE lifecycle.orphan_try SET last_error = $2 WHERE claim_id = $1`, l.claimID, why.Error())
+	_, err := pg.Exec(ctx, r.deps.DB, noteTry, l.claimID, why.Error())
 	if err != nil {
 		return fmt.Errorf("note why an orphan is left: %w", err)
 	}

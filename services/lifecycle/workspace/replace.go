@@ -11,6 +11,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -32,6 +33,12 @@ func byWatchdog(ctx context.Context, req *lifecyclev1.RequestOperationRequest) b
 		req.GetRequester() == watchdogRequester
 }
 
+var instanceWithoutSession = pg.Define(pg.RoleLifecycle, "workspace.instance_without_session", `SELECT EXISTS (
+			SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2 AND i.state = $3)
+		AND NOT EXISTS (
+			SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)
+		AND `+gate.ListeningSQL)
+
 // replaceable says whether the watchdog's recreation cancels an open run first, instead of joining it. It does if the
 // run waits, stalled, for a box of the workspace's own that was launched and has no session while somebody listens:
 // such a wait ends with the run's deadline alone, since the box that would end it is gone, and nothing of the tenant's
@@ -50,11 +57,7 @@ func (s *Server) replaceable(
 		return false, nil
 	}
 	var gone bool
-	err := tx.QueryRow(ctx, `SELECT EXISTS (
-			SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2 AND i.state = $3)
-		AND NOT EXISTS (
-			SELECT 1 FROM lifecycle.node_gate g WHERE g.workspace_id = $1 AND g.epoch = $2 AND `+gate.ConnectedSQL+`)
-		AND `+gate.ListeningSQL, w.ID, w.Epoch, names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
+	err := pg.QueryRow(ctx, tx, instanceWithoutSession, w.ID, w.Epoch, names.Of(commonv1.InstanceState_INSTANCE_STATE_LIVE)).Scan(&gone)
 	if err != nil {
 		return false, fmt.Errorf("look for the box's session: %w", err)
 	}

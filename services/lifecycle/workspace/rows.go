@@ -76,9 +76,11 @@ func (a allocation) event() events.Event {
 	}
 }
 
+var liveAllocationOf = pg.Define(pg.RoleLifecycle, "workspace.live_allocation_of", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state <> 'released'`)
+
 // liveAllocation reads the workspace's hold; the bool is false if it has none.
 func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allocation, bool, error) {
-	a, err := scanAllocation(q.QueryRow(ctx, `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state <> 'released'`, workspaceID))
+	a, err := scanAllocation(pg.QueryRow(ctx, q, liveAllocationOf, workspaceID))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return allocation{}, false, nil
 	}
@@ -101,16 +103,20 @@ type allocationMove struct {
 	deadline  time.Duration // of a release that begins
 }
 
+var freeDevices = pg.Define(pg.RoleLifecycle, "workspace.free_devices", `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`)
+
+var changeAllocation = pg.Define(pg.RoleLifecycle, "workspace.change_allocation", `
+		UPDATE lifecycle.allocation a SET seal = NULL, state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
+			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
+		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+allocationColumns)
+
 func moveAllocation(ctx context.Context, tx pgx.Tx, a allocation, m allocationMove) (allocation, error) {
 	if m.state == commonv1.AllocationState_ALLOCATION_STATE_RELEASED {
-		if _, err := tx.Exec(ctx, `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`, a.ID); err != nil {
+		if _, err := pg.Exec(ctx, tx, freeDevices, a.ID); err != nil {
 			return allocation{}, fmt.Errorf("free devices: %w", err)
 		}
 	}
-	moved, err := scanAllocation(tx.QueryRow(ctx, `
-		UPDATE lifecycle.allocation a SET seal = NULL, state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
-			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
-		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+allocationColumns,
+	moved, err := scanAllocation(pg.QueryRow(ctx, tx, changeAllocation,
 		a.ID, names.Of(a.State), names.Of(m.state), m.occupancy, m.why, m.deadline.Seconds()))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return allocation{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the allocation changed meanwhile")
@@ -174,9 +180,11 @@ func (i instance) event() events.Event {
 	}
 }
 
+var instanceByEpoch = pg.Define(pg.RoleLifecycle, "workspace.instance_by_epoch", `SELECT `+instanceColumns+` FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2`)
+
 // instanceOf reads the box of one epoch; the bool is false if there is none.
 func instanceOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (instance, bool, error) {
-	i, err := scanInstance(q.QueryRow(ctx, `SELECT `+instanceColumns+` FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2`, workspaceID, epoch))
+	i, err := scanInstance(pg.QueryRow(ctx, q, instanceByEpoch, workspaceID, epoch))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return instance{}, false, nil
 	}
@@ -186,14 +194,16 @@ func instanceOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int
 	return i, true, nil
 }
 
-// setInstance changes a box by compare-and-set, and reports it. Empty strings leave what is there.
-func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID, endReason string) (instance, error) {
-	moved, err := scanInstance(tx.QueryRow(ctx, `
+var changeInstance = pg.Define(pg.RoleLifecycle, "workspace.change_instance", `
 		UPDATE lifecycle.instance i SET state = $3, provider_id = coalesce(nullif($4, ''), i.provider_id), node_id = coalesce(nullif($5, '')::uuid, i.node_id),
 			end_reason = coalesce(nullif($6, ''), i.end_reason),
 			started_at = CASE WHEN $3 = 'live' AND i.started_at IS NULL THEN mesh.clock() ELSE i.started_at END,
 			ended_at = CASE WHEN $3 = 'ended' AND i.ended_at IS NULL THEN mesh.clock() ELSE i.ended_at END, version = i.version + 1
-		WHERE i.instance_id = $1 AND i.state = $2 RETURNING `+instanceColumns,
+		WHERE i.instance_id = $1 AND i.state = $2 RETURNING `+instanceColumns)
+
+// setInstance changes a box by compare-and-set, and reports it. Empty strings leave what is there.
+func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID, endReason string) (instance, error) {
+	moved, err := scanInstance(pg.QueryRow(ctx, tx, changeInstance,
 		i.ID, names.Of(i.State), names.Of(state), providerID, nodeID, endReason))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return instance{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the instance changed meanwhile")

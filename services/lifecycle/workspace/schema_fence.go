@@ -27,23 +27,32 @@ func writerOf(env *saga.Env) writer {
 	return writer{WorkspaceID: env.WorkspaceID, Epoch: env.Epoch, OpSeq: env.OpSeq}
 }
 
+var lockSchemaName = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_schema_name", `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`)
+
+// noFenceTable is why statements over the fence of schemas are not prepared on a migrated database.
+const noFenceTable = "the first schema of a workspace makes the table"
+
+var raiseFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.raise_fence", noFenceTable, func(struct{}) string {
+	return `
+		INSERT INTO gpuaas_fence.schema AS f (name, workspace_id, epoch, op_seq, dropped) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (name) DO UPDATE SET workspace_id = $2, epoch = $3, op_seq = $4, dropped = $5
+		WHERE f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) OR f.workspace_id <> $2 AND f.dropped AND NOT $5
+		RETURNING true`
+})
+
 // fence lets a write of a schema through only if no later one has been, in the transaction that writes and at the database that is written: a driver
 // that was paused past its lease is refused by the resource itself. The table keeps the highest (epoch, op_seq) of each name, and whether it was dropped;
 // a name that was dropped may be another workspace's afterwards.
 func fence(ctx context.Context, tx pgx.Tx, name string, w writer, dropping bool) error {
 	// One writer of a schema at a time, whichever driver it is of.
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, name); err != nil {
+	if _, err := pg.Exec(ctx, tx, lockSchemaName, name); err != nil {
 		return fmt.Errorf("lock schema: %w", err)
 	}
 	if err := fenceTable(ctx, tx); err != nil {
 		return err
 	}
 	var mine bool
-	err := tx.QueryRow(ctx, `
-		INSERT INTO gpuaas_fence.schema AS f (name, workspace_id, epoch, op_seq, dropped) VALUES ($1, $2, $3, $4, $5)
-		ON CONFLICT (name) DO UPDATE SET workspace_id = $2, epoch = $3, op_seq = $4, dropped = $5
-		WHERE f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) OR f.workspace_id <> $2 AND f.dropped AND NOT $5
-		RETURNING true`, name, w.WorkspaceID, w.Epoch, w.OpSeq, dropping).Scan(&mine)
+	err := pg.QueryRow(ctx, tx, raiseFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq, dropping).Scan(&mine)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return passed()
 	}
@@ -57,11 +66,13 @@ func passed() error {
 	return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED, "the schema has seen a later operation", nil)
 }
 
+var lockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_grants", `SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`)
+
 // shareGrants lets one transaction at a time change what the roles of all workspaces share in the workload database: the grants of the database itself.
 // Postgres refuses a change that follows one which was not committed when it began. It is held until the transaction ends, so it comes as late in one as
 // it can, and after the lock of the schema.
 func shareGrants(ctx context.Context, tx pgx.Tx) error {
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`); err != nil {
+	if _, err := pg.Exec(ctx, tx, lockGrants); err != nil {
 		return fmt.Errorf("lock grants of the database: %w", err)
 	}
 	return nil
@@ -69,6 +80,21 @@ func shareGrants(ctx context.Context, tx pgx.Tx) error {
 
 // disarmWait bounds how long taking a login away waits for a row that somebody else is writing.
 const disarmWait = "2s"
+
+var fencedAndLogin = pg.Define(pg.RoleWorkloadAdmin, "workspace.fenced_and_login", `
+			SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL, EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`)
+
+var boundLockWait = pg.Define(pg.RoleWorkloadAdmin, "workspace.bound_lock_wait", `SET LOCAL lock_timeout = '`+disarmWait+`'`)
+
+var lockFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.lock_fence", noFenceTable, func(struct{}) string {
+	return `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1 FOR UPDATE`
+})
+
+// changeSchema makes, changes and drops the schema and the role of one workspace: DDL takes no parameters. Identifiers in it are quoted by the caller.
+var changeSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.change_schema", "it names the schema and the role of one workspace",
+	func(ddl string) string { return ddl })
+
+var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_of_role", `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
 
 // disarm takes the login away from the role of a schema and ends its sessions, in a transaction of its own: to drop a schema may hang on whoever reads
 // it, and until it is dropped nobody logs in any more. Whoever applies the schema again gives the login back. It waits for no lock on the schema, and
@@ -78,17 +104,15 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
 		mine = false
 		var fenced, login bool
-		err := tx.QueryRow(ctx, `
-			SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL, EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`, name).Scan(&fenced, &login)
+		err := pg.QueryRow(ctx, tx, fencedAndLogin, name).Scan(&fenced, &login)
 		if err != nil || !fenced {
 			return err //nolint:wrapcheck // wrapped below
 		}
-		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+disarmWait+`'`); err != nil {
+		if _, err := pg.Exec(ctx, tx, boundLockWait); err != nil {
 			return err //nolint:wrapcheck // wrapped below
 		}
 		// The row stays locked until the role is changed: a later operation that gives the login back comes after.
-		err = tx.QueryRow(ctx, `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1 FOR UPDATE`,
-			name, w.WorkspaceID, w.Epoch, w.OpSeq).Scan(&mine)
+		err = pg.QueryRow(ctx, tx, lockFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq).Scan(&mine)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			return nil
@@ -97,7 +121,7 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 		case !mine:
 			return passed()
 		case login:
-			_, err = tx.Exec(ctx, "ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN")
+			_, err = pg.Exec(ctx, tx, changeSchema.For("ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN"))
 		}
 		return err //nolint:wrapcheck // wrapped below
 	})
@@ -108,7 +132,7 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 		return nil
 	}
 	// Only now that nobody can log in again.
-	if _, err := db.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, name); err != nil {
+	if _, err := pg.Exec(ctx, db, endSessionsOfRole, name); err != nil {
 		return fmt.Errorf("end sessions of role: %w", err)
 	}
 	return nil
@@ -127,26 +151,36 @@ func dropFenced(ctx context.Context, db *pgxpool.Pool, name string, w writer) er
 	})
 }
 
+var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder_of_schema", noFenceTable, func(struct{}) string {
+	return `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`
+})
+
 // schemaHolder answers which workspace a name in the workload database is of, by its fence; empty if nobody ever wrote it.
 func schemaHolder(ctx context.Context, db *pgxpool.Pool, name string) (string, error) {
 	var workspace string
-	err := db.QueryRow(ctx, `SELECT f.workspace_id::text FROM gpuaas_fence.schema f WHERE f.name = $1`, name).Scan(&workspace)
+	err := pg.QueryRow(ctx, db, holderOfSchema.For(struct{}{}), name).Scan(&workspace)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return "", fmt.Errorf("read fence of schema: %w", err)
 	}
 	return workspace, nil
 }
 
-func fenceTable(ctx context.Context, tx pgx.Tx) error {
-	var there bool
-	if err := tx.QueryRow(ctx, `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`).Scan(&there); err != nil || there {
-		return err //nolint:wrapcheck // nil, or the connection's own
-	}
-	_, err := tx.Exec(ctx, `
+var fenceTableExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.fence_table_exists", `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
+
+var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_fence_table", "it is several commands in one text", func(struct{}) string {
+	return `
 		SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_fence', 0));
 		CREATE SCHEMA IF NOT EXISTS gpuaas_fence;
 		CREATE TABLE IF NOT EXISTS gpuaas_fence.schema (
-			name text PRIMARY KEY, workspace_id uuid NOT NULL, epoch bigint NOT NULL, op_seq bigint NOT NULL, dropped boolean NOT NULL)`)
+			name text PRIMARY KEY, workspace_id uuid NOT NULL, epoch bigint NOT NULL, op_seq bigint NOT NULL, dropped boolean NOT NULL)`
+})
+
+func fenceTable(ctx context.Context, tx pgx.Tx) error {
+	var there bool
+	if err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&there); err != nil || there {
+		return err //nolint:wrapcheck // nil, or the connection's own
+	}
+	_, err := pg.Exec(ctx, tx, makeFenceTable.For(struct{}{}))
 	if err != nil {
 		return fmt.Errorf("make fence of schemas: %w", err)
 	}

@@ -13,24 +13,25 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// KeySetsSQL lists the keys that rows need. It reads an entry of an index for each set, however many rows there are.
-const KeySetsSQL = `SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!') ORDER BY k`
+// KeySets lists the keys that rows need. It reads an entry of an index for each set, however many rows there are.
+var KeySets = pg.Define(pg.RoleLifecycle, "workspace.key_sets", `SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!') ORDER BY k`)
 
 // countTimeout bounds one count of rows: a refusal without numbers is better than one that comes late.
 const countTimeout = 5 * time.Second
 
 // Need returns the ids of the keys that rows need.
 func (s *Sealer) Need(ctx context.Context) ([]string, error) {
-	rows, err := s.DB.Query(ctx, KeySetsSQL)
-	if err != nil {
-		return nil, fmt.Errorf("list keys of workload secrets that rows need: %w", err)
-	}
-	out, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	out, err := pg.Values[string](ctx, s.DB, KeySets)
 	if err != nil {
 		return nil, fmt.Errorf("list keys of workload secrets that rows need: %w", err)
 	}
 	return out, nil
 }
+
+var limitCounting = pg.Define(pg.RoleLifecycle, "workspace.limit_counting", `SELECT set_config('statement_timeout', $1, true)`)
+
+var countSecretKeys = pg.Define(pg.RoleLifecycle, "workspace.count_secret_keys", `SELECT k, sum(u.n)::bigint FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
+			WHERE string_to_array(u.keys, ',') && $1::text[] AND k = ANY ($1) GROUP BY k`)
 
 // Count returns how many rows need each of some keys. It reads all of those rows, and gives up after a short while.
 func (s *Sealer) Count(ctx context.Context, keys []string) (map[string]int64, error) {
@@ -40,11 +41,10 @@ func (s *Sealer) Count(ctx context.Context, keys []string) (map[string]int64, er
 	}
 	err := pg.InTx(ctx, s.DB, func(ctx context.Context, tx pgx.Tx) error {
 		clear(out)
-		if _, err := tx.Exec(ctx, `SELECT set_config('statement_timeout', $1, true)`, fmt.Sprint(countTimeout.Milliseconds())); err != nil {
+		if _, err := pg.Exec(ctx, tx, limitCounting, fmt.Sprint(countTimeout.Milliseconds())); err != nil {
 			return fmt.Errorf("bound the count: %w", err)
 		}
-		rows, err := tx.Query(ctx, `SELECT k, sum(u.n)::bigint FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
-			WHERE string_to_array(u.keys, ',') && $1::text[] AND k = ANY ($1) GROUP BY k`, keys)
+		rows, err := pg.Query(ctx, tx, countSecretKeys, keys)
 		if err != nil {
 			return err //nolint:wrapcheck // wrapped below
 		}

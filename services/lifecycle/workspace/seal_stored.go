@@ -28,9 +28,26 @@ type Sealer struct {
 	Committed func()
 }
 
-// listSQL lists rows whose keys are in a range; %[1]s is the table and %[2]s the keys of a row, the expression of an index.
-const listSQL = `SELECT id::text, (%[2]s) COLLATE "C" FROM lifecycle.%[1]s
-	WHERE %[2]s <> '' AND ((%[2]s) COLLATE "C", id) > ($1, $2::uuid) AND (%[2]s) COLLATE "C" < $3 ORDER BY (%[2]s) COLLATE "C", id LIMIT $4`
+// keyed names a table whose rows are under keys, and the keys of a row: the expression of an index.
+type keyed struct{ table, keys string }
+
+var (
+	keyedWorkspaces = keyed{"workspace", "lifecycle.secret_keys(spec, spec_digest)"}
+	keyedRuns       = keyed{"saga_run", "lifecycle.secret_keys(input->'spec', '')"}
+)
+
+// keyedRow is a row and the keys that it is under.
+type keyedRow struct {
+	ID   string `db:"id"`
+	Keys string `db:"keys"`
+}
+
+// rowsUnderKeys lists rows whose keys are in a range.
+var rowsUnderKeys = pg.DefineDynamic(pg.RoleLifecycle, "workspace.rows_under_keys", func(of keyed) string {
+	return fmt.Sprintf(`SELECT id::text AS id, (%[2]s) COLLATE "C" AS keys FROM lifecycle.%[1]s
+	WHERE %[2]s <> '' AND ((%[2]s) COLLATE "C", lifecycle.%[1]s.id) > ($1, $2::uuid) AND (%[2]s) COLLATE "C" < $3
+	ORDER BY (%[2]s) COLLATE "C", lifecycle.%[1]s.id LIMIT $4`, of.table, of.keys)
+}, keyedWorkspaces, keyedRuns)
 
 // Seal brings every row there is under the first key, and returns how many it changed. A row that cannot be opened stays as it is; the error says so after
 // all others are done.
@@ -38,13 +55,14 @@ func (s *Sealer) Seal(ctx context.Context) (int, error) {
 	total := 0
 	var failed error
 	for _, kind := range []struct {
-		table, keys string
-		seal        func(ctx context.Context, id string) (bool, error)
+		keyed
+
+		seal func(ctx context.Context, id string) (bool, error)
 	}{
-		{"workspace", "lifecycle.secret_keys(spec, spec_digest)", s.workspace},
-		{"saga_run", "lifecycle.secret_keys(input->'spec', '')", s.run},
+		{keyedWorkspaces, s.workspace},
+		{keyedRuns, s.run},
 	} {
-		n, err := s.each(ctx, fmt.Sprintf(listSQL, kind.table, kind.keys), kind.seal)
+		n, err := s.each(ctx, rowsUnderKeys.For(kind.keyed), kind.seal)
 		total += n
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("seal stored %ss: %w", kind.table, err))
@@ -58,18 +76,13 @@ func (s *Sealer) Seal(ctx context.Context) (int, error) {
 }
 
 // each seals the rows that a query lists by their keys and ids, in order.
-func (s *Sealer) each(ctx context.Context, query string, seal func(context.Context, string) (bool, error)) (int, error) {
+func (s *Sealer) each(ctx context.Context, query *pg.Statement, seal func(context.Context, string) (bool, error)) (int, error) {
 	total := 0
 	var failed error
 	for _, part := range secretenv.Others(s.Secrets.First()) {
 		keys, last := part.From, part.FromID
 		for {
-			rows, err := s.DB.Query(ctx, query, keys, last, part.Below, sealBatch)
-			if err != nil {
-				return total, fmt.Errorf("list: %w", err)
-			}
-			type row struct{ ID, Keys string }
-			found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+			found, err := pg.All[keyedRow](ctx, s.DB, query, keys, last, part.Below, sealBatch)
 			if err != nil {
 				return total, fmt.Errorf("list: %w", err)
 			}
@@ -94,6 +107,10 @@ func (s *Sealer) each(ctx context.Context, query string, seal func(context.Conte
 	return total, failed
 }
 
+var lockSpec = pg.Define(pg.RoleLifecycle, "workspace.lock_spec", `SELECT tenant_id::text, spec, spec_digest FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE`)
+
+var writeSpec = pg.Define(pg.RoleLifecycle, "workspace.write_spec", `UPDATE lifecycle.workspace SET seal = NULL, spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
+
 // workspace brings one workspace's spec and digest under the first key, and announces the row: what follows the log gets the new digest by the event.
 func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	changed := false
@@ -101,7 +118,7 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 		changed = false
 		var tenantID, digest string
 		var raw json.RawMessage
-		err := tx.QueryRow(ctx, `SELECT tenant_id::text, spec, spec_digest FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE`, id).Scan(&tenantID, &raw, &digest)
+		err := pg.QueryRow(ctx, tx, lockSpec, id).Scan(&tenantID, &raw, &digest)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -123,7 +140,7 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 				return err //nolint:wrapcheck // it says what it did
 			}
 		}
-		if _, err = tx.Exec(ctx, `UPDATE lifecycle.workspace SET seal = NULL, spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`, id, sealed, digest); err != nil {
+		if _, err = pg.Exec(ctx, tx, writeSpec, id, sealed, digest); err != nil {
 			return fmt.Errorf("seal workspace %s: %w", id, err)
 		}
 		changed = true
@@ -136,11 +153,15 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	return changed, err //nolint:wrapcheck // wrapped above
 }
 
+var inputOfRun = pg.Define(pg.RoleLifecycle, "workspace.input_of_run", `SELECT tenant_id::text, workspace_id::text, input FROM lifecycle.saga_run WHERE id = $1`)
+
+var writeInputSpec = pg.Define(pg.RoleLifecycle, "workspace.write_input_spec", `UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`)
+
 // run seals the spec in one run's input. No event has the input, so that the row's version stays.
 func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 	var owner secretenv.Owner
 	var raw json.RawMessage
-	err := s.DB.QueryRow(ctx, `SELECT tenant_id::text, workspace_id::text, input FROM lifecycle.saga_run WHERE id = $1`, id).Scan(&owner.TenantID, &owner.WorkspaceID, &raw)
+	err := pg.QueryRow(ctx, s.DB, inputOfRun, id).Scan(&owner.TenantID, &owner.WorkspaceID, &raw)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -161,7 +182,7 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 		return false, nil
 	}
 	// Whatever else the input has stays. One that was amended meanwhile is read again by the next run of this.
-	tag, err := s.DB.Exec(ctx, `UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`,
+	tag, err := pg.Exec(ctx, s.DB, writeInputSpec,
 		id, sealed, raw)
 	if err != nil {
 		return false, fmt.Errorf("seal input of run %s: %w", id, err)
@@ -189,11 +210,15 @@ func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner)
 	return out, sum, nil
 }
 
+var bareOperationKeys = pg.Define(pg.RoleLifecycle, "workspace.bare_operation_keys", `SELECT tenant_id::text, key, digest FROM lifecycle.operation_key WHERE digest ~ '/[0-9a-f]{64}$' LIMIT $1`)
+
+var writeKeyDigest = pg.Define(pg.RoleLifecycle, "workspace.write_key_digest", `UPDATE lifecycle.operation_key SET digest = $4 WHERE tenant_id = $1 AND key = $2 AND digest = $3`)
+
 // keys makes the digests of idempotency keys keyed.
 func (s *Sealer) keys(ctx context.Context) (int, error) {
 	total := 0
 	for {
-		rows, err := s.DB.Query(ctx, `SELECT tenant_id::text, key, digest FROM lifecycle.operation_key WHERE digest ~ '/[0-9a-f]{64}$' LIMIT $1`, sealBatch)
+		rows, err := pg.Query(ctx, s.DB, bareOperationKeys, sealBatch)
 		if err != nil {
 			return total, fmt.Errorf("list: %w", err)
 		}
@@ -208,7 +233,7 @@ func (s *Sealer) keys(ctx context.Context) (int, error) {
 			if err != nil {
 				return total, err //nolint:wrapcheck // it says what it did
 			}
-			_, err = s.DB.Exec(ctx, `UPDATE lifecycle.operation_key SET digest = $4 WHERE tenant_id = $1 AND key = $2 AND digest = $3`,
+			_, err = pg.Exec(ctx, s.DB, writeKeyDigest,
 				k.TenantID, k.Key, k.Digest, name+"/"+digest)
 			if err != nil {
 				return total, fmt.Errorf("write: %w", err)

@@ -83,6 +83,12 @@ func (t tenant) proto() *lifecyclev1.Tenant {
 	}
 }
 
+var insertTenant = pg.Define(pg.RoleLifecycle, "workspace.insert_tenant", `
+			INSERT INTO lifecycle.tenant (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
+			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns)
+
+var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name", `SELECT `+tenantColumns+` FROM lifecycle.tenant WHERE name = $1`)
+
 // CreateTenant makes a tenant. The same name with the same quota again answers the one that is there.
 func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
 	q := s.deps.DefaultQuota
@@ -94,11 +100,9 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
-		t, err := scanTenant(tx.QueryRow(ctx, `
-			INSERT INTO lifecycle.tenant (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
-			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes))
+		t, err := scanTenant(pg.QueryRow(ctx, tx, insertTenant, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes))
 		if errors.Is(err, pgx.ErrNoRows) {
-			if t, err = scanTenant(tx.QueryRow(ctx, `SELECT `+tenantColumns+` FROM lifecycle.tenant WHERE name = $1`, req.GetName())); err != nil {
+			if t, err = scanTenant(pg.QueryRow(ctx, tx, tenantByName, req.GetName())); err != nil {
 				return fmt.Errorf("read tenant: %w", err)
 			}
 			if req.GetQuota() != nil && t.Quota != q {
@@ -130,17 +134,23 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 	return res, nil
 }
 
-// tenantFor reads a tenant by name or id for whoever asks. A tenant of somebody else is as unknown as none.
-func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
-	column := "name"
-	if ids.Valid(ref) {
-		column = "id::text"
+// tenantRef says how a tenant is named, and whether its row is locked.
+type tenantRef struct{ byID, locked bool }
+
+var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "workspace.tenant_by", func(ref tenantRef) string {
+	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant WHERE name = $1`
+	if ref.byID {
+		sql = `SELECT ` + tenantColumns + ` FROM lifecycle.tenant WHERE id::text = $1`
 	}
-	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant WHERE ` + column + ` = $1`
-	if lockRow {
+	if ref.locked {
 		sql += ` FOR UPDATE`
 	}
-	t, err := scanTenant(q.QueryRow(ctx, sql, ref))
+	return sql
+}, tenantRef{}, tenantRef{byID: true, locked: true})
+
+// tenantFor reads a tenant by name or id for whoever asks. A tenant of somebody else is as unknown as none.
+func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
+	t, err := scanTenant(pg.QueryRow(ctx, q, tenantBy.For(tenantRef{byID: ids.Valid(ref), locked: lockRow}), ref))
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return tenant{}, fmt.Errorf("read tenant: %w", err)
 	}

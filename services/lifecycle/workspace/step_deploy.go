@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -210,6 +211,8 @@ func (s *Steps) waitReady(ctx context.Context, env *saga.Env) (saga.Outcome, err
 	return saga.Done(readyOutput{Endpoints: endpoints(host, status)}), nil
 }
 
+var probeIsDue = pg.Define(pg.RoleLifecycle, "workspace.probe_is_due", `SELECT mesh.clock() - $1::timestamptz >= $2::interval`)
+
 // probe answers the newest status task of this attempt, and queues the next once the last is old enough. fresh says that its result was not seen before.
 func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.Row, bool, error) {
 	var out task.Row
@@ -229,7 +232,7 @@ func (s *Steps) probe(ctx context.Context, env *saga.Env, nodeID string) (task.R
 		if ok {
 			// One task a probe: a result is looked at once, then the next is asked for after the cadence.
 			var old bool
-			if err := tx.QueryRow(ctx, `SELECT mesh.clock() - $1::timestamptz >= $2::interval`, last.StateAt, probeEvery).Scan(&old); err != nil {
+			if err := pg.QueryRow(ctx, tx, probeIsDue, last.StateAt, probeEvery).Scan(&old); err != nil {
 				return fmt.Errorf("read clock: %w", err)
 			}
 			if !old {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -268,6 +269,10 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 	return nil
 }
 
+var preparedBefore = pg.Define(pg.RoleLifecycle, "workspace.prepared_before", `SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`)
+
+var slotOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.slot_of_allocation", `SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`)
+
 // passHold gives the hold of an earlier epoch back. With keep, this epoch holds the same slot of the same machine from the same moment on, so that
 // nobody else takes what its storage stands on.
 func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []saga.Claim, keep bool) error {
@@ -277,7 +282,7 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 		}
 	}
 	// A box that was prepared and never launched has nothing at any provider.
-	rows, err := tx.Query(ctx, `SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`,
+	rows, err := pg.Query(ctx, tx, preparedBefore,
 		env.WorkspaceID, env.Epoch)
 	if err != nil {
 		return fmt.Errorf("look for prepared boxes: %w", err)
@@ -300,7 +305,7 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 		return err
 	}
 	var slot *int32
-	if err := tx.QueryRow(ctx, `SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`, a.ID).Scan(&slot); err != nil {
+	if err := pg.QueryRow(ctx, tx, slotOfAllocation, a.ID).Scan(&slot); err != nil {
 		return fmt.Errorf("read slot: %w", err)
 	}
 	if _, err := setAllocation(ctx, tx, a, commonv1.AllocationState_ALLOCATION_STATE_RELEASED, "none"); err != nil {
@@ -312,15 +317,17 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 	return s.holdAgain(ctx, tx, env, a, *slot)
 }
 
+var holdSlotAgain = pg.Define(pg.RoleLifecycle, "workspace.hold_slot_again", `
+		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES (1, $1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
+
 // holdAgain inserts the hold of this epoch on the slot of an earlier one.
 func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {
 	allocationID := ids.New()
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
 		return err
 	}
-	now, err := scanAllocation(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES (1, $1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
+	now, err := scanAllocation(pg.QueryRow(ctx, tx, holdSlotAgain,
 		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs))
 	if err != nil {
 		return fmt.Errorf("insert allocation: %w", err)

@@ -11,6 +11,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -120,22 +121,26 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 	return false, nil
 }
 
+var nodeIsReachable = pg.Define(pg.RoleLifecycle, "workspace.node_is_reachable", `SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
+
 // reachable says whether the node has a session at a replica that lives.
 func (s *Steps) reachable(ctx context.Context, nodeID string) bool {
 	var ok bool
-	err := s.deps.DB.QueryRow(ctx, `SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`, nodeID).Scan(&ok)
+	err := pg.QueryRow(ctx, s.deps.DB, nodeIsReachable, nodeID).Scan(&ok)
 	return err == nil && ok
 }
 
 // releaseGrace is how long an agent gets to clean up before the box it stands on is ended all the same.
 const releaseGrace = "15 seconds"
 
+var undoIsOverdue = pg.Define(pg.RoleLifecycle, "workspace.undo_is_overdue", `
+		SELECT coalesce(min(created_at) < mesh.clock() - interval '`+releaseGrace+`', false) FROM lifecycle.task
+		WHERE run_id = $1 AND starts_with(idem_key, $2)`)
+
 // overdue says whether this undo has waited for an agent for longer than the grace.
 func (s *Steps) overdue(ctx context.Context, env *saga.Env) bool {
 	var late bool
-	err := s.deps.DB.QueryRow(ctx, `
-		SELECT coalesce(min(created_at) < mesh.clock() - interval '`+releaseGrace+`', false) FROM lifecycle.task
-		WHERE run_id = $1 AND starts_with(idem_key, $2)`, env.RunID, env.IdempotencyKey).Scan(&late)
+	err := pg.QueryRow(ctx, s.deps.DB, undoIsOverdue, env.RunID, env.IdempotencyKey).Scan(&late)
 	return err == nil && late
 }
 

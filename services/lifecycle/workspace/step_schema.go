@@ -30,6 +30,10 @@ type schemaOutput struct {
 	Version int    `json:"version"`
 }
 
+var insertHandle = pg.Define(pg.RoleLifecycle, "workspace.insert_handle", `
+			INSERT INTO lifecycle.workspace_handle AS h (workspace_id, handle, epoch, signal_address, reserved_names) VALUES ($1, $2, $3, $4, $5)
+			ON CONFLICT (workspace_id) DO UPDATE SET epoch = $3 WHERE h.epoch <= $3`)
+
 // makeHandle gives the workspace its durable handle: where it is signalled, and the names that are its own.
 func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	in, _, err := readInput(env.Input)
@@ -45,9 +49,7 @@ func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 		return saga.Outcome{}, fmt.Errorf("claim handle: %w", err)
 	}
 	return saga.Done(out, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `
-			INSERT INTO lifecycle.workspace_handle AS h (workspace_id, handle, epoch, signal_address, reserved_names) VALUES ($1, $2, $3, $4, $5)
-			ON CONFLICT (workspace_id) DO UPDATE SET epoch = $3 WHERE h.epoch <= $3`,
+		_, err := pg.Exec(ctx, tx, insertHandle,
 			env.WorkspaceID, out.Handle, env.Epoch, out.SignalAddress, out.Reserved)
 		if err != nil {
 			return fmt.Errorf("write handle: %w", err)
@@ -56,13 +58,15 @@ func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	}), nil
 }
 
+var dropHandleOfEpoch = pg.Define(pg.RoleLifecycle, "workspace.drop_handle_of_epoch", `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
+
 func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	claims, err := claimsOf(ctx, env, kindHandle)
 	if err != nil {
 		return saga.Outcome{}, err
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`, env.WorkspaceID, env.Epoch); err != nil {
+		if _, err := pg.Exec(ctx, tx, dropHandleOfEpoch, env.WorkspaceID, env.Epoch); err != nil {
 			return fmt.Errorf("drop handle: %w", err)
 		}
 		for _, c := range claims {
@@ -74,10 +78,12 @@ func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	}), nil
 }
 
+var handleOfWorkspace = pg.Define(pg.RoleLifecycle, "workspace.handle_of_workspace", `SELECT handle, signal_address, reserved_names, epoch FROM lifecycle.workspace_handle WHERE workspace_id = $1`)
+
 func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	var out handleOutput
 	var epoch int64
-	err := s.deps.DB.QueryRow(ctx, `SELECT handle, signal_address, reserved_names, epoch FROM lifecycle.workspace_handle WHERE workspace_id = $1`, env.WorkspaceID).
+	err := pg.QueryRow(ctx, s.deps.DB, handleOfWorkspace, env.WorkspaceID).
 		Scan(&out.Handle, &out.SignalAddress, &out.Reserved, &epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return saga.Observation{Presence: saga.Absent}, nil
@@ -137,6 +143,25 @@ func schemaFailed(public string, err error) error {
 	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, err)
 }
 
+var schemaAndRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_and_role", `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`)
+
+// inTenantSchema is why statements over the tables of a workspace's schema are not prepared on a migrated database.
+const inTenantSchema = "it reads or writes a table in the schema of one workspace"
+
+// The statements over the tables of a workspace's schema take its name, quoted.
+var (
+	tenantSchemaVersion = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.tenant_schema_version", inTenantSchema, func(schema string) string {
+		return `SELECT coalesce(max(version), 0) FROM ` + schema + `.schema_version`
+	})
+	recordTenantMigration = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.record_tenant_migration", inTenantSchema, func(schema string) string {
+		return `INSERT INTO ` + schema + `.schema_version (version) VALUES ($1)`
+	})
+	writeWorkspaceInfo = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.write_workspace_info", inTenantSchema, func(schema string) string {
+		return `INSERT INTO ` + schema + `.workspace_info (workspace_id, epoch) VALUES ($1, $2)
+			ON CONFLICT (workspace_id) DO UPDATE SET epoch = GREATEST(workspace_info.epoch, $2)`
+	})
+)
+
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
 	id := pgx.Identifier{name}.Sanitize()
 	database := pgx.Identifier{s.deps.Workloads.Config().ConnConfig.Database}.Sanitize()
@@ -146,7 +171,7 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 			return err
 		}
 		var role, schema bool
-		err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, name).Scan(&role, &schema)
+		err := pg.QueryRow(ctx, tx, schemaAndRole, name).Scan(&role, &schema)
 		if err != nil {
 			return fmt.Errorf("look for role and schema: %w", err)
 		}
@@ -168,34 +193,33 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 		statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
 			"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")
 		for _, sql := range statements {
-			if _, err := tx.Exec(ctx, sql); err != nil {
+			if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
 				return fmt.Errorf("make role and schema: %w", err)
 			}
 		}
-		if err := tx.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+id+`.schema_version`).Scan(&version); err != nil {
+		if err := pg.QueryRow(ctx, tx, tenantSchemaVersion.For(id)).Scan(&version); err != nil {
 			return fmt.Errorf("read schema version: %w", err)
 		}
 		for n := version; n < len(tenantMigrations); n++ {
-			if _, err := tx.Exec(ctx, strings.ReplaceAll(tenantMigrations[n], "{schema}", id)); err != nil {
+			if _, err := pg.Exec(ctx, tx, changeSchema.For(strings.ReplaceAll(tenantMigrations[n], "{schema}", id))); err != nil {
 				return fmt.Errorf("migration %d: %w", n+1, err)
 			}
-			if _, err := tx.Exec(ctx, `INSERT INTO `+id+`.schema_version (version) VALUES ($1)`, n+1); err != nil {
+			if _, err := pg.Exec(ctx, tx, recordTenantMigration.For(id), n+1); err != nil {
 				return fmt.Errorf("record migration %d: %w", n+1, err)
 			}
 		}
 		version = len(tenantMigrations)
-		_, err = tx.Exec(ctx, `INSERT INTO `+id+`.workspace_info (workspace_id, epoch) VALUES ($1, $2)
-			ON CONFLICT (workspace_id) DO UPDATE SET epoch = GREATEST(workspace_info.epoch, $2)`, env.WorkspaceID, env.Epoch)
+		_, err = pg.Exec(ctx, tx, writeWorkspaceInfo.For(id), env.WorkspaceID, env.Epoch)
 		if err != nil {
 			return fmt.Errorf("write workspace info: %w", err)
 		}
-		if _, err := tx.Exec(ctx, `GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA `+id+` TO `+id); err != nil {
+		if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "+id+" TO "+id)); err != nil {
 			return fmt.Errorf("grant tables: %w", err)
 		}
 		if err := shareGrants(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, "GRANT CONNECT ON DATABASE "+database+" TO "+id); err != nil {
+		if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT CONNECT ON DATABASE "+database+" TO "+id)); err != nil {
 			return fmt.Errorf("grant database: %w", err)
 		}
 		return nil
@@ -237,20 +261,22 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 	return nil
 }
 
+var roleExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_exists", `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`)
+
 // drop takes role and schema away: sessions of the role first. Dropping what is not there succeeds.
 func drop(ctx context.Context, tx pgx.Tx, name string) error {
 	id := pgx.Identifier{name}.Sanitize()
 	var role bool
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`, name).Scan(&role); err != nil {
+	if err := pg.QueryRow(ctx, tx, roleExists, name).Scan(&role); err != nil {
 		return fmt.Errorf("look for role: %w", err)
 	}
 	if role {
-		if _, err := tx.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`, name); err != nil {
+		if _, err := pg.Exec(ctx, tx, endSessionsOfRole, name); err != nil {
 			return fmt.Errorf("end sessions of role: %w", err)
 		}
 	}
 	// This may wait for whoever reads the schema.
-	if _, err := tx.Exec(ctx, "DROP SCHEMA IF EXISTS "+id+" CASCADE"); err != nil {
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("DROP SCHEMA IF EXISTS "+id+" CASCADE")); err != nil {
 		return fmt.Errorf("drop schema: %w", err)
 	}
 	if !role {
@@ -260,12 +286,14 @@ func drop(ctx context.Context, tx pgx.Tx, name string) error {
 		return err
 	}
 	for _, sql := range []string{"DROP OWNED BY " + id + " CASCADE", "DROP ROLE IF EXISTS " + id} {
-		if _, err := tx.Exec(ctx, sql); err != nil {
+		if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
 			return fmt.Errorf("drop role: %w", err)
 		}
 	}
 	return nil
 }
+
+var schemaStands = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_stands", `SELECT EXISTS (SELECT 1 FROM pg_roles r JOIN pg_namespace n ON n.nspname = r.rolname WHERE r.rolname = $1)`)
 
 func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	in, _, err := readInput(env.Input)
@@ -274,7 +302,7 @@ func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observat
 	}
 	name := schemaName(in.Tenant, in.Workspace, env.WorkspaceID)
 	var there bool
-	err = s.deps.Workloads.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_roles r JOIN pg_namespace n ON n.nspname = r.rolname WHERE r.rolname = $1)`, name).Scan(&there)
+	err = pg.QueryRow(ctx, s.deps.Workloads, schemaStands, name).Scan(&there)
 	if err != nil {
 		return saga.Observation{}, fmt.Errorf("look for schema: %w", err)
 	}

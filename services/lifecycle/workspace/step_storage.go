@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
@@ -101,6 +102,10 @@ func (s *Steps) allocate(ctx context.Context, env *saga.Env) (saga.Outcome, erro
 	}, func(ctx context.Context, tx pgx.Tx) error { return env.ConfirmTx(ctx, tx, claim, made.GetPath()) }), nil
 }
 
+var insertInstance = pg.Define(pg.RoleLifecycle, "workspace.insert_instance", `
+			INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, node_id)
+			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+instanceColumns)
+
 // reserve makes the rows of the allocation and the instance of this epoch, or reads those that are there.
 func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, instance, error) {
 	var a allocation
@@ -122,9 +127,7 @@ func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.Wo
 		if i, ok, err = instanceOf(ctx, tx, env.WorkspaceID, env.Epoch); err != nil || ok {
 			return err
 		}
-		i, err = scanInstance(tx.QueryRow(ctx, `
-			INSERT INTO lifecycle.instance AS i (instance_id, workspace_id, tenant_id, epoch, state, placement, node_id)
-			VALUES ($1, $2, $3, $4, 'prepared', $5, nullif($6, '')::uuid) RETURNING `+instanceColumns,
+		i, err = scanInstance(pg.QueryRow(ctx, tx, insertInstance,
 			a.InstanceID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), a.NodeID))
 		if err != nil {
 			return fmt.Errorf("insert instance: %w", err)
@@ -136,6 +139,10 @@ func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.Wo
 	})
 	return a, i, err //nolint:wrapcheck // wrapped above
 }
+
+var insertAllocationRow = pg.Define(pg.RoleLifecycle, "workspace.insert_allocation_row", `
+		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES (1, $1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
 
 func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, error) {
 	allocationID, instanceID := ids.New(), ids.New()
@@ -152,9 +159,7 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 	if err := claimSlot(ctx, tx, env, node, allocationID); err != nil {
 		return allocation{}, err
 	}
-	a, err := scanAllocation(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES (1, $1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns,
+	a, err := scanAllocation(pg.QueryRow(ctx, tx, insertAllocationRow,
 		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot, spec.GetGpus()))
 	if err != nil {
 		return allocation{}, fmt.Errorf("insert allocation: %w", err)
@@ -176,15 +181,9 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 	return nil
 }
 
-// freeSlot picks the machine with the most free slots among those that are admitted, connected, not cordoned and have the devices.
-func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error) {
-	var node string
-	var slot int32
-	// Those who pick take turns, so that two never pick one slot and then find it taken.
-	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.static_pick', 0))`); err != nil {
-		return "", 0, fmt.Errorf("wait for turn: %w", err)
-	}
-	err := tx.QueryRow(ctx, `
+var takePickTurn = pg.Define(pg.RoleLifecycle, "workspace.take_pick_turn", `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.static_pick', 0))`)
+
+var pickSlot = pg.Define(pg.RoleLifecycle, "workspace.pick_slot", `
 		WITH candidate AS (
 			SELECT g.node_id, g.slots,
 				(SELECT count(*) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS used,
@@ -202,7 +201,17 @@ func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 		SELECT c.node_id::text, s.n FROM candidate c
 		CROSS JOIN LATERAL (SELECT n FROM generate_series(0, c.slots - 1) n
 			WHERE NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = c.node_id AND a.slot = n AND a.state <> 'released') ORDER BY n LIMIT 1) s
-		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`, gpus, occupying()).Scan(&node, &slot)
+		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`)
+
+// freeSlot picks the machine with the most free slots among those that are admitted, connected, not cordoned and have the devices.
+func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error) {
+	var node string
+	var slot int32
+	// Those who pick take turns, so that two never pick one slot and then find it taken.
+	if _, err := pg.Exec(ctx, tx, takePickTurn); err != nil {
+		return "", 0, fmt.Errorf("wait for turn: %w", err)
+	}
+	err := pg.QueryRow(ctx, tx, pickSlot, gpus, occupying()).Scan(&node, &slot)
 	if err == pgx.ErrNoRows { //nolint:errorlint // pgx answers it bare
 		return "", 0, noMachine(ctx, tx, gpus)
 	}
@@ -212,11 +221,13 @@ func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 	return node, slot, nil
 }
 
+var machinesWithoutRoom = pg.Define(pg.RoleLifecycle, "workspace.machines_without_room", `SELECT count(*) FROM lifecycle.node_gate g
+		WHERE g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+` AND `+gate.DiskFullSQL)
+
 // noMachine is the failure to pick a machine. Machines that are left out for their disks alone are counted in it.
 func noMachine(ctx context.Context, tx pgx.Tx, gpus int32) error {
 	var full int
-	err := tx.QueryRow(ctx, `SELECT count(*) FROM lifecycle.node_gate g
-		WHERE g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+` AND `+gate.DiskFullSQL).Scan(&full)
+	err := pg.QueryRow(ctx, tx, machinesWithoutRoom).Scan(&full)
 	if err != nil {
 		return fmt.Errorf("count machines without room: %w", err)
 	}
@@ -358,6 +369,13 @@ func orKeep(old, moved instance, err error) instance {
 	return moved
 }
 
+var heldDevices = pg.Define(pg.RoleLifecycle, "workspace.held_devices", `SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`)
+
+var holdDevice = pg.Define(pg.RoleLifecycle, "workspace.hold_device", `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`)
+
+var bindAllocation = pg.Define(pg.RoleLifecycle, "workspace.bind_allocation", `UPDATE lifecycle.allocation a SET seal = NULL, node_id = $2, version = a.version + 1
+			WHERE a.allocation_id = $1 RETURNING `+allocationColumns)
+
 // holdDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.
 func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g gate.Gate) (allocation, error) {
 	if a.NodeID != "" && len(a.Devices) >= int(a.GPUs) {
@@ -367,7 +385,7 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		a = was // a second try begins where the first did
 		var free []string
-		rows, err := tx.Query(ctx, `SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`, g.NodeID)
+		rows, err := pg.Query(ctx, tx, heldDevices, g.NodeID)
 		if err != nil {
 			return fmt.Errorf("read held devices: %w", err)
 		}
@@ -390,12 +408,11 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 				fmt.Sprintf("the node has %d free GPUs, %d are needed", len(free), want), nil)
 		}
 		for _, d := range free[:max(want, 0)] {
-			if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`, g.NodeID, d, a.ID); err != nil {
+			if _, err := pg.Exec(ctx, tx, holdDevice, g.NodeID, d, a.ID); err != nil {
 				return fmt.Errorf("hold device: %w", err)
 			}
 		}
-		moved, err := scanAllocation(tx.QueryRow(ctx, `UPDATE lifecycle.allocation a SET seal = NULL, node_id = $2, version = a.version + 1
-			WHERE a.allocation_id = $1 RETURNING `+allocationColumns, a.ID, g.NodeID))
+		moved, err := scanAllocation(pg.QueryRow(ctx, tx, bindAllocation, a.ID, g.NodeID))
 		if err != nil {
 			return fmt.Errorf("bind allocation to node: %w", err)
 		}

@@ -20,6 +20,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/runbook"
 	"github.com/gpuaas/mesh/internal/secretenv"
@@ -114,6 +115,11 @@ func (s *Steps) Stalls(_, step string) time.Duration {
 	}
 }
 
+var stallsOfRelease = pg.Define(pg.RoleLifecycle, "workspace.stalls_of_release", `
+		UPDATE lifecycle.allocation a SET seal = NULL, release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
+		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
+		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocationColumns)
+
 // Resumed moves on what counts the time of workspaces whose runs go on after rollback mode: the deadlines of their releases, and the last moments at
 // which their tasks may start.
 func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) error {
@@ -122,10 +128,7 @@ func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) err
 	for _, r := range runs {
 		ids, workspaces, stood = append(ids, r.RunID), append(workspaces, r.WorkspaceID), append(stood, r.Stood.Seconds())
 	}
-	rows, err := tx.Query(ctx, `
-		UPDATE lifecycle.allocation a SET seal = NULL, release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
-		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
-		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocationColumns, workspaces, stood)
+	rows, err := pg.Query(ctx, tx, stallsOfRelease, workspaces, stood)
 	if err != nil {
 		return fmt.Errorf("move deadlines of releases: %w", err)
 	}

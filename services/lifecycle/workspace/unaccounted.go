@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -53,22 +54,11 @@ func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriv
 		instances, workspaces, providers = append(instances, id), append(workspaces, b.WorkspaceID), append(providers, b.ProviderID)
 		epochs, started = append(epochs, b.Epoch), append(started, at)
 	}
-	changed, err := unaccounted(ctx, tx, `
-		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at)
-		SELECT x.instance_id, x.workspace_id, x.epoch, 'live', $1, x.provider_id, x.started_at
-		FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::timestamptz[]) AS x (instance_id, workspace_id, epoch, provider_id, started_at)
-		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'live', ended_at = NULL, end_reason = '', version = u.version + 1
-			WHERE u.state = 'ended'
-		RETURNING `+unaccountedColumns, names.Of(kind), instances, workspaces, epochs, providers, started)
+	changed, err := unaccounted(ctx, tx, noteUnaccountedRows, names.Of(kind), instances, workspaces, epochs, providers, started)
 	if err != nil {
 		return 0, fmt.Errorf("note unaccounted instances: %w", err)
 	}
-	gone, err := unaccounted(ctx, tx, `
-		UPDATE lifecycle.unaccounted_instance AS u SET state = 'ended', ended_at = mesh.clock(), end_reason = 'the placement does not list it as running any more',
-			version = u.version + 1
-		WHERE u.placement = $1 AND u.state = 'live' AND NOT EXISTS (
-			SELECT 1 FROM unnest($2::uuid[], $3::bigint[]) AS x (workspace_id, epoch) WHERE x.workspace_id = u.workspace_id AND x.epoch = u.epoch)
-		RETURNING `+unaccountedColumns, names.Of(kind), workspaces, epochs)
+	gone, err := unaccounted(ctx, tx, endUnlisted, names.Of(kind), workspaces, epochs)
 	if err != nil {
 		return 0, fmt.Errorf("note ends of unaccounted instances: %w", err)
 	}
@@ -76,8 +66,23 @@ func noteUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriv
 	return len(changed), reportUnaccounted(ctx, tx, changed)
 }
 
-func unaccounted(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]instance, error) {
-	rows, err := tx.Query(ctx, sql, args...)
+var noteUnaccountedRows = pg.Define(pg.RoleLifecycle, "workspace.note_unaccounted_rows", `
+		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at)
+		SELECT x.instance_id, x.workspace_id, x.epoch, 'live', $1, x.provider_id, x.started_at
+		FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[], $6::timestamptz[]) AS x (instance_id, workspace_id, epoch, provider_id, started_at)
+		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'live', ended_at = NULL, end_reason = '', version = u.version + 1
+			WHERE u.state = 'ended'
+		RETURNING `+unaccountedColumns)
+
+var endUnlisted = pg.Define(pg.RoleLifecycle, "workspace.end_unlisted", `
+		UPDATE lifecycle.unaccounted_instance AS u SET state = 'ended', ended_at = mesh.clock(), end_reason = 'the placement does not list it as running any more',
+			version = u.version + 1
+		WHERE u.placement = $1 AND u.state = 'live' AND NOT EXISTS (
+			SELECT 1 FROM unnest($2::uuid[], $3::bigint[]) AS x (workspace_id, epoch) WHERE x.workspace_id = u.workspace_id AND x.epoch = u.epoch)
+		RETURNING `+unaccountedColumns)
+
+func unaccounted(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) ([]instance, error) {
+	rows, err := pg.Query(ctx, tx, s, args...)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by the caller
 	}
@@ -98,6 +103,12 @@ func reportUnaccounted(ctx context.Context, tx pgx.Tx, changed []instance) error
 	return nil
 }
 
+var accountInstance = pg.Define(pg.RoleLifecycle, "workspace.account_instance", `
+		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason)
+		VALUES ($2, $3, $4, 'ended', $1, $5, $6, mesh.clock(), $7)
+		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'ended', ended_at = mesh.clock(), end_reason = $7, version = u.version + 1
+		RETURNING `+unaccountedColumns)
+
 // endUnaccounted records the confirmed end of an instance that no row accounts for, whether or not a sweep has seen it before.
 func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance, why string) (instance, string, error) {
 	id := b.InstanceID
@@ -108,11 +119,7 @@ func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDrive
 	if !b.StartedAt.IsZero() {
 		started = &b.StartedAt
 	}
-	i, err := scanInstance(tx.QueryRow(ctx, `
-		INSERT INTO lifecycle.unaccounted_instance AS u (instance_id, workspace_id, epoch, state, placement, provider_id, started_at, ended_at, end_reason)
-		VALUES ($2, $3, $4, 'ended', $1, $5, $6, mesh.clock(), $7)
-		ON CONFLICT (placement, workspace_id, epoch) DO UPDATE SET state = 'ended', ended_at = mesh.clock(), end_reason = $7, version = u.version + 1
-		RETURNING `+unaccountedColumns, names.Of(kind), id, b.WorkspaceID, b.Epoch, b.ProviderID, started, why))
+	i, err := scanInstance(pg.QueryRow(ctx, tx, accountInstance, names.Of(kind), id, b.WorkspaceID, b.Epoch, b.ProviderID, started, why))
 	if err != nil {
 		return instance{}, "", fmt.Errorf("record end of unaccounted instance: %w", err)
 	}
@@ -123,13 +130,15 @@ func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDrive
 	return i, pos, nil
 }
 
+var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "workspace.forget_unaccounted", `DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
+		RETURNING u.instance_id::text, u.version`)
+
 // accountFor takes an instance out of the table because a row of its own takes its place, and returns the version above which that row's begin; the id
 // under which it was shown, if it was, goes on.
 func accountFor(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, b placement.Instance) (string, int64, error) {
 	var id string
 	var version int64
-	err := tx.QueryRow(ctx, `DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
-		RETURNING u.instance_id::text, u.version`, names.Of(kind), b.WorkspaceID, b.Epoch).Scan(&id, &version)
+	err := pg.QueryRow(ctx, tx, forgetUnaccounted, names.Of(kind), b.WorkspaceID, b.Epoch).Scan(&id, &version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		if id = b.InstanceID; !ids.Valid(id) {
 			id = ids.New()
