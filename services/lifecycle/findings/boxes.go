@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -118,17 +116,24 @@ func missingBox(kind commonv1.PlacementDriver, b belief, ended map[boxKey]placem
 
 // boxFacts is what our rows say of a box that stands.
 type boxFacts struct {
-	known, busyHere, claimed         bool
-	epoch                            int64
-	tenantID, name, instance, nodeID string
+	WorkspaceID string `db:"workspace_id"` // empty if it is not known here
+	BoxEpoch    int64  `db:"box_epoch"`
+	Epoch       int64  `db:"epoch"`
+	TenantID    string `db:"tenant_id"`
+	Name        string `db:"name"`
+	BusyHere    bool   `db:"busy_here"`
+	Instance    string `db:"instance"`
+	NodeID      string `db:"node_id"`
+	Claimed     bool   `db:"claimed"`
 }
 
 var rowsOfInstances = pg.Define(pg.RoleLifecycle, "findings.rows_of_instances", `
-		SELECT b.workspace_id::text, b.epoch, w.epoch, w.tenant_id::text, w.name,
+		SELECT b.workspace_id::text AS workspace_id, b.epoch AS box_epoch, w.epoch, w.tenant_id::text AS tenant_id, w.name,
 			EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = w.id AND r.epoch = b.epoch
-				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')),
-			coalesce(i.state, ''), coalesce(i.node_id::text, ''),
+				AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')) AS busy_here,
+			coalesce(i.state, '') AS instance, coalesce(i.node_id::text, '') AS node_id,
 			EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = w.id AND c.kind = 'instance' AND c.epoch = b.epoch AND c.released_at IS NULL)
+				AS claimed
 		FROM unnest($1::uuid[], $2::bigint[]) AS b (workspace_id, epoch) JOIN lifecycle.workspace w ON w.id = b.workspace_id
 		LEFT JOIN lifecycle.instance i ON i.workspace_id = w.id AND i.epoch = b.epoch`)
 
@@ -141,19 +146,13 @@ func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDrive
 			workspaces, epochs = append(workspaces, k.workspaceID), append(epochs, k.epoch)
 		}
 	}
-	rows, err := pg.Query(ctx, s.deps.DB, rowsOfInstances, workspaces, epochs)
+	list, err := pg.All[boxFacts](ctx, s.deps.DB, rowsOfInstances, workspaces, epochs)
 	if err != nil {
 		return nil, fmt.Errorf("read rows of boxes: %w", err)
 	}
-	facts := map[boxKey]boxFacts{}
-	var k boxKey
-	f := boxFacts{known: true}
-	_, err = pgx.ForEachRow(rows, []any{&k.workspaceID, &k.epoch, &f.epoch, &f.tenantID, &f.name, &f.busyHere, &f.instance, &f.nodeID, &f.claimed}, func() error {
-		facts[k] = f
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read rows of boxes: %w", err)
+	facts := make(map[boxKey]boxFacts, len(list))
+	for _, f := range list {
+		facts[boxKey{f.WorkspaceID, f.BoxEpoch}] = f
 	}
 	var out []Seen
 	for k, b := range standing {
@@ -169,27 +168,27 @@ func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDrive
 func unknownBox(kind commonv1.PlacementDriver, b placement.Instance, f boxFacts) (Seen, bool) {
 	k := boxKey{b.WorkspaceID, b.Epoch}
 	out := Seen{
-		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.tenantID, NodeID: f.nodeID, NextAction: nextUnknownBox,
+		Kind: instanceUnknown, Severity: p1, SubjectType: "instance", SubjectID: k.String(), TenantID: f.TenantID, NodeID: f.NodeID, NextAction: nextUnknownBox,
 		After: map[string]any{
 			"provider_id": b.ProviderID, "instance_id": b.InstanceID, "placement": names.Of(kind), "started_at": b.StartedAt.UTC().Format("2006-01-02T15:04:05Z"),
 		},
 	}
-	if f.known {
+	if f.WorkspaceID != "" {
 		out.WorkspaceID = b.WorkspaceID
-		out.Before = map[string]any{"workspace": f.name, "epoch": f.epoch, "instance": f.instance}
+		out.Before = map[string]any{"workspace": f.Name, "epoch": f.Epoch, "instance": f.Instance}
 	}
 	switch {
-	case f.busyHere:
+	case f.BusyHere:
 		return Seen{}, false
-	case !f.known:
+	case f.WorkspaceID == "":
 		out.Summary = "the provider runs an instance of a workspace that is not known here"
-	case f.instance == "":
-		out.Summary = fmt.Sprintf("the provider runs an instance of epoch %d of %q, and no row names it", b.Epoch, f.name)
-	case f.instance == "ended":
-		out.Summary = fmt.Sprintf("the provider runs the instance of epoch %d of %q, whose row says that it has ended", b.Epoch, f.name)
-	case !f.claimed:
+	case f.Instance == "":
+		out.Summary = fmt.Sprintf("the provider runs an instance of epoch %d of %q, and no row names it", b.Epoch, f.Name)
+	case f.Instance == "ended":
+		out.Summary = fmt.Sprintf("the provider runs the instance of epoch %d of %q, whose row says that it has ended", b.Epoch, f.Name)
+	case !f.Claimed:
 		out.Kind, out.NextAction = resourceUnclaimed, nextUnclaimed
-		out.Summary = fmt.Sprintf("the instance of epoch %d of %q stands and no claim holds it", b.Epoch, f.name)
+		out.Summary = fmt.Sprintf("the instance of epoch %d of %q stands and no claim holds it", b.Epoch, f.Name)
 	default:
 		return Seen{}, false
 	}

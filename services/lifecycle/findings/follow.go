@@ -364,7 +364,7 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 	var workspaces, nodes, payloads []string
 	var at []time.Time
 	for p, r := range seen {
-		workspaces, nodes, payloads, at = append(workspaces, p.workspaceID), append(nodes, p.nodeID), append(payloads, string(r.Payload)), append(at, r.CreatedAt)
+		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID), append(payloads, string(r.Payload)), append(at, r.CreatedAt)
 	}
 	_, err := pg.Exec(ctx, tx, keepReports, workspaces, nodes, payloads, at)
 	if err != nil {

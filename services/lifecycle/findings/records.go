@@ -51,13 +51,19 @@ func busy(workspaceID string) string {
 
 // record is a contradiction within this database, read in one statement: no order of reading can make it up.
 type record struct {
-	what                                                       string
-	subjectID, workspaceID, tenantID, nodeID, allocationID, is string
+	What         string `db:"what"`
+	SubjectID    string `db:"subject_id"`
+	WorkspaceID  string `db:"workspace_id"`
+	TenantID     string `db:"tenant_id"`
+	NodeID       string `db:"node_id"`
+	AllocationID string `db:"allocation_id"`
+	Is           string `db:"found"`
 }
 
 // contradictions reads pairs of our own rows that contradict each other on workspaces that nothing happens to.
 var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
-	SELECT 'gpu_hold', h.node_id::text, a.workspace_id::text, a.tenant_id::text, h.node_id::text, a.allocation_id::text, string_agg(h.device_id, ', ' ORDER BY h.device_id)
+	SELECT 'gpu_hold' AS what, h.node_id::text AS subject_id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id, h.node_id::text AS node_id,
+		a.allocation_id::text AS allocation_id, string_agg(h.device_id, ', ' ORDER BY h.device_id) AS found
 	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
 	WHERE a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id
 	UNION ALL
@@ -106,23 +112,18 @@ var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
 
 func (s *Sweeper) lookAtRecords(ctx context.Context) ([]Seen, error) {
-	rows, err := pg.Query(ctx, s.deps.DB, contradictions)
+	list, err := pg.All[record](ctx, s.deps.DB, contradictions)
 	if err != nil {
 		return nil, fmt.Errorf("compare records: %w", err)
 	}
 	nodes := map[string][]record{}
 	var out []Seen
-	var r record
-	_, err = pgx.ForEachRow(rows, []any{&r.what, &r.subjectID, &r.workspaceID, &r.tenantID, &r.nodeID, &r.allocationID, &r.is}, func() error {
+	for _, r := range list {
 		if seen, ok := r.seen(); ok {
 			out = append(out, seen)
 		} else {
-			nodes[r.nodeID] = append(nodes[r.nodeID], r)
+			nodes[r.NodeID] = append(nodes[r.NodeID], r)
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("compare records: %w", err)
 	}
 	for node, held := range nodes {
 		out = append(out, occupied(node, held))
@@ -133,28 +134,28 @@ func (s *Sweeper) lookAtRecords(ctx context.Context) ([]Seen, error) {
 // seen is the record as a finding; false for what is one of several on its node.
 func (r record) seen() (Seen, bool) {
 	out := Seen{
-		Severity: p1, SubjectID: r.subjectID, WorkspaceID: r.workspaceID, TenantID: r.tenantID, NodeID: r.nodeID, AllocationID: r.allocationID,
-		Before: map[string]any{}, After: map[string]any{"found": r.is},
+		Severity: p1, SubjectID: r.SubjectID, WorkspaceID: r.WorkspaceID, TenantID: r.TenantID, NodeID: r.NodeID, AllocationID: r.AllocationID,
+		Before: map[string]any{}, After: map[string]any{"found": r.Is},
 	}
-	switch r.what {
+	switch r.What {
 	case "no_instance":
 		out.Kind, out.SubjectType, out.NextAction, out.Cordon = allocationEmpty, "allocation", nextEmpty, true
-		out.Summary = "an allocation is active and nothing stands in it: " + r.is
+		out.Summary = "an allocation is active and nothing stands in it: " + r.Is
 	case "few_devices":
 		out.Kind, out.SubjectType, out.NextAction, out.Cordon = allocationEmpty, "allocation", nextEmpty, true
-		out.Summary = "an allocation does not hold the devices that it is of: " + r.is
+		out.Summary = "an allocation does not hold the devices that it is of: " + r.Is
 	case "slot_claim", "handle_claim":
 		out.Kind, out.SubjectType, out.NextAction = claimEmpty, "claim", nextClaimEmpty
-		out.Summary = fmt.Sprintf("the %s that is claimed as %q is gone", strings.TrimSuffix(r.what, "_claim"), r.is)
+		out.Summary = fmt.Sprintf("the %s that is claimed as %q is gone", strings.TrimSuffix(r.What, "_claim"), r.Is)
 	case "identity_claim":
 		out.Kind, out.SubjectType, out.NextAction = claimEmpty, "claim", nextClaimEmpty
-		out.Summary = "the identity that is claimed for the workspace's instance is gone: " + r.is
+		out.Summary = "the identity that is claimed for the workspace's instance is gone: " + r.Is
 	case "unclaimed_slot":
 		out.Kind, out.SubjectType, out.NextAction = resourceUnclaimed, "allocation", nextUnclaimed
 		out.Summary = "an allocation is active and no claim holds its slot"
 	case "unclaimed_handle":
 		out.Kind, out.SubjectType, out.NextAction = resourceUnclaimed, "workspace", nextUnclaimed
-		out.Summary = fmt.Sprintf("the handle %q stands and no claim holds it", r.is)
+		out.Summary = fmt.Sprintf("the handle %q stands and no claim holds it", r.Is)
 	default:
 		return Seen{}, false
 	}
@@ -168,19 +169,19 @@ func occupied(node string, held []record) Seen {
 		"box": "the instance of a workspace that has no allocation is connected", "workload": "its agent reports running workloads of a workspace that has no allocation here",
 	}
 	slices.SortFunc(held, func(a, b record) int {
-		return slices.Compare([]string{a.workspaceID, a.what, a.is}, []string{b.workspaceID, b.what, b.is})
+		return slices.Compare([]string{a.WorkspaceID, a.What, a.Is}, []string{b.WorkspaceID, b.What, b.Is})
 	})
 	var why []string
 	list := make([]any, 0, len(held))
 	for _, r := range held {
-		if !slices.Contains(why, words[r.what]) {
-			why = append(why, words[r.what])
+		if !slices.Contains(why, words[r.What]) {
+			why = append(why, words[r.What])
 		}
-		list = append(list, map[string]any{"what": r.what, "workspace_id": r.workspaceID, "allocation_id": r.allocationID, "found": r.is})
+		list = append(list, map[string]any{"what": r.What, "workspace_id": r.WorkspaceID, "allocation_id": r.AllocationID, "found": r.Is})
 	}
 	return Seen{
-		Kind: nodeOccupied, Severity: p1, SubjectType: "node", SubjectID: node, NodeID: node, WorkspaceID: held[0].workspaceID, TenantID: held[0].tenantID,
-		AllocationID: held[0].allocationID, Summary: "a node is occupied without a live allocation: " + strings.Join(why, "; "), NextAction: nextOccupied,
+		Kind: nodeOccupied, Severity: p1, SubjectType: "node", SubjectID: node, NodeID: node, WorkspaceID: held[0].WorkspaceID, TenantID: held[0].TenantID,
+		AllocationID: held[0].AllocationID, Summary: "a node is occupied without a live allocation: " + strings.Join(why, "; "), NextAction: nextOccupied,
 		Before: map[string]any{"allocations": "none that is live"}, After: map[string]any{"occupied_by": list}, Cordon: true,
 	}
 }

@@ -52,7 +52,8 @@ func TestTwoInstancesAreFoundWhateverTheOtherChecksDo(t *testing.T) {
 				}
 			}()
 			for _, box := range []placement.Box{
-				{WorkspaceID: id, Epoch: 2, InstanceID: ids.New()}, {WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()},
+				{WorkspaceID: id, Epoch: 2, InstanceID: ids.New()},
+				{WorkspaceID: stranger, Epoch: 1, InstanceID: ids.New()},
 				{WorkspaceID: stranger, Epoch: 2, InstanceID: ids.New()},
 			} {
 				if _, err := b.world.Launch(t.Context(), box); err != nil {

@@ -93,38 +93,52 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	return total, nil
 }
 
+// refusedFields are the columns of woken_instance.
+type refusedFields struct {
+	WorkspaceID   string    `db:"workspace_id" expr:"@.workspace_id::text"`
+	TenantID      string    `db:"tenant_id" expr:"coalesce(@.tenant_id::text, '')"`
+	Epoch         int64     `db:"epoch"`
+	NodeID        string    `db:"node_id" expr:"coalesce(@.node_id::text, '')"`
+	InstanceID    string    `db:"instance_id" expr:"@.instance_id::text"`
+	Reason        string    `db:"reason"`
+	RemoteAddress string    `db:"remote_address"`
+	MachineID     string    `db:"machine_id"`
+	BootID        string    `db:"boot_id"`
+	RefusedAt     time.Time `db:"refused_at"`
+	Version       int64     `db:"version"`
+}
+
+// refusedInstance is an instance that was refused, with its workspace's name and epoch where that is known.
+type refusedInstance struct {
+	refusedFields
+
+	Name         string `db:"name"`
+	PresentEpoch int64  `db:"present_epoch"`
+}
+
 var refusedInstances = pg.Define(pg.RoleLifecycle, "findings.refused_instances", `
-		SELECT w.workspace_id::text, coalesce(w.tenant_id::text, ''), w.epoch, coalesce(w.node_id::text, ''), w.instance_id::text, w.reason, w.remote_address,
-			w.machine_id, w.boot_id, w.refused_at, w.version, coalesce(p.name, ''), coalesce(p.epoch, 0)
+		SELECT `+pg.Columns[refusedFields]("w")+`, coalesce(p.name, '') AS name, coalesce(p.epoch, 0) AS present_epoch
 		FROM lifecycle.woken_instance w LEFT JOIN lifecycle.workspace p ON p.id = w.workspace_id
 		WHERE w.refused_at > mesh.clock() - make_interval(secs => $1)`)
 
 func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
-	rows, err := pg.Query(ctx, s.deps.DB, refusedInstances, s.cfg.WokenFor.Seconds())
+	list, err := pg.All[refusedInstance](ctx, s.deps.DB, refusedInstances, s.cfg.WokenFor.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read refused instances: %w", err)
 	}
-	var out []Seen
-	var workspace, tenant, node, instance, reason, remote, machine, boot, name string
-	var epoch, version, present int64
-	var at time.Time
-	_, err = pgx.ForEachRow(rows, []any{
-		&workspace, &tenant, &epoch, &node, &instance, &reason, &remote, &machine, &boot, &at, &version, &name, &present,
-	}, func() error {
+	out := make([]Seen, 0, len(list))
+	for _, r := range list {
 		out = append(out, Seen{
-			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: boxKey{workspace, epoch}.String(), WorkspaceID: workspace, TenantID: tenant,
-			NodeID: node, NextAction: nextWoke, Certain: true,
-			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", epoch, name, reason),
-			Before:  map[string]any{"workspace": name, "present_epoch": present},
+			Kind: endedWoke, Severity: p0, SubjectType: "instance", SubjectID: boxKey{r.WorkspaceID, r.Epoch}.String(), WorkspaceID: r.WorkspaceID,
+			TenantID: r.TenantID, NodeID: r.NodeID, NextAction: nextWoke, Certain: true,
+			Summary: fmt.Sprintf("the instance of epoch %d of %q, which is over, was started again and asked for a session; it was refused as %s", r.Epoch, r.Name,
+				r.Reason),
+			Before: map[string]any{"workspace": r.Name, "present_epoch": r.PresentEpoch},
 			After: map[string]any{
-				"reason": reason, "epoch": epoch, "instance_id": instance, "remote_address": remote, "machine_id": machine, "boot_id": boot, "reports": version,
-				"refused_at": at.UTC().Format(time.RFC3339Nano),
+				"reason": r.Reason, "epoch": r.Epoch, "instance_id": r.InstanceID, "remote_address": r.RemoteAddress, "machine_id": r.MachineID,
+				"boot_id": r.BootID, "reports": r.Version, "refused_at": r.RefusedAt.UTC().Format(time.RFC3339Nano),
 			},
 		})
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read refused instances: %w", err)
 	}
 	return out, nil
 }

@@ -52,7 +52,7 @@ func (c *ClaimConfirmer) Sweep(ctx context.Context) (int, error) {
 }
 
 var standingUnconfirmed = pg.Define(pg.RoleLifecycle, "workspace.standing_unconfirmed", `
-		SELECT c.id::text, coalesce(a.allocation_id::text, i.node_id::text, '')
+		SELECT c.id::text AS claim_id, coalesce(a.allocation_id::text, i.node_id::text, '') AS external_ref
 		FROM lifecycle.resource_claim c
 		LEFT JOIN lifecycle.allocation a ON c.kind = $1 AND a.workspace_id = c.workspace_id AND a.epoch = c.epoch AND a.state <> 'released'
 		LEFT JOIN lifecycle.instance i ON c.kind = $2 AND i.workspace_id = c.workspace_id AND i.epoch = c.epoch
@@ -63,11 +63,7 @@ var standingUnconfirmed = pg.Define(pg.RoleLifecycle, "workspace.standing_unconf
 
 // standingClaims locks claims that are not confirmed and whose resource stands. One that an operation is changing is left to it.
 func standingClaims(ctx context.Context, tx pgx.Tx) ([]saga.Standing, error) {
-	rows, err := pg.Query(ctx, tx, standingUnconfirmed, kindSlot, kindIdentity, claimBatch)
-	if err != nil {
-		return nil, fmt.Errorf("list claims that are not confirmed: %w", err)
-	}
-	standing, err := pgx.CollectRows(rows, pgx.RowToStructByPos[saga.Standing])
+	standing, err := pg.All[saga.Standing](ctx, tx, standingUnconfirmed, kindSlot, kindIdentity, claimBatch)
 	if err != nil {
 		return nil, fmt.Errorf("list claims that are not confirmed: %w", err)
 	}

@@ -135,8 +135,6 @@ func (s *Instances) find(ctx context.Context, ref string) (listedInstance, error
 		fault.Remedy("take the id or the provider id from `gpuaas instances list --live`"))
 }
 
-var lockWorkspaceOfInstance = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace_of_instance", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
-
 // mayEnd refuses an instance that something here accounts for: a workspace that is in use ends its own instances, and so does an open operation.
 func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance, entry *audit.Entry) error {
 	if !ids.Valid(found.WorkspaceID) {
@@ -146,7 +144,7 @@ func (s *Instances) mayEnd(ctx context.Context, tx pgx.Tx, found listedInstance,
 	if err := rollback.Refuse(ctx, tx); err != nil {
 		return err //nolint:wrapcheck // a fault, or it says what it read
 	}
-	if _, err := pg.Exec(ctx, tx, lockWorkspaceOfInstance, found.WorkspaceID); err != nil {
+	if _, err := pg.Exec(ctx, tx, lockWorkspace, found.WorkspaceID); err != nil {
 		return fmt.Errorf("lock workspace: %w", err)
 	}
 	owners, err := ownersOf(ctx, tx, []placement.Instance{found.Instance})

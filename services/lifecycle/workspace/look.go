@@ -4,25 +4,19 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-var allocationsByID = pg.Define(pg.RoleLifecycle, "workspace.allocations_by_i_d", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`)
+var allocationsByID = pg.Define(pg.RoleLifecycle, "workspace.allocations_by_id", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`)
 
 // ReadAllocations reads allocations as they stand and spells them as their events do, for who compares the two. Ids that are not there are left out.
 func ReadAllocations(ctx context.Context, q pg.Querier, ids []string) ([]*lifecyclev1.Allocation, error) {
-	rows, err := pg.Query(ctx, q, allocationsByID, ids)
+	list, err := allAllocations(ctx, q, allocationsByID, ids)
 	if err != nil {
 		return nil, fmt.Errorf("read allocations: %w", err)
 	}
-	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*lifecyclev1.Allocation, error) {
-		a, err := scanAllocation(row)
-		if err != nil {
-			return nil, err
-		}
+	out, err := each(list, func(a allocation) (*lifecyclev1.Allocation, error) {
 		p, ok := a.event().Payload.(*lifecyclev1.Allocation)
 		if !ok {
 			return nil, fmt.Errorf("the event of allocation %s carries no allocation", a.ID)

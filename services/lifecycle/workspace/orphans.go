@@ -50,23 +50,24 @@ var raiseAllocation = pg.Define(pg.RoleLifecycle, "workspace.raise_allocation", 
 
 // tellOrphans reports the hold of an epoch anew after orphans of it came or went: how many are left is told with it.
 func tellOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {
-	rows, err := pg.Query(ctx, tx, raiseAllocation,
-		workspaceID, epoch)
+	told, err := allAllocations(ctx, tx, raiseAllocation, workspaceID, epoch)
 	if err != nil {
 		return fmt.Errorf("count orphans of allocation: %w", err)
 	}
-	holds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (events.Event, error) {
-		a, err := scanAllocation(row)
-		return a.event(), err
-	})
-	if err != nil {
-		return fmt.Errorf("count orphans of allocation: %w", err)
-	}
-	if len(holds) == 0 {
+	return reportAllocations(ctx, tx, told)
+}
+
+// reportAllocations appends the events of allocations.
+func reportAllocations(ctx context.Context, tx pgx.Tx, changed []allocation) error {
+	if len(changed) == 0 {
 		return nil
 	}
-	if _, err := events.Append(ctx, tx, holds...); err != nil {
-		return fmt.Errorf("report allocation: %w", err)
+	list := make([]events.Event, len(changed))
+	for i, a := range changed {
+		list[i] = a.event()
+	}
+	if _, err := events.Append(ctx, tx, list...); err != nil {
+		return fmt.Errorf("report allocations: %w", err)
 	}
 	return nil
 }

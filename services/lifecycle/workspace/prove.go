@@ -66,18 +66,14 @@ func (s *Server) prove(
 	return op, err //nolint:wrapcheck // it says what it did
 }
 
-var machinesThatAnswer = pg.Define(pg.RoleLifecycle, "workspace.machines_that_answer", `SELECT DISTINCT g.node_id::text FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g USING (node_id)
+var machinesAway = pg.Define(pg.RoleLifecycle, "workspace.machines_away", `SELECT DISTINCT g.node_id::text FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g USING (node_id)
 		WHERE c.workspace_id = $1 AND c.epoch < $2 AND c.kind = ANY ($3) AND c.released_at IS NULL AND c.orphaned_at IS NULL
 			AND NOT (g.admitted AND `+gate.ConnectedSQL+`)`)
 
 // provable looks whether the word would be used and would help: some machine that holds the former epoch does not answer, and if it is the one that the
 // workspace would stay on, there is another.
 func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run saga.Run, spec *lifecyclev1.WorkspaceSpec) error {
-	rows, err := pg.Query(ctx, tx, machinesThatAnswer, w.ID, run.Epoch, []string{kindInstance, kindWorkload, kindStorage})
-	if err != nil {
-		return fmt.Errorf("look for machines that are away: %w", err)
-	}
-	away, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	away, err := pg.Values[string](ctx, tx, machinesAway, w.ID, run.Epoch, []string{kindInstance, kindWorkload, kindStorage})
 	if err != nil {
 		return fmt.Errorf("look for machines that are away: %w", err)
 	}

@@ -165,8 +165,6 @@ func (r *Reaper) reap(ctx context.Context, kind commonv1.PlacementDriver, driver
 	return true, nil
 }
 
-var lockWorkspaceOfOrphan = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace_of_orphan", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
-
 // condemn says why the box may be ended, empty if it may not after all: in rollback mode none may. A box that has a row is marked ending before anything happens to it.
 func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, error) {
 	reason := ""
@@ -175,7 +173,7 @@ func (r *Reaper) condemn(ctx context.Context, b placement.Instance) (string, err
 		if still, err := rollback.Active(ctx, tx); err != nil || still {
 			return err //nolint:wrapcheck // it says what it read
 		}
-		if _, err := pg.Exec(ctx, tx, lockWorkspaceOfOrphan, b.WorkspaceID); err != nil {
+		if _, err := pg.Exec(ctx, tx, lockWorkspace, b.WorkspaceID); err != nil {
 			return fmt.Errorf("lock workspace: %w", err)
 		}
 		owners, err := ownersOf(ctx, tx, []placement.Instance{b})
@@ -280,8 +278,8 @@ func insertEnded(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDriver, 
 	if !b.StartedAt.IsZero() {
 		started = &b.StartedAt
 	}
-	i, err := scanInstance(pg.QueryRow(ctx, tx, insertEndedInstance,
-		id, b.WorkspaceID, tenantID, b.Epoch, names.Of(kind), b.ProviderID, started, "orphan: "+why, version+1))
+	i, err := oneInstance(ctx, tx, insertEndedInstance,
+		id, b.WorkspaceID, tenantID, b.Epoch, names.Of(kind), b.ProviderID, started, "orphan: "+why, version+1)
 	if err != nil {
 		return fmt.Errorf("insert ended instance: %w", err)
 	}
@@ -293,7 +291,7 @@ var endInstanceAgain = pg.Define(pg.RoleLifecycle, "workspace.end_instance_again
 		WHERE i.instance_id = $1 AND i.state = 'ended' RETURNING `+instanceColumns)
 
 func announceAgain(ctx context.Context, tx pgx.Tx, i instance, why string) error {
-	again, err := scanInstance(pg.QueryRow(ctx, tx, endInstanceAgain, i.ID, "orphan: "+why))
+	again, err := oneInstance(ctx, tx, endInstanceAgain, i.ID, "orphan: "+why)
 	if err != nil {
 		return fmt.Errorf("change ended instance: %w", err)
 	}

@@ -60,7 +60,7 @@ func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 		fault.Remedy("look at the workspace again, and ask anew if its present epoch is to be replaced"))
 }
 
-var bringDefaults = pg.Define(pg.RoleLifecycle, "workspace.bring_defaults", `
+var forgetPlace = pg.Define(pg.RoleLifecycle, "workspace.forget_place", `
 		UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
 			version = version + 1 WHERE id = $1`)
 
@@ -119,7 +119,7 @@ func (s *Server) recreate(
 		return answer(w.ID, started), err //nolint:wrapcheck // a fault, or it says what it did
 	}
 	// From here on it is not where it was: nobody is sent to a box that is about to end, and what its register was refused is history.
-	_, err = pg.Exec(ctx, tx, bringDefaults, w.ID)
+	_, err = pg.Exec(ctx, tx, forgetPlace, w.ID)
 	if err != nil {
 		return nil, fmt.Errorf("clear endpoints: %w", err)
 	}

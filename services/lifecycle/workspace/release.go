@@ -153,11 +153,7 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 		if err := lockNodesOfLate(ctx, tx); err != nil {
 			return err
 		}
-		rows, err := pg.Query(ctx, tx, lateReleases)
-		if err != nil {
-			return fmt.Errorf("look for late releases: %w", err)
-		}
-		late, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (allocation, error) { return scanAllocation(row) })
+		late, err := allAllocations(ctx, tx, lateReleases)
 		if err != nil {
 			return fmt.Errorf("look for late releases: %w", err)
 		}

@@ -39,18 +39,24 @@ func NewMachineReaper(deps MachineReaperDeps) *MachineReaper { return &MachineRe
 
 // leftBehind is an orphan on a machine that answers.
 type leftBehind struct {
-	claimID, kind, name, workspaceID, tenantID, nodeID string
-	epoch                                              int64
-	key                                                string
-	before                                             string // key of the minute before
+	ClaimID     string `db:"claim_id"`
+	Kind        string `db:"kind"`
+	Name        string `db:"name"`
+	WorkspaceID string `db:"workspace_id"`
+	TenantID    string `db:"tenant_id"`
+	NodeID      string `db:"node_id"`
+	Epoch       int64  `db:"epoch"`
+	Key         string `db:"key"`
+	Before      string `db:"before"` // key of the minute before
 }
 
 const reapBatch = 200
 
 var orphansOnMachines = pg.Define(pg.RoleLifecycle, "workspace.orphans_on_machines", `
-		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.node_id::text, c.epoch,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint,
-			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1
+		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id,
+			c.node_id::text AS node_id, c.epoch,
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint AS key,
+			'reap/' || c.id || '/' || g.session_epoch || '/' || floor(extract(epoch FROM mesh.clock()) / 60)::bigint - 1 AS before
 		FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g ON g.node_id = c.node_id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND g.admitted AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
 			-- While a run is open its own commands are the newest word.
@@ -68,14 +74,7 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 		r.deps.Committed()
 		r.deps.Logger.WarnContext(ctx, "releases are long past their deadlines and count as failed", slog.Int("allocations", late))
 	}
-	rows, err := pg.Query(ctx, r.deps.DB, orphansOnMachines, []string{kindWorkload, kindStorage}, reapBatch)
-	if err != nil {
-		return 0, fmt.Errorf("list orphans on machines: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (leftBehind, error) {
-		var l leftBehind
-		return l, row.Scan(&l.claimID, &l.kind, &l.name, &l.workspaceID, &l.tenantID, &l.nodeID, &l.epoch, &l.key, &l.before)
-	})
+	list, err := pg.All[leftBehind](ctx, r.deps.DB, orphansOnMachines, []string{kindWorkload, kindStorage}, reapBatch)
 	if err != nil {
 		return 0, fmt.Errorf("list orphans on machines: %w", err)
 	}
@@ -84,13 +83,13 @@ func (r *MachineReaper) Sweep(ctx context.Context) (int, error) {
 	for _, l := range list {
 		gone, err := r.reap(ctx, l)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.kind, l.name, l.workspaceID, err))
+			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.Kind, l.Name, l.WorkspaceID, err))
 			continue
 		}
 		if gone {
 			released++
-			r.deps.Logger.InfoContext(ctx, "orphan on a machine is gone", slog.String(obs.KeyWorkspaceID, l.workspaceID), slog.String(obs.KeyNodeID, l.nodeID),
-				slog.Int64("epoch", l.epoch), slog.String("kind", l.kind), slog.String("name", l.name))
+			r.deps.Logger.InfoContext(ctx, "orphan on a machine is gone", slog.String(obs.KeyWorkspaceID, l.WorkspaceID), slog.String(obs.KeyNodeID, l.NodeID),
+				slog.Int64("epoch", l.Epoch), slog.String("kind", l.Kind), slog.String("name", l.Name))
 		}
 	}
 	return released, errors.Join(errs...)
@@ -125,7 +124,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	}
 	r.deps.Committed()
 	if queued {
-		r.deps.Tasks.Notify(l.nodeID)
+		r.deps.Tasks.Notify(l.NodeID)
 	}
 	return gone, nil
 }
@@ -133,7 +132,7 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 // whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.
 const whyReplaced = "a later epoch has taken its place"
 
-var lockWorkspaceOfClaim = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace_of_claim", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
+var lockWorkspace = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
 
 var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
@@ -148,16 +147,16 @@ func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, e
 	if still, err := rollback.Active(ctx, tx); err != nil || still {
 		return false, false, err //nolint:wrapcheck // wrapped by the caller
 	}
-	if err := gate.LockOfWorkspace(ctx, tx, l.workspaceID); err != nil { // the end of the orphan may end a cordon
+	if err := gate.LockOfWorkspace(ctx, tx, l.WorkspaceID); err != nil { // the end of the orphan may end a cordon
 		return false, false, err //nolint:wrapcheck // wrapped by the caller
 	}
-	if _, err := pg.Exec(ctx, tx, lockWorkspaceOfClaim, l.workspaceID); err != nil {
+	if _, err := pg.Exec(ctx, tx, lockWorkspace, l.WorkspaceID); err != nil {
 		return false, false, fmt.Errorf("lock workspace: %w", err)
 	}
-	if _, open, err := saga.LiveRun(ctx, tx, l.workspaceID); err != nil || open {
+	if _, open, err := saga.LiveRun(ctx, tx, l.WorkspaceID); err != nil || open {
 		return false, false, err //nolint:wrapcheck // wrapped by the caller
 	}
-	err = pg.QueryRow(ctx, tx, orphanStands, l.claimID).Scan(&free, &replaced)
+	err = pg.QueryRow(ctx, tx, orphanStands, l.ClaimID).Scan(&free, &replaced)
 	if err != nil {
 		return false, false, fmt.Errorf("look at orphan: %w", err)
 	}
@@ -167,7 +166,7 @@ func (l leftBehind) look(ctx context.Context, tx pgx.Tx) (free, replaced bool, e
 // lastWord is the state of the newest task for an orphan, of this minute or the one before; unspecified if there is none.
 func (r *MachineReaper) lastWord(ctx context.Context, tx pgx.Tx, l leftBehind) (commonv1.TaskState, error) {
 	state := commonv1.TaskState_TASK_STATE_UNSPECIFIED
-	for _, key := range []string{l.before, l.key} {
+	for _, key := range []string{l.Before, l.Key} {
 		row, err := task.ByKey(ctx, tx, key)
 		if errors.Is(err, pgx.ErrNoRows) {
 			continue
@@ -192,9 +191,9 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 	if last != commonv1.TaskState_TASK_STATE_UNSPECIFIED && !task.Terminal(last) {
 		return false, nil
 	}
-	if l.kind == kindStorage {
+	if l.Kind == kindStorage {
 		var standing bool
-		err := pg.QueryRow(ctx, tx, workloadsLeft, l.workspaceID, l.nodeID, kindWorkload, l.epoch).Scan(&standing)
+		err := pg.QueryRow(ctx, tx, workloadsLeft, l.WorkspaceID, l.NodeID, kindWorkload, l.Epoch).Scan(&standing)
 		if err != nil || standing {
 			return false, err //nolint:wrapcheck // wrapped by the caller
 		}
@@ -203,19 +202,19 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 	// this machine, so that word may be of the newest epoch: an agent that has seen it would refuse an older one.
 	var opSeq, epoch int64
 	err := pg.QueryRow(ctx, tx, drawOpSeq,
-		l.workspaceID).Scan(&opSeq, &epoch)
+		l.WorkspaceID).Scan(&opSeq, &epoch)
 	if err != nil {
 		return false, fmt.Errorf("draw number of operation: %w", err)
 	}
-	if _, _, err := saga.AnnounceWorkspace(ctx, tx, l.workspaceID); err != nil {
+	if _, _, err := saga.AnnounceWorkspace(ctx, tx, l.WorkspaceID); err != nil {
 		return false, err //nolint:wrapcheck // it says what it did
 	}
-	kind, payload := commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, proto.Message(&nodev1.WorkloadRef{Name: l.name})
-	if l.kind == kindStorage {
-		kind, payload = commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, &nodev1.StorageRelease{Name: l.name}
+	kind, payload := commonv1.TaskType_TASK_TYPE_WORKLOAD_REMOVE, proto.Message(&nodev1.WorkloadRef{Name: l.Name})
+	if l.Kind == kindStorage {
+		kind, payload = commonv1.TaskType_TASK_TYPE_STORAGE_RELEASE, &nodev1.StorageRelease{Name: l.Name}
 	}
 	_, err = task.Enqueue(ctx, tx, task.Spec{
-		Type: kind, NodeID: l.nodeID, WorkspaceID: l.workspaceID, TenantID: l.tenantID, Epoch: epoch, OpSeq: opSeq, IdempotencyKey: l.key,
+		Type: kind, NodeID: l.NodeID, WorkspaceID: l.WorkspaceID, TenantID: l.TenantID, Epoch: epoch, OpSeq: opSeq, IdempotencyKey: l.Key,
 		Payload: payload, CreatedBy: "reaper",
 	})
 	return err == nil, err //nolint:wrapcheck // it says what it did
@@ -223,21 +222,21 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 
 // forget releases the claim of an orphan that is gone, and what was kept back because of it: the hold, and the machine's cordon.
 func (l leftBehind) forget(ctx context.Context, tx pgx.Tx, why string) error {
-	if err := saga.ReleaseOrphan(ctx, tx, l.claimID, why); err != nil {
+	if err := saga.ReleaseOrphan(ctx, tx, l.ClaimID, why); err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	if err := tellOrphans(ctx, tx, l.workspaceID, l.epoch); err != nil {
+	if err := tellOrphans(ctx, tx, l.WorkspaceID, l.Epoch); err != nil {
 		return err
 	}
 	_, err := audit.Record(ctx, tx, audit.Entry{
-		Action: "workspace.orphan.reap", Reason: why, SubjectType: "claim", SubjectID: l.claimID, TenantID: l.tenantID, WorkspaceID: l.workspaceID, NodeID: l.nodeID,
-		Details: map[string]any{"epoch": l.epoch, "kind": l.kind, "name": l.name},
+		Action: "workspace.orphan.reap", Reason: why, SubjectType: "claim", SubjectID: l.ClaimID, TenantID: l.TenantID, WorkspaceID: l.WorkspaceID, NodeID: l.NodeID,
+		Details: map[string]any{"epoch": l.Epoch, "kind": l.Kind, "name": l.Name},
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.workspaceID, Epoch: l.epoch}); err != nil || l.nodeID == "" {
+	if err := freeCleaned(ctx, tx, placement.Instance{WorkspaceID: l.WorkspaceID, Epoch: l.Epoch}); err != nil || l.NodeID == "" {
 		return err
 	}
-	return uncordonClean(ctx, tx, l.nodeID)
+	return uncordonClean(ctx, tx, l.NodeID)
 }

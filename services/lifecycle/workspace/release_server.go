@@ -135,7 +135,7 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string)
 	if err := lockRunOfHold(ctx, tx, allocationID); err != nil {
 		return nil, err
 	}
-	f.hold, err = scanAllocation(pg.QueryRow(ctx, tx, allocationToFree, allocationID))
+	f.hold, err = oneAllocation(ctx, tx, allocationToFree, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
 	}
@@ -233,10 +233,10 @@ func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *l
 	return err //nolint:wrapcheck // it says what it did
 }
 
-var allocationByID = pg.Define(pg.RoleLifecycle, "workspace.allocation_by_i_d", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
+var allocationByID = pg.Define(pg.RoleLifecycle, "workspace.allocation_by_id", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
 
 func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.Allocation, error) {
-	now, err := scanAllocation(pg.QueryRow(ctx, tx, allocationByID, a.ID))
+	now, err := oneAllocation(ctx, tx, allocationByID, a.ID)
 	if err != nil {
 		return nil, fmt.Errorf("read allocation: %w", err)
 	}

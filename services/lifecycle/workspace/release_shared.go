@@ -43,7 +43,8 @@ const (
 )
 
 var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
-		SELECT c.id::text, c.kind, c.deterministic_name, c.workspace_id::text, c.tenant_id::text, c.epoch
+		SELECT c.id::text AS claim_id, c.kind, c.deterministic_name AS name, c.workspace_id::text AS workspace_id, c.tenant_id::text AS tenant_id, c.epoch,
+			'' AS node_id, '' AS key, '' AS before
 		FROM lifecycle.resource_claim c LEFT JOIN lifecycle.orphan_try t ON t.claim_id = c.id
 		WHERE c.orphaned_at IS NOT NULL AND c.released_at IS NULL AND c.kind = ANY ($1) AND (t.next_at IS NULL OR t.next_at <= mesh.clock())
 			AND NOT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.workspace_id = c.workspace_id
@@ -52,14 +53,7 @@ var sharedOrphans = pg.Define(pg.RoleLifecycle, "workspace.shared_orphans", `
 
 // Sweep tries every orphan that is due, and answers how many it released. What could not be taken away is an error, and is due again later.
 func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
-	rows, err := pg.Query(ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
-	if err != nil {
-		return 0, fmt.Errorf("list shared orphans: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (leftBehind, error) {
-		var l leftBehind
-		return l, row.Scan(&l.claimID, &l.kind, &l.name, &l.workspaceID, &l.tenantID, &l.epoch)
-	})
+	list, err := pg.All[leftBehind](ctx, r.deps.DB, sharedOrphans, []string{kindSchema, kindIdentity, kindHandle}, reapBatch)
 	if err != nil {
 		return 0, fmt.Errorf("list shared orphans: %w", err)
 	}
@@ -68,23 +62,23 @@ func (r *SharedReaper) Sweep(ctx context.Context) (int, error) {
 	down := error(nil)
 	for i, l := range list {
 		// A database that is down is no matter of one orphan: none is tried, and all are due as soon as it is back.
-		if l.kind == kindSchema && (i == 0 || list[i-1].kind != kindSchema) {
+		if l.Kind == kindSchema && (i == 0 || list[i-1].Kind != kindSchema) {
 			if down = r.ping(ctx); down != nil {
 				errs = append(errs, down)
 			}
 		}
-		if l.kind == kindSchema && down != nil {
+		if l.Kind == kindSchema && down != nil {
 			continue
 		}
 		gone, err := r.reap(ctx, l)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.kind, l.name, l.workspaceID, err))
+			errs = append(errs, fmt.Errorf("reap %s %s of %s: %w", l.Kind, l.Name, l.WorkspaceID, err))
 			continue
 		}
 		if gone {
 			released++
-			r.deps.Logger.InfoContext(ctx, "shared orphan is gone", slog.String(obs.KeyWorkspaceID, l.workspaceID), slog.Int64("epoch", l.epoch),
-				slog.String("kind", l.kind), slog.String("name", l.name))
+			r.deps.Logger.InfoContext(ctx, "shared orphan is gone", slog.String(obs.KeyWorkspaceID, l.WorkspaceID), slog.Int64("epoch", l.Epoch),
+				slog.String("kind", l.Kind), slog.String("name", l.Name))
 		}
 	}
 	return released, errors.Join(errs...)
@@ -150,30 +144,30 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 			return err
 		}
 		if replaced {
-			w.WorkspaceID = l.workspaceID
+			w.WorkspaceID = l.WorkspaceID
 			return l.forget(ctx, tx, whyReplaced)
 		}
-		switch l.kind {
+		switch l.Kind {
 		case kindHandle: // a row of ours: it goes while nobody else can come to it
-			if _, err := pg.Exec(ctx, tx, dropHandleRow, l.workspaceID, l.epoch); err != nil {
+			if _, err := pg.Exec(ctx, tx, dropHandleRow, l.WorkspaceID, l.Epoch); err != nil {
 				return fmt.Errorf("drop handle: %w", err)
 			}
-			w.WorkspaceID = l.workspaceID
+			w.WorkspaceID = l.WorkspaceID
 			return l.forget(ctx, tx, "the handle was dropped")
 		case kindIdentity: // not while its box is held
 			var held bool
-			err := pg.QueryRow(ctx, tx, instanceClaimed, l.workspaceID, kindInstance, l.epoch).Scan(&held)
+			err := pg.QueryRow(ctx, tx, instanceClaimed, l.WorkspaceID, kindInstance, l.Epoch).Scan(&held)
 			if err != nil || held {
 				return err //nolint:wrapcheck // wrapped below
 			}
 		}
 		todo = true
-		err = pg.QueryRow(ctx, tx, numbersOfWorkspace, l.workspaceID).Scan(&w.WorkspaceID, &w.Epoch, &w.OpSeq)
+		err = pg.QueryRow(ctx, tx, numbersOfWorkspace, l.WorkspaceID).Scan(&w.WorkspaceID, &w.Epoch, &w.OpSeq)
 		if err != nil {
 			return fmt.Errorf("read numbers of workspace: %w", err)
 		}
 		_, err = pg.Exec(ctx, tx, countTry,
-			l.claimID, reapAgain.Seconds(), reapAgainMost.Seconds())
+			l.ClaimID, reapAgain.Seconds(), reapAgainMost.Seconds())
 		if err != nil {
 			return fmt.Errorf("count try: %w", err)
 		}
@@ -188,29 +182,29 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 
 // takeAway answers how it is known that the resource is gone. Taking away what is not there succeeds.
 func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (string, error) {
-	switch l.kind {
+	switch l.Kind {
 	case kindSchema:
-		err := dropFenced(ctx, r.deps.Workloads, l.name, w)
+		err := dropFenced(ctx, r.deps.Workloads, l.Name, w)
 		if e, ok := errors.AsType[*saga.StepError](err); ok && e.Reason == commonv1.Reason_REASON_TASK_SUPERSEDED {
 			// A name goes to another workspace only after it was dropped.
-			switch holder, err := schemaHolder(ctx, r.deps.Workloads, l.name); {
+			switch holder, err := schemaHolder(ctx, r.deps.Workloads, l.Name); {
 			case err != nil:
 				return "", err
-			case holder != l.workspaceID:
+			case holder != l.WorkspaceID:
 				return "its name is workspace " + holder + "'s by now", nil
 			}
 		}
 		return "schema and role were dropped", err
 	case kindIdentity:
 		_, err := r.deps.Identities.RetireInstance(ctx, &recoveryv1.RetireInstanceRequest{
-			InstanceId: l.name, WorkspaceId: l.workspaceID, Epoch: l.epoch, Reason: "its release was given up",
+			InstanceId: l.Name, WorkspaceId: l.WorkspaceID, Epoch: l.Epoch, Reason: "its release was given up",
 		})
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
 			return "", fmt.Errorf("retire identity: %w", err)
 		}
 		return "the identity is retired", nil
 	default:
-		return "", fmt.Errorf("nobody knows how to take a %s away", l.kind)
+		return "", fmt.Errorf("nobody knows how to take a %s away", l.Kind)
 	}
 }
 
@@ -218,7 +212,7 @@ var noteTry = pg.Define(pg.RoleLifecycle, "workspace.note_try", `UPDATE lifecycl
 
 // note keeps why a try has failed, for whoever looks.
 func (r *SharedReaper) note(ctx context.Context, l leftBehind, why error) error {
-	_, err := pg.Exec(ctx, r.deps.DB, noteTry, l.claimID, why.Error())
+	_, err := pg.Exec(ctx, r.deps.DB, noteTry, l.ClaimID, why.Error())
 	if err != nil {
 		return fmt.Errorf("note why an orphan is left: %w", err)
 	}

@@ -29,10 +29,12 @@ func (p *plane) away(gone bool) {
 	}
 }
 
+var newestAllocation = pg.Define(pg.RoleLifecycle, "workspace.test_newest_allocation",
+	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 ORDER BY a.created_at DESC LIMIT 1`)
+
 func (p *plane) hold(workspaceID string) allocation {
 	p.t.Helper()
-	a, err := scanAllocation(p.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(p.t),
-		`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 ORDER BY a.created_at DESC LIMIT 1`, workspaceID))
+	a, err := oneAllocation(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), newestAllocation, workspaceID)
 	if err != nil {
 		p.t.Fatal(err)
 	}

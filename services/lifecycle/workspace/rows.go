@@ -17,44 +17,85 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// allocation is a row of allocation.
-type allocation struct {
-	ID, WorkspaceID, TenantID string
-	Epoch                     int64
-	State                     commonv1.AllocationState
-	Placement                 commonv1.PlacementDriver
-	NodeID, InstanceID        string
-	GPUs                      int32
-	Occupancy, LastError      string
-	CreatedAt, StateAt        time.Time
-	Devices                   []string
-	Fence                     int64
-	ReleaseDeadline           *time.Time
-	Orphans                   int32 // given up in its epoch and not reaped
-	Version                   int64
+// allocationFields are the columns of allocation that are read as they are stored.
+type allocationFields struct {
+	ID              string     `db:"allocation_id" expr:"@.allocation_id::text"`
+	WorkspaceID     string     `db:"workspace_id" expr:"@.workspace_id::text"`
+	TenantID        string     `db:"tenant_id" expr:"@.tenant_id::text"`
+	Epoch           int64      `db:"epoch"`
+	NodeID          string     `db:"node_id" expr:"coalesce(@.node_id::text, '')"`
+	InstanceID      string     `db:"instance_id" expr:"coalesce(@.instance_id::text, '')"`
+	GPUs            int32      `db:"gpus"`
+	Occupancy       string     `db:"occupancy"`
+	LastError       string     `db:"last_error"`
+	CreatedAt       time.Time  `db:"created_at"`
+	StateAt         time.Time  `db:"state_at"`
+	Devices         []string   `db:"devices" expr:"ARRAY(SELECT h.device_id FROM lifecycle.gpu_hold h WHERE h.allocation_id = @.allocation_id ORDER BY h.device_id)"`
+	Fence           int64      `db:"fence"`
+	ReleaseDeadline *time.Time `db:"release_deadline_at"`
+	// Orphans were given up in its epoch and are not reaped.
+	Orphans int32 `db:"orphans" expr:"(SELECT count(*) FROM lifecycle.resource_claim o WHERE o.workspace_id = @.workspace_id AND o.epoch = @.epoch AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)::integer"`
+	Version int64 `db:"version"`
 }
 
-const allocationColumns = `a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, a.epoch, a.state, a.placement, coalesce(a.node_id::text, ''),
-	coalesce(a.instance_id::text, ''), a.gpus, a.occupancy, a.last_error, a.created_at, a.state_at,
-	ARRAY(SELECT h.device_id FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id ORDER BY h.device_id), a.fence,
-	a.release_deadline_at, (SELECT count(*) FROM lifecycle.resource_claim o WHERE o.workspace_id = a.workspace_id AND o.epoch = a.epoch
-		AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)::integer, a.version`
+// allocation is a row of allocation.
+type allocation struct {
+	allocationFields
 
-func scanAllocation(row pgx.Row) (allocation, error) {
-	var a allocation
-	var state, where string
-	err := row.Scan(&a.ID, &a.WorkspaceID, &a.TenantID, &a.Epoch, &state, &where, &a.NodeID, &a.InstanceID, &a.GPUs, &a.Occupancy, &a.LastError,
-		&a.CreatedAt, &a.StateAt, &a.Devices, &a.Fence, &a.ReleaseDeadline, &a.Orphans, &a.Version)
-	if err != nil {
-		return allocation{}, err //nolint:wrapcheck // the caller says what it read
-	}
-	if a.State, err = names.Parse[commonv1.AllocationState](state); err != nil {
+	State     commonv1.AllocationState
+	Placement commonv1.PlacementDriver
+}
+
+// storedAllocation is an allocation as it is read.
+type storedAllocation struct {
+	allocationFields
+
+	State     string `db:"state"`
+	Placement string `db:"placement"`
+}
+
+var allocationColumns = pg.Columns[storedAllocation]("a")
+
+func (d storedAllocation) allocation() (allocation, error) {
+	a := allocation{allocationFields: d.allocationFields}
+	var err error
+	if a.State, err = names.Parse[commonv1.AllocationState](d.State); err != nil {
 		return allocation{}, fmt.Errorf("read allocation: %w", err)
 	}
-	if a.Placement, err = names.Parse[commonv1.PlacementDriver](where); err != nil {
+	if a.Placement, err = names.Parse[commonv1.PlacementDriver](d.Placement); err != nil {
 		return allocation{}, fmt.Errorf("read allocation: %w", err)
 	}
 	return a, nil
+}
+
+// oneAllocation runs a statement that returns one allocation. Without a row the error is pgx.ErrNoRows.
+func oneAllocation(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (allocation, error) {
+	d, err := pg.One[storedAllocation](ctx, q, s, args...)
+	if err != nil {
+		return allocation{}, err //nolint:wrapcheck // the caller says what it read
+	}
+	return d.allocation()
+}
+
+// allAllocations runs a statement that returns allocations.
+func allAllocations(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]allocation, error) {
+	list, err := pg.All[storedAllocation](ctx, q, s, args...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what it read
+	}
+	return each(list, storedAllocation.allocation)
+}
+
+// each converts what was read, up to the first that cannot be.
+func each[From, To any](list []From, convert func(From) (To, error)) ([]To, error) {
+	out := make([]To, len(list))
+	for i, from := range list {
+		var err error
+		if out[i], err = convert(from); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 func (a allocation) proto() *lifecyclev1.Allocation {
@@ -80,7 +121,7 @@ var liveAllocationOf = pg.Define(pg.RoleLifecycle, "workspace.live_allocation_of
 
 // liveAllocation reads the workspace's hold; the bool is false if it has none.
 func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allocation, bool, error) {
-	a, err := scanAllocation(pg.QueryRow(ctx, q, liveAllocationOf, workspaceID))
+	a, err := oneAllocation(ctx, q, liveAllocationOf, workspaceID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return allocation{}, false, nil
 	}
@@ -116,8 +157,8 @@ func moveAllocation(ctx context.Context, tx pgx.Tx, a allocation, m allocationMo
 			return allocation{}, fmt.Errorf("free devices: %w", err)
 		}
 	}
-	moved, err := scanAllocation(pg.QueryRow(ctx, tx, changeAllocation,
-		a.ID, names.Of(a.State), names.Of(m.state), m.occupancy, m.why, m.deadline.Seconds()))
+	moved, err := oneAllocation(ctx, tx, changeAllocation,
+		a.ID, names.Of(a.State), names.Of(m.state), m.occupancy, m.why, m.deadline.Seconds())
 	if errors.Is(err, pgx.ErrNoRows) {
 		return allocation{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the allocation changed meanwhile")
 	}
@@ -130,37 +171,58 @@ func moveAllocation(ctx context.Context, tx pgx.Tx, a allocation, m allocationMo
 	return moved, releaseFailed(ctx, tx, moved)
 }
 
-// instance is a row of instance.
-type instance struct {
-	ID, WorkspaceID, TenantID string
-	Epoch                     int64
-	State                     commonv1.InstanceState
-	Placement                 commonv1.PlacementDriver
-	ProviderID, NodeID        string
-	StartedAt, EndedAt        *time.Time
-	EndReason                 string
-	WorkspaceName             string
-	Version                   int64
+// instanceFields are the columns of instance that are read as they are stored.
+type instanceFields struct {
+	ID            string     `db:"instance_id" expr:"@.instance_id::text"`
+	WorkspaceID   string     `db:"workspace_id" expr:"@.workspace_id::text"`
+	TenantID      string     `db:"tenant_id" expr:"@.tenant_id::text"`
+	Epoch         int64      `db:"epoch"`
+	ProviderID    string     `db:"provider_id"`
+	NodeID        string     `db:"node_id" expr:"coalesce(@.node_id::text, '')"`
+	StartedAt     *time.Time `db:"started_at"`
+	EndedAt       *time.Time `db:"ended_at"`
+	EndReason     string     `db:"end_reason"`
+	WorkspaceName string     `db:"workspace_name" expr:"(SELECT w.name FROM lifecycle.workspace w WHERE w.id = @.workspace_id)"`
+	Version       int64      `db:"version"`
 }
 
-const instanceColumns = `i.instance_id::text, i.workspace_id::text, i.tenant_id::text, i.epoch, i.state, i.placement, i.provider_id,
-	coalesce(i.node_id::text, ''), i.started_at, i.ended_at, i.end_reason, (SELECT w.name FROM lifecycle.workspace w WHERE w.id = i.workspace_id), i.version`
+// instance is a row of instance.
+type instance struct {
+	instanceFields
 
-func scanInstance(row pgx.Row) (instance, error) {
-	var i instance
-	var state, where string
-	err := row.Scan(&i.ID, &i.WorkspaceID, &i.TenantID, &i.Epoch, &state, &where, &i.ProviderID, &i.NodeID, &i.StartedAt, &i.EndedAt,
-		&i.EndReason, &i.WorkspaceName, &i.Version)
-	if err != nil {
-		return instance{}, err //nolint:wrapcheck // the caller says what it read
-	}
-	if i.State, err = names.Parse[commonv1.InstanceState](state); err != nil {
+	State     commonv1.InstanceState
+	Placement commonv1.PlacementDriver
+}
+
+// storedInstance is an instance as it is read.
+type storedInstance struct {
+	instanceFields
+
+	State     string `db:"state"`
+	Placement string `db:"placement"`
+}
+
+var instanceColumns = pg.Columns[storedInstance]("i")
+
+func (d storedInstance) instance() (instance, error) {
+	i := instance{instanceFields: d.instanceFields}
+	var err error
+	if i.State, err = names.Parse[commonv1.InstanceState](d.State); err != nil {
 		return instance{}, fmt.Errorf("read instance: %w", err)
 	}
-	if i.Placement, err = names.Parse[commonv1.PlacementDriver](where); err != nil {
+	if i.Placement, err = names.Parse[commonv1.PlacementDriver](d.Placement); err != nil {
 		return instance{}, fmt.Errorf("read instance: %w", err)
 	}
 	return i, nil
+}
+
+// oneInstance runs a statement that returns one instance. Without a row the error is pgx.ErrNoRows.
+func oneInstance(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (instance, error) {
+	d, err := pg.One[storedInstance](ctx, q, s, args...)
+	if err != nil {
+		return instance{}, err //nolint:wrapcheck // the caller says what it read
+	}
+	return d.instance()
 }
 
 func (i instance) event() events.Event {
@@ -184,7 +246,7 @@ var instanceByEpoch = pg.Define(pg.RoleLifecycle, "workspace.instance_by_epoch",
 
 // instanceOf reads the box of one epoch; the bool is false if there is none.
 func instanceOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (instance, bool, error) {
-	i, err := scanInstance(pg.QueryRow(ctx, q, instanceByEpoch, workspaceID, epoch))
+	i, err := oneInstance(ctx, q, instanceByEpoch, workspaceID, epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return instance{}, false, nil
 	}
@@ -203,8 +265,8 @@ var changeInstance = pg.Define(pg.RoleLifecycle, "workspace.change_instance", `
 
 // setInstance changes a box by compare-and-set, and reports it. Empty strings leave what is there.
 func setInstance(ctx context.Context, tx pgx.Tx, i instance, state commonv1.InstanceState, providerID, nodeID, endReason string) (instance, error) {
-	moved, err := scanInstance(pg.QueryRow(ctx, tx, changeInstance,
-		i.ID, names.Of(i.State), names.Of(state), providerID, nodeID, endReason))
+	moved, err := oneInstance(ctx, tx, changeInstance,
+		i.ID, names.Of(i.State), names.Of(state), providerID, nodeID, endReason)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return instance{}, fault.New(commonv1.Reason_REASON_CONFLICT, "the instance changed meanwhile")
 	}

@@ -30,8 +30,14 @@ func (s *Sealer) Need(ctx context.Context) ([]string, error) {
 
 var limitCounting = pg.Define(pg.RoleLifecycle, "workspace.limit_counting", `SELECT set_config('statement_timeout', $1, true)`)
 
-var countSecretKeys = pg.Define(pg.RoleLifecycle, "workspace.count_secret_keys", `SELECT k, sum(u.n)::bigint FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
+var countSecretKeys = pg.Define(pg.RoleLifecycle, "workspace.count_secret_keys", `SELECT k AS key, sum(u.n)::bigint AS rows FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
 			WHERE string_to_array(u.keys, ',') && $1::text[] AND k = ANY ($1) GROUP BY k`)
+
+// keyCount is how many rows need a key.
+type keyCount struct {
+	Key  string `db:"key"`
+	Rows int64  `db:"rows"`
+}
 
 // Count returns how many rows need each of some keys. It reads all of those rows, and gives up after a short while.
 func (s *Sealer) Count(ctx context.Context, keys []string) (map[string]int64, error) {
@@ -44,16 +50,10 @@ func (s *Sealer) Count(ctx context.Context, keys []string) (map[string]int64, er
 		if _, err := pg.Exec(ctx, tx, limitCounting, fmt.Sprint(countTimeout.Milliseconds())); err != nil {
 			return fmt.Errorf("bound the count: %w", err)
 		}
-		rows, err := pg.Query(ctx, tx, countSecretKeys, keys)
-		if err != nil {
-			return err //nolint:wrapcheck // wrapped below
+		counts, err := pg.All[keyCount](ctx, tx, countSecretKeys, keys)
+		for _, c := range counts {
+			out[c.Key] = c.Rows
 		}
-		var id string
-		var count int64
-		_, err = pgx.ForEachRow(rows, []any{&id, &count}, func() error {
-			out[id] = count
-			return nil
-		})
 		return err //nolint:wrapcheck // wrapped below
 	})
 	if err != nil {

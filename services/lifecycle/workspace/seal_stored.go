@@ -210,7 +210,14 @@ func (s *Sealer) spec(raw json.RawMessage, digest string, owner secretenv.Owner)
 	return out, sum, nil
 }
 
-var bareOperationKeys = pg.Define(pg.RoleLifecycle, "workspace.bare_operation_keys", `SELECT tenant_id::text, key, digest FROM lifecycle.operation_key WHERE digest ~ '/[0-9a-f]{64}$' LIMIT $1`)
+// keptKey is an idempotency key that was answered before.
+type keptKey struct {
+	TenantID string `db:"tenant_id" expr:"@.tenant_id::text"`
+	Key      string `db:"key"`
+	Digest   string `db:"digest"`
+}
+
+var bareOperationKeys = pg.Define(pg.RoleLifecycle, "workspace.bare_operation_keys", `SELECT `+pg.Columns[keptKey]("k")+` FROM lifecycle.operation_key k WHERE k.digest ~ '/[0-9a-f]{64}$' LIMIT $1`)
 
 var writeKeyDigest = pg.Define(pg.RoleLifecycle, "workspace.write_key_digest", `UPDATE lifecycle.operation_key SET digest = $4 WHERE tenant_id = $1 AND key = $2 AND digest = $3`)
 
@@ -218,12 +225,7 @@ var writeKeyDigest = pg.Define(pg.RoleLifecycle, "workspace.write_key_digest", `
 func (s *Sealer) keys(ctx context.Context) (int, error) {
 	total := 0
 	for {
-		rows, err := pg.Query(ctx, s.DB, bareOperationKeys, sealBatch)
-		if err != nil {
-			return total, fmt.Errorf("list: %w", err)
-		}
-		type kept struct{ TenantID, Key, Digest string }
-		found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[kept])
+		found, err := pg.All[keptKey](ctx, s.DB, bareOperationKeys, sealBatch)
 		if err != nil {
 			return total, fmt.Errorf("list: %w", err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -64,16 +65,29 @@ type tenant struct {
 	Version  int64
 }
 
-const tenantColumns = `id::text, name, quota_workspaces, quota_gpus, quota_storage_bytes, created_at, version`
+// storedTenant is a tenant as it is read.
+type storedTenant struct {
+	ID           string    `db:"id" expr:"@.id::text"`
+	Name         string    `db:"name"`
+	Workspaces   int32     `db:"quota_workspaces"`
+	GPUs         int32     `db:"quota_gpus"`
+	StorageBytes int64     `db:"quota_storage_bytes"`
+	CreatedAt    time.Time `db:"created_at"`
+	Version      int64     `db:"version"`
+}
 
-func scanTenant(row pgx.Row) (tenant, error) {
-	var t tenant
-	var at timestamp
-	if err := row.Scan(&t.ID, &t.Name, &t.Quota.Workspaces, &t.Quota.GPUs, &t.Quota.StorageBytes, &at, &t.Version); err != nil {
+var tenantColumns = pg.Columns[storedTenant]("t")
+
+// oneTenant runs a statement that returns one tenant. Without a row the error is pgx.ErrNoRows.
+func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (tenant, error) {
+	d, err := pg.One[storedTenant](ctx, q, s, args...)
+	if err != nil {
 		return tenant{}, err //nolint:wrapcheck // the caller says what it read
 	}
-	t.Created = timestamppb.New(at.Time)
-	return t, nil
+	return tenant{
+		ID: d.ID, Name: d.Name, Quota: Quota{Workspaces: d.Workspaces, GPUs: d.GPUs, StorageBytes: d.StorageBytes}, Created: timestamppb.New(d.CreatedAt),
+		Version: d.Version,
+	}, nil
 }
 
 func (t tenant) proto() *lifecyclev1.Tenant {
@@ -84,10 +98,10 @@ func (t tenant) proto() *lifecyclev1.Tenant {
 }
 
 var insertTenant = pg.Define(pg.RoleLifecycle, "workspace.insert_tenant", `
-			INSERT INTO lifecycle.tenant (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
+			INSERT INTO lifecycle.tenant AS t (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns)
 
-var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name", `SELECT `+tenantColumns+` FROM lifecycle.tenant WHERE name = $1`)
+var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name", `SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
 
 // CreateTenant makes a tenant. The same name with the same quota again answers the one that is there.
 func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {
@@ -100,9 +114,9 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
-		t, err := scanTenant(pg.QueryRow(ctx, tx, insertTenant, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes))
+		t, err := oneTenant(ctx, tx, insertTenant, ids.New(), req.GetName(), q.Workspaces, q.GPUs, q.StorageBytes)
 		if errors.Is(err, pgx.ErrNoRows) {
-			if t, err = scanTenant(pg.QueryRow(ctx, tx, tenantByName, req.GetName())); err != nil {
+			if t, err = oneTenant(ctx, tx, tenantByName, req.GetName()); err != nil {
 				return fmt.Errorf("read tenant: %w", err)
 			}
 			if req.GetQuota() != nil && t.Quota != q {
@@ -138,9 +152,9 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 type tenantRef struct{ byID, locked bool }
 
 var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "workspace.tenant_by", func(ref tenantRef) string {
-	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant WHERE name = $1`
+	sql := `SELECT ` + tenantColumns + ` FROM lifecycle.tenant t WHERE t.name = $1`
 	if ref.byID {
-		sql = `SELECT ` + tenantColumns + ` FROM lifecycle.tenant WHERE id::text = $1`
+		sql = `SELECT ` + tenantColumns + ` FROM lifecycle.tenant t WHERE t.id::text = $1`
 	}
 	if ref.locked {
 		sql += ` FOR UPDATE`
@@ -150,7 +164,7 @@ var tenantBy = pg.DefineDynamic(pg.RoleLifecycle, "workspace.tenant_by", func(re
 
 // tenantFor reads a tenant by name or id for whoever asks. A tenant of somebody else is as unknown as none.
 func (s *Server) tenantFor(ctx context.Context, q pg.Querier, ref string, lockRow bool) (tenant, error) {
-	t, err := scanTenant(pg.QueryRow(ctx, q, tenantBy.For(tenantRef{byID: ids.Valid(ref), locked: lockRow}), ref))
+	t, err := oneTenant(ctx, q, tenantBy.For(tenantRef{byID: ids.Valid(ref), locked: lockRow}), ref)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return tenant{}, fmt.Errorf("read tenant: %w", err)
 	}

@@ -282,12 +282,7 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 		}
 	}
 	// A box that was prepared and never launched has nothing at any provider.
-	rows, err := pg.Query(ctx, tx, preparedBefore,
-		env.WorkspaceID, env.Epoch)
-	if err != nil {
-		return fmt.Errorf("look for prepared boxes: %w", err)
-	}
-	prepared, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	prepared, err := pg.Values[int64](ctx, tx, preparedBefore, env.WorkspaceID, env.Epoch)
 	if err != nil {
 		return fmt.Errorf("look for prepared boxes: %w", err)
 	}
@@ -327,8 +322,8 @@ func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was all
 	if err := claimSlot(ctx, tx, env, was.NodeID, allocationID); err != nil {
 		return err
 	}
-	now, err := scanAllocation(pg.QueryRow(ctx, tx, holdSlotAgain,
-		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs))
+	now, err := oneAllocation(ctx, tx, holdSlotAgain,
+		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(was.Placement), was.NodeID, ids.New(), slot, was.GPUs)
 	if err != nil {
 		return fmt.Errorf("insert allocation: %w", err)
 	}

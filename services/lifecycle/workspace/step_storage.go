@@ -127,8 +127,8 @@ func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.Wo
 		if i, ok, err = instanceOf(ctx, tx, env.WorkspaceID, env.Epoch); err != nil || ok {
 			return err
 		}
-		i, err = scanInstance(pg.QueryRow(ctx, tx, insertInstance,
-			a.InstanceID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), a.NodeID))
+		i, err = oneInstance(ctx, tx, insertInstance,
+			a.InstanceID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), a.NodeID)
 		if err != nil {
 			return fmt.Errorf("insert instance: %w", err)
 		}
@@ -159,8 +159,8 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 	if err := claimSlot(ctx, tx, env, node, allocationID); err != nil {
 		return allocation{}, err
 	}
-	a, err := scanAllocation(pg.QueryRow(ctx, tx, insertAllocationRow,
-		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot, spec.GetGpus()))
+	a, err := oneAllocation(ctx, tx, insertAllocationRow,
+		allocationID, env.WorkspaceID, env.TenantID, env.Epoch, names.Of(spec.GetPlacement()), node, instanceID, slot, spec.GetGpus())
 	if err != nil {
 		return allocation{}, fmt.Errorf("insert allocation: %w", err)
 	}
@@ -385,11 +385,7 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 	err := env.Tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		a = was // a second try begins where the first did
 		var free []string
-		rows, err := pg.Query(ctx, tx, heldDevices, g.NodeID)
-		if err != nil {
-			return fmt.Errorf("read held devices: %w", err)
-		}
-		held, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		held, err := pg.Values[string](ctx, tx, heldDevices, g.NodeID)
 		if err != nil {
 			return fmt.Errorf("read held devices: %w", err)
 		}
@@ -412,7 +408,7 @@ func (s *Steps) holdDevices(ctx context.Context, env *saga.Env, a allocation, g 
 				return fmt.Errorf("hold device: %w", err)
 			}
 		}
-		moved, err := scanAllocation(pg.QueryRow(ctx, tx, bindAllocation, a.ID, g.NodeID))
+		moved, err := oneAllocation(ctx, tx, bindAllocation, a.ID, g.NodeID)
 		if err != nil {
 			return fmt.Errorf("bind allocation to node: %w", err)
 		}

@@ -18,7 +18,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
-	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -115,7 +114,7 @@ func (s *Steps) Stalls(_, step string) time.Duration {
 	}
 }
 
-var stallsOfRelease = pg.Define(pg.RoleLifecycle, "workspace.stalls_of_release", `
+var moveReleaseDeadlines = pg.Define(pg.RoleLifecycle, "workspace.move_release_deadlines", `
 		UPDATE lifecycle.allocation a SET seal = NULL, release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
 		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
 		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocationColumns)
@@ -128,21 +127,12 @@ func (s *Steps) Resumed(ctx context.Context, tx pgx.Tx, runs []saga.Resumed) err
 	for _, r := range runs {
 		ids, workspaces, stood = append(ids, r.RunID), append(workspaces, r.WorkspaceID), append(stood, r.Stood.Seconds())
 	}
-	rows, err := pg.Query(ctx, tx, stallsOfRelease, workspaces, stood)
+	moved, err := allAllocations(ctx, tx, moveReleaseDeadlines, workspaces, stood)
 	if err != nil {
 		return fmt.Errorf("move deadlines of releases: %w", err)
 	}
-	moved, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (events.Event, error) {
-		a, err := scanAllocation(row)
-		return a.event(), err
-	})
-	if err != nil {
-		return fmt.Errorf("move deadlines of releases: %w", err)
-	}
-	if len(moved) > 0 {
-		if _, err := events.Append(ctx, tx, moved...); err != nil {
-			return fmt.Errorf("report allocations: %w", err)
-		}
+	if err := reportAllocations(ctx, tx, moved); err != nil {
+		return err
 	}
 	return task.Extend(ctx, tx, ids, stood) //nolint:wrapcheck // it says what it did
 }

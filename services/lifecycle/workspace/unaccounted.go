@@ -19,9 +19,10 @@ import (
 )
 
 // unaccountedColumns are an instance's columns of the table of those that no row accounts for. Its tenant and name are the workspace's, if that is known.
-const unaccountedColumns = `u.instance_id::text, u.workspace_id::text, coalesce((SELECT w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = u.workspace_id), ''),
-	u.epoch, u.state, u.placement, u.provider_id, '', u.started_at, u.ended_at, u.end_reason,
-	coalesce((SELECT w.name FROM lifecycle.workspace w WHERE w.id = u.workspace_id), ''), u.version`
+const unaccountedColumns = `u.instance_id::text AS instance_id, u.workspace_id::text AS workspace_id,
+	coalesce((SELECT w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = u.workspace_id), '') AS tenant_id,
+	u.epoch, u.state, u.placement, u.provider_id, '' AS node_id, u.started_at, u.ended_at, u.end_reason,
+	coalesce((SELECT w.name FROM lifecycle.workspace w WHERE w.id = u.workspace_id), '') AS workspace_name, u.version`
 
 // unaccountedEvent is the event of an instance that no row accounts for.
 func unaccountedEvent(i instance) events.Event {
@@ -82,11 +83,11 @@ var endUnlisted = pg.Define(pg.RoleLifecycle, "workspace.end_unlisted", `
 		RETURNING `+unaccountedColumns)
 
 func unaccounted(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) ([]instance, error) {
-	rows, err := pg.Query(ctx, tx, s, args...)
+	list, err := pg.All[storedInstance](ctx, tx, s, args...)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by the caller
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (instance, error) { return scanInstance(row) }) //nolint:wrapcheck // wrapped by the caller
+	return each(list, storedInstance.instance)
 }
 
 func reportUnaccounted(ctx context.Context, tx pgx.Tx, changed []instance) error {
@@ -119,7 +120,7 @@ func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDrive
 	if !b.StartedAt.IsZero() {
 		started = &b.StartedAt
 	}
-	i, err := scanInstance(pg.QueryRow(ctx, tx, accountInstance, names.Of(kind), id, b.WorkspaceID, b.Epoch, b.ProviderID, started, why))
+	i, err := oneInstance(ctx, tx, accountInstance, names.Of(kind), id, b.WorkspaceID, b.Epoch, b.ProviderID, started, why)
 	if err != nil {
 		return instance{}, "", fmt.Errorf("record end of unaccounted instance: %w", err)
 	}
