@@ -26,9 +26,11 @@ type Server struct {
 // NewServer makes it.
 func NewServer(s *Sweeper, log *audit.Log) *Server { return &Server{sweeper: s, audit: log} }
 
-var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_acknowledge", `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.finding_id = $1 FOR UPDATE`)
+var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_acknowledge",
+	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.finding_id = $1 FOR UPDATE`)
 
-var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_finding", `UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`)
+var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_finding",
+	`UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`)
 
 // AcknowledgeFinding ends the finding of a row that was changed by hand, once the row and the log agree: what it spoke of is settled, and what it did
 // not speak of makes another one. All other findings end by themselves, when what they saw is no more.
@@ -60,8 +62,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 		if _, err := audit.Record(ctx, tx, entry); err != nil {
 			return err //nolint:wrapcheck // it says what it did
 		}
-		_, err = pg.Exec(ctx, tx, acknowledgeFinding,
-			f.id, rpc.ActorFrom(ctx), req.GetReason())
+		_, err = pg.Exec(ctx, tx, acknowledgeFinding, f.id, rpc.ActorFrom(ctx), req.GetReason())
 		if err != nil {
 			return fmt.Errorf("acknowledge finding: %w", err)
 		}
@@ -127,10 +128,12 @@ func (s *Sweeper) disagrees(ctx context.Context, t *rowType, id string) (string,
 	return seen[0].Summary[len(changedOutside(t.name, id)):], nil
 }
 
-var settleResealed = pg.Define(pg.RoleLifecycle, "findings.settle_resealed", `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
+var settleResealed = pg.Define(pg.RoleLifecycle, "findings.settle_resealed",
+	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
 			WHERE e.row_type = $1 AND e.row_id = $2 AND e.xid = pg_current_xact_id()`)
 
-var settleBreach = pg.Define(pg.RoleLifecycle, "findings.settle_breach", `UPDATE lifecycle.row_witness v SET breach = NULL, breach_at = NULL WHERE v.row_type = $1 AND v.row_id = $2 AND v.breach_at <= $3`)
+var settleBreach = pg.Define(pg.RoleLifecycle, "findings.settle_breach",
+	`UPDATE lifecycle.row_witness v SET breach = NULL, breach_at = NULL WHERE v.row_type = $1 AND v.row_id = $2 AND v.breach_at <= $3`)
 
 // sealRow puts a new seal on a row of a type.
 var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowType string) string {
@@ -153,8 +156,7 @@ func (s *Sweeper) settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
 			return fmt.Errorf("settle evidence: %w", err)
 		}
 	}
-	_, err := pg.Exec(ctx, tx, settleBreach,
-		f.SubjectType, f.SubjectID, f.lastSeen)
+	_, err := pg.Exec(ctx, tx, settleBreach, f.SubjectType, f.SubjectID, f.lastSeen)
 	if err != nil {
 		return fmt.Errorf("settle break in the log: %w", err)
 	}

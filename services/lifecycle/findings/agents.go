@@ -159,7 +159,8 @@ type storedReport struct {
 	Payload json.RawMessage `db:"payload"`
 }
 
-var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.observed_at, o.payload FROM lifecycle.observed_workload o
+var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports",
+	`SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.observed_at, o.payload FROM lifecycle.observed_workload o
 		WHERE o.observed_at > mesh.clock() - make_interval(secs => $1)`)
 
 func (s *Sweeper) reports(ctx context.Context) ([]report, error) {

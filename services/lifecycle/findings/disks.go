@@ -50,10 +50,12 @@ func diskSeen(nodeID, name string, disk *commonv1.StateDisk) Seen {
 	}
 }
 
-var diskFindingOpen = pg.Define(pg.RoleLifecycle, "findings.disk_finding_open", `SELECT EXISTS (SELECT 1 FROM lifecycle.finding f
+var diskFindingOpen = pg.Define(pg.RoleLifecycle, "findings.disk_finding_open",
+	`SELECT EXISTS (SELECT 1 FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_id = $2 AND f.resolved_at IS NULL)`)
 
-var diskFinding = pg.Define(pg.RoleLifecycle, "findings.disk_finding", `SELECT `+findingColumns+` FROM lifecycle.finding f
+var diskFinding = pg.Define(pg.RoleLifecycle, "findings.disk_finding",
+	`SELECT `+findingColumns+` FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_type = 'node' AND f.subject_id = $2 AND f.resolved_at IS NULL FOR UPDATE`)
 
 // OnSession applies what a session reports of its host: the facts of its gate, and at once the finding about its agent's disk. A report of any session

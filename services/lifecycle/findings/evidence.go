@@ -288,7 +288,8 @@ func (s *Seen) fold(more Seen) {
 	fill(s.After, more.After)
 }
 
-var openOfKind = pg.Define(pg.RoleLifecycle, "findings.open_of_kind", `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
+var openOfKind = pg.Define(pg.RoleLifecycle, "findings.open_of_kind",
+	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
 
 // openRows are the rows of which a finding is open.
 func (s *Sweeper) openRows(ctx context.Context) (map[key]bool, error) {
@@ -378,15 +379,15 @@ func same(a, b any) bool {
 	return err == nil && t.Equal(u)
 }
 
-var settleEvidence = pg.Define(pg.RoleLifecycle, "findings.settle_evidence", `INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`)
+var settleEvidence = pg.Define(pg.RoleLifecycle, "findings.settle_evidence",
+	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT DISTINCT u, $2 FROM unnest($1::bigint[]) u ON CONFLICT DO NOTHING`)
 
 // settle says of evidence that no finding is to speak of it any more.
 func settle(ctx context.Context, q pg.Querier, evidence []int64, how string) error {
 	if len(evidence) == 0 {
 		return nil
 	}
-	_, err := pg.Exec(ctx, q, settleEvidence,
-		slices.Clone(evidence), how)
+	_, err := pg.Exec(ctx, q, settleEvidence, slices.Clone(evidence), how)
 	if err != nil {
 		return fmt.Errorf("settle evidence: %w", err)
 	}

@@ -185,7 +185,8 @@ func announce(ctx context.Context, tx pgx.Tx, r row) (*lifecyclev1.Finding, stri
 	return f, pos, nil
 }
 
-var openFinding = pg.Define(pg.RoleLifecycle, "findings.open_finding", `SELECT `+findingColumns+` FROM lifecycle.finding f
+var openFinding = pg.Define(pg.RoleLifecycle, "findings.open_finding",
+	`SELECT `+findingColumns+` FROM lifecycle.finding f
 		WHERE f.kind = $1 AND f.subject_type = $2 AND f.subject_id = $3 AND f.resolved_at IS NULL`)
 
 var insertFinding = pg.Define(pg.RoleLifecycle, "findings.insert_finding", `

@@ -95,11 +95,14 @@ func (s *Sweeper) Follow(ctx context.Context) error {
 	}
 }
 
-var makeCursor = pg.Define(pg.RoleLifecycle, "findings.make_cursor", `INSERT INTO lifecycle.event_cursor (name) VALUES ($1) ON CONFLICT DO NOTHING`)
+var makeCursor = pg.Define(pg.RoleLifecycle, "findings.make_cursor",
+	`INSERT INTO lifecycle.event_cursor (name) VALUES ($1) ON CONFLICT DO NOTHING`)
 
-var lockCursor = pg.Define(pg.RoleLifecycle, "findings.lock_cursor", `SELECT pos FROM lifecycle.event_cursor WHERE name = $1 FOR UPDATE`)
+var lockCursor = pg.Define(pg.RoleLifecycle, "findings.lock_cursor",
+	`SELECT pos FROM lifecycle.event_cursor WHERE name = $1 FOR UPDATE`)
 
-var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor", `UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
+var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor",
+	`UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
 
 func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	_, err := pg.Exec(ctx, tx, makeCursor, cursorName)
@@ -373,11 +376,13 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 	return nil
 }
 
-var forgetWitnesses = pg.Define(pg.RoleLifecycle, "findings.forget_witnesses", `DELETE FROM lifecycle.row_witness v WHERE (v.row_type, v.row_id) IN (
+var forgetWitnesses = pg.Define(pg.RoleLifecycle, "findings.forget_witnesses",
+	`DELETE FROM lifecycle.row_witness v WHERE (v.row_type, v.row_id) IN (
 		SELECT x.row_type, x.row_id FROM lifecycle.row_witness x WHERE x.over_at < mesh.clock() - make_interval(secs => $1)
 			AND x.breach_at IS NULL LIMIT 1000)`)
 
-var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports", `DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)`)
+var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
+	`DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)`)
 
 // forget drops what is kept of rows whose life ended long ago, and reports that are stale.
 func (s *Sweeper) forget(ctx context.Context) error {

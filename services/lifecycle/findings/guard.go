@@ -67,7 +67,8 @@ var sources = map[string]source{ //nolint:gochecknoglobals // data
 	},
 }
 
-var readCursor = pg.Define(pg.RoleLifecycle, "findings.read_cursor", `SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0)`)
+var readCursor = pg.Define(pg.RoleLifecycle, "findings.read_cursor",
+	`SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0)`)
 
 // lookAtRows is the drift guard. The rows are read before what the log says of them, up to the last event that is committed: an event of a row's version
 // is committed with it, so that what the log does not say then was never said.
@@ -257,7 +258,8 @@ func (s *Sweeper) saidOf(ctx context.Context, t *rowType, pos int64, rowIDs []st
 	return out, nil
 }
 
-var noteAgreement = pg.Define(pg.RoleLifecycle, "findings.note_agreement", `UPDATE lifecycle.row_witness v SET agreed_xmin = x.xmin, image = x.image::jsonb
+var noteAgreement = pg.Define(pg.RoleLifecycle, "findings.note_agreement",
+	`UPDATE lifecycle.row_witness v SET agreed_xmin = x.xmin, image = x.image::jsonb
 		FROM unnest($2::uuid[], $3::text[], $4::text[]) AS x (id, xmin, image)
 		WHERE v.row_type = $1 AND v.row_id = x.id AND v.agreed_xmin <> x.xmin`)
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -188,9 +187,19 @@ func occupied(node string, held []record) Seen {
 
 var clockNow = pg.Define(pg.RoleLifecycle, "findings.clock_now", `SELECT mesh.clock()`)
 
+// provisioned is a name that was provisioned again and again.
+type provisioned struct {
+	TenantID   string   `db:"tenant_id"`
+	Name       string   `db:"name"`
+	Provisions int      `db:"provisions"`
+	Newest     string   `db:"newest"` // workspace
+	Runs       []string `db:"runs"`
+	Workspaces int      `db:"workspaces"`
+}
+
 var provisionsOf = pg.Define(pg.RoleLifecycle, "findings.provisions_of", `
-		SELECT w.tenant_id::text, w.name, count(*)::int, (array_agg(w.id::text ORDER BY r.created_at DESC))[1], array_agg(r.kind || ' ' || r.id ORDER BY r.created_at),
-			count(DISTINCT w.id)::int
+		SELECT w.tenant_id::text AS tenant_id, w.name, count(*)::int AS provisions, (array_agg(w.id::text ORDER BY r.created_at DESC))[1] AS newest,
+			array_agg(r.kind || ' ' || r.id ORDER BY r.created_at) AS runs, count(DISTINCT w.id)::int AS workspaces
 		FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 		WHERE r.id >= $1 AND r.kind IN ('create', 'retry', 'recreate') AND r.created_at > mesh.clock() - make_interval(secs => $2)
 		GROUP BY w.tenant_id, w.name HAVING count(*) >= $3`)
@@ -203,28 +212,22 @@ func (s *Sweeper) lookAtProvisions(ctx context.Context) ([]Seen, error) {
 		return nil, fmt.Errorf("read clock: %w", err)
 	}
 	from := lowestID(now.Add(-s.cfg.ProvisionWindow - 5*time.Minute))
-	rows, err := pg.Query(ctx, s.deps.DB, provisionsOf, from, s.cfg.ProvisionWindow.Seconds(), s.cfg.ProvisionLimit)
+	found, err := pg.All[provisioned](ctx, s.deps.DB, provisionsOf, from, s.cfg.ProvisionWindow.Seconds(), s.cfg.ProvisionLimit)
 	if err != nil {
 		return nil, fmt.Errorf("count provisions: %w", err)
 	}
-	var out []Seen
-	var tenant, name, workspace string
-	var n, workspaces int
-	var runs []string
-	_, err = pgx.ForEachRow(rows, []any{&tenant, &name, &n, &workspace, &runs, &workspaces}, func() error {
-		list := make([]any, 0, len(runs))
-		for _, r := range runs {
+	out := make([]Seen, 0, len(found))
+	for _, p := range found {
+		list := make([]any, 0, len(p.Runs))
+		for _, r := range p.Runs {
 			list = append(list, r)
 		}
 		out = append(out, Seen{
-			Kind: manyProvisions, Severity: p2, SubjectType: "name", SubjectID: tenant + "/" + name, TenantID: tenant, WorkspaceID: workspace,
-			Summary: fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", name, n, s.cfg.ProvisionWindow, workspaces), NextAction: nextProvisions,
-			Before: map[string]any{"limit": s.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,
+			Kind: manyProvisions, Severity: p2, SubjectType: "name", SubjectID: p.TenantID + "/" + p.Name, TenantID: p.TenantID, WorkspaceID: p.Newest,
+			Summary:    fmt.Sprintf("%q was provisioned %d times within %s, as %d workspaces", p.Name, p.Provisions, s.cfg.ProvisionWindow, p.Workspaces),
+			NextAction: nextProvisions,
+			Before:     map[string]any{"limit": s.cfg.ProvisionLimit}, After: map[string]any{"runs": list}, Certain: true,
 		})
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("count provisions: %w", err)
 	}
 	return out, nil
 }

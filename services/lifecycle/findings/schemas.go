@@ -133,7 +133,8 @@ func missingPart(t schemaThere) string {
 	}
 }
 
-var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "findings.fences_exist", `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
+var fencesExist = pg.Define(pg.RoleWorkloadAdmin, "findings.fences_exist",
+	`SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
 
 var schemasPresent = pg.Define(pg.RoleWorkloadAdmin, "findings.schemas_present", `
 		WITH n AS (SELECT nspname::text AS name FROM pg_namespace WHERE starts_with(nspname, 't_') UNION SELECT unnest($1::text[]))

@@ -152,7 +152,8 @@ func (s *Sweeper) check(ctx context.Context, d detector, total *Swept) error {
 }
 
 // takeTurn lets one at a time write findings.
-var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn", `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
+var takeTurn = pg.Define(pg.RoleLifecycle, "findings.take_turn",
+	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.findings', 0))`)
 
 // settle makes of what one whole look saw what it means: suspicions, findings, and the end of both.
 func (s *Sweeper) settle(ctx context.Context, source string, seen []Seen, total *Swept) error {
@@ -211,7 +212,8 @@ func compareKeys(a, b key) int {
 	return slices.Compare([]string{a.kind, a.subjectType, a.subjectID}, []string{b.kind, b.subjectType, b.subjectID})
 }
 
-var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions", `DELETE FROM lifecycle.suspicion s WHERE s.source = $1
+var forgetSuspicions = pg.Define(pg.RoleLifecycle, "findings.forget_suspicions",
+	`DELETE FROM lifecycle.suspicion s WHERE s.source = $1
 		AND NOT EXISTS (SELECT 1 FROM unnest($2::text[], $3::text[], $4::text[]) AS x (kind, subject_type, subject_id)
 			WHERE x.kind = s.kind AND x.subject_type = s.subject_type AND x.subject_id = s.subject_id)`)
 
@@ -241,8 +243,7 @@ func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen ma
 	if len(kinds) == 0 {
 		return ripe, nil
 	}
-	rows, err := pg.Query(ctx, tx, noteSuspicions,
-		source, kinds, types, subjects, s.cfg.Grace.Seconds())
+	rows, err := pg.Query(ctx, tx, noteSuspicions, source, kinds, types, subjects, s.cfg.Grace.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("note suspicions: %w", err)
 	}
@@ -260,7 +261,8 @@ func (s *Sweeper) suspect(ctx context.Context, tx pgx.Tx, source string, seen ma
 	return ripe, nil
 }
 
-var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source", `SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
+var openOfSource = pg.Define(pg.RoleLifecycle, "findings.open_of_source",
+	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.source = $1
 		ORDER BY f.finding_id FOR UPDATE`)
 
 // resolveUnseen closes the open findings of a look that it does not see any more.
@@ -282,7 +284,8 @@ func (s *Sweeper) resolveUnseen(ctx context.Context, tx pgx.Tx, source string, s
 	return n, nil
 }
 
-var countOpen = pg.Define(pg.RoleLifecycle, "findings.count_open", `SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
+var countOpen = pg.Define(pg.RoleLifecycle, "findings.count_open",
+	`SELECT f.kind, count(*) FROM lifecycle.finding f WHERE f.resolved_at IS NULL GROUP BY f.kind`)
 
 // Measure sets the metric of open findings to what the database says. Each replica calls it, whoever sweeps.
 func (s *Sweeper) Measure(ctx context.Context) error {

@@ -90,7 +90,8 @@ type owner struct {
 	Epoch    int64  `db:"epoch"`
 }
 
-var workspacesOfInstances = pg.Define(pg.RoleLifecycle, "findings.workspaces_of_instances", `SELECT `+pg.Columns[owner]("w")+` FROM lifecycle.workspace w
+var workspacesOfInstances = pg.Define(pg.RoleLifecycle, "findings.workspaces_of_instances",
+	`SELECT `+pg.Columns[owner]("w")+` FROM lifecycle.workspace w
 		WHERE w.id = ANY ($1::uuid[])`)
 
 // owners reads the workspaces of that list that are known here.

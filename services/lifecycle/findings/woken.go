@@ -63,9 +63,11 @@ func ApplyWoken(ctx context.Context, tx pgx.Tx, r events.Record) error {
 	return nil
 }
 
-var noWokenFinding = pg.Define(pg.RoleLifecycle, "findings.no_woken_finding", `SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)`)
+var noWokenFinding = pg.Define(pg.RoleLifecycle, "findings.no_woken_finding",
+	`SELECT NOT EXISTS (SELECT 1 FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1 AND f.source = $2)`)
 
-var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused", `DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
+var forgetRefused = pg.Define(pg.RoleLifecycle, "findings.forget_refused",
+	`DELETE FROM lifecycle.woken_instance WHERE refused_at < mesh.clock() - make_interval(secs => $1)`)
 
 // SweepWoken makes findings of the instances that were refused within the last hour, ends those of others, and forgets
 // old refusals. It is a sweep of its own, since it compares nothing and its finding is not to wait for those that do.
@@ -74,8 +76,7 @@ func (s *Sweeper) SweepWoken(ctx context.Context) (Swept, error) {
 	seen, err := s.wokenInstances(ctx)
 	if err == nil && len(seen) == 0 {
 		idle := false
-		err = pg.QueryRow(ctx, s.deps.DB, noWokenFinding,
-			names.Of(endedWoke), wokenSource).Scan(&idle)
+		err = pg.QueryRow(ctx, s.deps.DB, noWokenFinding, names.Of(endedWoke), wokenSource).Scan(&idle)
 		if err == nil && idle {
 			return total, nil
 		}
@@ -143,7 +144,8 @@ func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
 	return out, nil
 }
 
-var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_strays", `SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id::text = $1`)
+var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_strays",
+	`SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id::text = $1`)
 
 // strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
 // hour.

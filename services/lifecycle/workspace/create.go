@@ -126,7 +126,8 @@ func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 	return &lifecyclev1.Operation{OperationId: run.ID, WorkspaceId: ws.ID, Kind: kind, Joined: true, Epoch: run.Epoch, State: state}
 }
 
-var operationKey = pg.Define(pg.RoleLifecycle, "workspace.operation_key", `SELECT digest, run_id::text FROM lifecycle.operation_key WHERE tenant_id = $1 AND key = $2`)
+var operationKey = pg.Define(pg.RoleLifecycle, "workspace.operation_key",
+	`SELECT digest, run_id::text FROM lifecycle.operation_key WHERE tenant_id = $1 AND key = $2`)
 
 // replay answers what an idempotency key was answered before; same says whether that was for this request.
 func (s *Server) replay(
@@ -161,7 +162,8 @@ func (s *Server) replay(
 	return op, true, nil
 }
 
-var lockOperationKey = pg.Define(pg.RoleLifecycle, "workspace.lock_operation_key", `SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`)
+var lockOperationKey = pg.Define(pg.RoleLifecycle, "workspace.lock_operation_key",
+	`SELECT pg_advisory_xact_lock(hashtextextended($1, 1))`)
 
 // lockKey lets two who use one key at once take turns, so that the second finds what the first was answered. It comes before every other lock.
 func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
@@ -174,7 +176,8 @@ func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
 	return nil
 }
 
-var insertOperationKey = pg.Define(pg.RoleLifecycle, "workspace.insert_operation_key", `INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`)
+var insertOperationKey = pg.Define(pg.RoleLifecycle, "workspace.insert_operation_key",
+	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`)
 
 // keepKey writes down what a key was answered, for ever.
 func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
@@ -267,7 +270,8 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 	return op, nil
 }
 
-var workspaceByName = pg.Define(pg.RoleLifecycle, "workspace.workspace_by_name", `SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND state <> 'decommissioned'`)
+var workspaceByName = pg.Define(pg.RoleLifecycle, "workspace.workspace_by_name",
+	`SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND state <> 'decommissioned'`)
 
 // joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with the id of who has it.
 func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev1.Operation, bool, error) {

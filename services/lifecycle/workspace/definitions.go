@@ -67,8 +67,7 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 		return saga.Outcome{}, fmt.Errorf("encode endpoints: %w", err)
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := pg.Exec(ctx, tx, setEndpoints,
-			env.WorkspaceID, where.NodeID, where.NodeName, raw, env.Epoch)
+		_, err := pg.Exec(ctx, tx, setEndpoints, env.WorkspaceID, where.NodeID, where.NodeName, raw, env.Epoch)
 		if err != nil {
 			return fmt.Errorf("write endpoints: %w", err)
 		}
@@ -81,7 +80,8 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 	}), nil
 }
 
-var clearEndpoints = pg.Define(pg.RoleLifecycle, "workspace.clear_endpoints", `UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`)
+var clearEndpoints = pg.Define(pg.RoleLifecycle, "workspace.clear_endpoints",
+	`UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`)
 
 // clearPlace takes away what the workspace shows of where it ran.
 func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, error) {

@@ -8,7 +8,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-var allocationsByID = pg.Define(pg.RoleLifecycle, "workspace.allocations_by_id", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`)
+var allocationsByID = pg.Define(pg.RoleLifecycle, "workspace.allocations_by_id",
+	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = ANY ($1::uuid[])`)
 
 // ReadAllocations reads allocations as they stand and spells them as their events do, for who compares the two. Ids that are not there are left out.
 func ReadAllocations(ctx context.Context, q pg.Querier, ids []string) ([]*lifecyclev1.Allocation, error) {

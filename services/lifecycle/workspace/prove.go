@@ -66,7 +66,8 @@ func (s *Server) prove(
 	return op, err //nolint:wrapcheck // it says what it did
 }
 
-var machinesAway = pg.Define(pg.RoleLifecycle, "workspace.machines_away", `SELECT DISTINCT g.node_id::text FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g USING (node_id)
+var machinesAway = pg.Define(pg.RoleLifecycle, "workspace.machines_away",
+	`SELECT DISTINCT g.node_id::text FROM lifecycle.resource_claim c JOIN lifecycle.node_gate g USING (node_id)
 		WHERE c.workspace_id = $1 AND c.epoch < $2 AND c.kind = ANY ($3) AND c.released_at IS NULL AND c.orphaned_at IS NULL
 			AND NOT (g.admitted AND `+gate.ConnectedSQL+`)`)
 

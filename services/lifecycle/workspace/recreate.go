@@ -231,7 +231,8 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	return r, nil
 }
 
-var machineOfClaim = pg.Define(pg.RoleLifecycle, "workspace.machine_of_claim", `SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
+var machineOfClaim = pg.Define(pg.RoleLifecycle, "workspace.machine_of_claim",
+	`SELECT g.name, g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
 // machinesAway looks whether the machines that hold the workspace can confirm that its epochs have ended. It answers those that cannot, by their names.
 func (s *Server) machinesAway(ctx context.Context, tx pgx.Tx, r *recreation, claims []saga.Claim, epoch int64, proven bool) (map[string]string, error) {

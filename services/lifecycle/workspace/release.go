@@ -137,7 +137,8 @@ func (s *Steps) releaseLate(ctx context.Context, env *saga.Env) bool {
 	return err == nil && late
 }
 
-var lateReleases = pg.Define(pg.RoleLifecycle, "workspace.late_releases", `SELECT `+allocationColumns+` FROM lifecycle.allocation a
+var lateReleases = pg.Define(pg.RoleLifecycle, "workspace.late_releases",
+	`SELECT `+allocationColumns+` FROM lifecycle.allocation a
 			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back())
 				-- A run that stands still has its deadlines moved on before it goes on.
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id

@@ -132,7 +132,8 @@ func (r *MachineReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 // whyReplaced is how it is known of an orphan that nothing of it is left, where a claim that came after stands for the same resource.
 const whyReplaced = "a later epoch has taken its place"
 
-var lockWorkspace = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace", `SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
+var lockWorkspace = pg.Define(pg.RoleLifecycle, "workspace.lock_workspace",
+	`SELECT 1 FROM lifecycle.workspace WHERE id = $1 FOR UPDATE`)
 
 var orphanStands = pg.Define(pg.RoleLifecycle, "workspace.orphan_stands", `
 		SELECT c.orphaned_at IS NOT NULL AND c.released_at IS NULL,
@@ -181,10 +182,12 @@ func (r *MachineReaper) lastWord(ctx context.Context, tx pgx.Tx, l leftBehind) (
 	return state, nil
 }
 
-var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left", `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
+var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left",
+	`SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = $1 AND c.node_id = $2 AND c.kind = $3
 			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`)
 
-var drawOpSeq = pg.Define(pg.RoleLifecycle, "workspace.draw_op_seq", `UPDATE lifecycle.workspace SET seal = NULL, op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
+var drawOpSeq = pg.Define(pg.RoleLifecycle, "workspace.draw_op_seq",
+	`UPDATE lifecycle.workspace SET seal = NULL, op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
 
 // ask queues a task of the orphan's own epoch, unless one of this minute stands.
 func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last commonv1.TaskState) (bool, error) {
@@ -201,8 +204,7 @@ func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last c
 	// Above everything that was asked of this workspace before, so that the agent takes it for the newest word. Nothing of a later epoch has this name on
 	// this machine, so that word may be of the newest epoch: an agent that has seen it would refuse an older one.
 	var opSeq, epoch int64
-	err := pg.QueryRow(ctx, tx, drawOpSeq,
-		l.WorkspaceID).Scan(&opSeq, &epoch)
+	err := pg.QueryRow(ctx, tx, drawOpSeq, l.WorkspaceID).Scan(&opSeq, &epoch)
 	if err != nil {
 		return false, fmt.Errorf("draw number of operation: %w", err)
 	}

@@ -127,7 +127,8 @@ type failedHold struct {
 	claims    []saga.Claim // that nobody has given up yet, and may have to be
 }
 
-var allocationToFree = pg.Define(pg.RoleLifecycle, "workspace.allocation_to_free", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
+var allocationToFree = pg.Define(pg.RoleLifecycle, "workspace.allocation_to_free",
+	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
 
 func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string) (*failedHold, error) {
 	f := &failedHold{}
@@ -233,7 +234,8 @@ func (f *failedHold) record(ctx context.Context, tx pgx.Tx, e audit.Entry, op *l
 	return err //nolint:wrapcheck // it says what it did
 }
 
-var allocationByID = pg.Define(pg.RoleLifecycle, "workspace.allocation_by_id", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
+var allocationByID = pg.Define(pg.RoleLifecycle, "workspace.allocation_by_id",
+	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
 
 func allocationNow(ctx context.Context, tx pgx.Tx, a allocation) (*lifecyclev1.Allocation, error) {
 	now, err := oneAllocation(ctx, tx, allocationByID, a.ID)

@@ -120,12 +120,15 @@ func (r *SharedReaper) reap(ctx context.Context, l leftBehind) (bool, error) {
 	return gone, nil
 }
 
-var dropHandleRow = pg.Define(pg.RoleLifecycle, "workspace.drop_handle_row", `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
+var dropHandleRow = pg.Define(pg.RoleLifecycle, "workspace.drop_handle_row",
+	`DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
 
-var instanceClaimed = pg.Define(pg.RoleLifecycle, "workspace.instance_claimed", `SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = $1 AND b.kind = $2 AND b.epoch = $3
+var instanceClaimed = pg.Define(pg.RoleLifecycle, "workspace.instance_claimed",
+	`SELECT EXISTS (SELECT 1 FROM lifecycle.resource_claim b WHERE b.workspace_id = $1 AND b.kind = $2 AND b.epoch = $3
 				AND b.released_at IS NULL AND b.orphaned_at IS NULL)`)
 
-var numbersOfWorkspace = pg.Define(pg.RoleLifecycle, "workspace.numbers_of_workspace", `SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`)
+var numbersOfWorkspace = pg.Define(pg.RoleLifecycle, "workspace.numbers_of_workspace",
+	`SELECT id::text, epoch, op_seq FROM lifecycle.workspace WHERE id = $1`)
 
 var countTry = pg.Define(pg.RoleLifecycle, "workspace.count_try", `
 			INSERT INTO lifecycle.orphan_try AS t (claim_id, tries, next_at) VALUES ($1, 1, mesh.clock() + make_interval(secs => $2))
@@ -166,8 +169,7 @@ func (r *SharedReaper) begin(ctx context.Context, l leftBehind) (writer, bool, e
 		if err != nil {
 			return fmt.Errorf("read numbers of workspace: %w", err)
 		}
-		_, err = pg.Exec(ctx, tx, countTry,
-			l.ClaimID, reapAgain.Seconds(), reapAgainMost.Seconds())
+		_, err = pg.Exec(ctx, tx, countTry, l.ClaimID, reapAgain.Seconds(), reapAgainMost.Seconds())
 		if err != nil {
 			return fmt.Errorf("count try: %w", err)
 		}
@@ -208,7 +210,8 @@ func (r *SharedReaper) takeAway(ctx context.Context, l leftBehind, w writer) (st
 	}
 }
 
-var noteTry = pg.Define(pg.RoleLifecycle, "workspace.note_try", `UPDATE lifecycle.orphan_try SET last_error = $2 WHERE claim_id = $1`)
+var noteTry = pg.Define(pg.RoleLifecycle, "workspace.note_try",
+	`UPDATE lifecycle.orphan_try SET last_error = $2 WHERE claim_id = $1`)
 
 // note keeps why a try has failed, for whoever looks.
 func (r *SharedReaper) note(ctx context.Context, l leftBehind, why error) error {

@@ -117,7 +117,8 @@ func (a allocation) event() events.Event {
 	}
 }
 
-var liveAllocationOf = pg.Define(pg.RoleLifecycle, "workspace.live_allocation_of", `SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state <> 'released'`)
+var liveAllocationOf = pg.Define(pg.RoleLifecycle, "workspace.live_allocation_of",
+	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.workspace_id = $1 AND a.state <> 'released'`)
 
 // liveAllocation reads the workspace's hold; the bool is false if it has none.
 func liveAllocation(ctx context.Context, q pg.Querier, workspaceID string) (allocation, bool, error) {
@@ -144,7 +145,8 @@ type allocationMove struct {
 	deadline  time.Duration // of a release that begins
 }
 
-var freeDevices = pg.Define(pg.RoleLifecycle, "workspace.free_devices", `DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`)
+var freeDevices = pg.Define(pg.RoleLifecycle, "workspace.free_devices",
+	`DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`)
 
 var changeAllocation = pg.Define(pg.RoleLifecycle, "workspace.change_allocation", `
 		UPDATE lifecycle.allocation a SET seal = NULL, state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
@@ -242,7 +244,8 @@ func (i instance) event() events.Event {
 	}
 }
 
-var instanceByEpoch = pg.Define(pg.RoleLifecycle, "workspace.instance_by_epoch", `SELECT `+instanceColumns+` FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2`)
+var instanceByEpoch = pg.Define(pg.RoleLifecycle, "workspace.instance_by_epoch",
+	`SELECT `+instanceColumns+` FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch = $2`)
 
 // instanceOf reads the box of one epoch; the bool is false if there is none.
 func instanceOf(ctx context.Context, q pg.Querier, workspaceID string, epoch int64) (instance, bool, error) {

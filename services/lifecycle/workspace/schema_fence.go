@@ -27,7 +27,8 @@ func writerOf(env *saga.Env) writer {
 	return writer{WorkspaceID: env.WorkspaceID, Epoch: env.Epoch, OpSeq: env.OpSeq}
 }
 
-var lockSchemaName = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_schema_name", `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`)
+var lockSchemaName = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_schema_name",
+	`SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`)
 
 // noFenceTable is why statements over the fence of schemas are not prepared on a migrated database.
 const noFenceTable = "the first schema of a workspace makes the table"
@@ -66,7 +67,8 @@ func passed() error {
 	return saga.Fail(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_TASK_SUPERSEDED, "the schema has seen a later operation", nil)
 }
 
-var lockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_grants", `SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`)
+var lockGrants = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_grants",
+	`SELECT pg_advisory_xact_lock(hashtextextended('gpuaas_grants', 1))`)
 
 // shareGrants lets one transaction at a time change what the roles of all workspaces share in the workload database: the grants of the database itself.
 // Postgres refuses a change that follows one which was not committed when it began. It is held until the transaction ends, so it comes as late in one as
@@ -84,7 +86,8 @@ const disarmWait = "2s"
 var fencedAndLogin = pg.Define(pg.RoleWorkloadAdmin, "workspace.fenced_and_login", `
 			SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL, EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`)
 
-var boundLockWait = pg.Define(pg.RoleWorkloadAdmin, "workspace.bound_lock_wait", `SET LOCAL lock_timeout = '`+disarmWait+`'`)
+var boundLockWait = pg.Define(pg.RoleWorkloadAdmin, "workspace.bound_lock_wait",
+	`SET LOCAL lock_timeout = '`+disarmWait+`'`)
 
 var lockFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.lock_fence", noFenceTable, func(struct{}) string {
 	return `SELECT f.workspace_id = $2 AND (f.epoch, f.op_seq) <= ($3, $4) FROM gpuaas_fence.schema f WHERE f.name = $1 FOR UPDATE`
@@ -94,7 +97,8 @@ var lockFence = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.lock_fence"
 var changeSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.change_schema", "it names the schema and the role of one workspace",
 	func(ddl string) string { return ddl })
 
-var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_of_role", `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
+var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_of_role",
+	`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
 
 // disarm takes the login away from the role of a schema and ends its sessions, in a transaction of its own: to drop a schema may hang on whoever reads
 // it, and until it is dropped nobody logs in any more. Whoever applies the schema again gives the login back. It waits for no lock on the schema, and
@@ -165,7 +169,8 @@ func schemaHolder(ctx context.Context, db *pgxpool.Pool, name string) (string, e
 	return workspace, nil
 }
 
-var fenceTableExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.fence_table_exists", `SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
+var fenceTableExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.fence_table_exists",
+	`SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL`)
 
 var makeFenceTable = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.make_fence_table", "it is several commands in one text", func(struct{}) string {
 	return `

@@ -14,7 +14,8 @@ import (
 )
 
 // KeySets lists the keys that rows need. It reads an entry of an index for each set, however many rows there are.
-var KeySets = pg.Define(pg.RoleLifecycle, "workspace.key_sets", `SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!') ORDER BY k`)
+var KeySets = pg.Define(pg.RoleLifecycle, "workspace.key_sets",
+	`SELECT DISTINCT k FROM lifecycle.secret_key_set s, string_to_table(s.keys, ',') AS k WHERE k NOT IN ('', '!') ORDER BY k`)
 
 // countTimeout bounds one count of rows: a refusal without numbers is better than one that comes late.
 const countTimeout = 5 * time.Second
@@ -28,9 +29,11 @@ func (s *Sealer) Need(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-var limitCounting = pg.Define(pg.RoleLifecycle, "workspace.limit_counting", `SELECT set_config('statement_timeout', $1, true)`)
+var limitCounting = pg.Define(pg.RoleLifecycle, "workspace.limit_counting",
+	`SELECT set_config('statement_timeout', $1, true)`)
 
-var countSecretKeys = pg.Define(pg.RoleLifecycle, "workspace.count_secret_keys", `SELECT k AS key, sum(u.n)::bigint AS rows FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
+var countSecretKeys = pg.Define(pg.RoleLifecycle, "workspace.count_secret_keys",
+	`SELECT k AS key, sum(u.n)::bigint AS rows FROM lifecycle.secret_key_use u, string_to_table(u.keys, ',') AS k
 			WHERE string_to_array(u.keys, ',') && $1::text[] AND k = ANY ($1) GROUP BY k`)
 
 // keyCount is how many rows need a key.

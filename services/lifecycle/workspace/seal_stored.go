@@ -107,9 +107,11 @@ func (s *Sealer) each(ctx context.Context, query *pg.Statement, seal func(contex
 	return total, failed
 }
 
-var lockSpec = pg.Define(pg.RoleLifecycle, "workspace.lock_spec", `SELECT tenant_id::text, spec, spec_digest FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE`)
+var lockSpec = pg.Define(pg.RoleLifecycle, "workspace.lock_spec",
+	`SELECT tenant_id::text, spec, spec_digest FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE`)
 
-var writeSpec = pg.Define(pg.RoleLifecycle, "workspace.write_spec", `UPDATE lifecycle.workspace SET seal = NULL, spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
+var writeSpec = pg.Define(pg.RoleLifecycle, "workspace.write_spec",
+	`UPDATE lifecycle.workspace SET seal = NULL, spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
 
 // workspace brings one workspace's spec and digest under the first key, and announces the row: what follows the log gets the new digest by the event.
 func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
@@ -153,9 +155,11 @@ func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
 	return changed, err //nolint:wrapcheck // wrapped above
 }
 
-var inputOfRun = pg.Define(pg.RoleLifecycle, "workspace.input_of_run", `SELECT tenant_id::text, workspace_id::text, input FROM lifecycle.saga_run WHERE id = $1`)
+var inputOfRun = pg.Define(pg.RoleLifecycle, "workspace.input_of_run",
+	`SELECT tenant_id::text, workspace_id::text, input FROM lifecycle.saga_run WHERE id = $1`)
 
-var writeInputSpec = pg.Define(pg.RoleLifecycle, "workspace.write_input_spec", `UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`)
+var writeInputSpec = pg.Define(pg.RoleLifecycle, "workspace.write_input_spec",
+	`UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`)
 
 // run seals the spec in one run's input. No event has the input, so that the row's version stays.
 func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
@@ -182,8 +186,7 @@ func (s *Sealer) run(ctx context.Context, id string) (bool, error) {
 		return false, nil
 	}
 	// Whatever else the input has stays. One that was amended meanwhile is read again by the next run of this.
-	tag, err := pg.Exec(ctx, s.DB, writeInputSpec,
-		id, sealed, raw)
+	tag, err := pg.Exec(ctx, s.DB, writeInputSpec, id, sealed, raw)
 	if err != nil {
 		return false, fmt.Errorf("seal input of run %s: %w", id, err)
 	}
@@ -217,9 +220,11 @@ type keptKey struct {
 	Digest   string `db:"digest"`
 }
 
-var bareOperationKeys = pg.Define(pg.RoleLifecycle, "workspace.bare_operation_keys", `SELECT `+pg.Columns[keptKey]("k")+` FROM lifecycle.operation_key k WHERE k.digest ~ '/[0-9a-f]{64}$' LIMIT $1`)
+var bareOperationKeys = pg.Define(pg.RoleLifecycle, "workspace.bare_operation_keys",
+	`SELECT `+pg.Columns[keptKey]("k")+` FROM lifecycle.operation_key k WHERE k.digest ~ '/[0-9a-f]{64}$' LIMIT $1`)
 
-var writeKeyDigest = pg.Define(pg.RoleLifecycle, "workspace.write_key_digest", `UPDATE lifecycle.operation_key SET digest = $4 WHERE tenant_id = $1 AND key = $2 AND digest = $3`)
+var writeKeyDigest = pg.Define(pg.RoleLifecycle, "workspace.write_key_digest",
+	`UPDATE lifecycle.operation_key SET digest = $4 WHERE tenant_id = $1 AND key = $2 AND digest = $3`)
 
 // keys makes the digests of idempotency keys keyed.
 func (s *Sealer) keys(ctx context.Context) (int, error) {
@@ -235,8 +240,7 @@ func (s *Sealer) keys(ctx context.Context) (int, error) {
 			if err != nil {
 				return total, err //nolint:wrapcheck // it says what it did
 			}
-			_, err = pg.Exec(ctx, s.DB, writeKeyDigest,
-				k.TenantID, k.Key, k.Digest, name+"/"+digest)
+			_, err = pg.Exec(ctx, s.DB, writeKeyDigest, k.TenantID, k.Key, k.Digest, name+"/"+digest)
 			if err != nil {
 				return total, fmt.Errorf("write: %w", err)
 			}

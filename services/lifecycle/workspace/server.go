@@ -101,7 +101,8 @@ var insertTenant = pg.Define(pg.RoleLifecycle, "workspace.insert_tenant", `
 			INSERT INTO lifecycle.tenant AS t (id, name, quota_workspaces, quota_gpus, quota_storage_bytes) VALUES ($1, $2, $3, $4, $5)
 			ON CONFLICT (name) DO NOTHING RETURNING `+tenantColumns)
 
-var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name", `SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
+var tenantByName = pg.Define(pg.RoleLifecycle, "workspace.tenant_by_name",
+	`SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.name = $1`)
 
 // CreateTenant makes a tenant. The same name with the same quota again answers the one that is there.
 func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenantRequest) (*lifecyclev1.CreateTenantResponse, error) {

@@ -269,9 +269,11 @@ func (s *Steps) retirePrevious(ctx context.Context, env *saga.Env) error {
 	return nil
 }
 
-var preparedBefore = pg.Define(pg.RoleLifecycle, "workspace.prepared_before", `SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`)
+var preparedBefore = pg.Define(pg.RoleLifecycle, "workspace.prepared_before",
+	`SELECT i.epoch FROM lifecycle.instance i WHERE i.workspace_id = $1 AND i.epoch < $2 AND i.state = 'prepared'`)
 
-var slotOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.slot_of_allocation", `SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`)
+var slotOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.slot_of_allocation",
+	`SELECT slot FROM lifecycle.allocation WHERE allocation_id = $1`)
 
 // passHold gives the hold of an earlier epoch back. With keep, this epoch holds the same slot of the same machine from the same moment on, so that
 // nobody else takes what its storage stands on.

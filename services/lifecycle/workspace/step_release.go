@@ -121,7 +121,8 @@ func (s *Steps) releaseStorage(ctx context.Context, env *saga.Env, own bool) (bo
 	return false, nil
 }
 
-var nodeIsReachable = pg.Define(pg.RoleLifecycle, "workspace.node_is_reachable", `SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
+var nodeIsReachable = pg.Define(pg.RoleLifecycle, "workspace.node_is_reachable",
+	`SELECT g.admitted AND `+gate.ConnectedSQL+` FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
 // reachable says whether the node has a session at a replica that lives.
 func (s *Steps) reachable(ctx context.Context, nodeID string) bool {

@@ -58,7 +58,8 @@ func (s *Steps) makeHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	}), nil
 }
 
-var dropHandleOfEpoch = pg.Define(pg.RoleLifecycle, "workspace.drop_handle_of_epoch", `DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
+var dropHandleOfEpoch = pg.Define(pg.RoleLifecycle, "workspace.drop_handle_of_epoch",
+	`DELETE FROM lifecycle.workspace_handle WHERE workspace_id = $1 AND epoch <= $2`)
 
 func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	claims, err := claimsOf(ctx, env, kindHandle)
@@ -78,7 +79,8 @@ func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	}), nil
 }
 
-var handleOfWorkspace = pg.Define(pg.RoleLifecycle, "workspace.handle_of_workspace", `SELECT handle, signal_address, reserved_names, epoch FROM lifecycle.workspace_handle WHERE workspace_id = $1`)
+var handleOfWorkspace = pg.Define(pg.RoleLifecycle, "workspace.handle_of_workspace",
+	`SELECT handle, signal_address, reserved_names, epoch FROM lifecycle.workspace_handle WHERE workspace_id = $1`)
 
 func (s *Steps) observeHandle(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	var out handleOutput
@@ -143,7 +145,8 @@ func schemaFailed(public string, err error) error {
 	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DATABASE, commonv1.Reason_REASON_SCHEMA_FAILED, public, err)
 }
 
-var schemaAndRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_and_role", `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`)
+var schemaAndRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_and_role",
+	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`)
 
 // inTenantSchema is why statements over the tables of a workspace's schema are not prepared on a migrated database.
 const inTenantSchema = "it reads or writes a table in the schema of one workspace"
@@ -261,7 +264,8 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 	return nil
 }
 
-var roleExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_exists", `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`)
+var roleExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_exists",
+	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`)
 
 // drop takes role and schema away: sessions of the role first. Dropping what is not there succeeds.
 func drop(ctx context.Context, tx pgx.Tx, name string) error {
@@ -293,7 +297,8 @@ func drop(ctx context.Context, tx pgx.Tx, name string) error {
 	return nil
 }
 
-var schemaStands = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_stands", `SELECT EXISTS (SELECT 1 FROM pg_roles r JOIN pg_namespace n ON n.nspname = r.rolname WHERE r.rolname = $1)`)
+var schemaStands = pg.Define(pg.RoleWorkloadAdmin, "workspace.schema_stands",
+	`SELECT EXISTS (SELECT 1 FROM pg_roles r JOIN pg_namespace n ON n.nspname = r.rolname WHERE r.rolname = $1)`)
 
 func (s *Steps) observeSchema(ctx context.Context, env *saga.Env) (saga.Observation, error) {
 	in, _, err := readInput(env.Input)

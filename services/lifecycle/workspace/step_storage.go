@@ -181,7 +181,8 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 	return nil
 }
 
-var takePickTurn = pg.Define(pg.RoleLifecycle, "workspace.take_pick_turn", `SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.static_pick', 0))`)
+var takePickTurn = pg.Define(pg.RoleLifecycle, "workspace.take_pick_turn",
+	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.static_pick', 0))`)
 
 var pickSlot = pg.Define(pg.RoleLifecycle, "workspace.pick_slot", `
 		WITH candidate AS (
@@ -221,7 +222,8 @@ func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error)
 	return node, slot, nil
 }
 
-var machinesWithoutRoom = pg.Define(pg.RoleLifecycle, "workspace.machines_without_room", `SELECT count(*) FROM lifecycle.node_gate g
+var machinesWithoutRoom = pg.Define(pg.RoleLifecycle, "workspace.machines_without_room",
+	`SELECT count(*) FROM lifecycle.node_gate g
 		WHERE g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+` AND `+gate.DiskFullSQL)
 
 // noMachine is the failure to pick a machine. Machines that are left out for their disks alone are counted in it.
@@ -369,11 +371,14 @@ func orKeep(old, moved instance, err error) instance {
 	return moved
 }
 
-var heldDevices = pg.Define(pg.RoleLifecycle, "workspace.held_devices", `SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`)
+var heldDevices = pg.Define(pg.RoleLifecycle, "workspace.held_devices",
+	`SELECT device_id FROM lifecycle.gpu_hold WHERE node_id = $1`)
 
-var holdDevice = pg.Define(pg.RoleLifecycle, "workspace.hold_device", `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`)
+var holdDevice = pg.Define(pg.RoleLifecycle, "workspace.hold_device",
+	`INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`)
 
-var bindAllocation = pg.Define(pg.RoleLifecycle, "workspace.bind_allocation", `UPDATE lifecycle.allocation a SET seal = NULL, node_id = $2, version = a.version + 1
+var bindAllocation = pg.Define(pg.RoleLifecycle, "workspace.bind_allocation",
+	`UPDATE lifecycle.allocation a SET seal = NULL, node_id = $2, version = a.version + 1
 			WHERE a.allocation_id = $1 RETURNING `+allocationColumns)
 
 // holdDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.

@@ -131,7 +131,8 @@ func endUnaccounted(ctx context.Context, tx pgx.Tx, kind commonv1.PlacementDrive
 	return i, pos, nil
 }
 
-var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "workspace.forget_unaccounted", `DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
+var forgetUnaccounted = pg.Define(pg.RoleLifecycle, "workspace.forget_unaccounted",
+	`DELETE FROM lifecycle.unaccounted_instance u WHERE u.placement = $1 AND u.workspace_id = $2 AND u.epoch = $3
 		RETURNING u.instance_id::text, u.version`)
 
 // accountFor takes an instance out of the table because a row of its own takes its place, and returns the version above which that row's begin; the id
