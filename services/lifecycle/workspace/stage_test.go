@@ -142,8 +142,7 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 	var core *saga.Core
 	steps := NewSteps(StepDeps{
 		Logger: testkit.Logger(g.t), DB: g.pool, Workloads: g.workloads, Core: func() *saga.Core { return core }, Tasks: g.tasks, Identities: g.world,
-		ForceGrace: 2 * time.Second,
-		Secret:     make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
+		Secret: make([]byte, 32), Secrets: g.secrets, Catalogue: catalogue(), Drivers: map[commonv1.PlacementDriver]placement.Driver{
 			commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS: g.world, commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC: static.New(g.pool),
 		},
 	})
