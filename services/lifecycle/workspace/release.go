@@ -177,11 +177,14 @@ func failLate(ctx context.Context, db pg.Beginner) (int, error) {
 	return n, err //nolint:wrapcheck // wrapped above
 }
 
+var gatesOfLateReleases = pg.Define(pg.RoleLifecycle, "workspace.gates_of_late_releases", `
+		SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (SELECT a.node_id FROM lifecycle.allocation a
+			WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back()))
+		ORDER BY g.node_id FOR NO KEY UPDATE`)
+
 // lockNodesOfLate locks the gates of the nodes whose releases are late: each of them may be cordoned.
 func lockNodesOfLate(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, `SELECT FROM lifecycle.node_gate g WHERE g.node_id IN (SELECT a.node_id FROM lifecycle.allocation a
-		WHERE a.state = 'releasing' AND a.release_deadline_at <= mesh.clock() - interval '30 seconds' AND NOT (SELECT mesh.rolled_back()))
-		ORDER BY g.node_id FOR NO KEY UPDATE`)
+	_, err := pg.Exec(ctx, tx, gatesOfLateReleases)
 	if err != nil {
 		return fmt.Errorf("lock gates of late releases: %w", err)
 	}

@@ -158,11 +158,13 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string)
 	return f, nil
 }
 
+var workspaceOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.workspace_of_allocation",
+	`SELECT a.workspace_id::text FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
+
 // lockRunOfHold locks the run that owns the workspace of an allocation, which comes before the allocation in the order
 // of locks.
 func lockRunOfHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
-	var workspaceID string
-	err := tx.QueryRow(ctx, `SELECT a.workspace_id::text FROM lifecycle.allocation a WHERE a.allocation_id = $1`, allocationID).Scan(&workspaceID)
+	workspaceID, err := pg.Value[string](ctx, tx, workspaceOfAllocation, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // the caller refuses it
 	}
