@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // Result is what a bench measured.
@@ -62,6 +64,8 @@ func (r Result) WriteText(w io.Writer) error {
 	return nil
 }
 
+var currentSetting = pg.Define(pg.RoleOwner, "bench.current_setting", `SELECT current_setting($1)`)
+
 // Environment names the machine, and the database's version and durability settings if db is not nil. A database without fsync is refused:
 // durability is not simulated.
 func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) {
@@ -76,8 +80,8 @@ func Environment(ctx context.Context, db *pgxpool.Pool) (map[string]any, error) 
 		"env_postgres": "server_version", "env_fsync": "fsync", "env_synchronous_commit": "synchronous_commit", "env_shared_buffers": "shared_buffers",
 		"env_full_page_writes": "full_page_writes",
 	} {
-		var v string
-		if err := db.QueryRow(ctx, "SELECT current_setting($1)", setting).Scan(&v); err != nil {
+		v, err := pg.Value[string](ctx, db, currentSetting, setting)
+		if err != nil {
 			return nil, fmt.Errorf("read setting %s: %w", setting, err)
 		}
 		env[key] = v

@@ -16,20 +16,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/rig"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/ids"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
 // Most is the p95 from a cancel to the step's context, in milliseconds.
 const Most = 6000.0
+
+// baselineCommits are measured before the cancels, and after them. The baseline is what a cancel cannot do without: one durable commit of a single row.
+const baselineCommits = 200
 
 // The ways of a cancel.
 const (
@@ -65,8 +64,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// rig is two replicas and the runs that are to be cancelled.
-type rig struct {
+// load is two replicas and the runs that are to be cancelled.
+type load struct {
 	opts     Options
 	replicas [2]*replica
 	runs     map[string]*run // by workspace; it does not change once runs are started
@@ -110,81 +109,53 @@ func (x *run) heard(at time.Time) {
 // Run measures. Nothing of it stays in the database but rows of a tenant named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
-	owner, err := pg.Open(ctx, pg.Config{URL: opts.OwnerURL, ApplicationName: "bench baseline", MaxConns: 2})
+	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
-		return bench.Result{}, err
+		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
-	defer owner.Close()
-	details, err := bench.Environment(ctx, owner)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	if err := prepareBaseline(ctx, owner); err != nil {
-		return bench.Result{}, err
-	}
-	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
-	g := &rig{opts: opts, runs: map[string]*run{}}
+	defer base.Close(ctx)
+	g := &load{opts: opts, runs: map[string]*run{}}
 	defer g.close()
 	for i := range g.replicas {
-		registry, err := g.registry(i)
-		if err != nil {
-			return bench.Result{}, fmt.Errorf("define steps: %w", err)
-		}
-		if g.replicas[i], err = newReplica(ctx, opts, registry, i == 0 || !opts.HeartbeatAlone); err != nil {
+		if g.replicas[i], err = newReplica(ctx, opts, g.definitions(i), i == 0 || !opts.HeartbeatAlone); err != nil {
 			return bench.Result{}, err
 		}
 	}
 	if err := g.prepare(ctx); err != nil {
 		return bench.Result{}, err
 	}
-	running, stop := context.WithCancel(ctx)
-	var loops sync.WaitGroup
 	for _, r := range g.replicas {
-		loops.Go(func() { r.run(running, opts.Logger) })
+		defer r.Start(ctx)()
 	}
-	defer loops.Wait()
-	defer stop()
-	return g.measure(ctx, owner, details)
+	return g.measure(ctx, base)
 }
 
-func (g *rig) close() {
+func (g *load) close() {
 	for _, r := range g.replicas {
 		if r != nil {
-			r.close()
+			r.Close()
 		}
 	}
 }
 
 // prepare makes the workspaces.
-func (g *rig) prepare(ctx context.Context) error {
-	tenant := ids.New()
-	r := g.replicas[0]
-	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
-		g.list = nil
-		if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "bench-"+tenant); err != nil {
-			return fmt.Errorf("insert tenant: %w", err)
-		}
-		for i := range g.opts.Cancels {
-			id, err := r.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
-			if err != nil {
-				return err
-			}
-			x := &run{workspace: id, way: wayOther, beginning: make(chan struct{}), hearing: make(chan time.Time, 1)}
-			if !g.opts.HeartbeatAlone {
-				x.way = []string{wayOther, wayDriving, wayParked}[i%3]
-			}
-			g.list = append(g.list, x)
-		}
-		return nil
-	})
-	for _, x := range g.list {
-		g.runs[x.workspace] = x
+func (g *load) prepare(ctx context.Context) error {
+	workspaces, err := g.replicas[0].Workspaces(ctx, g.opts.Cancels)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it made
 	}
-	return err
+	for i, id := range workspaces {
+		x := &run{workspace: id, way: wayOther, beginning: make(chan struct{}), hearing: make(chan time.Time, 1)}
+		if !g.opts.HeartbeatAlone {
+			x.way = []string{wayOther, wayDriving, wayParked}[i%3]
+		}
+		g.list, g.runs[id] = append(g.list, x), x
+	}
+	return nil
 }
 
-func (g *rig) measure(ctx context.Context, owner *pgxpool.Pool, details map[string]any) (bench.Result, error) {
-	before, err := commits(ctx, owner)
+func (g *load) measure(ctx context.Context, base *rig.Rig) (bench.Result, error) {
+	before, err := base.CommitTimes(ctx, baselineCommits)
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -208,54 +179,43 @@ func (g *rig) measure(ctx context.Context, owner *pgxpool.Pool, details map[stri
 	if err != nil {
 		return bench.Result{}, err
 	}
-	after, err := commits(ctx, owner)
+	after, err := base.CommitTimes(ctx, baselineCommits)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	raw := slices.Concat(before, after)
+	raw, details := slices.Concat(before, after), base.Details
 	value := 0.0
 	for way, took := range heard {
-		p95 := bench.Percentile(took, .95)
-		details[way+"_ms"] = fmt.Sprintf("p50 %.1f, p95 %.1f, max %.1f of %d", bench.Percentile(took, .5), p95, bench.Percentile(took, 1), len(took))
-		value = max(value, p95)
+		details[way+"_ms"] = rig.Times(took)
+		value = max(value, bench.Percentile(took, .95))
 	}
 	name := "cancel"
 	if g.opts.HeartbeatAlone {
 		name = "cancel by heartbeats alone"
 	}
-	baseline := bench.Percentile(raw, .95)
 	details["baseline"] = "p95 of one single-row commit, one client"
 	details["raw_commit_ms_p50"] = bench.Percentile(raw, .5)
 	details["answer_ms"] = fmt.Sprintf("p50 %.1f, p95 %.1f", bench.Percentile(answers, .5), bench.Percentile(answers, .95))
 	details["cancels"], details["steps_driven_by_each"] = len(g.list), fmt.Sprint(drove[0], " and ", drove[1])
-	details["lease"], details["heartbeat"], details["required_ms_p95"] = g.opts.Lease.String(), (g.opts.Lease / 3).String(), Most
-	return bench.Result{
-		Name: name, Value: value, Unit: "ms p95 to the step's context", Baseline: baseline, Ratio: value / baseline, Required: Most / baseline,
-		Passed: value <= Most, Details: details,
-	}, nil
+	details["lease"], details["heartbeat"] = g.opts.Lease.String(), (g.opts.Lease / 3).String()
+	return base.AtMost(name, "ms p95 to the step's context", value, bench.Percentile(raw, .95), Most), nil
 }
 
 // start begins an operation of which the step lasts until it is cancelled.
-func (g *rig) start(ctx context.Context, r *replica, x *run) error {
+func (g *load) start(ctx context.Context, r *replica, x *run) error {
 	definition := working
 	if x.way == wayParked {
 		definition = parked
 	}
-	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := r.core.Start(ctx, tx, saga.StartRequest{
-			WorkspaceID: x.workspace, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: definition, Requester: "bench", NextEpoch: true,
-		})
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("start run: %w", err)
+	if _, err := r.Begin(ctx, x.workspace, definition); err != nil {
+		return err //nolint:wrapcheck // it says what it began
 	}
-	r.core.Committed()
+	r.Core.Committed()
 	return nil
 }
 
 // cancelAll cancels every run at a random moment of the next heartbeats, and answers by way how long each took to be heard of, and how long the answers took.
-func (g *rig) cancelAll(ctx context.Context) (map[string][]time.Duration, []time.Duration, error) {
+func (g *load) cancelAll(ctx context.Context) (map[string][]time.Duration, []time.Duration, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	type sample struct{ heard, answered time.Duration }
@@ -296,7 +256,7 @@ func (g *rig) cancelAll(ctx context.Context) (map[string][]time.Duration, []time
 }
 
 // ask cancels by the verb that people use, at the replica that the way says.
-func (g *rig) ask(ctx context.Context, x *run) error {
+func (g *load) ask(ctx context.Context, x *run) error {
 	at := x.drivenBy()
 	if x.way != wayDriving {
 		at = 1 - at

@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/rig"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/audit"
@@ -69,8 +70,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// rig is lifecycle's server with open operations.
-type rig struct {
+// server is lifecycle's server with open operations.
+type server struct {
 	opts   Options
 	pool   *pgxpool.Pool
 	redis  *redis.Client // nil: without
@@ -83,16 +84,12 @@ type operation struct{ workspaceID, runID string }
 // Run measures.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
-	owner, err := pg.Open(ctx, pg.Config{URL: opts.OwnerURL, ApplicationName: "bench owner", MaxConns: 2})
+	base, err := rig.Open(ctx, opts.OwnerURL, 2)
 	if err != nil {
-		return bench.Result{}, err
+		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
-	defer owner.Close()
-	details, err := bench.Environment(ctx, owner)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	r := &rig{opts: opts}
+	defer base.Close(ctx)
+	r := &server{opts: opts}
 	conns := int32(opts.Clients) //nolint:gosec // small counts
 	if r.pool, err = pg.Open(ctx, pg.Config{
 		URL: opts.LifecycleURL, ApplicationName: "bench join", MaxConns: conns + 4, MinConns: conns, Settings: saga.PoolSettings(),
@@ -101,14 +98,14 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	defer r.pool.Close()
 	var joins *lock.Lock
-	details["env_redis"] = "none"
+	base.Details["env_redis"] = "none"
 	if !opts.WithoutRedis {
 		store, err := embedded.Start(ctx, embedded.Config{Logger: opts.Logger})
 		if err != nil {
 			return bench.Result{}, fmt.Errorf("start the bench's Redis: %w", err)
 		}
 		defer func() { _ = store.Stop(context.WithoutCancel(ctx)) }()
-		details["env_redis"] = map[bool]string{true: "redis-server", false: "the imitation built in"}[store.Real()]
+		base.Details["env_redis"] = map[bool]string{true: "redis-server", false: "the imitation built in"}[store.Real()]
 		if r.redis, err = lock.Dial(store.URL(), lock.Config{}); err != nil {
 			return bench.Result{}, fmt.Errorf("dial Redis: %w", err)
 		}
@@ -120,13 +117,13 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if err := r.build(joins); err != nil {
 		return bench.Result{}, err
 	}
-	if err := r.begin(ctx, owner); err != nil {
+	if err := r.begin(ctx, base.Owner); err != nil {
 		return bench.Result{}, err
 	}
-	return r.measure(ctx, details)
+	return r.measure(ctx, base)
 }
 
-func (r *rig) build(joins *lock.Lock) error {
+func (r *server) build(joins *lock.Lock) error {
 	catalogue := workspace.Catalogue{
 		Plans: map[string]workspace.Plan{"local": {MaxGPUs: 8, MaxStorageBytes: 1 << 40, MaxWorkloads: 4}}, Regions: []string{"here"},
 		Default: commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS,
@@ -156,8 +153,14 @@ func (r *rig) build(joins *lock.Lock) error {
 	return nil
 }
 
+var (
+	finishRuns = pg.Define(pg.RoleOwner, "join.finish_runs", `
+	UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), why_waiting = '' WHERE finished_at IS NULL`)
+	activateWorkspaces = pg.Define(pg.RoleOwner, "join.activate_workspaces", `UPDATE lifecycle.workspace SET state = 'active'`)
+)
+
 // begin makes workspaces with a recreation under way on each.
-func (r *rig) begin(ctx context.Context, owner *pgxpool.Pool) error {
+func (r *server) begin(ctx context.Context, owner *pgxpool.Pool) error {
 	tenant := "b" + ids.New()[24:]
 	if _, err := r.server.CreateTenant(ctx, &lifecyclev1.CreateTenantRequest{Name: tenant}); err != nil {
 		return fmt.Errorf("make tenant: %w", err)
@@ -174,9 +177,9 @@ func (r *rig) begin(ctx context.Context, owner *pgxpool.Pool) error {
 		}
 		r.open = append(r.open, operation{workspaceID: res.GetOperation().GetWorkspaceId()})
 	}
-	_, err := owner.Exec(ctx, `UPDATE lifecycle.saga_run SET state = 'succeeded', finished_at = mesh.clock(), why_waiting = '' WHERE finished_at IS NULL`)
+	_, err := pg.Exec(ctx, owner, finishRuns)
 	if err == nil {
-		_, err = owner.Exec(ctx, `UPDATE lifecycle.workspace SET state = 'active'`)
+		_, err = pg.Exec(ctx, owner, activateWorkspaces)
 	}
 	if err != nil {
 		return fmt.Errorf("finish what nobody drives: %w", err)
@@ -194,7 +197,7 @@ func (r *rig) begin(ctx context.Context, owner *pgxpool.Pool) error {
 	return nil
 }
 
-func (r *rig) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Operation, error) {
+func (r *server) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Operation, error) {
 	res, err := r.server.RequestOperation(ctx, &lifecyclev1.RequestOperationRequest{
 		Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Requester: "watchdog", Reason: "a bench asks",
 		Target: &lifecyclev1.RequestOperationRequest_WorkspaceId{WorkspaceId: workspaceID},
@@ -206,7 +209,7 @@ func (r *rig) ask(ctx context.Context, workspaceID string) (*lifecyclev1.Operati
 }
 
 // join asks once, and holds the answer to be the operation that is open.
-func (r *rig) join(ctx context.Context, o operation) error {
+func (r *server) join(ctx context.Context, o operation) error {
 	op, err := r.ask(ctx, o.workspaceID)
 	if err != nil {
 		return err
@@ -217,7 +220,7 @@ func (r *rig) join(ctx context.Context, o operation) error {
 	return nil
 }
 
-func (r *rig) measure(ctx context.Context, details map[string]any) (bench.Result, error) {
+func (r *server) measure(ctx context.Context, base *rig.Rig) (bench.Result, error) {
 	if _, err := r.load(ctx, time.Second/2, r.join); err != nil { // statements prepared, pools filled
 		return bench.Result{}, err
 	}
@@ -246,7 +249,7 @@ func (r *rig) measure(ctx context.Context, details map[string]any) (bench.Result
 	if r.redis == nil {
 		name, most = "join without Redis", MostWithoutRedis
 	}
-	value, baseline := bench.Percentile(answers, .95), bench.Percentile(reads, .95)
+	details, baseline := base.Details, bench.Percentile(reads, .95)
 	details["baseline"] = "p95 of one read by primary key"
 	if r.redis != nil {
 		raw := bench.Percentile(setNX, .95)
@@ -257,14 +260,11 @@ func (r *rig) measure(ctx context.Context, details map[string]any) (bench.Result
 	details["raw_postgres_read_ms_p50"], details["raw_postgres_read_ms_p95"] = bench.Percentile(reads, .5), bench.Percentile(reads, .95)
 	details["answer_ms_p50"], details["answer_ms_p99"] = bench.Percentile(answers, .5), bench.Percentile(answers, .99)
 	details["answers"], details["clients"], details["workspaces"] = len(answers), r.opts.Clients, r.opts.Workspaces
-	details["required_ms_p95"] = most
-	return bench.Result{
-		Name: name, Value: value, Unit: "ms p95", Baseline: baseline, Ratio: value / baseline, Required: most / baseline, Passed: value <= most, Details: details,
-	}, nil
+	return base.AtMost(name, "ms p95", bench.Percentile(answers, .95), baseline, most), nil
 }
 
 // load has every client do the same thing over and over, in turn on each operation, and answers how long each time took.
-func (r *rig) load(ctx context.Context, length time.Duration, do func(context.Context, operation) error) ([]time.Duration, error) {
+func (r *server) load(ctx context.Context, length time.Duration, do func(context.Context, operation) error) ([]time.Duration, error) {
 	var wg sync.WaitGroup
 	var turn atomic.Int64
 	took := make([][]time.Duration, r.opts.Clients)

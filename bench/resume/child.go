@@ -49,8 +49,8 @@ func Child(ctx context.Context, kind string, in io.Reader, out io.Writer, logger
 				return nil, err
 			}
 			loops.Go(func() {
-				defer r.close()
-				r.run(ctx, logger)
+				defer r.Close()
+				r.Run(ctx)
 			})
 			return nil, nil //nolint:nilnil // the verb answers nothing
 		},

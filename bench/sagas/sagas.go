@@ -3,21 +3,13 @@ package sagas
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/gpuaas/mesh/bench"
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
-	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/ids"
-	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
@@ -66,13 +58,13 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// rig is a saga core with its driver and sequencer on the database under measurement.
-type rig struct {
-	pool  *pgxpool.Pool
-	core  *saga.Core
+// load is a replica and the runs that are under way.
+type load struct {
+	replica *rig.Replica
+
 	mu    sync.Mutex
 	runs  map[string]*watched
-	early map[string]time.Time // claims of runs that their client has not registered yet
+	early map[string]time.Time // leases of runs that their client has not registered yet
 	ended map[string]time.Time
 }
 
@@ -85,84 +77,12 @@ type watched struct {
 // Run measures. Nothing of it stays in the database but archived rows of a tenant named bench.
 func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	opts = opts.withDefaults()
-	owner, err := pg.Open(ctx, pg.Config{URL: opts.OwnerURL, ApplicationName: "bench baseline", MaxConns: baselineClients, MinConns: baselineClients})
+	base, err := rig.Open(ctx, opts.OwnerURL, rig.RateClients)
 	if err != nil {
-		return bench.Result{}, err
+		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
-	defer owner.Close()
-	details, err := bench.Environment(ctx, owner)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	if err := prepareBaseline(ctx, owner); err != nil {
-		return bench.Result{}, err
-	}
-	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
-	r, stop, err := start(ctx, opts)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	defer stop()
-	workspaces, err := r.workspaces(ctx, opts.Clients*perClient)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	if _, _, err := r.load(ctx, workspaces, time.Second); err != nil { // statements prepared, pools filled
-		return bench.Result{}, err
-	}
-	var base, rate []float64
-	var loaded timings
-	for range opts.Rounds {
-		b, err := commits(ctx, owner, opts.Length/2)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		s, t, err := r.load(ctx, workspaces, opts.Length)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		b2, err := commits(ctx, owner, opts.Length/2)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		base, rate = append(base, (b+b2)/2), append(rate, s)
-		loaded.add(t)
-	}
-	_, idle, err := r.load(ctx, workspaces[:perClient], opts.Length)
-	if err != nil {
-		return bench.Result{}, err
-	}
-	value, baseline := mean(rate), mean(base)
-	details["baseline"] = fmt.Sprintf("single-row commits/s, %d clients, one round trip each", baselineClients)
-	details["baseline_rounds"], details["value_rounds"] = rounded(base), rounded(rate)
-	details["aim"] = Aim
-	details["steps_per_run"], details["clients"], details["workers"] = stepCount, opts.Clients, opts.Workers
-	details["loaded_start_to_done_ms_p50"], details["loaded_start_to_done_ms_p95"] = bench.Percentile(loaded.done, .5), bench.Percentile(loaded.done, .95)
-	details["idle_start_to_done_ms_p50"], details["idle_start_to_done_ms_p95"] = bench.Percentile(idle.done, .5), bench.Percentile(idle.done, .95)
-	details["idle_start_to_claimed_ms_p50"], details["idle_start_to_claimed_ms_p95"] = bench.Percentile(idle.claimed, .5), bench.Percentile(idle.claimed, .95)
-	ratio := value / baseline
-	return bench.Result{
-		Name: "sagas", Value: math.Round(value*10) / 10, Unit: "runs/s", Baseline: math.Round(baseline), Ratio: ratio, Required: Required,
-		Passed: ratio >= Required, Details: details,
-	}, nil
-}
-
-// start brings up the core, one driver and the sequencer; stop ends them.
-func start(ctx context.Context, opts Options) (*rig, func(), error) {
-	r := &rig{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
-	var err error
-	if r.pool, err = pg.Open(ctx, pg.Config{URL: opts.LifecycleURL, ApplicationName: "bench sagas", MaxConns: 24, MinConns: 24, Settings: saga.PoolSettings()}); err != nil {
-		return nil, nil, err
-	}
-	sequencerPool, err := pg.Open(ctx, pg.Config{URL: opts.SequencerURL, ApplicationName: "bench sequencer", MaxConns: 3})
-	if err != nil {
-		return nil, nil, err
-	}
-	appended := &events.Signal{}
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: sequencerPool, Wake: appended, Logger: opts.Logger}, events.SequencerConfig{})
-	if err != nil {
-		return nil, nil, fmt.Errorf("make sequencer: %w", err)
-	}
+	defer base.Close(ctx)
+	r := &load{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
 	steps := make([]saga.Step, stepCount)
 	for i := range steps {
 		steps[i] = saga.Step{
@@ -170,39 +90,46 @@ func start(ctx context.Context, opts Options) (*rig, func(), error) {
 			Do: func(context.Context, *saga.Env) (saga.Outcome, error) { return saga.Done(nil), nil },
 		}
 	}
-	registry, err := saga.NewRegistry(saga.Definition{Name: definition, Version: 1, Steps: steps, States: saga.WorkspaceStates{
-		Running: commonv1.WorkspaceState_WORKSPACE_STATE_RECREATING, Succeeded: commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE,
-		Failed: commonv1.WorkspaceState_WORKSPACE_STATE_FAILED,
-	}})
+	r.replica, err = rig.NewReplica(ctx, rig.ReplicaConfig{
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 24, Workers: opts.Workers, Logger: opts.Logger, OnPoint: r.onPoint,
+		Definitions: []saga.Definition{{Name: definition, Version: 1, Steps: steps, States: rig.States}},
+	})
 	if err != nil {
-		return nil, nil, err
+		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
-	if r.core, err = saga.New(saga.Deps{DB: r.pool, Registry: registry, Logger: opts.Logger, Appended: appended, OnPoint: r.onPoint}); err != nil {
-		return nil, nil, err
-	}
-	driver, err := saga.NewDriver(r.core, saga.Config{Owner: "bench-" + ids.New(), Workers: opts.Workers, LeaseBatch: opts.Workers})
+	defer r.replica.Close()
+	defer r.replica.Start(ctx)()
+	workspaces, err := r.replica.Workspaces(ctx, opts.Clients*perClient)
 	if err != nil {
-		return nil, nil, err
+		return bench.Result{}, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var loops sync.WaitGroup
-	for name, run := range map[string]func(context.Context) error{"driver": driver.Run, "sequencer": sequencer.Run} {
-		loops.Go(func() {
-			if err := run(ctx); err != nil && !errors.Is(err, context.Canceled) {
-				opts.Logger.ErrorContext(ctx, "bench loop failed", slog.String("loop", name), slog.String("error", err.Error()))
-			}
-		})
+	if _, _, err := r.run(ctx, workspaces, time.Second); err != nil { // statements prepared, pools filled
+		return bench.Result{}, err
 	}
-	return r, func() {
-		cancel()
-		loops.Wait()
-		r.pool.Close()
-		sequencerPool.Close()
-	}, nil
+	var loaded timings
+	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
+		rate, took, err := r.run(ctx, workspaces, length)
+		loaded.add(took)
+		return rate, err
+	})
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
+	}
+	_, idle, err := r.run(ctx, workspaces[:perClient], opts.Length)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	details := base.Details
+	details["aim"] = Aim
+	details["steps_per_run"], details["clients"], details["workers"] = stepCount, opts.Clients, opts.Workers
+	details["loaded_start_to_done_ms_p50"], details["loaded_start_to_done_ms_p95"] = bench.Percentile(loaded.done, .5), bench.Percentile(loaded.done, .95)
+	details["idle_start_to_done_ms_p50"], details["idle_start_to_done_ms_p95"] = bench.Percentile(idle.done, .5), bench.Percentile(idle.done, .95)
+	details["idle_start_to_claimed_ms_p50"], details["idle_start_to_claimed_ms_p95"] = bench.Percentile(idle.claimed, .5), bench.Percentile(idle.claimed, .95)
+	return base.AtLeast("sagas", "runs/s", rates, Required), nil
 }
 
 // onPoint stamps the commits of a run's lease and of its end.
-func (r *rig) onPoint(_ context.Context, name string, at saga.Place) error {
+func (r *load) onPoint(_ context.Context, name string, at saga.Place) error {
 	if name != "lease.opened" && name != "finish.after_commit" {
 		return nil
 	}
@@ -224,7 +151,7 @@ func (r *rig) onPoint(_ context.Context, name string, at saga.Place) error {
 }
 
 // watch begins to wait for a run; what came before it was registered counts.
-func (r *rig) watch(runID string) *watched {
+func (r *load) watch(runID string) *watched {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := &watched{done: make(chan time.Time, 1), claimed: r.early[runID]}
@@ -237,32 +164,12 @@ func (r *rig) watch(runID string) *watched {
 	return w
 }
 
-func (r *rig) forget(runID string) time.Time {
+func (r *load) forget(runID string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	claimed := r.runs[runID].claimed
 	delete(r.runs, runID)
 	return claimed
-}
-
-func (r *rig) workspaces(ctx context.Context, n int) ([]string, error) {
-	tenant := ids.New()
-	var out []string
-	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
-		out = nil
-		if _, err := tx.Exec(ctx, `INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, tenant, "bench-"+tenant); err != nil {
-			return fmt.Errorf("insert tenant: %w", err)
-		}
-		for i := range n {
-			id, err := r.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: tenant, Name: fmt.Sprintf("bench-%d", i), CreatedBy: "bench"})
-			if err != nil {
-				return err
-			}
-			out = append(out, id)
-		}
-		return nil
-	})
-	return out, err
 }
 
 // timings are measured from the commit of the start.
@@ -272,8 +179,8 @@ func (t *timings) add(o timings) {
 	t.claimed, t.done = append(t.claimed, o.claimed...), append(t.done, o.done...)
 }
 
-// load keeps one run open for each client, in turn on the workspaces of its own, for the length of time, and answers how many ended a second.
-func (r *rig) load(ctx context.Context, workspaces []string, length time.Duration) (float64, timings, error) {
+// run keeps one run open for each client, in turn on the workspaces of its own, for the length of time, and answers how many ended a second.
+func (r *load) run(ctx context.Context, workspaces []string, length time.Duration) (float64, timings, error) {
 	var mu sync.Mutex
 	var all timings
 	var wg sync.WaitGroup
@@ -308,21 +215,14 @@ func (r *rig) load(ctx context.Context, workspaces []string, length time.Duratio
 }
 
 // one starts a run and waits for its end.
-func (r *rig) one(ctx context.Context, workspace string) (timings, error) {
-	var started saga.Started
-	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		started, err = r.core.Start(ctx, tx, saga.StartRequest{
-			WorkspaceID: workspace, Kind: commonv1.OperationKind_OPERATION_KIND_RECREATE, Definition: definition, Requester: "bench", NextEpoch: true,
-		})
-		return err
-	})
+func (r *load) one(ctx context.Context, workspace string) (timings, error) {
+	started, err := r.replica.Begin(ctx, workspace, definition)
 	committed := time.Now()
 	if err != nil {
-		return timings{}, fmt.Errorf("start run: %w", err)
+		return timings{}, err //nolint:wrapcheck // it says what it began
 	}
 	w := r.watch(started.RunID)
-	r.core.Committed()
+	r.replica.Core.Committed()
 	select {
 	case at := <-w.done:
 		claimed := r.forget(started.RunID)
@@ -332,20 +232,4 @@ func (r *rig) one(ctx context.Context, workspace string) (timings, error) {
 	case <-ctx.Done():
 		return timings{}, fmt.Errorf("wait for run: %w", ctx.Err())
 	}
-}
-
-func mean(list []float64) float64 {
-	sum := 0.0
-	for _, v := range list {
-		sum += v
-	}
-	return sum / float64(len(list))
-}
-
-func rounded(list []float64) []float64 {
-	out := make([]float64, len(list))
-	for i, v := range list {
-		out[i] = math.Round(v*10) / 10
-	}
-	return out
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/process"
+	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/scratch"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
@@ -51,8 +52,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// rig is what surrounds the servers under measurement.
-type rig struct {
+// mesh is what surrounds the servers under measurement.
+type mesh struct {
 	opts   Options
 	dir    string
 	trust  trust
@@ -65,21 +66,18 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if opts.Database == nil || opts.Command == nil {
 		return bench.Result{}, errors.New("bench streams: no database or no command")
 	}
-	owner, err := pg.Open(ctx, pg.Config{URL: opts.Database.URL(pg.RoleOwner), ApplicationName: "bench streams", MaxConns: 2})
+	db, err := rig.Open(ctx, opts.Database.URL(pg.RoleOwner), 2)
 	if err != nil {
-		return bench.Result{}, fmt.Errorf("open database: %w", err)
+		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
-	defer owner.Close()
-	details, err := bench.Environment(ctx, owner)
-	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
-	}
+	defer db.Close(ctx)
+	details := db.Details
 	dir, err := scratch.Make("bench")
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
 	defer func() { _ = dir.Remove() }()
-	r := &rig{opts: opts, dir: dir.Path()}
+	r := &mesh{opts: opts, dir: dir.Path()}
 	stop, err := r.surround(ctx)
 	if err != nil {
 		return bench.Result{}, err
@@ -106,7 +104,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 }
 
 // surround brings up recovery, lifecycle and everybody's certificates.
-func (r *rig) surround(ctx context.Context) (func(), error) {
+func (r *mesh) surround(ctx context.Context) (func(), error) {
 	nodes, err := nodeapitest.NewAuthority("nodes")
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it made
@@ -167,7 +165,7 @@ func (f footprint) describe(name string, details map[string]any) {
 }
 
 // measure starts a server and its load, and asks the server what it holds.
-func (r *rig) measure(ctx context.Context, kind string, sessions bool) (footprint, error) {
+func (r *mesh) measure(ctx context.Context, kind string, sessions bool) (footprint, error) {
 	f := footprint{agents: r.opts.Agents}
 	server, err := process.Start(r.opts.Command, kind)
 	if err != nil {
@@ -220,7 +218,7 @@ func (r *rig) measure(ctx context.Context, kind string, sessions bool) (footprin
 }
 
 // bring connects agents and waits until each has had a heartbeat acknowledged.
-func (r *rig) bring(ctx context.Context, load *process.Child, cfg agentsConfig) error {
+func (r *mesh) bring(ctx context.Context, load *process.Child, cfg agentsConfig) error {
 	if err := load.Ask(ctx, 10*time.Minute, "connect", cfg, nil); err != nil {
 		return err //nolint:wrapcheck // it says what it asked
 	}

@@ -19,7 +19,7 @@ import (
 const patience = time.Minute
 
 // acknowledged ends the trip of a task. The word may come before the enqueue's own goroutine has noted its id.
-func (r *rig) acknowledged(id string, at time.Time) {
+func (r *cluster) acknowledged(id string, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t := r.waiting[id]; t != nil {
@@ -34,7 +34,7 @@ func (r *rig) acknowledged(id string, at time.Time) {
 	r.early[id] = at
 }
 
-func (r *rig) expect(id string, began time.Time) *trip {
+func (r *cluster) expect(id string, began time.Time) *trip {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := &trip{began: began, ended: make(chan time.Time, 1)}
@@ -49,7 +49,7 @@ func (r *rig) expect(id string, began time.Time) *trip {
 }
 
 // one queues a task by a commit of its own and waits for its acknowledgement at the agent.
-func (r *rig) one(ctx context.Context, n node) (time.Duration, error) {
+func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	began := time.Now()
 	var row task.Row
 	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -79,7 +79,7 @@ func (r *rig) one(ctx context.Context, n node) (time.Duration, error) {
 }
 
 // load keeps a number of tasks open on every node for the length of time, and answers how many round trips were made a second and what each took.
-func (r *rig) load(ctx context.Context, length time.Duration) (float64, []time.Duration, error) {
+func (r *cluster) load(ctx context.Context, length time.Duration) (float64, []time.Duration, error) {
 	lanes := len(r.nodes) * r.opts.Outstanding
 	took := make([][]time.Duration, lanes)
 	errs := make(chan error, lanes)
@@ -113,7 +113,7 @@ func (r *rig) load(ctx context.Context, length time.Duration) (float64, []time.D
 }
 
 // steady queues at a fixed rate, whatever comes of it, and answers what each round trip took.
-func (r *rig) steady(ctx context.Context, length time.Duration) ([]time.Duration, error) {
+func (r *cluster) steady(ctx context.Context, length time.Duration) ([]time.Duration, error) {
 	n := int(length.Seconds() * float64(r.opts.Rate))
 	took := make([]time.Duration, n)
 	errs := make(chan error, n)

@@ -8,7 +8,6 @@ package tasks
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/process"
+	"github.com/gpuaas/mesh/bench/rig"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/scratch"
 )
@@ -66,25 +66,17 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if opts.Database == nil || opts.Command == nil {
 		return bench.Result{}, errors.New("bench tasks: no database or no command")
 	}
-	owner, err := pg.Open(ctx, pg.Config{URL: opts.Database.URL(pg.RoleOwner), ApplicationName: "bench baseline", MaxConns: baselineClients, MinConns: baselineClients})
+	base, err := rig.Open(ctx, opts.Database.URL(pg.RoleOwner), rig.RateClients)
 	if err != nil {
-		return bench.Result{}, fmt.Errorf("open database: %w", err)
+		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
-	defer owner.Close()
-	details, err := bench.Environment(ctx, owner)
-	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it read
-	}
-	if err := prepareBaseline(ctx, owner); err != nil {
-		return bench.Result{}, err
-	}
-	defer func() { _ = dropBaseline(context.WithoutCancel(ctx), owner) }()
+	defer base.Close(ctx)
 	dir, err := scratch.Make("bench")
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
 	defer func() { _ = dir.Remove() }()
-	r := &rig{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
+	r := &cluster{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
 	stop, err := r.start(ctx)
 	defer stop()
 	if err != nil {
@@ -93,47 +85,35 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if _, _, err := r.load(ctx, time.Second); err != nil { // statements prepared, pools filled
 		return bench.Result{}, err
 	}
-	var base, rate []float64
 	var loaded []time.Duration
-	for range opts.Rounds {
-		before, err := commits(ctx, owner, opts.Length/2)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		n, took, err := r.load(ctx, opts.Length)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		after, err := commits(ctx, owner, opts.Length/2)
-		if err != nil {
-			return bench.Result{}, err
-		}
-		base, rate, loaded = append(base, (before+after)/2), append(rate, n), append(loaded, took...)
+	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
+		rate, took, err := r.load(ctx, length)
+		loaded = append(loaded, took...)
+		return rate, err
+	})
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
 	}
 	steady, err := r.steady(ctx, 2*opts.Length)
 	if err != nil {
 		return bench.Result{}, err
 	}
+	details := base.Details
 	if err := r.describe(ctx, details); err != nil {
 		return bench.Result{}, err
 	}
-	value, baseline := mean(rate), mean(base)
 	p50 := bench.Percentile(steady, .5)
-	details["baseline"] = fmt.Sprintf("single-row commits/s, %d clients, one round trip each", baselineClients)
-	details["baseline_rounds"], details["value_rounds"] = rounded(base), rounded(rate)
 	details["agents"], details["outstanding_per_agent"], details["aim"] = opts.Agents, opts.Outstanding, Aim
 	details["steady_rate_per_s"] = opts.Rate
 	details["steady_ms_p50"], details["steady_ms_p99"], details["steady_ms_p50_most"] = p50, bench.Percentile(steady, .99), MaxP50
 	details["loaded_ms_p50"], details["loaded_ms_p99"] = bench.Percentile(loaded, .5), bench.Percentile(loaded, .99)
-	ratio := value / baseline
-	return bench.Result{
-		Name: "tasks", Value: math.Round(value*10) / 10, Unit: "round trips/s", Baseline: math.Round(baseline), Ratio: ratio, Required: Required,
-		Passed: ratio >= Required && p50 <= MaxP50, Details: details,
-	}, nil
+	result := base.AtLeast("tasks", "round trips/s", rates, Required)
+	result.Passed = result.Passed && p50 <= MaxP50
+	return result, nil
 }
 
 // describe adds what the ledgers did, and what their files can do at all.
-func (r *rig) describe(ctx context.Context, details map[string]any) error {
+func (r *cluster) describe(ctx context.Context, details map[string]any) error {
 	var s ledgerStats
 	if err := r.agents.Ask(ctx, time.Minute, "ledgers", nil, &s); err != nil {
 		return err //nolint:wrapcheck // it says what it asked
@@ -154,20 +134,4 @@ func (r *rig) describe(ctx context.Context, details map[string]any) error {
 	}
 	details["ledger_dir"] = filepath.Dir(fs)
 	return nil
-}
-
-func mean(list []float64) float64 {
-	sum := 0.0
-	for _, v := range list {
-		sum += v
-	}
-	return sum / float64(len(list))
-}
-
-func rounded(list []float64) []float64 {
-	out := make([]float64, len(list))
-	for i, v := range list {
-		out[i] = math.Round(v*10) / 10
-	}
-	return out
 }

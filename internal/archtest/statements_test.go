@@ -18,12 +18,6 @@ var unregistered = map[string]string{
 
 // unconverted are the directories whose statements are to be registered.
 var unconverted = []string{
-	"bench",
-	"bench/cancel",
-	"bench/join",
-	"bench/resume",
-	"bench/sagas",
-	"bench/tasks",
 }
 
 // statementsTest imports every package that defines statements.

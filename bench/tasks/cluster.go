@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/bench/process"
+	"github.com/gpuaas/mesh/bench/rig"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/internal/config"
@@ -37,8 +38,8 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// rig is a mesh for tasks: lifecycle's part of it, nodeapi, and agents.
-type rig struct {
+// cluster is a mesh for tasks: lifecycle's part of it, nodeapi, and agents.
+type cluster struct {
 	opts   Options
 	dir    string
 	pool   *pgxpool.Pool
@@ -70,10 +71,10 @@ func (noBox) RegisterFailures(context.Context, pgx.Tx, string, int64, int32, str
 }
 
 // conns is the size of lifecycle's pool: as many as the baseline has clients.
-const conns = baselineClients
+const conns = rig.RateClients
 
 // start brings everything up; what it answers ends it, and is never nil.
-func (r *rig) start(ctx context.Context) (func(), error) {
+func (r *cluster) start(ctx context.Context) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	var pools []*pgxpool.Pool
@@ -144,7 +145,7 @@ func (r *rig) start(ctx context.Context) (func(), error) {
 }
 
 // lifecycle serves gates and tasks as the service does.
-func (r *rig) lifecycle(ctx context.Context, run func(string, func(context.Context) error), plane *nodeapitest.Plane, services *nodeapitest.Authority,
+func (r *cluster) lifecycle(ctx context.Context, run func(string, func(context.Context) error), plane *nodeapitest.Plane, services *nodeapitest.Authority,
 	sequencerPool *pgxpool.Pool,
 ) (envelope.Key, string, error) {
 	_, private, err := ed25519.GenerateKey(nil)
@@ -199,7 +200,7 @@ func (r *rig) lifecycle(ctx context.Context, run func(string, func(context.Conte
 	return key, srv.Addr().String(), nil
 }
 
-func (r *rig) nodeapi(ctx context.Context, run func(string, func(context.Context) error), nodes, services *nodeapitest.Authority, recovery, lifecycle string) (string, error) {
+func (r *cluster) nodeapi(ctx context.Context, run func(string, func(context.Context) error), nodes, services *nodeapitest.Authority, recovery, lifecycle string) (string, error) {
 	files, err := nodeapitest.WriteFiles(r.dir, "nodeapi", nodes, services)
 	if err != nil {
 		return "", err //nolint:wrapcheck // it says what it wrote
@@ -228,7 +229,7 @@ func (r *rig) nodeapi(ctx context.Context, run func(string, func(context.Context
 }
 
 // admit makes the gates of the nodes, as recovery would after their enrolment.
-func (r *rig) admit(ctx context.Context) error {
+func (r *cluster) admit(ctx context.Context) error {
 	for i := range r.opts.Agents {
 		n := node{ID: ids.New(), Instance: ids.New()}
 		_, err := r.gates.ApplyFence(ctx, &lifecyclev1.ApplyFenceRequest{NodeId: n.ID, NodeInstanceId: n.Instance, Name: fmt.Sprintf("bench-%d", i), FenceEpoch: 1, Admitted: true})
@@ -241,7 +242,7 @@ func (r *rig) admit(ctx context.Context) error {
 }
 
 // bring starts the agents and waits until all are admitted.
-func (r *rig) bring(ctx context.Context, run func(string, func(context.Context) error), addr string, key envelope.Key, nodes, services *nodeapitest.Authority) error {
+func (r *cluster) bring(ctx context.Context, run func(string, func(context.Context) error), addr string, key envelope.Key, nodes, services *nodeapitest.Authority) error {
 	lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("listen for acknowledgements: %w", err)
@@ -285,7 +286,7 @@ func (r *rig) bring(ctx context.Context, run func(string, func(context.Context) 
 }
 
 // hear takes word of acknowledged results from the agents' process, stamped there; both clocks are this host's.
-func (r *rig) hear(ctx context.Context, lis net.Listener) error {
+func (r *cluster) hear(ctx context.Context, lis net.Listener) error {
 	defer context.AfterFunc(ctx, func() { _ = lis.Close() })()
 	conn, err := lis.Accept()
 	if err != nil {

@@ -1,0 +1,74 @@
+package rig
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+var (
+	walWritten = pg.Define(pg.RoleOwner, "rig.wal_written", `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`)
+	serverPIDs = pg.Define(pg.RoleOwner, "rig.server_pids", `SELECT pid FROM pg_stat_activity`)
+)
+
+// cost is what has been spent until a moment, or between two.
+type cost struct {
+	cpu time.Duration
+	wal int64
+	of  map[int32]time.Duration // processor time by process of the database
+	own time.Duration
+}
+
+// cost returns what this process and the database have spent. A process of the database that is not seen from here counts nothing.
+func (r *Rig) cost(ctx context.Context) (cost, error) {
+	c := cost{of: map[int32]time.Duration{}}
+	var err error
+	if c.wal, err = pg.Value[int64](ctx, r.Owner, walWritten); err != nil {
+		return c, fmt.Errorf("read the write-ahead log's length: %w", err)
+	}
+	pids, err := pg.Values[int32](ctx, r.Owner, serverPIDs)
+	if err != nil {
+		return c, fmt.Errorf("read the database's processes: %w", err)
+	}
+	for _, pid := range pids {
+		c.of[pid] = processorTime(pid)
+	}
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		return c, fmt.Errorf("read processor time: %w", err)
+	}
+	c.own = time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	return c, nil
+}
+
+// add adds what was spent between two moments.
+func (c *cost) add(from, to cost) {
+	c.wal += to.wal - from.wal
+	c.cpu += to.own - from.own
+	for pid, at := range to.of {
+		c.cpu += at - from.of[pid]
+	}
+}
+
+// processorTime returns how long a process has run, by /proc; zero if it is not there.
+func processorTime(pid int32) time.Duration {
+	const tick = time.Second / 100 // USER_HZ
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/stat")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(raw), ") ") // behind the name, which may hold spaces
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * tick
+}
