@@ -93,7 +93,7 @@ func (t *stepPrinter) key(item *readmodelv1.TimelineItem) string {
 		if item.GetError() != "" {
 			text += ": " + clean(item.GetError())
 		}
-	case item.GetWhyWaiting() != "":
+	case item.GetWhyWaiting() != "" && item.GetState() == commonv1.AttemptState_ATTEMPT_STATE_WAITING: // a running one has its run's
 		text += ": " + clean(item.GetWhyWaiting())
 	}
 	return item.GetStep() + " " + clean(name) + ": " + text

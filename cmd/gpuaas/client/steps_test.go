@@ -61,6 +61,9 @@ func timelineItem(step int, name string, state commonv1.AttemptState) *readmodel
 	item := &readmodelv1.TimelineItem{
 		RunId: runID, Step: strconv.Itoa(step), Name: name, Direction: commonv1.Direction_DIRECTION_DO, Attempt: 1, State: state, StartedAt: at(step),
 	}
+	if state == commonv1.AttemptState_ATTEMPT_STATE_RUNNING {
+		item.WhyWaiting = "doing the step"
+	}
 	if state == commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED || state == commonv1.AttemptState_ATTEMPT_STATE_FAILED {
 		item.FinishedAt = at(step + 1)
 	}
