@@ -124,9 +124,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	if err := g.prepare(ctx); err != nil {
 		return bench.Result{}, err
 	}
-	for _, r := range g.replicas {
-		defer r.Start(ctx)()
-	}
+	defer g.replicas[0].Start(ctx)()
+	defer g.replicas[1].Start(ctx)()
 	return g.measure(ctx, base)
 }
 
