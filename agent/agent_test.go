@@ -112,7 +112,7 @@ func TestRunEnrolsByItselfWhereATokenIsHeld(t *testing.T) {
 		}
 	}
 	m.wait("admitted")
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+a.OpsAddr()+"/readyz", nil)
 		if err != nil {
 			return err
@@ -166,7 +166,7 @@ func TestARefusedIdentityWaitsForABundle(t *testing.T) {
 			enrolled(t, m, cfg)
 			m.denial = fault.ToDenial(fault.New(reason, ""), "")
 			end, done := run(t, open(t, cfg))
-			testkit.Eventually(t, 20*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				entries, err := agent.Diagnostics(cfg.StateDir, time.Now())
 				times := int64(0)
 				for _, e := range entries {

@@ -55,7 +55,7 @@ func TestACrashLoopIsReportedOnce(t *testing.T) {
 		t.Errorf("reported as %v", st)
 	}
 	began := recorded(t, cfg, loops).Run
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if recorded(t, cfg, loops).Run == began {
 			return errors.New("not restarted")
 		}

@@ -87,7 +87,7 @@ func TestRefusedTasksLeaveACountAndARecord(t *testing.T) {
 func fetch(t *testing.T, url string) string {
 	t.Helper()
 	var body string
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 		if err != nil {
 			return err

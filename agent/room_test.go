@@ -54,7 +54,7 @@ func (m *mesh) storage(workspace string, op int64) *nodev1.TaskResult {
 func (m *mesh) disk(full bool) *commonv1.StateDisk {
 	m.t.Helper()
 	var last *commonv1.StateDisk
-	testkit.Eventually(m.t, time.Minute, func() error {
+	testkit.Eventually(m.t, testkit.Patience, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if last = m.host.GetStateDisk(); last == nil || last.GetFull() != full {
@@ -68,7 +68,7 @@ func (m *mesh) disk(full bool) *commonv1.StateDisk {
 // diagnosed waits for a report of the full disk over the stream.
 func (m *mesh) diagnosed(ended bool) {
 	m.t.Helper()
-	testkit.Eventually(m.t, time.Minute, func() error {
+	testkit.Eventually(m.t, testkit.Patience, func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		for _, d := range m.told {

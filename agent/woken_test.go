@@ -88,7 +88,7 @@ func killed(t *testing.T, p processes) {
 		if lives(pid) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if lives(pid) {
 				return fmt.Errorf("process %d lives", pid)
 			}
@@ -118,7 +118,7 @@ func passable(t *testing.T) string {
 // refusedTimes waits until the agent has been refused and has recorded it so often.
 func refusedTimes(t *testing.T, cfg agent.Config, want int64) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		entries, err := agent.Diagnostics(cfg.StateDir, time.Now())
 		var times int64
 		for _, e := range entries {

@@ -372,7 +372,7 @@ func TestKilledWriter(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			info, err := out.Stat()
 			if err == nil && info.Size() < int64(20_000*(round+1)) {
 				err = errors.New("it has not said enough")

@@ -224,7 +224,7 @@ func (b *bench) offer(t envelope.Task) {
 // result waits for the n-th result of a task.
 func (b *bench) result(id string, n int) *nodev1.TaskResult {
 	b.t.Helper()
-	testkit.Eventually(b.t, 10*time.Second, func() error {
+	testkit.Eventually(b.t, testkit.Patience, func() error {
 		if b.sink.times(id) < n {
 			return fmt.Errorf("task %s has %d results", id, b.sink.times(id))
 		}
@@ -355,7 +355,7 @@ func TestRefusals(t *testing.T) {
 			if err := b.exec.Offer(tt.offer(tk)); err != nil {
 				t.Fatal(err)
 			}
-			testkit.Eventually(t, 5*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if b.exec.Stats().Refused < int64(i+1) {
 					return errors.New("not refused")
 				}
@@ -397,7 +397,7 @@ func TestForgedCannotFailAGoodTask(t *testing.T) {
 	if err := b.exec.Offer(&nodev1.TaskOffer{Envelope: forged.Bytes, Signature: forged.Signature, KeyId: forged.KeyID}); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if b.exec.Stats().Refused == 0 {
 			return errors.New("not refused")
 		}
@@ -439,7 +439,7 @@ func TestConcurrencyQueueAndCancel(t *testing.T) {
 		b.offer(tk)
 	}
 	running := []string{<-g.entered, <-g.entered}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := b.exec.Stats().Delivered; n != 4 {
 			return fmt.Errorf("%d delivered", n)
 		}
@@ -453,7 +453,7 @@ func TestConcurrencyQueueAndCancel(t *testing.T) {
 	// A fifth is not delivered, and comes again.
 	fifth := b.task(deploy, &nodev1.WorkloadDeploy{})
 	b.offer(fifth)
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if b.exec.Stats().Busy == 0 {
 			return errors.New("not busy")
 		}
@@ -591,7 +591,7 @@ func TestResendToTheNextSession(t *testing.T) {
 	first.refuse = true
 	tk := b.task(noop, &nodev1.ProbeNoop{})
 	b.offer(tk)
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if len(b.led.Unacked()) != 1 {
 			return errors.New("no result yet")
 		}

@@ -5,7 +5,6 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -60,7 +59,7 @@ func TestTasksOfAnotherNodeAreNotTakenUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.run()
-			testkit.Eventually(t, time.Minute, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if kept, err := b.led.Disowned(); err != nil || len(kept) != 1 || kept[0].Key != key {
 					return errors.Join(err, errors.New("it is not set aside"))
 				}

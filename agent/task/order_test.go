@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -30,7 +29,7 @@ func (b *bench) numbered(kind commonv1.TaskType, payload proto.Message, epoch, o
 
 func (b *bench) delivered(n int64) {
 	b.t.Helper()
-	testkit.Eventually(b.t, 5*time.Second, func() error {
+	testkit.Eventually(b.t, testkit.Patience, func() error {
 		if got := b.exec.Stats().Delivered; got < n {
 			return fmt.Errorf("%d delivered", got)
 		}

@@ -57,7 +57,7 @@ func TestWhatIsFromBeforeTheSessionIsProven(t *testing.T) {
 	if r := b.result(done.TaskID, 1); r.GetSigned() != nil {
 		t.Error("a result of this session carries its envelope")
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if !b.sink.has(&b.sink.started, long.TaskID) {
 			return fmt.Errorf("task %s is not started", long.TaskID)
 		}
@@ -97,7 +97,7 @@ func TestARefusedResultIsProvenOnceAndThenDropped(t *testing.T) {
 				t.Fatal(err)
 			}
 			var proven *nodev1.TaskResult
-			testkit.Eventually(t, 10*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				b.sink.mu.Lock()
 				defer b.sink.mu.Unlock()
 				for _, r := range b.sink.results[tk.TaskID] {

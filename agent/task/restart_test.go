@@ -151,7 +151,7 @@ func TestReplayAfterExpiry(t *testing.T) {
 	}
 	b.want(tk.TaskID, succeeded, 0)
 	ack(t, b, tk.TaskID)
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if time.Now().Before(tk.ExpiresAt) {
 			return errors.New("not expired yet")
 		}

@@ -3,7 +3,6 @@ package task_test
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -28,7 +27,7 @@ func TestLedgerFailureIsRetried(t *testing.T) {
 	close(g.leave)
 	// The result of the first and the starts of the others fail, and again with each tick.
 	tried := func(n int64) {
-		testkit.Eventually(t, 10*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if got := b.led.Stats().Commits - commits; got < n {
 				return errors.New("not yet")
 			}
@@ -51,7 +50,7 @@ func TestLedgerFailureIsRetried(t *testing.T) {
 	if got := <-g.entered; got != second.TaskID || len(g.entered) != 0 {
 		t.Errorf("%s ran, and %d more", got, len(g.entered))
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if !b.exec.Idle() {
 			return errors.New("not yet")
 		}

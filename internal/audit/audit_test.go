@@ -298,7 +298,7 @@ func TestAFailedFirstWriteDropsNothing(t *testing.T) {
 	short, cancel := context.WithCancel(ctx)
 	first := make(chan error, 1)
 	go func() { first <- w.log.Repeated(short, entry) }()
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting bool
 		err := w.db.OwnerPool().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'lifecycle.audit_window'::regclass)`).Scan(&waiting)
 		if err == nil && !waiting {

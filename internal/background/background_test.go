@@ -123,7 +123,7 @@ func TestAJobIsEndedAtItsTimeAndHoldsUpNoOther(t *testing.T) {
 			t.Fatal("a job that hangs holds up another")
 		}
 	}
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := counted(t, registry, "short", "timeout"); n != 1 {
 			return fmt.Errorf("%v runs timed out", n)
 		}
@@ -175,7 +175,7 @@ func TestARunLetsTheNextOnesGoBy(t *testing.T) {
 	other := start(t, db, job) // another replica
 	defer other()
 	<-began
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := counted(t, registry, "slow", "still_running"); n == 0 {
 			return errors.New("no run was dropped")
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -36,7 +35,7 @@ func TestBlockersNamesWhoKeepsNumberingWaiting(t *testing.T) {
 		must(t, <-done)
 	}()
 	// The numbers themselves are locked, so the one who asks must not read them.
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		names, err := events.Blockers(t.Context(), reader)
 		if err != nil {
 			return err

@@ -93,7 +93,7 @@ func TestReplicasShareTheWork(t *testing.T) {
 		wake.Notify()
 		want = append(want, fmt.Sprint("e", v))
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if got := len(projected(t, d)); got < n {
 			return fmt.Errorf("%d of %d", got, n)
 		}
@@ -211,7 +211,7 @@ func TestOutagesParkNothing(t *testing.T) {
 	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
 	wake.Notify()
 	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if got := projected(t, d); !cmp.Equal(got, []string{"e1", "e2", "e3"}) {
 			return fmt.Errorf("projected %v", got)
 		}
@@ -250,7 +250,7 @@ func TestStatementTimeoutsParkNothing(t *testing.T) {
 	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
 	wake.Notify()
 	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if parked, err := c.Parked(ctx); err != nil || len(parked) != 0 {
 			t.Fatalf("parked %+v, %v", parked, err)
 		}
@@ -283,7 +283,7 @@ func TestAnEventThatAlwaysTimesOutIsParked(t *testing.T) {
 	appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 1), event("e", "x", 2), event("e", "x", 3))
 	wake.Notify()
 	start(t, func(ctx context.Context) error { return c.Run(ctx, apply) })
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if got := projected(t, d); !cmp.Equal(got, []string{"e1", "e3"}) {
 			return fmt.Errorf("projected %v", got)
 		}

@@ -325,7 +325,7 @@ func seqScans(t *testing.T, d *testkit.Database) int64 {
 	// What other sessions did is reported with a delay; closing them makes them report.
 	d.Pool(pg.RoleSequencer).Reset()
 	d.Pool(pg.RoleLifecycle).Reset()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var others int
 		if err := d.OwnerPool().QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND usename IN ('sequencer', 'lifecycle')`).Scan(&others); err != nil {

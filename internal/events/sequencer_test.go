@@ -133,7 +133,7 @@ func TestATransactionHasItsIDBeforeItDrawsASeq(t *testing.T) {
 	admin, err := pgx.Connect(ctx, d.AdminURL())
 	must(t, err)
 	defer func() { _ = admin.Close(context.Background()) }()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting, hasID bool
 		if err := admin.QueryRow(ctx, `SELECT count(*) > 0, COALESCE(bool_and(a.backend_xid IS NOT NULL), false) FROM pg_locks l
 			JOIN pg_stat_activity a USING (pid) WHERE l.relation = 'events.event_seq_seq'::regclass AND NOT l.granted`).Scan(&waiting, &hasID); err != nil {
@@ -187,11 +187,11 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 		}
 		return nil
 	}
-	testkit.Eventually(t, 10*time.Second, oneWaits)
+	testkit.Eventually(t, testkit.Patience, oneWaits)
 	// The one that waits is stopped: it must not keep its place.
 	cancel()
 	must(t, <-first)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if waiting, holding := waiters(t, admin); waiting != 0 || holding != 1 {
 			return fmt.Errorf("%d wait, %d locks are held", waiting, holding)
 		}
@@ -200,7 +200,7 @@ func TestOneSequencerWaitsForAllOthers(t *testing.T) {
 	for range 4 {
 		start(t, newSequencer(t, d, &wake, &numbered, cfg).Run)
 	}
-	testkit.Eventually(t, 10*time.Second, oneWaits)
+	testkit.Eventually(t, testkit.Patience, oneWaits)
 	for i := range int64(3) {
 		appendEvents(t, d.Pool(pg.RoleLifecycle), event("e", "x", 2+i))
 		wake.Notify()

@@ -241,7 +241,7 @@ func TestKilledRedisIsUnknownAtOnceAndComesBack(t *testing.T) {
 	if err := server.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if out := l.Acquire(ctx, ids.New(), ids.New()); out.Kind != lock.Won {
 			return &unexpected{out}
 		}
@@ -259,7 +259,7 @@ func TestPausedRedisAnswersWithinTheBudget(t *testing.T) {
 	server := testkit.Redis(t)
 	config := lock.Config{Budget: lock.DefaultBudget, Cooldown: 300 * time.Millisecond, MaxCooldown: 300 * time.Millisecond}
 	l := open(t, server, config)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if out := l.Acquire(ctx, ids.New(), ids.New()); out.Kind != lock.Won {
 			return &unexpected{out}
 		}
@@ -302,7 +302,7 @@ func TestPausedRedisAnswersWithinTheBudget(t *testing.T) {
 		t.Errorf("half of 1001 answers behind the breaker took %v and more", took[500])
 	}
 	resume()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if out := l.Acquire(ctx, ids.New(), ids.New()); out.Kind != lock.Won {
 			return &unexpected{out}
 		}

@@ -205,7 +205,7 @@ func TestLostCommitAnswerIsUnknown(t *testing.T) {
 	if !errors.Is(err, pg.ErrCommitUnknown) || calls != 1 {
 		t.Fatalf("%v after %d calls", err, calls)
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if got := list(t, d.Pool(pg.RoleLifecycle), "SELECT name FROM lifecycle.event_cursor"); len(got) != 1 {
 			return fmt.Errorf("rows %v", got)
 		}

@@ -14,16 +14,11 @@ import (
 // Queue adds a statement whose result nobody needs to a transaction of InTx: it goes to the server with the next statement, or with the commit, in the same
 // round trip and in its place in the order. Its failure is the failure of what it went with. On any other transaction it is executed at once.
 func Queue(ctx context.Context, tx pgx.Tx, s *Statement, args ...any) error {
-	return QueueText(ctx, tx, s.text, args...)
-}
-
-// QueueText is Queue for a statement that is not registered.
-func QueueText(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	if p, ok := tx.(*pipelined); ok && p.conn != nil {
-		p.pending = append(p.pending, statement{sql, args})
+		p.pending = append(p.pending, statement{s.text, args})
 		return nil
 	}
-	_, err := tx.Exec(ctx, sql, args...)
+	_, err := tx.Exec(ctx, s.text, args...)
 	return err //nolint:wrapcheck // the caller says what it did
 }
 

@@ -42,13 +42,13 @@ func TestQueuedStatements(t *testing.T) {
 		err  error
 	}{
 		{name: "nothing", do: func(pgx.Tx) error { return nil }},
-		{name: "queued alone goes with the commit", do: func(tx pgx.Tx) error { return pg.QueueText(ctx, tx, add, "a") }, want: []string{"a"}},
+		{name: "queued alone goes with the commit", do: func(tx pgx.Tx) error { return queue(ctx, tx, add, "a") }, want: []string{"a"}},
 		{name: "in the order of the calls", want: []string{"a", "b", "c", "d"}, do: func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, add, "a")
-			return errors.Join(err, pg.QueueText(ctx, tx, add, "b"), pg.QueueText(ctx, tx, add, "c"), exec(ctx, tx, add, "d"))
+			return errors.Join(err, queue(ctx, tx, add, "b"), queue(ctx, tx, add, "c"), exec(ctx, tx, add, "d"))
 		}},
 		{name: "a query sees what was queued", want: []string{"a"}, do: func(tx pgx.Tx) error {
-			if err := pg.QueueText(ctx, tx, add, "a"); err != nil {
+			if err := queue(ctx, tx, add, "a"); err != nil {
 				return err
 			}
 			var n int
@@ -67,14 +67,14 @@ func TestQueuedStatements(t *testing.T) {
 			return errors.Join(rows.Err(), exec(ctx, tx, add, "a"))
 		}},
 		{name: "its refusal refuses the next statement", code: "23505", do: func(tx pgx.Tx) error {
-			err := errors.Join(exec(ctx, tx, add, "a"), pg.QueueText(ctx, tx, add, "a"))
+			err := errors.Join(exec(ctx, tx, add, "a"), queue(ctx, tx, add, "a"))
 			if err != nil {
 				return errors.Join(broken, err)
 			}
 			return exec(ctx, tx, add, "b")
 		}},
 		{name: "its refusal refuses the commit", code: "23505", do: func(tx pgx.Tx) error {
-			return errors.Join(exec(ctx, tx, add, "a"), pg.QueueText(ctx, tx, add, "a"))
+			return errors.Join(exec(ctx, tx, add, "a"), queue(ctx, tx, add, "a"))
 		}},
 		{name: "a first statement that is refused", code: "42P01", do: func(tx pgx.Tx) error { return exec(ctx, tx, "DELETE FROM mesh.nowhere") }},
 		{name: "a first query that is refused", code: "42P01", do: func(tx pgx.Tx) error {
@@ -88,18 +88,18 @@ func TestQueuedStatements(t *testing.T) {
 			return exec(ctx, tx, add, "b")
 		}},
 		{name: "a queued statement that cannot be sent is no unknown commit", err: pgx.ErrTxCommitRollback, do: func(tx pgx.Tx) error {
-			return errors.Join(exec(ctx, tx, add, "a"), pg.QueueText(ctx, tx, add, struct{}{}))
+			return errors.Join(exec(ctx, tx, add, "a"), queue(ctx, tx, add, struct{}{}))
 		}},
-		{name: "a failure drops what is queued", err: broken, do: func(tx pgx.Tx) error { return errors.Join(pg.QueueText(ctx, tx, add, "a"), broken) }},
+		{name: "a failure drops what is queued", err: broken, do: func(tx pgx.Tx) error { return errors.Join(queue(ctx, tx, add, "a"), broken) }},
 		{name: "a savepoint that is undone takes what was queued in it along", want: []string{"a", "d"}, do: func(tx pgx.Tx) error {
-			err := pg.QueueText(ctx, tx, add, "a")
+			err := queue(ctx, tx, add, "a")
 			undone := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-				return errors.Join(exec(ctx, tx, add, "b"), pg.QueueText(ctx, tx, add, "c"), broken)
+				return errors.Join(exec(ctx, tx, add, "b"), queue(ctx, tx, add, "c"), broken)
 			})
 			if !errors.Is(undone, broken) {
 				return errors.New("the savepoint did not tell")
 			}
-			return errors.Join(err, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return pg.QueueText(ctx, tx, add, "d") }))
+			return errors.Join(err, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return queue(ctx, tx, add, "d") }))
 		}},
 		{name: "a refusal in a savepoint is survived", want: []string{"a", "b"}, do: func(tx pgx.Tx) error {
 			err := exec(ctx, tx, add, "a")
@@ -109,7 +109,7 @@ func TestQueuedStatements(t *testing.T) {
 			return errors.Join(err, exec(ctx, tx, add, "b"))
 		}},
 		{name: "several statements in one", want: []string{"a", "b", "c"}, do: func(tx pgx.Tx) error {
-			return errors.Join(pg.QueueText(ctx, tx, add, "a"),
+			return errors.Join(queue(ctx, tx, add, "a"),
 				exec(ctx, tx, "INSERT INTO mesh.queued (word) VALUES ('b'); INSERT INTO mesh.queued (word) VALUES ('c')"))
 		}},
 	} {
@@ -140,4 +140,11 @@ func TestQueuedStatements(t *testing.T) {
 func exec(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 	_, err := tx.Exec(ctx, sql, args...)
 	return err
+}
+
+// queued is any statement over the table that a test makes.
+var queued = pg.DefineUnprepared(pg.RoleOwner, "pgtest.queued", "the test makes its table", func(sql string) string { return sql })
+
+func queue(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	return pg.Queue(ctx, tx, queued.For(sql), args...)
 }

@@ -73,7 +73,7 @@ func TestHealthForStrangers(t *testing.T) {
 	}
 	up.Store(true)
 	began, asked := time.Now(), int64(1)
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		asked++
 		if got := status(); got != healthv1.HealthCheckResponse_SERVING {
 			return errors.New(got.String())
@@ -130,7 +130,7 @@ func TestReflectionForStrangers(t *testing.T) {
 		t.Errorf("%v, %v", files, err)
 	}
 	// Nothing more is asked: the server ends it.
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := stream.ListServices(); err == nil {
 			return errors.New("the stream goes on")
 		}

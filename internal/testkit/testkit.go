@@ -64,16 +64,15 @@ func (w *testWriter) close() {
 	w.t = nil
 }
 
-// patience is what a machine that is busy with other packages may take for anything that a test waits for.
-const patience = time.Minute
+// Patience is what a machine that is busy with other packages may take for anything that a test waits for.
+const Patience = time.Minute
 
-// Eventually asks check until it answers nil, every few milliseconds, and fails the test with its last error after
-// timeout, or a minute if that is longer. It is no measure: whoever holds somebody to a time takes it and compares.
-func Eventually(tb testing.TB, timeout time.Duration, check func() error) {
+// Eventually calls check until it returns nil, every few milliseconds, and fails the test with its last error after limit. Where the time is no
+// promise of the product, limit is Patience.
+func Eventually(tb testing.TB, limit time.Duration, check func() error) {
 	tb.Helper()
 	const tick = 5 * time.Millisecond
-	timeout = max(timeout, patience)
-	deadline := time.NewTimer(timeout)
+	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
@@ -84,7 +83,7 @@ func Eventually(tb testing.TB, timeout time.Duration, check func() error) {
 		}
 		select {
 		case <-deadline.C:
-			tb.Fatalf("not within %s: %v", timeout, err)
+			tb.Fatalf("not within %s: %v", limit, err)
 		case <-tb.Context().Done():
 			tb.Fatalf("the test ended while waiting: %v", err)
 		case <-ticker.C:

@@ -71,7 +71,7 @@ func TestRedisIsReal(t *testing.T) {
 func TestEventuallyReturnsAtTheFirstSuccess(t *testing.T) {
 	t.Parallel()
 	n := 0
-	testkit.Eventually(t, time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n++; n < 3 {
 			return errors.New("not yet")
 		}

@@ -94,7 +94,7 @@ func TestEveryProcessMayDie(t *testing.T) {
 		if err := kill(); err != nil {
 			t.Fatalf("kill %s: %v", name, err)
 		}
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			for _, p := range c.Processes() {
 				if err := p.Ready(ctx); err != nil {
 					return fmt.Errorf("after the end of %s: %w", name, err)

@@ -52,7 +52,7 @@ func TestSuddenDeathLosesNothing(t *testing.T) {
 	if ws.GetEpoch() != 1 {
 		t.Errorf("the workspace was launched again: epoch %d", ws.GetEpoch())
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if !next.node(t, ws.GetNodeName()).GetConnected() {
 			return errors.New("the box is not connected")
 		}

@@ -115,7 +115,7 @@ func (s started) node(t *testing.T, name string) *readmodelv1.Node {
 func (s started) await(t *testing.T, workspace string, want commonv1.WorkspaceState) *readmodelv1.Workspace {
 	t.Helper()
 	var ws *readmodelv1.Workspace
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		resp, err := s.Client().Query.GetWorkspace(t.Context(), &readmodelv1.GetWorkspaceRequest{Workspace: workspace})
 		if err != nil {
 			return err
@@ -226,7 +226,7 @@ func TestASecondStartFindsWhatTheFirstLeft(t *testing.T) {
 	}
 	// Its box was powered on again, and finds the mesh although that stands on other ports now.
 	box := again.GetNodeName()
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if !second.node(t, box).GetConnected() {
 			return errors.New("the box is not connected")
 		}

@@ -43,7 +43,7 @@ func TestEndEndsAgentsBelowTheDirectoryOnly(t *testing.T) {
 	ours, theirs := t.TempDir(), t.TempDir()
 	_, mine := start(bin, script, "--state-dir", filepath.Join(ours, "n1", "state"))
 	_, others := start(bin, script, "--state-dir="+theirs)
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		for _, dir := range []string{ours, theirs} {
 			procs, err := reap.Under(dir, program)
 			if err != nil {

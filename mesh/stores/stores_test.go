@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -60,7 +59,7 @@ func TestStoresComeUpPreparedAndComeBack(t *testing.T) {
 	if err := s.Postgres.Kill9(); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if s.Postgres.PID() == before {
 			return errors.New("not yet another process")
 		}

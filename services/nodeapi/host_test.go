@@ -3,7 +3,6 @@ package nodeapi_test
 import (
 	"errors"
 	"testing"
-	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -19,7 +18,7 @@ func TestChangedFactsAndDiagnosticsBecomeEvents(t *testing.T) {
 	k.raised(a)
 	seen := func(what, condition string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			var found bool
 			err := k.db.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT EXISTS (SELECT 1 FROM events.event
 				WHERE kind = 'session.changed' AND aggregate_id = $1 AND `+condition+`)`, a.session).Scan(&found)

@@ -399,11 +399,11 @@ func TestSlowAgentLosesItsStream(t *testing.T) {
 	a.send(ready(w.GetWelcome().GetGeneration()))
 	k.raised(a)
 	// Two facts of one session that wait together are written as one.
-	testkit.Eventually(t, time.Minute, func() error { return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ") })
+	testkit.Eventually(t, testkit.Patience, func() error { return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ") })
 	for range 64 {
 		k.plane.Queue(a.id, true, nodeapitest.Task(a.id, 200<<10), nodeapitest.Task(a.id, 200<<10))
 	}
-	testkit.Eventually(t, 40*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		return k.wantFacts(a.session, "SESSION_STATE_ADMITTED ", "SESSION_STATE_CLOSED REASON_SLOW_CONSUMER")
 	})
 }

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -101,7 +100,7 @@ func troubled(t *testing.T) *kit {
 // untilAudited waits until the audit log has that many rows.
 func (k *kit) untilAudited(rows int) {
 	k.t.Helper()
-	testkit.Eventually(k.t, 10*time.Second, func() error {
+	testkit.Eventually(k.t, testkit.Patience, func() error {
 		var n int
 		err := k.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(k.t), `SELECT count(*) FROM readmodel.audit`).Scan(&n)
 		if err == nil && n < rows {

@@ -167,7 +167,7 @@ func newKit(t *testing.T) *kit {
 func (k *kit) settle() {
 	k.t.Helper()
 	pool := k.DB.Pool(pg.RoleReadmodel)
-	testkit.Eventually(k.t, 10*time.Second, func() error {
+	testkit.Eventually(k.t, testkit.Patience, func() error {
 		cursor, err := project.Position(testkit.Context(k.t), pool)
 		if err != nil {
 			return err

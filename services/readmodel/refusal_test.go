@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -25,7 +24,7 @@ func auditOf(t *testing.T, k *kit, n int, req *readmodelv1.ListAuditRequest) []*
 	t.Helper()
 	client := readmodelv1connect.NewAuditServiceClient(k.http(k.token("", "operator"), true), k.url())
 	var out []*commonv1.AuditEntry
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		list, err := client.ListAudit(testkit.Context(t), req)
 		if err != nil {
 			return err

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
@@ -53,7 +52,7 @@ func TestHealthIsReadiness(t *testing.T) {
 	}
 	await := func(want healthv1.HealthCheckResponse_ServingStatus, service string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			got, err := k.health(service)
 			if err == nil && got != want {
 				err = errors.New(got.String())
@@ -67,7 +66,7 @@ func TestHealthIsReadiness(t *testing.T) {
 		t.Error("/readyz says no")
 	}
 	// A schema that is older than the program makes it not ready.
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		_, err := k.DB.OwnerPool().Exec(
 			testkit.Context(t),
 			"DELETE FROM mesh.goose_db_version WHERE id = (SELECT max(id) FROM mesh.goose_db_version)",

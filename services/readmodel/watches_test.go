@@ -104,7 +104,7 @@ func TestWatchesOfOneTenantLeavePlacesForOthers(t *testing.T) {
 	// A released place comes back, to the tenant and to the person.
 	ends[0]()
 	again := 0
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		more, err := k.fill(first, total)
 		again += len(more)
 		if again == 0 {

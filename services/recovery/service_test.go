@@ -178,7 +178,7 @@ func TestFromBundleToFence(t *testing.T) {
 	if enrolled.GetProfile().GetFingerprint() == "" || enrolled.GetTaskSigningPubkeys() == "" || enrolled.GetNodeId() != bundle.GetNodeId() {
 		t.Fatalf("%v", enrolled)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if !m.gates.saw(bundle.GetNodeId(), 1, true) {
 			return fmt.Errorf("lifecycle was not told of the node")
 		}
@@ -245,7 +245,7 @@ func TestFromBundleToFence(t *testing.T) {
 	view.until(func(n *recoveryv1.NodeAuthority) bool {
 		return n.GetState() == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED && n.GetFenceEpoch() == 2
 	})
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if !m.gates.saw(open.GetNodeId(), 2, false) {
 			return fmt.Errorf("lifecycle was not told of the fence")
 		}
@@ -397,7 +397,7 @@ func TestRefusesWhoMayNotCall(t *testing.T) {
 
 func TestReadyz(t *testing.T) {
 	m := start(t)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		req, err := http.NewRequestWithContext(m.ctx, http.MethodGet, "http://"+m.service.OpsAddr()+"/readyz", http.NoBody)
 		if err != nil {
 			return err
@@ -417,7 +417,7 @@ func TestReadyz(t *testing.T) {
 // TestSweepRuns waits for the periodic work to have been done once.
 func TestSweepRuns(t *testing.T) {
 	m := start(t)
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var done, failed int
 		err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT count(*) FILTER (WHERE state = 'completed'), count(*) FILTER (WHERE errors IS NOT NULL)
 			FROM recovery.river_job WHERE args->>'job' = 'enrolments'`).Scan(&done, &failed)
@@ -473,7 +473,7 @@ func TestDatabaseAwayInvitesToAskAgain(t *testing.T) {
 	}
 	close(stop)
 	cutter.Wait()
-	testkit.Eventually(t, 10*time.Second, ask)
+	testkit.Eventually(t, testkit.Patience, ask)
 }
 
 func TestConfigReportsEverything(t *testing.T) {

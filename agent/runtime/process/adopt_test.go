@@ -72,7 +72,7 @@ func TestExitStatusIsKeptWithoutAgent(t *testing.T) {
 		t.Errorf("status %v", st)
 	}
 	stop := g.supervise()
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		select {
 		case <-g.Changed():
 			return nil
@@ -98,7 +98,7 @@ func TestShimIsKilled(t *testing.T) {
 			t.Fatal("the workload died with its shim")
 		}
 		g.supervise()
-		testkit.Eventually(t, 20*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if next := g.shimOf("orphan"); next == shim || !running(next) {
 				return errors.New("no new shim")
 			}

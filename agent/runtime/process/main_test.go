@@ -181,7 +181,7 @@ func (g *rig) file(workload, name string) string {
 func (g *rig) until(name, what string, ok func(*nodev1.WorkloadStatus) bool) *nodev1.WorkloadStatus {
 	g.t.Helper()
 	var last *nodev1.WorkloadStatus
-	testkit.Eventually(g.t, 20*time.Second, func() error {
+	testkit.Eventually(g.t, testkit.Patience, func() error {
 		if last = g.status(name); ok(last) {
 			return nil
 		}
@@ -197,7 +197,7 @@ func (g *rig) phase(name string, want nodev1.WorkloadPhase) *nodev1.WorkloadStat
 
 func (g *rig) output(workload, want string) {
 	g.t.Helper()
-	testkit.Eventually(g.t, 20*time.Second, func() error {
+	testkit.Eventually(g.t, testkit.Patience, func() error {
 		if got := g.file(workload, "output.log"); !strings.Contains(got, want) {
 			return fmt.Errorf("output %q holds no %q", got, want)
 		}
@@ -230,7 +230,7 @@ func running(pid int) bool {
 
 func goneSoon(t *testing.T, pid int) {
 	t.Helper()
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if running(pid) {
 			return fmt.Errorf("process %d still runs", pid)
 		}

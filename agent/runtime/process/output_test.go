@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/gpuaas/mesh/agent/runtime/process"
@@ -199,7 +198,7 @@ func TestOutputThatWasCut(t *testing.T) {
 	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done
 		: > written; while [ ! -e go ]; do sleep 0.02; done; echo done; exec sleep 600`))
 	// However fast lines come, and however often the file is cut meanwhile: once all are written, it is cut a last time if it is too large.
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := os.Stat(filepath.Join(g.dir, "open", "work", workspaceA, "loud", "written")); err != nil {
 			return err
 		}
@@ -210,7 +209,7 @@ func TestOutputThatWasCut(t *testing.T) {
 	})
 	g.touch("loud", "go")
 	var end int64
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		out := g.read(process.OutputRequest{Name: "loud"})
 		end = out.GetNext().GetOffset()
 		if !strings.HasSuffix(string(out.GetData()), "done\n") {

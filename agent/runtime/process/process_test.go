@@ -351,7 +351,7 @@ func TestReadiness(t *testing.T) {
 func TestOutputIsBounded(t *testing.T) {
 	g := newRig(t, host(t), false)
 	g.deploy(sh("loud", `i=0; while [ $i -lt 3000 ]; do echo "line $i 0123456789012345678901234567890123456789012345678901234567890123456789"; i=$((i+1)); done; echo done >&2; exec sleep 600`))
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if len(g.file("loud", "output.log.1")) == 0 {
 			return errors.New("not rotated")
 		}

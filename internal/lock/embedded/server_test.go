@@ -42,7 +42,7 @@ func TestBothKindsServeExpireDieAndComeBack(t *testing.T) {
 			if v, err := client.Get(ctx, "k").Result(); err != nil || v != "v" {
 				t.Fatalf("%q, %v", v, err)
 			}
-			testkit.Eventually(t, 5*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if n, err := client.Exists(ctx, "k").Result(); err != nil || n != 0 {
 					return fmt.Errorf("still there: %d, %w", n, err)
 				}

@@ -288,7 +288,7 @@ func (b *bed) observe(node string, o *nodev1.Observation) {
 // numbered waits until every event has its place.
 func (b *bed) numbered() {
 	b.t.Helper()
-	testkit.Eventually(b.t, time.Minute, func() error {
+	testkit.Eventually(b.t, testkit.Patience, func() error {
 		var last, highest int64
 		err := b.db.Pool(pg.RoleLifecycle).QueryRow(b.t.Context(), `SELECT (SELECT coalesce(max(highest), 0) FROM events.numbered),
 			(SELECT coalesce(max(seq), 0) FROM events.event)`).Scan(&highest, &last)

@@ -316,7 +316,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 		_, err := k.server.ApplyFence(k.ctx, &lifecyclev1.ApplyFenceRequest{NodeId: node, FenceEpoch: 2})
 		fenced <- err
 	}()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting int
 		err := k.pool.QueryRow(k.ctx, `SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 			WHERE NOT l.granted AND a.datname = current_database()`).Scan(&waiting)

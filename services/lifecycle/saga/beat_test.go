@@ -72,7 +72,7 @@ func TestBlockedBeatsGoOnApart(t *testing.T) {
 		runs = append(runs, id)
 	}
 	for _, id := range runs {
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.run(id); r.State != "running" {
 				return fmt.Errorf("run is %s", r.State)
 			}
@@ -82,7 +82,7 @@ func TestBlockedBeatsGoOnApart(t *testing.T) {
 	first, second := b.lockedRun(runs[0]), b.lockedRun(runs[1])
 	// Both wait for their rows at once: neither stands behind the other.
 	var blocked []string
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if blocked = b.blockedBeats(); len(blocked) < 2 {
 			return fmt.Errorf("heartbeats that wait: %v, want two", blocked)
 		}
@@ -103,7 +103,7 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	_, locked := b.create("toy")
 	_, cancelled := b.create("toy")
 	for _, id := range []string{locked, cancelled} {
-		testkit.Eventually(t, time.Minute, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.run(id); r.State != "running" {
 				return fmt.Errorf("run is %s", r.State)
 			}
@@ -112,7 +112,7 @@ func TestCancelPassesABlockedBeat(t *testing.T) {
 	}
 	free := b.lockedRun(locked)
 	var before []string
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if before = b.blockedBeats(); len(before) != 1 {
 			return fmt.Errorf("heartbeats that wait: %v, want one", before)
 		}

@@ -61,7 +61,7 @@ func TestCrashIsReclaimedAndTheZombieRefused(t *testing.T) {
 	if err := <-zombie; !errors.Is(err, saga.ErrFenced) {
 		t.Errorf("the zombie's writes = %v", err)
 	}
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := b.core.Stats().FencedOut.Load(); n == 0 {
 			return errors.New("no refused write was counted")
 		}
@@ -234,18 +234,18 @@ func TestStallsAreFlaggedAndNotKilled(t *testing.T) {
 			return nil
 		}
 	}
-	testkit.Eventually(t, 5*time.Second, stalled(true, "step_stalled"))
+	testkit.Eventually(t, testkit.Patience, stalled(true, "step_stalled"))
 	if r := b.run(id); r.State != "running" {
 		t.Errorf("a stalled run is %s", r.State)
 	}
 	close(release)
 	<-moved
-	testkit.Eventually(t, 5*time.Second, stalled(false, ""))
+	testkit.Eventually(t, testkit.Patience, stalled(false, ""))
 	if list := b.timeline(id); list[0].Progress != "pods 2/3" {
 		t.Errorf("progress = %q", list[0].Progress)
 	}
 	testkit.SetClockOffset(b.db, 11*time.Minute)
-	testkit.Eventually(t, 5*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "run_stalled") && !strings.HasPrefix(r.StuckReason, "step_stalled") {
 			return fmt.Errorf("stuck reason %q", r.StuckReason)
 		}
@@ -394,7 +394,7 @@ func TestPostgresRestartMidRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range runs {
-		testkit.Eventually(t, 30*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			r, err := saga.GetRun(ctx, pool, id)
 			if err == nil && r.State != "succeeded" {
 				err = fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)

@@ -150,11 +150,11 @@ func (b *bed) timeline(id string) []saga.Attempt {
 	return list
 }
 
-// await waits until the run is in one of the states.
+// await waits until the run is in one of the states, within a time or as long as a busy machine may take.
 func (b *bed) await(id string, within time.Duration, want ...string) saga.Run {
 	b.t.Helper()
 	var last saga.Run
-	testkit.Eventually(b.t, within, func() error {
+	testkit.Eventually(b.t, max(within, testkit.Patience), func() error {
 		last = b.run(id)
 		if slices.Contains(want, last.State) {
 			return nil

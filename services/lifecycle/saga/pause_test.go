@@ -19,7 +19,7 @@ import (
 func (b *bed) still(id, state string) saga.Run {
 	b.t.Helper()
 	var r saga.Run
-	testkit.Eventually(b.t, 20*time.Second, func() error {
+	testkit.Eventually(b.t, testkit.Patience, func() error {
 		if r = b.run(id); r.State != state || !strings.HasPrefix(r.WhyWaiting, "control_plane_rollback") {
 			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 		}
@@ -44,7 +44,7 @@ func TestRunsStandStillInRollbackMode(t *testing.T) {
 	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states(), StallAfter: 2 * time.Hour, Deadline: 90 * time.Minute})
 	b.drive(b.config("a"))
 	_, id := b.create("toy")
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := b.run(id); r.WhyWaiting != "parked before the mode" {
 			return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 		}
@@ -104,7 +104,7 @@ func TestUndosStandStillInRollbackMode(t *testing.T) {
 	b = newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
 	b.drive(b.config("a"))
 	_, id := b.create("toy")
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := b.run(id); r.Step != 1 {
 			return fmt.Errorf("run is at step %d", r.Step)
 		}

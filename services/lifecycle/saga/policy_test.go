@@ -72,7 +72,7 @@ func TestStallsAndGraceFollowThePolicy(t *testing.T) {
 	if err := b.tx(func(ctx context.Context, tx pgx.Tx) error { return b.core.Wake(ctx, tx, id) }); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := b.run(id); r.StepName() != "wedged" {
 			return errBoom
 		}

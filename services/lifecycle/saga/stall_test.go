@@ -45,7 +45,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	_, id := b.create("toy")
 	parked := func(why string, attempts int, stalled bool, flagged ...bool) {
 		t.Helper()
-		testkit.Eventually(t, 60*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != why {
 				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
@@ -58,7 +58,7 @@ func TestAStalledStepStaysFlaggedWhileItLooksAgain(t *testing.T) {
 	}
 	flag := func() {
 		t.Helper()
-		testkit.Eventually(t, 60*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
 				return fmt.Errorf("stuck reason %q", r.StuckReason)
 			}
@@ -122,7 +122,7 @@ func TestOnlyNewWordsAreProgress(t *testing.T) {
 	_, id := b.create("toy")
 	look := func(n int) (saga.Run, saga.Attempt) {
 		t.Helper()
-		testkit.Eventually(t, 60*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.run(id); r.State != "waiting" || r.WhyWaiting != fmt.Sprintf("look %d", n) {
 				return fmt.Errorf("run is %s: %s", r.State, r.WhyWaiting)
 			}
@@ -145,7 +145,7 @@ func TestOnlyNewWordsAreProgress(t *testing.T) {
 		t.Errorf("the same words moved the clock from %v to %v, the row from %d to %d", first.ProgressAt, again.ProgressAt, first.Version, again.Version)
 	}
 	testkit.SetClockOffset(b.db, 11*time.Hour)
-	testkit.Eventually(t, 60*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := b.run(id); !strings.HasPrefix(r.StuckReason, "step_stalled") {
 			return fmt.Errorf("stuck reason %q", r.StuckReason)
 		}

@@ -251,7 +251,7 @@ func TestFenceWaitsForTheLeaseUnderWay(t *testing.T) {
 		_, err := k.gates.ApplyFence(t.Context(), &lifecyclev1.ApplyFenceRequest{NodeId: n.id, FenceEpoch: 2, Admitted: false})
 		fenced <- err
 	}()
-	testkit.Eventually(t, 10*time.Second, func() error { return k.waiting(t.Context()) })
+	testkit.Eventually(t, testkit.Patience, func() error { return k.waiting(t.Context()) })
 	select {
 	case err := <-fenced:
 		t.Fatalf("the fence did not wait: %v", err)

@@ -28,7 +28,7 @@ func TestACancelReachesWhatAnAgentWasAskedToDo(t *testing.T) {
 	}
 	op := res.GetOperation()
 	asked := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'storage.allocate'`
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if p.count(asked, op.GetOperationId()) == 0 {
 			return fmt.Errorf("the agent was not asked for storage")
 		}
@@ -41,7 +41,7 @@ func TestACancelReachesWhatAnAgentWasAskedToDo(t *testing.T) {
 	}
 	_, err = p.seats[0].ask(t.Context(), kReset, op.GetWorkspaceId())
 	want(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if p.count(asked+` AND (cancel_requested_at IS NOT NULL OR state = 'cancelled')`, op.GetOperationId()) == 0 {
 			run, _, err := saga.LiveRun(t.Context(), p.seats[0].pool, op.GetWorkspaceId())
 			return fmt.Errorf("the agent's task still stands; the run is %s (%s): %w", run.State, run.WhyWaiting, err)

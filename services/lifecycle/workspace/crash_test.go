@@ -129,7 +129,7 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			testkit.Eventually(t, 30*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				attempts := p.waits(op.GetOperationId())
 				if len(attempts) != 1 {
 					return fmt.Errorf("%d attempts", len(attempts))
@@ -144,7 +144,7 @@ func TestARecreationOutlivesACrashLoop(t *testing.T) {
 			var before, now int
 			probes := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND type = 'workload.status' AND state = 'succeeded'`
 			before = p.count(probes, op.GetOperationId())
-			testkit.Eventually(t, 30*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				if now = p.count(probes, op.GetOperationId()); now < before+2 {
 					return fmt.Errorf("%d probes, then %d", before, now)
 				}

@@ -130,7 +130,7 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 		t.Fatal(err)
 	}
 	const tries = 8 // more than the step has attempts
-	testkit.Eventually(t, 60*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		p.world.mu.Lock()
 		n := p.world.refusals
 		p.world.mu.Unlock()
@@ -150,7 +150,7 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2`, run.ID, StepStorage); n != 1 {
 		t.Errorf("the wait took %d attempts", n)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE id = $1 AND state = 'waiting' AND starts_with(why_waiting, 'previous_epoch_alive')`, run.ID)
 		if n != 1 {
 			return fmt.Errorf("the run does not show what it waits for")
@@ -195,7 +195,7 @@ func TestALaunchAtAnEpochOfALostHistoryIsRefusedAndEndsNothing(t *testing.T) {
 	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if p.workspace(id).Epoch != 3 {
 			return fmt.Errorf("no epoch was drawn")
 		}

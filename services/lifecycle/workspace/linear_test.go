@@ -220,7 +220,7 @@ func alone(t *testing.T, all []*replica, tenant string) []porcupine.Operation {
 	}
 	id := ask(askCreate, "").id
 	for range 4 {
-		testkit.Eventually(t, 30*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			w, err := saga.GetWorkspace(ctx, all[0].pool, id)
 			if err == nil && !slices.Contains([]string{"active", "failed", "stuck"}, w.State) {
 				err = fmt.Errorf("the workspace is %s", w.State)

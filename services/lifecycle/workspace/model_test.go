@@ -165,7 +165,7 @@ func (a *tale) comes() {
 	if was == 0 || a.s.ID == "" {
 		return
 	}
-	testkit.Eventually(a.t, 60*time.Second, func() error {
+	testkit.Eventually(a.t, testkit.Patience, func() error {
 		now, _, err := a.look(a.s.ID)
 		if err == nil && now.Boxless {
 			err = errors.New("its box does not connect")

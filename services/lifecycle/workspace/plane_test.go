@@ -220,7 +220,7 @@ func (p *plane) machine(name string) string {
 	p.world.mu.Lock()
 	p.world.boxes["machine:"+name] = &worldBox{node: node, ledger: ids.New(), results: map[string]*nodev1.TaskResult{}}
 	p.world.mu.Unlock()
-	testkit.Eventually(p.t, 10*time.Second, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if !p.seats[0].steps.reachable(p.t.Context(), node) {
 			return fmt.Errorf("machine %s is not connected", name)
 		}
@@ -268,7 +268,7 @@ func (p *plane) workspace(id string) saga.Workspace {
 func (p *plane) rests(id, state string) saga.Workspace {
 	p.t.Helper()
 	var w saga.Workspace
-	testkit.Eventually(p.t, 30*time.Second, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if w = p.workspace(id); w.State != state {
 			run, _, _ := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 			return fmt.Errorf("the workspace is %s (%s), not %s: %s; %s", w.State, w.LastError, state, run.WhyWaiting, run.StepName())

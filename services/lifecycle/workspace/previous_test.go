@@ -160,7 +160,7 @@ func TestAFencedMachineIsNotKeptByTheNextAttempt(t *testing.T) {
 	if _, err := p.seats[0].ask(operator(t.Context()), kRecreate, id, powered); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1 AND name = $2 AND state = 'failed'`, id, StepPrevious) == 0 {
 			return fmt.Errorf("no attempt has failed")
 		}

@@ -38,7 +38,7 @@ func TestAProofIsNeverDropped(t *testing.T) {
 				t.Fatal(err)
 			}
 			var run saga.Run
-			testkit.Eventually(t, 10*time.Second, func() error {
+			testkit.Eventually(t, testkit.Patience, func() error {
 				var err error
 				if run, _, err = saga.LiveRun(testkit.Context(t), s.pool, id); err == nil && (run.StepName() != StepPrevious || run.State != "waiting") {
 					err = fmt.Errorf("the run is %s at %q", run.State, run.StepName())

@@ -204,7 +204,7 @@ func (w *world) turns(t *testing.T) {
 		return w.played
 	}
 	before := played()
-	testkit.Eventually(t, 60*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if now := played(); now < before+2 {
 			return fmt.Errorf("%d turns since", now-before)
 		}

@@ -176,7 +176,7 @@ func TestABoxThatCannotBeConfirmedEnded(t *testing.T) {
 	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE workspace_id = $1 AND name = $2 AND state = 'failed' AND error_code = 'unavailable'`, id, StepPrevious); n < 2 {
 			return fmt.Errorf("%d attempts have failed", n)
 		}
@@ -346,7 +346,7 @@ func TestAMachineThatGoesAwayIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.beat(-time.Hour)
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		run, _, err := saga.LiveRun(t.Context(), p.db.Pool(pg.RoleLifecycle), id)
 		if err != nil || !strings.Contains(run.WhyWaiting, "does not answer") {
 			return fmt.Errorf("it waits for %q: %w", run.WhyWaiting, err)

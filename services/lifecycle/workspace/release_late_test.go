@@ -89,7 +89,7 @@ func TestAReleaseThatHangsIsGivenUpInTime(t *testing.T) {
 		t.Errorf("%d schemas were given up", n)
 	}
 	// The machine answers: nothing of it is left there, by the release itself or by the sweep, that could keep it from others.
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := p.machineReaper().Sweep(t.Context()); err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ func TestAnOrphanIsReapedByItsEpoch(t *testing.T) {
 	p.world.mu.Lock()
 	p.world.boxes["machine:m1"].things = append(p.world.boxes["machine:m1"].things, "workload former")
 	p.world.mu.Unlock()
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := p.machineReaper().Sweep(t.Context()); err != nil {
 			return err
 		}

@@ -139,7 +139,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	}
 	p.rests(id, "stuck")
 	// The drop that was given up has let go of its locks.
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var busy int
 		err := admin.QueryRow(testkit.Context(t), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user
 			AND state <> 'idle' AND pid NOT IN (pg_backend_pid(), $1)`, reader.PgConn().PID()).Scan(&busy)
@@ -161,7 +161,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 	} else if e, ok := errors.AsType[*pgconn.PgError](err); !ok || e.Code != "28000" {
 		t.Errorf("a login is refused with %v", err)
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if err := session.Ping(t.Context()); err == nil {
 			return errors.New("the session that was open still is")
 		}
@@ -203,7 +203,7 @@ func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
 		t.Error("the claim does not say how it is known to be gone")
 	}
 	// The name is free again, for whoever comes next.
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := p.machineReaper().Sweep(t.Context()); err != nil { // if the force was late there too
 			return err
 		}

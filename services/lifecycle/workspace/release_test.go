@@ -93,7 +93,7 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 		t.Fatalf("%v %v", res, err)
 	}
 	// On a machine that is busy with other things a second may be too short again: that is told, and tried anew.
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		w := p.workspace(id)
 		if w.State == "stuck" {
 			_, err := allocations.RetryRelease(operator(t.Context()), &lifecyclev1.RetryReleaseRequest{AllocationId: a.ID})
@@ -197,7 +197,7 @@ func TestAReleaseIsForcedOnAPersonsWord(t *testing.T) {
 	reaper := NewMachineReaper(MachineReaperDeps{
 		Logger: testkit.Logger(t), DB: p.db.Pool(pg.RoleLifecycle), Tasks: p.world.tasks, Committed: func() {},
 	})
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if _, err := reaper.Sweep(t.Context()); err != nil {
 			return err
 		}

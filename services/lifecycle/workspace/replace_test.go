@@ -68,7 +68,7 @@ func (p *plane) run(id string) saga.Run {
 // parked waits until a run looks for something at a step, again and again.
 func (p *plane) parked(run, step, why string) {
 	p.t.Helper()
-	testkit.Eventually(p.t, 60*time.Second, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if r := p.run(run); r.State != "waiting" || r.StepName() != step || !strings.Contains(r.WhyWaiting, why) {
 			return fmt.Errorf("it is %s at %q: %s", r.State, r.StepName(), r.WhyWaiting)
 		}
@@ -83,7 +83,7 @@ func (p *plane) stalls(run string, ahead time.Duration) {
 	p.t.Helper()
 	p.parked(run, StepStorage, "waiting for the agent")
 	testkit.SetClockOffset(p.db, ahead)
-	testkit.Eventually(p.t, 60*time.Second, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		if r := p.run(run); !strings.HasPrefix(r.StuckReason, "step_stalled") || r.State != "waiting" {
 			return fmt.Errorf("it is %s: %q", r.State, r.StuckReason)
 		}
@@ -95,7 +95,7 @@ func (p *plane) stalls(run string, ahead time.Duration) {
 func (p *plane) watchdog(id, key string, epoch int64) *lifecyclev1.Operation {
 	p.t.Helper()
 	var op *lifecyclev1.Operation
-	testkit.Eventually(p.t, 30*time.Second, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		var err error
 		op, err = p.seats[0].ask(asService(testkit.Context(p.t), "recovery"), kRecreate, id, watchdogs(key, epoch))
 		if err != nil && !fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
@@ -146,7 +146,7 @@ func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
 		}
 	}
 	// Nothing is launched before the former box is confirmed ended.
-	testkit.Eventually(t, 60*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if n := p.count(`SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND name = $2 AND state = 'failed'`, now.ID, StepPrevious); n < 2 {
 			return fmt.Errorf("%d attempts to end the former box", n)
 		}
@@ -208,7 +208,7 @@ func TestOnlyAStalledWaitForABoxIsReplaced(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	joins := func(when, id, run string, ctx context.Context, change ...func(*lifecyclev1.RequestOperationRequest)) {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			op, err := p.seats[0].ask(ctx, kRecreate, id, change...)
 			if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
 				return err
@@ -255,7 +255,7 @@ func TestOnlyAStalledWaitForABoxIsReplaced(t *testing.T) {
 	// The same flag at another step. The driver looks at the step each second, and takes the flag back where the step is young: what is asked counts only if
 	// the flag stood before and after it.
 	tries := 0
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		tries++
 		_, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.saga_run
 			SET seal = NULL, stuck_reason = 'step_stalled: a test', version = version + 1 WHERE id = $1`, run)
@@ -344,7 +344,7 @@ func TestAReplacementThatCannotBeginCancelsNothing(t *testing.T) {
 	id, run := p.begun(byProcess)
 	p.stalls(run, 6*time.Minute)
 	p.seats[0].server.deps.Catalogue.Regions = []string{"elsewhere"}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		_, err := p.seats[0].ask(asService(t.Context(), "recovery"), kRecreate, id, watchdogs("k1", 1))
 		if fault.Has(err, commonv1.Reason_REASON_CONFLICT) {
 			return err

@@ -92,7 +92,7 @@ func TestNothingIsLaunchedInRollbackMode(t *testing.T) {
 	id := res.GetOperation().GetWorkspaceId()
 	testkit.SetRollback(p.db, true)
 	thaw()
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		n := p.count(`SELECT count(*) FROM lifecycle.saga_run WHERE workspace_id = $1 AND state = 'waiting' AND starts_with(why_waiting, 'control_plane_rollback')`, id)
 		if n != 1 {
 			return fmt.Errorf("the run does not stand still")

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -95,7 +94,7 @@ func TestASchemaOutlastsAnotherGrant(t *testing.T) {
 		_, err := steps.migrateTenant(ctx, env, schema)
 		made <- err
 	}()
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting string
 		err := pool.QueryRow(ctx, `SELECT coalesce(string_agg(query, ';'), '') FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waiting)

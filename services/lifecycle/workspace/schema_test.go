@@ -84,7 +84,7 @@ func TestAStaleWriteOfASchemaFailsAsWhatItIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if len(p.attemptsAt(op.GetOperationId(), StepSchema, "undo")) == 0 {
 			return fmt.Errorf("the workspace is %s", p.workspace(id).State)
 		}
@@ -94,7 +94,7 @@ func TestAStaleWriteOfASchemaFailsAsWhatItIs(t *testing.T) {
 		t.Errorf("the write that was refused is told as %+v", tries)
 	}
 	// What is undone comes too late as well, for as long as the later one stands.
-	testkit.Eventually(t, 20*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		for _, a := range p.attemptsAt(op.GetOperationId(), StepSchema, "undo") {
 			if a.ErrorCode == "task_superseded" {
 				return nil

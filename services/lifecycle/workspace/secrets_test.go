@@ -69,7 +69,7 @@ func TestEnvironmentValuesAreNowhereInTheDatabase(t *testing.T) {
 	if _, err := p.seats[0].ask(t.Context(), kRecreate, id); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if w := p.workspace(id); w.Epoch != 2 || w.State != "active" {
 			return fmt.Errorf("the workspace is %s in epoch %d", w.State, w.Epoch)
 		}

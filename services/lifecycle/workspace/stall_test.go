@@ -42,7 +42,7 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	}
 	more := func(than int) int {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			// A look that stood open when the clock was moved is past its time: lifecycle's sweep ends it.
 			if _, err := p.world.tasks.Sweep(testkit.Context(t)); err != nil {
 				return err
@@ -65,7 +65,7 @@ func TestAWaitThatIsNeverReadyIsFlagged(t *testing.T) {
 	}
 	testkit.SetClockOffset(p.db, 11*time.Minute)
 	const flag = `step_stalled: no progress at "Wait for workloads ready" for 00:10:00`
-	testkit.Eventually(t, 30*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if r := run(); !strings.HasPrefix(r.StuckReason, flag) {
 			return fmt.Errorf("at %q: %q", r.StepName(), r.StuckReason)
 		}

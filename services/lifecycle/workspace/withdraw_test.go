@@ -79,7 +79,7 @@ func (p *plane) traced(d *deadlocks) *pgxpool.Pool {
 // blocked waits until a statement that contains text waits for a lock.
 func (p *plane) blocked(text string) {
 	p.t.Helper()
-	testkit.Eventually(p.t, time.Minute, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		var found bool
 		// A role sees the statements of its own sessions.
 		err := p.db.Pool(pg.RoleLifecycle).QueryRow(p.t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
@@ -112,7 +112,7 @@ func (p *plane) asks() (*lifecyclev1.Operation, string) {
 	}
 	op := res.GetOperation()
 	var node string
-	testkit.Eventually(p.t, time.Minute, func() error {
+	testkit.Eventually(p.t, testkit.Patience, func() error {
 		err := p.db.OwnerPool().QueryRow(p.t.Context(), `
 			SELECT t.node_id::text FROM lifecycle.task t JOIN lifecycle.saga_run r ON r.id = t.run_id
 			WHERE t.run_id = $1 AND t.type = 'storage.allocate' AND r.owner IS NULL`, op.GetOperationId()).Scan(&node)

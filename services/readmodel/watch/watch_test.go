@@ -141,7 +141,7 @@ func (w *watcher) all() []*readmodelv1.WatchResponse {
 func (w *watcher) until(what string, ok func(*readmodelv1.WatchResponse) bool) *readmodelv1.WatchResponse {
 	w.t.Helper()
 	var found *readmodelv1.WatchResponse
-	testkit.Eventually(w.t, 15*time.Second, func() error {
+	testkit.Eventually(w.t, testkit.Patience, func() error {
 		for _, f := range w.all() {
 			if ok(f) {
 				found = f

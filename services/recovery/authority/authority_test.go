@@ -218,7 +218,7 @@ func TestPongOnlyAfterAReadBegunLater(t *testing.T) {
 	}
 	s.ping(1)
 	s.ping(2)
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if b.poller.Health(b.ctx) == nil {
 			return fmt.Errorf("the poller says that it reads")
 		}

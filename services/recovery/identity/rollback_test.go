@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -251,7 +250,7 @@ func (b *bench) backup() func() {
 	}
 	alone := func(sql string) {
 		b.t.Helper()
-		testkit.Eventually(b.t, 30*time.Second, func() error {
+		testkit.Eventually(b.t, testkit.Patience, func() error {
 			return errors.Join(do(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1`, b.db.Name()),
 				do(sql))
 		})
@@ -276,7 +275,7 @@ func (b *bench) backup() func() {
 // again runs fn until the pool has replaced the connections that a restore cut.
 func (b *bench) again(fn func() error) {
 	b.t.Helper()
-	testkit.Eventually(b.t, 30*time.Second, fn)
+	testkit.Eventually(b.t, testkit.Patience, fn)
 }
 
 // An older dump comes back under agents that remember more, undeclared and declared: nobody is stopped or held, every

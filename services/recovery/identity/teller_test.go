@@ -67,7 +67,7 @@ func TestVerbsReachLifecycle(t *testing.T) {
 	}()
 	acknowledged := func(fence int64) {
 		t.Helper()
-		testkit.Eventually(t, 10*time.Second, func() error {
+		testkit.Eventually(t, testkit.Patience, func() error {
 			if r := b.get(n); r.FenceEpoch != fence || r.Fencing() || r.Told != r.ToldAcked {
 				return fmt.Errorf("fence %d, acknowledged %d, told %d of %d", r.FenceEpoch, r.FenceAcked, r.ToldAcked, r.Told)
 			}

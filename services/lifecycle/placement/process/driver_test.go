@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -102,7 +101,7 @@ func running(t *testing.T, d *Driver, ws string, epoch int64) (int, int) {
 
 func waitProcs(t *testing.T, d *Driver, ws string, epoch int64, agents, all int) {
 	t.Helper()
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if a, n := running(t, d, ws, epoch); a != agents || n != all {
 			return fmt.Errorf("%d agents, %d processes", a, n)
 		}
@@ -261,7 +260,7 @@ func TestADeadAgentIsPoweredOnAgainAsTheSameBox(t *testing.T) {
 			}
 		}
 	}
-	testkit.Eventually(t, 10*time.Second, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if err := d.keepOnce(t.Context()); err != nil {
 			return err
 		}

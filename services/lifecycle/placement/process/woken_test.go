@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -50,13 +49,13 @@ func TestProcessesOfAnEndedEpochAreEnded(t *testing.T) {
 	waitProcs(t, d, ws, 2, 1, 2)
 	wake(t, d, ws, 1)
 	keep(t, d)
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		if agents, all := running(t, d, ws, 1); all != 0 {
 			return fmt.Errorf("%d agents and %d processes of an ended epoch run", agents, all)
 		}
 		return nil
 	})
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		list, err := d.List(t.Context())
 		for _, i := range list {
 			if i.Epoch == 1 && i.Strays == 3 && !i.EndedAt.IsZero() && i.StraysAt.After(i.EndedAt) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -39,7 +38,7 @@ func TestEndBesideALaunch(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- driver.End(ctx, workspace, 1) }()
-	testkit.Eventually(t, time.Minute, func() error {
+	testkit.Eventually(t, testkit.Patience, func() error {
 		var waiting bool
 		err := db.OwnerPool().QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')`).Scan(&waiting)
 		if err == nil && !waiting {

@@ -36,7 +36,7 @@ type Case struct {
 	Workspace func(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, error)
 	// Clean takes away what a run that succeeded has left, by any means.
 	Clean func(ctx context.Context, workspaceID string) error
-	// Timeout bounds one run; zero means 30 s.
+	// Timeout bounds one run; zero means a minute.
 	Timeout time.Duration
 	// Running is called with the core of each run before its driver starts, for definitions that need its Wake. May be nil.
 	Running func(core *saga.Core)
@@ -69,7 +69,7 @@ type trial struct {
 func Conform(t *testing.T, c Case) {
 	t.Helper()
 	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
+		c.Timeout = time.Minute
 	}
 	skew := new(time.Duration)
 	begin := func(t *testing.T, p *plan) *trial {
