@@ -24,7 +24,6 @@ import (
 
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/obs"
-	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // stopGrace is how long Run waits for a job that does not heed its context.
@@ -49,7 +48,10 @@ type Deps struct {
 }
 
 // Runner is the periodic work of one replica.
-type Runner struct{ client *river.Client[pgx.Tx] }
+type Runner struct {
+	client *river.Client[pgx.Tx]
+	locks  *locks
+}
 
 // args is every job's row: its name, and nothing else.
 type args struct {
@@ -64,17 +66,9 @@ type worker struct {
 
 	jobs    map[string]Job
 	logger  *slog.Logger
-	pool    *pgxpool.Pool
+	locks   *locks
 	metrics *metrics
 }
-
-// The lock of a job is held by the session that runs it, and so ends with the process whatever becomes of that.
-var (
-	runners = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
-
-	lockJob   = pg.DefineShared(runners, "background.lock_job", `SELECT pg_try_advisory_lock(hashtextextended('background/' || current_user || '/' || $1::text, 0))`)
-	unlockJob = pg.DefineShared(runners, "background.unlock_job", `SELECT pg_advisory_unlock(hashtextextended('background/' || current_user || '/' || $1::text, 0))`)
-)
 
 // Timeout implements river.Worker.
 func (w *worker) Timeout(row *river.Job[args]) time.Duration { return w.jobs[row.Args.Job].Timeout }
@@ -85,20 +79,15 @@ func (w *worker) Work(ctx context.Context, row *river.Job[args]) error {
 	if !ok {
 		return river.JobCancel(fmt.Errorf("no job %q", row.Args.Job)) //nolint:wrapcheck // River looks for its own
 	}
-	conn, err := w.pool.Acquire(ctx)
+	free, err := w.locks.take(ctx, job.Name)
 	if err != nil {
-		return w.failed(ctx, job, fmt.Errorf("connect: %w", err))
-	}
-	defer conn.Release()
-	free, err := pg.Value[bool](ctx, conn, lockJob, job.Name)
-	if err != nil {
-		return w.failed(ctx, job, fmt.Errorf("take the lock of the job: %w", err))
+		return w.failed(ctx, job, err)
 	}
 	if !free {
 		w.metrics.runs.WithLabelValues(job.Name, outcomeBusy).Inc()
 		return nil
 	}
-	defer w.unlock(ctx, conn, job)
+	defer w.locks.give(ctx, job.Name)
 	if row.AttemptedAt != nil {
 		w.metrics.lag.WithLabelValues(job.Name).Set(row.AttemptedAt.Sub(row.ScheduledAt).Seconds())
 	}
@@ -111,19 +100,6 @@ func (w *worker) Work(ctx context.Context, row *river.Job[args]) error {
 	w.metrics.runs.WithLabelValues(job.Name, outcomeDone).Inc()
 	w.metrics.success.WithLabelValues(job.Name).SetToCurrentTime()
 	return nil
-}
-
-// unlock gives the lock of a job back. A session that cannot be asked is closed, which ends its locks.
-func (w *worker) unlock(ctx context.Context, conn *pgxpool.Conn, job Job) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
-	defer cancel()
-	if held, err := pg.Value[bool](ctx, conn, unlockJob, job.Name); err != nil || !held {
-		closing := conn.Hijack()
-		if closed := closing.Close(ctx); err != nil || closed != nil {
-			w.logger.WarnContext(ctx, "the lock of background work was not given back; its session was closed", slog.String("job", job.Name),
-				obs.Err(errors.Join(err, closed)))
-		}
-	}
 }
 
 // failed counts and logs a run that failed. One that a stop of the process ended is neither.
@@ -162,8 +138,9 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build background work: %w", err)
 	}
+	held := &locks{pool: deps.Pool, logger: deps.Logger, held: map[string]bool{}}
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &worker{jobs: known, logger: deps.Logger, pool: deps.Pool, metrics: counted})
+	river.AddWorker(workers, &worker{jobs: known, logger: deps.Logger, locks: held, metrics: counted})
 	client, err := river.NewClient(riverpgxv5.New(deps.Pool), &river.Config{
 		Schema: deps.Schema, Logger: slog.New(warnings{deps.Logger.Handler()}), Workers: workers,
 		// A place for each job, and one for a run that is dropped because its predecessor goes on: no job waits for another.
@@ -176,7 +153,7 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build background work: %w", err)
 	}
-	return &Runner{client: client}, nil
+	return &Runner{client: client, locks: held}, nil
 }
 
 // Run works until ctx ends.
@@ -195,6 +172,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
 	defer cancel()
+	defer r.locks.close(context.WithoutCancel(ctx)) // a job that does not heed its context keeps no connection of the pool
 	if err := r.client.StopAndCancel(grace); err != nil {
 		return fmt.Errorf("stop background work: %w", err)
 	}

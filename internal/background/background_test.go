@@ -134,6 +134,61 @@ func TestAJobIsEndedAtItsTimeAndHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+func TestJobsShareOneConnectionForTheirLocks(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	pool, err := pg.Open(ctx, pg.Config{URL: db.URL(pg.RoleLifecycle), MaxConns: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	var jobs []background.Job
+	began := make(chan struct{}, 64)
+	for i := range 4 {
+		jobs = append(jobs, background.Job{Name: fmt.Sprintf("hangs_%d", i), Every: time.Hour, Timeout: time.Hour, Run: func(ctx context.Context) error {
+			began <- struct{}{}
+			<-ctx.Done()
+			return ctx.Err()
+		}})
+	}
+	asked := make(chan error, 64)
+	jobs = append(jobs, background.Job{Name: "asks", Every: time.Second, Timeout: time.Minute, Run: func(ctx context.Context) error {
+		_, err := pg.Era(ctx, pool)
+		asked <- err
+		return err
+	}})
+	r, err := background.New(background.Deps{
+		Pool: pool, Schema: pg.RoleLifecycle, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry(),
+	}, jobs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(runs) }()
+	for range 4 {
+		select {
+		case <-began:
+		case <-ctx.Done():
+			t.Fatal("a job does not begin while others run")
+		}
+	}
+	for range 2 {
+		select {
+		case err := <-asked:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-ctx.Done():
+			t.Fatal("jobs that run keep all connections")
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // counted is how many runs of a job had an outcome.
 func counted(t *testing.T, registry *prometheus.Registry, job, outcome string) float64 {
 	t.Helper()

@@ -65,7 +65,7 @@ func Migrate(ctx context.Context, ownerURL string, opts MigrateOptions) (Applied
 	}
 	// The lock is the session's: it goes with the pool, whatever happens.
 	defer lock.Release()
-	if _, err := lock.Exec(ctx, "SELECT pg_advisory_lock($1)", int64(migrateLock)); err != nil {
+	if err := takeTurn(ctx, lock); err != nil {
 		return Applied{}, fmt.Errorf("migrate database: take turn: %w", err)
 	}
 	if _, err := lock.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS mesh"); err != nil {
@@ -102,6 +102,30 @@ func Migrate(ctx context.Context, ownerURL string, opts MigrateOptions) (Applied
 	done.Took = time.Since(began)
 	return done, nil
 }
+
+// takeTurn waits for the lock of migrations. It asks again and again: a statement that waits for a lock holds a snapshot, and an index that is built
+// concurrently by who has the turn waits for the end of all snapshots.
+func takeTurn(ctx context.Context, conn *pgxpool.Conn) error {
+	const pause = 100 * time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, turnTimeout, fmt.Errorf("another migration of this database has run for %s", turnTimeout))
+	defer cancel()
+	for {
+		var taken bool
+		if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(migrateLock)).Scan(&taken); err != nil || taken {
+			return err //nolint:wrapcheck // the caller says what it did
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+	}
+}
+
+// turnTimeout is how long a migration waits for another one: an index of a large table takes minutes.
+const turnTimeout = 15 * time.Minute
 
 func migrateRiver(ctx context.Context, pool *pgxpool.Pool, schema string) (int, error) {
 	m, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: schema, Logger: slog.New(slog.DiscardHandler)})

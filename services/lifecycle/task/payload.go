@@ -38,11 +38,15 @@ func payloadAt(state string) string {
 const payloadOver = `t.expires_at <= mesh.clock() - interval '` + PayloadKept + `'
 	AND t.state_at <= mesh.clock() - interval '` + PayloadKept + `'`
 
+// clearBatches bounds what one sweep clears: a database of an earlier build, which kept all payloads, is cleared over
+// many sweeps, and none of them holds up the end of stale tasks for long.
+const clearBatches = 10
+
 // clearPayloads clears what ended tasks still carry after PayloadKept, in batches, and returns of how many it did. In
 // rollback mode it leaves all as it is.
 func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 	total := 0
-	for {
+	for range clearBatches {
 		n := 0
 		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 			tag, err := pg.Exec(ctx, tx, clearPayloads, sweepBatch)
@@ -54,9 +58,10 @@ func (s *Server) clearPayloads(ctx context.Context) (int, error) {
 			return total, fmt.Errorf("clear payloads of ended tasks: %w", err)
 		}
 		if n < sweepBatch {
-			return total, nil
+			break
 		}
 	}
+	return total, nil
 }
 
 // keepsPayload reports whether a locked task that has ended may still be sent as it was.

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -228,6 +229,10 @@ func (s *Server) onOpenRun(ctx context.Context, tx pgx.Tx, w saga.Workspace, kin
 	case kRetryUndo:
 		v, err = s.deps.Core.RetryUndo(ctx, tx, run.ID, by)
 	default:
+		// What is given up keeps its machine occupied, and gates come before runs.
+		if err := gate.LockOfWorkspace(ctx, tx, w.ID); err != nil {
+			return nil, err //nolint:wrapcheck // it says what it did
+		}
 		var orphans []saga.Claim
 		if v, orphans, err = s.deps.Core.SkipUndo(ctx, tx, run.ID, by, reason); err == nil {
 			err = keepOccupied(ctx, tx, w.ID, orphans, reason, by)

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -39,7 +40,7 @@ func (a *Allocations) RetryRelease(ctx context.Context, req *lifecyclev1.RetryRe
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
-		f, err := s.failedHold(ctx, tx, req.GetAllocationId())
+		f, err := s.failedHold(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
 		if err != nil {
 			return err
 		}
@@ -78,7 +79,7 @@ func (a *Allocations) ForceRelease(ctx context.Context, req *lifecyclev1.ForceRe
 		if err := rollback.Refuse(ctx, tx); err != nil {
 			return err //nolint:wrapcheck // a fault, or it says what it read
 		}
-		f, err := s.failedHold(ctx, tx, req.GetAllocationId())
+		f, err := s.failedHold(ctx, tx, req.GetAllocationId(), !req.GetDryRun())
 		if err != nil {
 			return err
 		}
@@ -127,16 +128,26 @@ type failedHold struct {
 	claims    []saga.Claim // that nobody has given up yet, and may have to be
 }
 
-var allocationToFree = pg.Define(pg.RoleLifecycle, "workspace.allocation_to_free",
-	`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
+var (
+	failedAllocation = pg.Define(pg.RoleLifecycle, "workspace.failed_allocation",
+		`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
+	allocationToFree = pg.Define(pg.RoleLifecycle, "workspace.allocation_to_free",
+		`SELECT `+allocationColumns+` FROM lifecycle.allocation a WHERE a.allocation_id = $1 FOR UPDATE OF a`)
+)
 
-func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string) (*failedHold, error) {
+// failedHold reads the hold of an allocation. With change, all that the two verbs change is locked before, in the order
+// of locks; without, nothing is: a question never waits for what is under way.
+func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string, change bool) (*failedHold, error) {
 	f := &failedHold{}
 	var err error
-	if err := lockRunOfHold(ctx, tx, allocationID); err != nil {
-		return nil, err
+	read := failedAllocation
+	if change {
+		read = allocationToFree
+		if err := lockBeforeHold(ctx, tx, allocationID); err != nil {
+			return nil, err
+		}
 	}
-	f.hold, err = oneAllocation(ctx, tx, allocationToFree, allocationID)
+	f.hold, err = oneAllocation(ctx, tx, read, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such allocation")
 	}
@@ -161,9 +172,9 @@ func (s *Server) failedHold(ctx context.Context, tx pgx.Tx, allocationID string)
 var workspaceOfAllocation = pg.Define(pg.RoleLifecycle, "workspace.workspace_of_allocation",
 	`SELECT a.workspace_id::text FROM lifecycle.allocation a WHERE a.allocation_id = $1`)
 
-// lockRunOfHold locks the run that owns the workspace of an allocation, which comes before the allocation in the order
-// of locks.
-func lockRunOfHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
+// lockBeforeHold locks what comes before an allocation in the order of locks: the gates that hold its workspace, the run
+// that owns it, and the workspace.
+func lockBeforeHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 	workspaceID, err := pg.Value[string](ctx, tx, workspaceOfAllocation, allocationID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil // the caller refuses it
@@ -171,7 +182,16 @@ func lockRunOfHold(ctx context.Context, tx pgx.Tx, allocationID string) error {
 	if err != nil {
 		return fmt.Errorf("read allocation: %w", err)
 	}
-	return saga.LockLive(ctx, tx, workspaceID) //nolint:wrapcheck // it says what it did
+	if err := gate.LockOfWorkspace(ctx, tx, workspaceID); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if err := saga.LockLive(ctx, tx, workspaceID); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if _, err := pg.Exec(ctx, tx, lockWorkspace, workspaceID); err != nil {
+		return fmt.Errorf("lock workspace: %w", err)
+	}
+	return nil
 }
 
 // unmet lists what keeps the hold from being got free.
@@ -301,7 +321,7 @@ func (s *Server) releaseOptions(ctx context.Context, tx pgx.Tx, w saga.Workspace
 	}
 	unmet := []string{"no release of an allocation of the workspace has failed"}
 	if held {
-		f, err := s.failedHold(ctx, tx, a.ID)
+		f, err := s.failedHold(ctx, tx, a.ID, false)
 		if err != nil {
 			return nil, err
 		}
