@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -362,12 +363,14 @@ func (m *Mesh) setPolicy(ctx context.Context, key, value string) error {
 	return err
 }
 
-// anew ends the replicas of a service one after the other and has them started again, with env in their environment from then on.
+// anew ends the replicas of a service in order, one after the other, and has them started again, with env in their
+// environment from then on. One that is killed would keep its place as the one that runs periodic work for another
+// 15 seconds.
 func (m *Mesh) anew(ctx context.Context, replicas []*cluster.Process, env ...string) error {
 	for _, p := range replicas {
 		p.BeforeStart(func() []string { return env })
 		starts := p.Starts() // before its end: it is started again within moments
-		if err := p.Kill9(); err != nil {
+		if err := p.Signal(syscall.SIGTERM); err != nil {
 			return fmt.Errorf("end %s: %w", p.Name, err)
 		}
 		if err := await(ctx, p.Name+" to be started again", settle, func(ctx context.Context) error {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +26,9 @@ import (
 // racers ask at the same instant in each round.
 const racers = 100
 
+// reasonJoined is what the API's mark on an operation, that a request joined it, is called where it explains reasons.
+const reasonJoined = "operation_joined"
+
 // doubleProvision is row 27: everybody who may replace a box does so at once.
 func doubleProvision() Drill {
 	return Drill{
@@ -37,11 +38,13 @@ func doubleProvision() Drill {
 			"until all of them stand before it; then the replica that holds the run is stopped for longer than its lease",
 		Sees:     "one operation for all, joined by all others; the workspace recovering",
 		Recovers: "by itself: the next epoch alone is launched, once, when the former has ended; a holder that wakes after its lease is fenced out",
-		Needs:    "its own mesh for the lock store, the pause and the driver's ledger; through the API alone it races without them",
-		Outside:  true,
-		Expect:   Verdict{Reason: "operation_joined", UserState: "recovering", Owner: "lifecycle", Next: "wait"},
-		Mutation: "the detector of a double launch is this drill's judge of the driver's ledger. It is given the other reading: a copy of the ledger in which the last " +
-			"launch of the workspace stands twice. A judge that does not see that would never see a real one",
+		Needs: "its own mesh for the lock store, the pause, the driver's ledger and the proof that two instances are found; through the API alone it races without " +
+			"them",
+		Outside: true,
+		Expect:  Verdict{Reason: reasonJoined, UserState: "recovering", Owner: "lifecycle", Next: "wait"},
+		Mutation: "after the races the end of the former epoch's instance is taken out of the driver's ledger, so that the placement lists two instances of the workspace. " +
+			"The replicas of lifecycle are started anew for that with a finding_sweep of a second, and in the mutation of an hour: the two stand as before, and the sweep " +
+			"that is to find them does not look",
 		mutated: StageEvidence,
 		run:     runRace,
 	}
@@ -121,7 +124,7 @@ func (x *race) round(ctx context.Context, what string, disturb func(context.Cont
 	var served *lifecyclev1.Operation
 	var seen Verdict
 	err := disturb(ctx, func(ctx context.Context) (*lifecyclev1.Operation, error) {
-		op, inFlight, err := x.ask(ctx, asked)
+		op, joined, inFlight, err := x.ask(ctx, asked)
 		if err != nil {
 			return nil, err
 		}
@@ -139,7 +142,7 @@ func (x *race) round(ctx context.Context, what string, disturb func(context.Cont
 			return nil, at(StageDetected, fmt.Errorf("%s: the operation is for epoch %d after epoch %d", what, op.GetEpoch(), x.epoch))
 		}
 		r.note("%s: %d requests, %d at once, one operation %s after %.2f s", what, asked, inFlight, op.GetOperationId(), took.Seconds())
-		seen = Verdict{Reason: "operation_joined", UserState: x.userState(ctx)}
+		seen = Verdict{Reason: joined, UserState: x.userState(ctx)}
 		served = op
 		return op, nil
 	})
@@ -163,8 +166,8 @@ func (x *race) round(ctx context.Context, what string, disturb func(context.Cont
 }
 
 // ask makes n requests at the same instant, all for a recreation, and holds that they were answered by one operation that one of them began at most. It
-// answers how many were in flight at once.
-func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, int64, error) {
+// returns the operation, the reason "operation_joined" where the API said of every other request that it joined, and how many were in flight at once.
+func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, string, int64, error) {
 	type answer struct {
 		op  *lifecyclev1.Operation
 		err error
@@ -192,27 +195,31 @@ func (x *race) ask(ctx context.Context, n int) (*lifecyclev1.Operation, int64, e
 	}
 	close(begin)
 	wg.Wait()
-	first := 0
+	joined := 0
 	var op *lifecyclev1.Operation
 	for _, a := range answers {
 		if a.err != nil {
-			return nil, most.Load(), at(StageDetected, fmt.Errorf("a racer was refused: %w", a.err))
+			return nil, "", most.Load(), at(StageDetected, fmt.Errorf("a racer was refused: %w", a.err))
 		}
 		if op == nil {
 			op = a.op
 		}
 		if a.op.GetOperationId() != op.GetOperationId() || a.op.GetEpoch() != op.GetEpoch() {
-			return nil, most.Load(), at(StageDetected, fmt.Errorf("two operations: %s in epoch %d and %s in epoch %d", op.GetOperationId(), op.GetEpoch(),
+			return nil, "", most.Load(), at(StageDetected, fmt.Errorf("two operations: %s in epoch %d and %s in epoch %d", op.GetOperationId(), op.GetEpoch(),
 				a.op.GetOperationId(), a.op.GetEpoch()))
 		}
-		if !a.op.GetJoined() && !a.op.GetReplayed() {
-			first++
+		if a.op.GetJoined() || a.op.GetReplayed() {
+			joined++
 		}
 	}
-	if first > 1 {
-		return nil, most.Load(), at(StageDetected, fmt.Errorf("%d racers were told that the operation is theirs", first))
+	if joined < n-1 {
+		return nil, "", most.Load(), at(StageDetected, fmt.Errorf("%d of %d racers were told that the operation is theirs", n-joined, n))
 	}
-	return op, most.Load(), nil
+	reason := ""
+	if joined > 0 {
+		reason = reasonJoined
+	}
+	return op, reason, most.Load(), nil
 }
 
 // userState is what the workspace's user is told while the operation is under way.
@@ -379,21 +386,17 @@ func (x *race) holder(ctx context.Context, c *cluster.Cluster, op *lifecyclev1.O
 	return nil, nil //nolint:nilnil // nobody is an answer
 }
 
-// judge reads the driver's ledger: one launch for each epoch, never two alive, and as many epochs as there were operations.
+// judge reads the driver's ledger, one launch for each epoch, never two alive and as many epochs as there were operations, and then asks the API for a
+// finding on two instances, which the product's own detector makes.
 func (x *race) judge(ctx context.Context) error {
-	m, r := x.r.Mesh, x.r
-	if !m.Own() {
+	r := x.r
+	if !r.Mesh.Own() {
+		if r.Control == Mutated {
+			return errNotOwn
+		}
 		return x.judgeInstances(ctx)
 	}
-	file := filepath.Join(m.cluster.Plan.BoxDir, "launches.jsonl")
-	if r.Control == Mutated {
-		var err error
-		if file, err = doubled(file, x.id); err != nil {
-			return err
-		}
-		defer os.Remove(file) //nolint:errcheck // a copy
-	}
-	ledger, err := readLedger(file)
+	ledger, err := r.Mesh.ledger()
 	if err != nil {
 		return at(StageEvidence, err)
 	}
@@ -401,10 +404,11 @@ func (x *race) judge(ctx context.Context) error {
 	if err == nil && (n != x.turns+1 || live != x.epoch) {
 		err = fmt.Errorf("%d launches for a create and %d recreations; epoch %d lives, not %d", n, x.turns, live, x.epoch)
 	}
-	if err == nil {
-		r.note("the driver's ledger has %d launches for %d epochs, one each, and never two alive", n, x.epoch)
+	if err != nil {
+		return at(StageEvidence, err)
 	}
-	return at(StageEvidence, err)
+	r.note("the driver's ledger has %d launches for %d epochs, one each, and never two alive", n, x.epoch)
+	return x.detects(ctx)
 }
 
 // judgeInstances judges what the API lists, where the ledger is out of reach.
@@ -414,9 +418,6 @@ func (x *race) judgeInstances(ctx context.Context) error {
 		return at(StageEvidence, err)
 	}
 	items := resp.GetItems()
-	if x.r.Control == Mutated && len(items) > 0 {
-		items = append(items, items[len(items)-1]) // the other reading
-	}
 	perEpoch, live := map[int64]int{}, 0
 	for _, i := range items {
 		perEpoch[i.GetEpoch()]++
@@ -425,31 +426,12 @@ func (x *race) judgeInstances(ctx context.Context) error {
 			live++
 		}
 	}
+	f, err := x.twoInstances(ctx)
+	if err != nil || f != nil {
+		return at(StageEvidence, errors.Join(err, openTwo(f)))
+	}
 	if live != 1 || len(perEpoch) != x.turns+1 || len(items) != len(perEpoch) {
 		return at(StageEvidence, fmt.Errorf("%d instances of %d epochs, %d live, after a create and %d recreations", len(items), len(perEpoch), live, x.turns))
 	}
 	return nil
-}
-
-// doubled copies a ledger with the last launch of a workspace written twice.
-func doubled(file, workspaceID string) (string, error) {
-	data, err := os.ReadFile(file) //nolint:gosec // of our own mesh
-	if err != nil {
-		return "", err
-	}
-	var last string
-	for text := range strings.Lines(string(data)) {
-		if strings.Contains(text, `"launched"`) && strings.Contains(text, workspaceID) {
-			last = text
-		}
-	}
-	if last == "" {
-		return "", errors.New("the ledger has no launch to be doubled")
-	}
-	out, err := os.CreateTemp("", "gpuaas-drill-ledger-*")
-	if err != nil {
-		return "", err
-	}
-	_, err = out.WriteString(string(data) + last)
-	return out.Name(), errors.Join(err, out.Close())
 }

@@ -1,0 +1,162 @@
+package drill
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/mesh/cluster"
+)
+
+// seesTwo is how long the product's detector of two instances has where its sweep runs every second.
+const seesTwo = 30 * time.Second
+
+// detects proves that the product itself finds two instances of one workspace: that the API shows no such finding
+// after the races says something only then. The end of the former epoch's instance is taken out of the driver's
+// ledger, so that the placement lists two, while the sweep that would end one of them waits; afterwards that sweep
+// runs again, ends the instance once more, and the finding is resolved.
+func (x *race) detects(ctx context.Context) error {
+	m := x.r.Mesh
+	c, err := m.own()
+	if err != nil {
+		return err
+	}
+	if f, err := x.twoInstances(ctx); err != nil || f != nil {
+		return at(StageEvidence, errors.Join(err, openTwo(f)))
+	}
+	look := "1s"
+	if x.r.Control == Mutated {
+		look = "1h"
+	}
+	err = m.anew(ctx, c.Lifecycle, "GPUAAS_LIFECYCLE_ORPHAN_SWEEP=1h", "GPUAAS_LIFECYCLE_FINDING_GRACE=1s", "GPUAAS_LIFECYCLE_FINDING_SWEEP="+look)
+	if err != nil {
+		return errors.Join(at(StageEvidence, err), m.anew(context.WithoutCancel(ctx), c.Lifecycle))
+	}
+	seen := x.doubled(ctx, c)
+	if err := m.anew(context.WithoutCancel(ctx), c.Lifecycle); err != nil || seen != nil {
+		return at(StageEvidence, errors.Join(seen, err))
+	}
+	err = await(ctx, "the second instance to be ended and the finding to be resolved", settle, func(ctx context.Context) error {
+		f, err := x.twoInstances(ctx)
+		return errors.Join(err, openTwo(f))
+	})
+	return at(StageEvidence, errors.Join(err, reend(c.Plan.BoxDir, x.id, x.epoch-1)))
+}
+
+// doubled makes two instances of the workspace stand in the driver's list, and waits for the finding.
+func (x *race) doubled(ctx context.Context, c *cluster.Cluster) error {
+	former := x.epoch - 1
+	began := time.Now()
+	return await(ctx, "the finding on two instances", seesTwo, func(ctx context.Context) error {
+		// A look for orphans that was due when the replicas ended still ends the instance once.
+		again, err := unend(c.Plan.BoxDir, x.id, former)
+		if err != nil {
+			return err
+		}
+		if again {
+			x.r.note("the driver's ledger has the instances of epochs %d and %d alive", former, x.epoch)
+		}
+		f, err := x.twoInstances(ctx)
+		if err != nil {
+			return err
+		}
+		if f == nil {
+			return errors.New("the API shows none")
+		}
+		x.r.evidence(f.GetFindingId())
+		x.r.note("%s after %.2f s: %s", names.Of(f.GetKind()), time.Since(began).Seconds(), f.GetSummary())
+		return nil
+	})
+}
+
+// twoInstances is the open finding on two instances of the workspace, nil for none.
+func (x *race) twoInstances(ctx context.Context) (*lifecyclev1.Finding, error) {
+	resp, err := x.r.Mesh.Client.Findings.ListFindings(ctx, &readmodelv1.ListFindingsRequest{Workspace: x.id, PageSize: 100})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range resp.GetItems() {
+		if f.GetKind() == commonv1.FindingKind_FINDING_KIND_INSTANCE_WITHOUT_ROW && f.GetSubjectId() == x.id && f.GetResolvedAt() == nil {
+			return f, nil
+		}
+	}
+	return nil, nil //nolint:nilnil // none is what is hoped for
+}
+
+// openTwo says that a finding on two instances is open; nil for none.
+func openTwo(f *lifecyclev1.Finding) error {
+	if f == nil {
+		return nil
+	}
+	return fmt.Errorf("finding %s is open: %s", f.GetFindingId(), f.GetSummary())
+}
+
+// unend takes the end of an instance out of the launch ledger of the process driver, as an older copy of the file
+// would be. It reports whether the end was there.
+func unend(dir, workspaceID string, epoch int64) (bool, error) {
+	there := false
+	err := rewrite(dir, func(text string, l line) string {
+		if l.Op != "ended" || l.WorkspaceID != workspaceID || l.Epoch != epoch {
+			return text
+		}
+		there = true
+		return ""
+	})
+	return there, err
+}
+
+// reend puts the end of an instance to where it belongs, behind its beginning, so that the ledger can be judged again.
+func reend(dir, workspaceID string, epoch int64) error {
+	return rewrite(dir, func(text string, l line) string {
+		switch {
+		case l.WorkspaceID != workspaceID || l.Epoch != epoch:
+			return text
+		case l.Op == "ending":
+			return text + strings.Replace(text, `"op":"ending"`, `"op":"ended"`, 1)
+		case l.Op == "ended":
+			return ""
+		}
+		return text
+	})
+}
+
+// rewrite replaces each line of the launch ledger of the process driver under the lock that the driver takes for each
+// change.
+func rewrite(dir string, change func(text string, l line) string) (err error) {
+	lock, err := os.OpenFile(filepath.Join(dir, "launches.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock the ledger: %w", err)
+	}
+	path := filepath.Join(dir, "launches.jsonl")
+	data, err := os.ReadFile(path) //nolint:gosec // of our own mesh
+	if err != nil {
+		return err
+	}
+	var changed strings.Builder
+	for text := range strings.Lines(string(data)) {
+		var l line
+		if err := json.Unmarshal([]byte(text), &l); err != nil {
+			return fmt.Errorf("ledger: %w: %s", err, text)
+		}
+		changed.WriteString(change(text, l))
+	}
+	if changed.String() == string(data) {
+		return nil
+	}
+	return os.WriteFile(path, []byte(changed.String()), 0o600)
+}
