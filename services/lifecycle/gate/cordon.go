@@ -128,6 +128,9 @@ const silentReplica = "15 seconds"
 // ListeningSQL is the condition that a replica lives at which agents can have a session: without one their silence says nothing.
 const ListeningSQL = `EXISTS (SELECT 1 FROM lifecycle.replica_seen r WHERE NOT r.leaving AND r.beat_at > mesh.clock() - interval '` + silentReplica + `')`
 
+// LivingReplicaSQL is the condition, over replica_seen s, that a replica was heard of lately.
+const LivingReplicaSQL = `s.beat_at > mesh.clock() - interval '` + silentReplica + `'`
+
 // ConnectedSQL is the condition, over node_gate g, that its session is open at a replica that lives.
 const ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM lifecycle.replica_seen r
 	WHERE r.replica_id = g.replica_id AND r.beat_at > mesh.clock() - interval '` + silentReplica + `'))`

@@ -306,9 +306,10 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 }
 
 var usageWithin = pg.Define(pg.RoleLifecycle, "workspace.usage_within", `
-		SELECT count(*), coalesce(sum((spec->>'gpus')::bigint), 0), coalesce(sum((spec->>'storage_bytes')::bigint), 0)
-		FROM lifecycle.workspace w WHERE w.tenant_id = $1 AND w.id::text <> $2 AND (w.state NOT IN ('failed', 'decommissioned')
-			OR EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = w.id AND a.state <> 'released'))`)
+		SELECT count(*), coalesce(sum((w.spec->>'gpus')::bigint), 0), coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)
+		FROM lifecycle.workspace w WHERE w.id::text <> $2 AND w.id = ANY (ARRAY(
+			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.state NOT IN ('failed', 'decommissioned')
+			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
 
 // within holds the tenant's quota, whose row is locked by the caller. What a failed workspace still holds counts; the workspace called except does not.
 func within(ctx context.Context, tx pgx.Tx, t tenant, except string, spec *lifecyclev1.WorkspaceSpec) error {

@@ -30,7 +30,7 @@ func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 		var picked string
 		err := pg.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			var err error
-			picked, _, err = freeSlot(ctx, tx, 0)
+			picked, _, err = takeSlot(ctx, tx, 0)
 			return err
 		})
 		return picked, err

@@ -108,7 +108,13 @@ func newPlane(t *testing.T, cfg planeConfig) *plane {
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	var loops sync.WaitGroup
-	t.Cleanup(func() { stop(); loops.Wait() })
+	t.Cleanup(func() {
+		stop()
+		loops.Wait()
+		if err := counted(context.WithoutCancel(t.Context()), p.db.Pool(pg.RoleLifecycle)); err != nil {
+			t.Errorf("the room of machines: %v", err)
+		}
+	})
 	committed := func() {
 		for _, s := range p.seats {
 			s.core.Committed()

@@ -86,7 +86,7 @@ func (s *Server) provable(ctx context.Context, tx pgx.Tx, w saga.Workspace, run 
 	if err != nil || !held || !slices.Contains(away, a.NodeID) {
 		return err
 	}
-	if _, _, err = freeSlot(ctx, tx, spec.GetGpus()); err == nil {
+	if err = hasRoom(ctx, tx, spec.GetGpus()); err == nil {
 		return nil
 	}
 	stepErr, ok := errors.AsType[*saga.StepError](err)

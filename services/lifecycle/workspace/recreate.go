@@ -220,7 +220,7 @@ func (s *Server) recreatable(ctx context.Context, tx pgx.Tx, w saga.Workspace, f
 	r.consequence = recreateConsequence(w, spec, claims, slices.Sorted(maps.Values(away)), held && away[a.NodeID] == "")
 	if len(away) > 0 && (!held || away[a.NodeID] != "") && r.possible() {
 		// It begins anew on another machine, so there must be one; else the run would take away what cannot come back.
-		if _, _, err := freeSlot(ctx, tx, spec.GetGpus()); err != nil {
+		if err := hasRoom(ctx, tx, spec.GetGpus()); err != nil {
 			stepErr, ok := errors.AsType[*saga.StepError](err)
 			if !ok {
 				return nil, err

@@ -63,7 +63,7 @@ func (p *plane) failedRelease() (id, node string, a allocation) { //nolint:nonam
 
 func (p *plane) placeable() error {
 	return pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-		_, _, err := freeSlot(ctx, tx, 0)
+		_, _, err := takeSlot(ctx, tx, 0)
 		return err
 	})
 }

@@ -151,7 +151,7 @@ func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, 
 	if spec.GetPlacement() == commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC {
 		var n int32
 		var err error
-		if node, n, err = freeSlot(ctx, tx, spec.GetGpus()); err != nil {
+		if node, n, err = takeSlot(ctx, tx, spec.GetGpus()); err != nil {
 			return allocation{}, err
 		}
 		slot = &n
@@ -179,65 +179,6 @@ func claimSlot(ctx context.Context, tx pgx.Tx, env *saga.Env, nodeID, allocation
 		return fmt.Errorf("claim slot: %w", err)
 	}
 	return nil
-}
-
-var takePickTurn = pg.Define(pg.RoleLifecycle, "workspace.take_pick_turn",
-	`SELECT pg_advisory_xact_lock(hashtextextended('lifecycle.static_pick', 0))`)
-
-var pickSlot = pg.Define(pg.RoleLifecycle, "workspace.pick_slot", `
-		WITH candidate AS (
-			SELECT g.node_id, g.slots,
-				(SELECT count(*) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS used,
-				jsonb_array_length(coalesce(g.host->'gpus', '[]'::jsonb)) -
-					(SELECT coalesce(sum(a.gpus), 0) FROM lifecycle.allocation a WHERE a.node_id = g.node_id AND a.state <> 'released') AS devices
-			FROM lifecycle.node_gate g
-			WHERE g.admitted AND NOT g.cordoned AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+`
-				-- Whoever has uncordoned it: its agent can make nothing there.
-				AND NOT `+gate.DiskFullSQL+`
-				-- Whatever became of its cordon: what a release has left there may still use its devices.
-				AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim o WHERE o.node_id = g.node_id AND o.kind = ANY ($2)
-					AND o.orphaned_at IS NOT NULL AND o.released_at IS NULL)
-				AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation f WHERE f.node_id = g.node_id AND f.state = 'release_failed')
-		)
-		SELECT c.node_id::text, s.n FROM candidate c
-		CROSS JOIN LATERAL (SELECT n FROM generate_series(0, c.slots - 1) n
-			WHERE NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = c.node_id AND a.slot = n AND a.state <> 'released') ORDER BY n LIMIT 1) s
-		WHERE c.devices >= $1 ORDER BY c.used, c.node_id LIMIT 1`)
-
-// freeSlot picks the machine with the most free slots among those that are admitted, connected, not cordoned and have the devices.
-func freeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error) {
-	var node string
-	var slot int32
-	// Those who pick take turns, so that two never pick one slot and then find it taken.
-	if _, err := pg.Exec(ctx, tx, takePickTurn); err != nil {
-		return "", 0, fmt.Errorf("wait for turn: %w", err)
-	}
-	err := pg.QueryRow(ctx, tx, pickSlot, gpus, occupying()).Scan(&node, &slot)
-	if err == pgx.ErrNoRows { //nolint:errorlint // pgx answers it bare
-		return "", 0, noMachine(ctx, tx, gpus)
-	}
-	if err != nil {
-		return "", 0, fmt.Errorf("pick machine: %w", err)
-	}
-	return node, slot, nil
-}
-
-var machinesWithoutRoom = pg.Define(pg.RoleLifecycle, "workspace.machines_without_room",
-	`SELECT count(*) FROM lifecycle.node_gate g
-		WHERE g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL+` AND `+gate.DiskFullSQL)
-
-// noMachine is the failure to pick a machine. Machines that are left out for their disks alone are counted in it.
-func noMachine(ctx context.Context, tx pgx.Tx, gpus int32) error {
-	var full int
-	err := pg.QueryRow(ctx, tx, machinesWithoutRoom).Scan(&full)
-	if err != nil {
-		return fmt.Errorf("count machines without room: %w", err)
-	}
-	text := fmt.Sprintf("no enrolled machine has a free slot and %d free GPUs", gpus)
-	if full > 0 {
-		text += fmt.Sprintf("; %d connected machines take nothing new, since their agents' state directories have no room", full)
-	}
-	return saga.Retry(commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, commonv1.Reason_REASON_NO_CAPACITY, text, nil)
 }
 
 // launch has the box made, if its placement makes one, and writes down what was made.
