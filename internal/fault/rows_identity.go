@@ -111,6 +111,12 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "recover with the recovery token, or issue a bundle",
 		Impact: "the node is on hold and gets no work; this is no sign of a copy",
 	},
+	commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerControl,
+		Public: "the signature is of a key that this replica of the control plane does not hold",
+		Remedy: "`gpuaas incidents list` names the key and the replica; copy the key's file to that replica",
+		Impact: "the node waits and is not put on hold; its workloads go on",
+	},
 	commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED: {
 		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
 		Public: "two holders of this node's identity have shown themselves",

@@ -168,8 +168,9 @@ func (k *Keys) Sign(s State) ([]byte, error) {
 	return append(body, ed25519.Sign(k.signing, message(body))...), nil
 }
 
-// Verify answers the state of a byte string that one of the keys has signed. Whatever is wrong is fault join_state_lost: an unreadable state and
-// a badly signed one are treated alike, without raising an alarm about a copy.
+// Verify returns the state of a byte string that one of the keys has signed. A state of a key that is not in the set is
+// fault signing_key_unknown: our replicas differ, and nothing follows for the node. Whatever else is wrong is fault
+// join_state_lost: an unreadable state and a badly signed one are treated alike.
 func (k *Keys) Verify(signed []byte) (State, error) {
 	state, keyID, body, err := split(signed)
 	if err != nil {
@@ -177,7 +178,8 @@ func (k *Keys) Verify(signed []byte) (State, error) {
 	}
 	public, ok := k.verify[keyID]
 	if !ok {
-		return State{}, lost(errors.New("signed by a key that is not in the set"))
+		return State{}, fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN, "",
+			fault.Cause(fmt.Errorf("verify join state: key %s is not in the set", keyID)))
 	}
 	if !ed25519.Verify(public, message(body), signed[len(body):]) {
 		return State{}, lost(errors.New("the signature does not verify"))
@@ -190,6 +192,12 @@ func (k *Keys) Verify(signed []byte) (State, error) {
 func Peek(signed []byte) (State, error) {
 	state, _, _, err := split(signed)
 	return state, err
+}
+
+// KeyID returns the name of the key that a state claims to be signed with, without verifying it.
+func KeyID(signed []byte) (string, error) {
+	_, keyID, _, err := split(signed)
+	return keyID, err
 }
 
 func lost(cause error) error {

@@ -29,6 +29,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/authority"
 	_ "github.com/gpuaas/mesh/services/recovery/enrol"
 	_ "github.com/gpuaas/mesh/services/recovery/identity"
+	_ "github.com/gpuaas/mesh/services/recovery/keys"
 	_ "github.com/gpuaas/mesh/services/recovery/policyadmin"
 	_ "github.com/gpuaas/mesh/services/recovery/rollback"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"

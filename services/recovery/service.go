@@ -92,7 +92,7 @@ func (s *Service) build(ctx context.Context) error {
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
 	identities, err := identity.New(identity.Deps{
-		Logger: b.Logger, Pool: b.DB, Keys: keys, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
+		Logger: b.Logger, Pool: b.DB, Keys: keys, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
@@ -121,7 +121,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	sweeps, err := newBackground(background.Deps{Pool: b.DB, Schema: pg.RoleRecovery, Logger: b.Logger, Registerer: metrics}, enroller, s.cfg.SweepEvery)
+	sweeps, err := newBackground(background.Deps{Pool: b.DB, Schema: pg.RoleRecovery, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
+		s.cfg.SweepEvery)
 	if err != nil {
 		return err
 	}

@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/background"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
+	"github.com/gpuaas/mesh/services/recovery/keys"
 )
 
 // newBackground is the service's periodic work.
-func newBackground(deps background.Deps, enroller *enrol.Enroller, every time.Duration) (*background.Runner, error) {
+func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration) (*background.Runner, error) {
 	return background.New(deps, //nolint:wrapcheck // it says what it did
 		background.Job{Name: "enrolments", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			swept, err := enroller.Sweep(ctx)
@@ -23,5 +25,12 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, every time.Du
 					slog.Int64("sessions", swept.Sessions))
 			}
 			return nil
+		}},
+		background.Job{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
+			closed, err := keys.Sweep(ctx, deps.Pool)
+			if closed {
+				wake.Notify()
+			}
+			return err //nolint:wrapcheck // it says what it did
 		}})
 }

@@ -16,6 +16,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -26,11 +27,17 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
+// foreignKey stands for a join state of a key that the replica does not hold.
+const foreignKey = "foreign key"
+
 // written is a join state as these tests write it; whose signature is good is joinstate's to test.
 type written struct{}
 
 func (written) Verify(signed []byte) (joinstate.State, error) {
 	var s joinstate.State
+	if string(signed) == foreignKey {
+		return s, fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN, "")
+	}
 	parts := strings.Split(string(signed), "|")
 	if len(parts) != 3 {
 		return s, errors.New("no state")

@@ -228,6 +228,9 @@ func (s *Server) check(g Gate, r *lifecyclev1.SessionReady) error {
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "recovery has not told of this node yet", fault.RetryAfter(100*time.Millisecond))
 	}
 	state, err := s.deps.Join.Verify(r.GetJoinState())
+	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
+		return err //nolint:wrapcheck // a wait: this replica lacks a key of recovery's
+	}
 	if err != nil || state.NodeID != r.GetNodeId() || state.NodeInstanceID != r.GetNodeInstanceId() || state.Generation != r.GetGeneration() {
 		// Wait, not stop: if keys of ours are missing here, the whole fleet would hear this.
 		return fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "the join state is not recovery's word on this session", fault.Cause(err))

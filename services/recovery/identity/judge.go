@@ -7,10 +7,12 @@ import (
 // Form is what kind of join state a Hello carried.
 type Form int
 
-// The forms. Foreign is validly signed for another instance of the same node: what an agent that enrolled anew may still hold.
+// The forms. Foreign is validly signed for another instance of the same node: what an agent that enrolled anew may still
+// hold. UnknownKey names a signing key that this replica does not hold.
 const (
 	FormAbsent Form = iota
 	FormUnreadable
+	FormUnknownKey
 	FormForeign
 	FormSigned
 )
@@ -21,6 +23,7 @@ type Presented struct {
 	Generation int64
 	Era        int64
 	Serial     string // for which it was signed
+	KeyID      string // of FormUnknownKey
 }
 
 // CertificateUse is what recovery knows of the certificate a connection was opened with.
@@ -81,6 +84,7 @@ type Verdict struct {
 //	confirmed ≤ p ≤ issued                      | welcome
 //	absent, and nothing was ever confirmed      | welcome
 //	absent later, unreadable, badly signed      | challenge; answered: join_state_lost, hold
+//	signed by a key that this replica lacks     | wait: signing_key_unknown, an incident of ours
 //	p > issued, or a later era, validly signed  | welcome, adopt p: control_plane_rollback
 //	p < confirmed                               | challenge; answered: cloned_identity_detected, hold both
 func Judge(s Standing, h Hello) Verdict {
@@ -107,6 +111,9 @@ func Judge(s Standing, h Hello) Verdict {
 		return deny(commonv1.Reason_REASON_IDENTITY_MISMATCH)
 	case p.Form == FormSigned && !ahead && p.Generation < s.Confirmed:
 		return Verdict{Ruling: RulingChallenge, Reason: commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED}
+	case p.Form == FormUnknownKey:
+		// Our replicas differ. Nothing is known of the state, so nothing follows for the node.
+		return deny(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN)
 	case p.Form == FormUnreadable, p.Form == FormAbsent && s.Confirmed > 0:
 		return Verdict{Ruling: RulingChallenge, Reason: commonv1.Reason_REASON_JOIN_STATE_LOST}
 	case h.Certificate.State == commonv1.SerialState_SERIAL_STATE_SUPERSEDED:

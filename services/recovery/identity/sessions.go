@@ -22,14 +22,23 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/keys"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
+
+// Keys sign join states and verify them. The set may change while it is used.
+type Keys interface {
+	Sign(state joinstate.State) ([]byte, error)
+	Verify(signed []byte) (joinstate.State, error)
+}
 
 // Deps is what the sessions and verbs of identities work with.
 type Deps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
-	Keys   *joinstate.Keys
+	Keys   Keys
+	// Replica names this process in incidents.
+	Replica string
 	// Wake is notified after commits that appended events, Changed after those that the authority view must see, Told after those that
 	// lifecycle must be told of.
 	Wake, Changed, Told *events.Signal
@@ -65,6 +74,10 @@ func (s *Identities) present(r *Record, signed []byte) Presented {
 		return Presented{Form: FormAbsent}
 	}
 	state, err := s.deps.Keys.Verify(signed)
+	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
+		keyID, _ := joinstate.KeyID(signed) //nolint:errcheck // Verify has read it
+		return Presented{Form: FormUnknownKey, KeyID: keyID}
+	}
 	switch {
 	case err != nil, state.NodeID != r.NodeID:
 		return Presented{Form: FormUnreadable}
@@ -170,6 +183,10 @@ func (s *Identities) Open(ctx context.Context, sessions []*recoveryv1.OpenSessio
 	for _, o := range batch.forged {
 		s.reportForged(ctx, o)
 	}
+	if told := batch.unknown; len(told) > 0 {
+		s.deps.Logger.ErrorContext(ctx, "join states are signed by a key that this replica does not hold; their nodes wait",
+			slog.String("key_id", told[0].KeyID), slog.Int("nodes", len(told)))
+	}
 	if err := failpoint.Hit("recovery.open_sessions.after_commit"); err != nil {
 		return nil, Moment{}, err
 	}
@@ -191,6 +208,7 @@ type opening struct {
 	reported   bool                      // that a retired instance asked
 	forged     []*recoveryv1.OpenSession // whose certificate has an issued serial and another key
 	evidence   []rollback.Evidence
+	unknown    []keys.Unknown // join states that this replica cannot verify
 	mode       *rollback.Mode // that this batch set; else nil
 	results    []*recoveryv1.OpenResult
 }
@@ -234,6 +252,11 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	if err := b.report(tx); err != nil {
 		return err
 	}
+	told, err := keys.ReportUnknown(b.ctx, tx, b.identities.deps.Replica, b.unknown)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	b.reported = b.reported || told
 	for _, r := range b.changed {
 		delete(b.issued, r.NodeID)
 	}
@@ -276,6 +299,9 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		b.issued[r.NodeID] = r
 		row.Verdict, row.Generation = verdictWelcome, r.Issued
 	case RulingDeny:
+		if verdict.Reason == commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN {
+			b.unknown = append(b.unknown, keys.Unknown{KeyID: presented.KeyID, NodeID: r.NodeID})
+		}
 		return b.denied(o, r, verdict.Reason), nil
 	default:
 		return b.denied(o, r, verdict.Reason), nil

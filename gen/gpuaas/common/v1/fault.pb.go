@@ -127,6 +127,8 @@ const (
 	Reason_REASON_AMBIGUOUS Reason = 114 // a name or a part of an id stands for several objects; they are in `unmet`
 	// Of requests, continued.
 	Reason_REASON_CANCELLED Reason = 116 // the caller gave up; what was asked for may go on
+	// Keys of the mesh.
+	Reason_REASON_SIGNING_KEY_UNKNOWN Reason = 118 // a signature is of a key that this replica does not hold
 	// Policy and configuration.
 	Reason_REASON_POLICY_KEY_UNKNOWN              Reason = 120
 	Reason_REASON_POLICY_VALUE_REFUSED            Reason = 121
@@ -230,6 +232,7 @@ var (
 		113: "REASON_LAST_SECURITY_PERSON",
 		114: "REASON_AMBIGUOUS",
 		116: "REASON_CANCELLED",
+		118: "REASON_SIGNING_KEY_UNKNOWN",
 		120: "REASON_POLICY_KEY_UNKNOWN",
 		121: "REASON_POLICY_VALUE_REFUSED",
 		122: "REASON_POLICY_WEAKENING_UNACKNOWLEDGED",
@@ -329,6 +332,7 @@ var (
 		"REASON_LAST_SECURITY_PERSON":              113,
 		"REASON_AMBIGUOUS":                         114,
 		"REASON_CANCELLED":                         116,
+		"REASON_SIGNING_KEY_UNKNOWN":               118,
 		"REASON_POLICY_KEY_UNKNOWN":                120,
 		"REASON_POLICY_VALUE_REFUSED":              121,
 		"REASON_POLICY_WEAKENING_UNACKNOWLEDGED":   122,
@@ -538,7 +542,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x95\x16\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xb5\x16\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -632,7 +636,8 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x14REASON_ROLE_NOT_HELD\x10p\x12\x1f\n" +
 	"\x1bREASON_LAST_SECURITY_PERSON\x10q\x12\x14\n" +
 	"\x10REASON_AMBIGUOUS\x10r\x12\x14\n" +
-	"\x10REASON_CANCELLED\x10t\x12\x1d\n" +
+	"\x10REASON_CANCELLED\x10t\x12\x1e\n" +
+	"\x1aREASON_SIGNING_KEY_UNKNOWN\x10v\x12\x1d\n" +
 	"\x19REASON_POLICY_KEY_UNKNOWN\x10x\x12\x1f\n" +
 	"\x1bREASON_POLICY_VALUE_REFUSED\x10y\x12*\n" +
 	"&REASON_POLICY_WEAKENING_UNACKNOWLEDGED\x10z\x12\x1f\n" +

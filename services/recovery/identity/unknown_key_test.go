@@ -1,0 +1,110 @@
+package identity_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"strings"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/keys"
+)
+
+func newPrivate(tb testing.TB) ed25519.PrivateKey {
+	tb.Helper()
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return private
+}
+
+// replica is another replica of recovery on the bench's database, with keys of its own.
+func (b *bench) replica(name string, privates ...ed25519.PrivateKey) *bench {
+	b.t.Helper()
+	keys, err := joinstate.NewKeys(privates...)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	other := *b
+	other.keys = keys
+	other.identities, err = identity.New(identity.Deps{
+		Logger: testkit.Logger(b.t), Pool: b.pool, Keys: keys, Told: b.told, Replica: name,
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return &other
+}
+
+// Scenario: replica A signs with key 2 already, replica B knows key 1 alone. An agent that A admitted opens at B.
+func TestAStateOfAnUnknownKeyWaitsAndHoldsNoNode(t *testing.T) {
+	b := newBench(t)
+	first, second := newPrivate(t), newPrivate(t)
+	ahead, behind := b.replica("replica-a", first, second), b.replica("replica-b", first)
+	n := b.enrolled("one")
+	ahead.admit(n)
+	o := behind.hello(n)
+	got := behind.open(o)
+	denial := got.GetDenial()
+	if got.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_DENIED ||
+		denial.GetReason() != commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN || denial.GetAction() != commonv1.Action_ACTION_WAIT ||
+		denial.GetRetryAfter().AsDuration() <= 0 {
+		t.Fatalf("a state of a key that this replica lacks: %v", got)
+	}
+	if r := b.get(n); r.State != commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE || r.Alarm != "" {
+		t.Fatalf("the node: %+v", r)
+	}
+	key, err := joinstate.KeyID(n.joinState)
+	if err != nil {
+		t.Fatal(err)
+	}
+	incident := b.text(`SELECT severity || ' ' || summary || ' ' || next_action || ' ' || array_to_string(node_ids, ',')
+		FROM recovery.incident WHERE kind = 'signing_keys' AND closed_at IS NULL`)
+	for _, want := range []string{key, "replica-b", "join_state_keys", n.id} {
+		if !strings.Contains(incident, want) {
+			t.Errorf("the incident names no %q: %s", want, incident)
+		}
+	}
+	// It is counted, not opened again.
+	behind.open(behind.hello(n))
+	if got := b.text(`SELECT count(*)::text FROM recovery.incident WHERE kind = 'signing_keys'`); got != "1" {
+		t.Errorf("incidents: %s", got)
+	}
+	// The replica reads key 2, and the node comes in.
+	behind = b.replica("replica-b", first, second)
+	behind.admit(n)
+	// Without further evidence the incident ends.
+	testkit.SetClockOffset(b.db, 11*time.Minute)
+	if closed, err := keys.Sweep(b.ctx, b.pool); err != nil || !closed {
+		t.Fatalf("the incident was not closed: %v, %v", closed, err)
+	}
+	if got := b.text(`SELECT count(*) FILTER (WHERE closed_at IS NULL) || ' ' || min(closed_by) FROM recovery.incident`); got != "0 recovery" {
+		t.Errorf("incidents: %s", got)
+	}
+}
+
+// A state that no key of the mesh can have signed as it stands is lost, as before: the node is challenged.
+func TestGarbageUnderAKnownKeyIsStillChallenged(t *testing.T) {
+	b := newBench(t)
+	n := b.enrolled("one")
+	b.admit(n)
+	good := n.joinState
+	for name, bad := range map[string][]byte{
+		"bad signature": append(append([]byte(nil), good[:len(good)-1]...), good[len(good)-1]^1),
+		"bad format":    good[1:],
+	} {
+		n.joinState = bad
+		if got := b.open(b.hello(n)); got.GetVerdict() != recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	if got := b.text(`SELECT count(*)::text FROM recovery.incident`); got != "0" {
+		t.Errorf("incidents: %s", got)
+	}
+}

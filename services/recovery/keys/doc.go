@@ -1,0 +1,2 @@
+// Package keys owns the incidents about keys of the mesh that a replica lacks.
+package keys
