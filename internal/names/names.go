@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -74,11 +75,42 @@ func ValueName(v protoreflect.EnumValueDescriptor) string {
 }
 
 func spell(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	v := d.Values().ByNumber(n)
-	if v == nil {
-		return strconv.Itoa(int(n))
+	if s, ok := tableOf(d).spelling[n]; ok {
+		return s
 	}
-	return spellValue(d, v)
+	return strconv.Itoa(int(n))
+}
+
+// table holds the spellings of one enum, both ways.
+type table struct {
+	spelling map[protoreflect.EnumNumber]string
+	number   map[string]protoreflect.EnumNumber
+}
+
+// tables holds the table of each enum descriptor that was asked for. Two descriptors of one name are two enums.
+var tables sync.Map //nolint:gochecknoglobals // a cache of constants
+
+// tableOf returns the table of an enum, and makes it at the first call.
+func tableOf(d protoreflect.EnumDescriptor) *table {
+	if t, ok := tables.Load(d); ok {
+		return t.(*table) //nolint:errcheck,forcetypeassert // nothing else is stored
+	}
+	values := d.Values()
+	t := &table{
+		spelling: make(map[protoreflect.EnumNumber]string, values.Len()), number: make(map[string]protoreflect.EnumNumber, values.Len()),
+	}
+	for i := range values.Len() {
+		v := values.Get(i)
+		text := spellValue(d, v)
+		if _, aliased := t.spelling[v.Number()]; !aliased { // the first name of a number counts, as for ByNumber
+			t.spelling[v.Number()] = text
+		}
+		if _, taken := t.number[text]; !taken {
+			t.number[text] = v.Number()
+		}
+	}
+	kept, _ := tables.LoadOrStore(d, t)
+	return kept.(*table) //nolint:errcheck,forcetypeassert // nothing else is stored
 }
 
 func spellValue(d protoreflect.EnumDescriptor, v protoreflect.EnumValueDescriptor) string {
@@ -95,12 +127,10 @@ func spellValue(d protoreflect.EnumDescriptor, v protoreflect.EnumValueDescripto
 }
 
 func parse(d protoreflect.EnumDescriptor, s string) (protoreflect.EnumNumber, error) {
-	values := d.Values()
-	for i := range values.Len() {
-		if v := values.Get(i); spellValue(d, v) == s {
-			return v.Number(), nil
-		}
+	if n, ok := tableOf(d).number[s]; ok {
+		return n, nil
 	}
+	values := d.Values()
 	known := make([]string, 0, values.Len())
 	for i := range values.Len() {
 		if v := values.Get(i); v.Number() != 0 {

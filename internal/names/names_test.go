@@ -109,6 +109,25 @@ func roundTrip[E interface {
 	}
 }
 
+// TestSpellingsAreMadeOnce holds that what each event spells and each row parses costs no new text.
+func TestSpellingsAreMadeOnce(t *testing.T) {
+	parse := func() {
+		if got, err := names.Parse[commonv1.RunState]("compensating"); err != nil || got != commonv1.RunState_RUN_STATE_COMPENSATING {
+			t.Fatalf("Parse = %v, %v", got, err)
+		}
+	}
+	spell := func() {
+		if got := names.Of(commonv1.RunState_RUN_STATE_COMPENSATING); got != "compensating" {
+			t.Fatalf("Of = %q", got)
+		}
+	}
+	for what, call := range map[string]func(){"Parse": parse, "Of": spell} {
+		if n := testing.AllocsPerRun(100, call); n > 1 { // the value itself, as an interface
+			t.Errorf("%s allocates %v times", what, n)
+		}
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	for _, s := range []string{"", "ACTIVE", "WORKSPACE_STATE_ACTIVE", "aktive", "1"} {
 		if _, err := names.Parse[commonv1.WorkspaceState](s); err == nil || !strings.Contains(err.Error(), "provisioning") {
