@@ -53,10 +53,10 @@ func NewReplica(ctx context.Context, cfg ReplicaConfig) (*Replica, error) {
 	r := &Replica{Appended: &events.Signal{}, logger: cfg.Logger}
 	var err error
 	r.Pool, err = pg.Open(ctx, pg.Config{
-		URL: cfg.LifecycleURL, ApplicationName: "bench lifecycle", MaxConns: cfg.Conns, MinConns: cfg.Conns, Settings: saga.PoolSettings(),
+		URL: cfg.LifecycleURL, ApplicationName: LifecycleSessions, MaxConns: cfg.Conns, MinConns: cfg.Conns, Settings: saga.PoolSettings(),
 	})
 	if err == nil {
-		r.sequencer, err = pg.Open(ctx, pg.Config{URL: cfg.SequencerURL, ApplicationName: "bench sequencer", MaxConns: 3})
+		r.sequencer, err = pg.Open(ctx, pg.Config{URL: cfg.SequencerURL, ApplicationName: SequencerSessions, MaxConns: 3})
 	}
 	if err == nil {
 		err = r.build(cfg)

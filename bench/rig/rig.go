@@ -16,6 +16,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
+// The application names of a replica's sessions at the database.
+const (
+	LifecycleSessions = "bench lifecycle"
+	SequencerSessions = "bench sequencer"
+)
+
 // RateClients is how many clients commit at once where the rate of commits is the baseline.
 const RateClients = 16
 
@@ -152,7 +158,11 @@ func (r *Rig) Alternate(ctx context.Context, rounds int, length time.Duration, o
 	r.Details["baseline_rounds"], r.Details["value_rounds"] = rounded(base), rounded(rate)
 	if units > 0 {
 		r.Details["wal_bytes_per_unit"] = math.Round(float64(spent.wal) / units)
-		r.Details["cpu_ms_per_unit"] = math.Round(100*spent.cpu.Seconds()*1000/units) / 100
+		r.Details["wal_full_pages_per_unit"] = math.Round(1000*float64(spent.pages)/units) / 1000
+		per := func(took time.Duration) float64 { return math.Round(1000*took.Seconds()*1000/units) / 1000 }
+		r.Details["cpu_ms_per_unit"], r.Details["cpu_ms_per_unit_go"] = per(spent.cpu), per(spent.own)
+		r.Details["cpu_ms_per_unit_lifecycle"] = per(spent.by[LifecycleSessions])
+		r.Details["cpu_ms_per_unit_sequencer"] = per(spent.by[SequencerSessions])
 	}
 	return Rates{Ours: mean(rate), Baseline: mean(base)}, nil
 }

@@ -35,7 +35,8 @@ type Options struct {
 	// Length of each measured stretch; zero means 4 s. There are Rounds stretches of each kind in turn; zero means 3.
 	Length time.Duration
 	Rounds int
-	// Clients start runs, each on a workspace of its own, and wait for them; zero means 48. Workers drive them; zero means 32.
+	// Clients start runs, each on a workspace of its own, and wait for them; zero means 64, as in what is published of
+	// other engines. Workers drive them; zero means 64.
 	Clients, Workers int
 }
 
@@ -47,10 +48,10 @@ func (o Options) withDefaults() Options {
 		o.Rounds = 3
 	}
 	if o.Clients == 0 {
-		o.Clients = 48
+		o.Clients = 64
 	}
 	if o.Workers == 0 {
-		o.Workers = 32
+		o.Workers = 64
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
