@@ -277,7 +277,8 @@ func look(ctx context.Context, t test, c *cluster.Cluster, mesh, tenants *pgx.Co
 	none("live identities of boxes that ended", `SELECT r.name || ' ' || r.state FROM recovery.identity r JOIN recovery.instance i ON i.node_id = r.node_id
 		WHERE i.retired_at IS NOT NULL AND r.state <> 'retired'`)
 	none("live runs", `SELECT id || ' ' || state || ' ' || why_waiting FROM lifecycle.saga_run WHERE state NOT IN ('succeeded', 'failed')`)
-	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step WHERE state IN ('running', 'waiting')`)
+	none("open attempts", `SELECT run_id || ' ' || name || ' ' || state FROM lifecycle.saga_step WHERE state IN ('running', 'waiting')
+		UNION ALL SELECT id || ' ' || step || ' ' || open_attempt FROM lifecycle.saga_run WHERE open_attempt > 0`)
 	none("tasks in flight", `SELECT task_id || ' ' || type || ' ' || state FROM lifecycle.task WHERE state IN ('queued', 'dispatched', 'delivered', 'running')`)
 	none("tasks with not exactly one end", `SELECT t.task_id || ' ' || t.state FROM lifecycle.task t WHERE 1 <> (
 		SELECT count(*) FROM events.event e, jsonb_array_elements(e.payload -> 'transitions') x WHERE e.kind = 'task.changed' AND e.aggregate_id = t.task_id::text

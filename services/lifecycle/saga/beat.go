@@ -145,6 +145,9 @@ func (d *Driver) beatOnce(ctx context.Context) ([]*activity, error) {
 			alive = append(alive, runs[i].ID)
 			j.run(&runs[i])
 		}
+		if err := pg.Queue(ctx, tx, keepOpen, alive); err != nil {
+			return fmt.Errorf("keep attempts: %w", err)
+		}
 		steps, err := attempts(ctx, tx, beatSteps, alive)
 		if err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -239,9 +240,20 @@ func LiveRun(ctx context.Context, q pg.Querier, workspaceID string) (Run, bool, 
 
 // Timeline reads every attempt of a run in the order they began.
 func Timeline(ctx context.Context, q pg.Querier, runID string) ([]Attempt, error) {
+	// The open attempt first: one that gets its row meanwhile is in the list twice, and one that is closed meanwhile at least once.
+	open, err := pg.All[Run](ctx, q, openOfRun, runID)
+	if err != nil {
+		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
+	}
 	out, err := pg.All[Attempt](ctx, q, timeline, runID)
 	if err != nil {
 		return nil, fmt.Errorf("read timeline of run %s: %w", runID, err)
+	}
+	for i := range open {
+		a := openAttempt(&open[i])
+		if !slices.ContainsFunc(out, func(b Attempt) bool { return a.Step == b.Step && a.Dir == b.Dir && a.Attempt == b.Attempt }) {
+			out = append(out, a)
+		}
 	}
 	return out, nil
 }

@@ -125,6 +125,9 @@ func (e *Env) Progress(ctx context.Context, note string) error {
 		if err != nil {
 			return fmt.Errorf("record progress: %w", err)
 		}
+		if err := pg.Queue(ctx, tx, keepOpen, []string{e.RunID}); err != nil {
+			return fmt.Errorf("keep attempt: %w", err)
+		}
 		a, err := pg.One[Attempt](ctx, tx, progressStep, e.RunID, e.Step, dir, e.Attempt, note, moved)
 		if pg.IsNoRows(err) {
 			return ErrFenced

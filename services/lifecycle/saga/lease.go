@@ -16,8 +16,9 @@ import (
 
 // unreadableError names a leased run that this build cannot drive.
 type unreadableError struct {
-	runID string
-	err   error
+	runID  string
+	err    error
+	former formerLease
 }
 
 func (e *unreadableError) Error() string {
@@ -31,7 +32,10 @@ func (c *Core) lease(ctx context.Context, owner string, length time.Duration, li
 	err = pg.InTx(ctx, c.db, func(ctx context.Context, tx pgx.Tx) error {
 		out, bad = nil, nil
 		var err error
-		if out, bad, err = c.leaseRows(ctx, tx, owner, length, limit, skip); err != nil || len(out) == 0 {
+		if out, bad, err = c.leaseRows(ctx, tx, owner, length, limit, skip); err != nil {
+			return err
+		}
+		if err := loseUnreadable(ctx, tx, bad); err != nil || len(out) == 0 {
 			return err
 		}
 		return c.openAttempts(ctx, tx, out)
@@ -65,12 +69,12 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 	for rows.Next() {
 		h := &held{outputs: map[string]json.RawMessage{}}
 		var left float64
-		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused})...); err != nil {
+		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused, &h.former.fence, &h.former.attempt, &h.former.since})...); err != nil {
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0
 		if h.def, err = c.drivable(&h.run); err != nil {
-			bad = append(bad, &unreadableError{runID: h.run.ID, err: err})
+			bad = append(bad, &unreadableError{runID: h.run.ID, err: err, former: h.former})
 			continue
 		}
 		out = append(out, h)
@@ -99,64 +103,91 @@ func (c *Core) Drives(r *Run) bool {
 	return err == nil
 }
 
+// formerLease is what the last lease of a run left open in its row.
+type formerLease struct {
+	fence   int64
+	attempt int // 0: nothing
+	since   *time.Time
+}
+
+// lostOpen are the arguments of loseOpen.
+type lostOpen struct {
+	runs     []string
+	attempts []int32
+	fences   []int64
+	since    []*time.Time
+}
+
+func (l *lostOpen) add(runID string, former formerLease) {
+	if former.attempt == 0 {
+		return
+	}
+	l.runs, l.attempts = append(l.runs, runID), append(l.attempts, int32(former.attempt)) //nolint:gosec // small counts
+	l.fences, l.since = append(l.fences, former.fence), append(l.since, former.since)
+}
+
+// close closes the attempts as lost that have no row yet.
+func (l *lostOpen) close(ctx context.Context, tx pgx.Tx) ([]Attempt, error) {
+	if len(l.runs) == 0 {
+		return nil, nil
+	}
+	return attempts(ctx, tx, loseOpen, l.runs, l.attempts, l.fences, l.since)
+}
+
+// loseUnreadable closes what the former drivers of runs left open that this build cannot drive, and takes back what the lease opened of them.
+func loseUnreadable(ctx context.Context, tx pgx.Tx, bad []*unreadableError) error {
+	if len(bad) == 0 {
+		return nil
+	}
+	var lost lostOpen
+	runIDs := make([]string, len(bad))
+	for i, b := range bad {
+		runIDs[i] = b.runID
+		lost.add(b.runID, b.former)
+	}
+	closed, err := lost.close(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if err := pg.Queue(ctx, tx, dropOpen, runIDs); err != nil {
+		return fmt.Errorf("take back attempts: %w", err)
+	}
+	var j journal
+	for i := range closed {
+		j.step(&closed[i])
+	}
+	return j.flush(ctx, tx)
+}
+
 // openAttempts gives every leased run its open attempt. It runs in statements after the lease, so that they see what the former drivers
 // committed before the lease got their rows' locks.
 func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) error {
-	byID := map[string]*held{}
-	var seen []string // leased before: they may have attempts
-	for _, h := range leased {
-		byID[h.run.ID] = h
-		if !firstLease(h) {
-			seen = append(seen, h.run.ID)
-		}
-	}
 	var j journal
-	if len(seen) > 0 {
-		lost, err := attempts(ctx, tx, loseAttempts, seen)
-		if err != nil {
-			return err
-		}
-		for i := range lost {
-			j.step(&lost[i])
-		}
-		c.stats.Lost.Add(int64(len(lost)))
-		resumed, err := attempts(ctx, tx, resumeAttempts, seen)
-		if err != nil {
-			return err
-		}
-		for i := range resumed {
-			h := byID[resumed[i].RunID]
-			if resumed[i].Step != h.run.Step || resumed[i].Dir != h.run.Phase {
-				return &unreadableError{runID: h.run.ID, err: errors.New("its open attempt is not at its step")}
-			}
-			h.attempt = resumed[i]
-			j.step(&resumed[i])
-		}
-		if err := c.loadOutputs(ctx, tx, seen, byID); err != nil {
-			return err
-		}
+	if err := c.takeOver(ctx, tx, leased, &j); err != nil {
+		return err
 	}
-	var runIDs, stepNames []string
-	var budgets, stalls []float64
+	byID := map[string]*Run{}
+	var toOpen []string
+	runs := make([]*Run, 0, len(leased))
 	for _, h := range leased {
-		if h.attempt.RunID != "" {
-			continue
+		if h.attempt.RunID == "" && h.run.OpenAttempt == 0 {
+			toOpen = append(toOpen, h.run.ID)
 		}
-		s := h.step()
-		runIDs, stepNames = append(runIDs, h.run.ID), append(stepNames, s.Name)
-		budgets, stalls = append(budgets, s.Budget.Seconds()), append(stalls, c.stallAfter(h.def, s).Seconds())
+		byID[h.run.ID] = &h.run
+		runs = append(runs, &h.run)
 	}
-	if len(runIDs) > 0 {
-		opened, err := attempts(ctx, tx, openNext, runIDs, stepNames, budgets, stalls)
-		if err != nil {
+	if len(toOpen) > 0 {
+		if err := opened(ctx, tx, openNext, toOpen, byID); err != nil {
 			return err
 		}
-		if len(opened) != len(runIDs) {
-			return fmt.Errorf("open attempts: %d of %d", len(opened), len(runIDs))
-		}
-		for i := range opened {
-			byID[opened[i].RunID].attempt = opened[i]
-			j.step(&opened[i])
+	}
+	if err := c.drawRanges(ctx, tx, runs); err != nil {
+		return err
+	}
+	for _, h := range leased {
+		if h.attempt.RunID == "" {
+			h.openIn()
+			j.step(&h.attempt)
 		}
 	}
 	for _, h := range leased {
@@ -168,8 +199,50 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 	return c.point(ctx, "lease.before_commit", leased[0].place())
 }
 
-// firstLease says whether nobody can have driven the run before: its fence is the first of its era.
-func firstLease(h *held) bool { return h.run.Fence == 1 }
+// takeOver closes what the former drivers of leased runs left open as lost, and resumes what was parked. A run that was
+// never leased before has its first attempt already.
+func (c *Core) takeOver(ctx context.Context, tx pgx.Tx, leased []*held, j *journal) error {
+	byID := map[string]*held{}
+	var seen []string
+	var lost lostOpen
+	for _, h := range leased {
+		byID[h.run.ID] = h
+		if h.run.OpenAttempt > 0 {
+			continue
+		}
+		seen = append(seen, h.run.ID)
+		lost.add(h.run.ID, h.former)
+	}
+	if len(seen) == 0 {
+		return nil
+	}
+	closed, err := attempts(ctx, tx, loseAttempts, seen)
+	if err != nil {
+		return err
+	}
+	unkept, err := lost.close(ctx, tx)
+	if err != nil {
+		return err
+	}
+	closed = append(closed, unkept...)
+	for i := range closed {
+		j.step(&closed[i])
+	}
+	c.stats.Lost.Add(int64(len(closed)))
+	resumed, err := attempts(ctx, tx, resumeAttempts, seen)
+	if err != nil {
+		return err
+	}
+	for i := range resumed {
+		h := byID[resumed[i].RunID]
+		if resumed[i].Step != h.run.Step || resumed[i].Dir != h.run.Phase {
+			return &unreadableError{runID: h.run.ID, err: errors.New("its open attempt is not at its step")}
+		}
+		h.attempt = resumed[i]
+		j.step(&resumed[i])
+	}
+	return c.loadOutputs(ctx, tx, seen, byID)
+}
 
 func attempts(ctx context.Context, tx pgx.Tx, change *pg.Statement, args ...any) ([]Attempt, error) {
 	out, err := pg.All[Attempt](ctx, tx, change, args...)
@@ -221,13 +294,18 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		if err := c.beforeStuck(ctx, tx, runID); err != nil {
 			return err
 		}
+		for _, s := range []*pg.Statement{lockRuns, keepOpen} {
+			if err := pg.Queue(ctx, tx, s, []string{runID}); err != nil {
+				return fmt.Errorf("lock run: %w", err)
+			}
+		}
 		r, err := pg.One[Run](ctx, tx, quarantineRun, runID, why)
 		if err != nil {
 			return fmt.Errorf("quarantine run: %w", err)
 		}
-		_, err = pg.Exec(ctx, tx, loseOpenAttempts, runID)
+		closed, err := attempts(ctx, tx, loseOpenAttempts, runID)
 		if err != nil {
-			return fmt.Errorf("close attempt: %w", err)
+			return err
 		}
 		_, err = pg.Exec(ctx, tx, quarantineWorkspace, runID, why)
 		if err != nil {
@@ -247,6 +325,9 @@ func (c *Core) quarantine(ctx context.Context, runID, why string) error {
 		}
 		var j journal
 		j.run(&r)
+		for i := range closed {
+			j.step(&closed[i])
+		}
 		j.decided(ctx, &r)
 		if w, err := GetWorkspace(ctx, tx, r.WorkspaceID); err == nil {
 			// A workspace that cannot be shown is announced by the run alone.

@@ -105,6 +105,9 @@ func TestRandomVerbs(t *testing.T) {
 		if err := b.invariants(ws); err != nil {
 			rt.Fatal(err)
 		}
+		if err := b.announced(run); err != nil {
+			rt.Fatal(err)
+		}
 		claims, err := saga.LiveClaims(t.Context(), b.db.Pool(pg.RoleLifecycle), ws)
 		if err != nil {
 			rt.Fatal(err)
@@ -127,8 +130,10 @@ func (b *bed) invariants(ws string) error {
 	for what, sql := range map[string]string{
 		"live runs beyond one":            `SELECT count(*) > 1 FROM lifecycle.saga_run WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed')`,
 		"a live run without a reason":     `SELECT count(*) > 0 FROM lifecycle.saga_run WHERE workspace_id = $1 AND state NOT IN ('succeeded', 'failed') AND why_waiting = ''`,
-		"an open attempt of an ended run": `SELECT count(*) > 0 FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck') AND s.state IN ('running', 'waiting')`,
+		"an open attempt of an ended run": `SELECT count(*) > 0 FROM lifecycle.saga_run r LEFT JOIN lifecycle.saga_step s ON s.run_id = r.id WHERE r.workspace_id = $1 AND r.state IN ('succeeded', 'failed', 'stuck') AND (s.state IN ('running', 'waiting') OR r.open_attempt > 0)`,
 		"an op_seq drawn twice":           `SELECT count(*) <> count(DISTINCT op_seq) FROM lifecycle.saga_step WHERE workspace_id = $1`,
+		"an op_seq that was not drawn":    `SELECT count(*) > 0 FROM lifecycle.saga_step s JOIN lifecycle.workspace w ON w.id = s.workspace_id WHERE w.id = $1 AND s.op_seq > w.op_seq`,
+		"an attempt open without a lease": `SELECT count(*) > 0 FROM lifecycle.saga_run r WHERE r.workspace_id = $1 AND r.open_attempt > 0 AND r.owner IS NULL`,
 		"two live claims of one resource": `SELECT count(*) <> count(DISTINCT (kind, deterministic_name)) FROM lifecycle.resource_claim WHERE workspace_id = $1 AND released_at IS NULL AND orphaned_at IS NULL`,
 		"an event that is not of its row": `SELECT count(*) > 0 FROM lifecycle.saga_run r WHERE r.workspace_id = $1 AND NOT EXISTS (SELECT FROM events.event e WHERE e.kind = 'run.changed' AND e.aggregate_id = r.id::text AND e.aggregate_version = r.version)`,
 		"an attempt without its last change": `SELECT count(*) > 0 FROM lifecycle.saga_step s WHERE s.workspace_id = $1 AND NOT EXISTS (SELECT FROM events.event e WHERE e.workflow_id = s.run_id::text AND (e.kind = 'step.changed' AND e.aggregate_version = s.version AND e.payload->>'name' = s.name

@@ -23,6 +23,7 @@ type held struct {
 	outputs map[string]json.RawMessage
 	overdue bool // the run is past its deadline
 	paused  bool // rollback mode was set at the last transaction
+	former  formerLease
 	// runLeft is how much of the run's deadline was left at the last transaction.
 	runLeft time.Duration
 }

@@ -49,6 +49,10 @@ type Run struct {
 	CreatedAt     time.Time       `db:"created_at"`
 	FinishedAt    *time.Time      `db:"finished_at"`
 	ArchivedAt    *time.Time      `db:"archived_at"`
+	OpSeq         int64           `db:"op_seq"`       // of its newest attempt
+	OpLast        int64           `db:"op_last"`      // end of the range that its numbers are drawn from
+	OpenAttempt   int             `db:"open_attempt"` // open attempt that has no row of its own, or may have none; 0: none
+	OpenSince     *time.Time      `db:"open_since"`
 	Version       int64           `db:"version"`
 }
 

@@ -29,8 +29,8 @@ func TestRunSucceeds(t *testing.T) {
 	if n := <-got; n != 7 {
 		t.Errorf("output of step one = %d", n)
 	}
-	if w := b.workspace(ws); w.State != "active" || w.Epoch != 1 || w.OpSeq != 3 {
-		t.Errorf("workspace = %+v", w)
+	if w := b.workspace(ws); w.State != "active" || w.Epoch != 1 || r.OpSeq != 3 || w.OpSeq < r.OpSeq {
+		t.Errorf("workspace = %+v, run = %+v", w, r)
 	}
 	list := b.timeline(id)
 	if len(list) != 3 {

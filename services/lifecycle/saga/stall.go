@@ -24,7 +24,16 @@ func sameTry(p string) string {
 // quietSince is when the step of an attempt s last moved.
 var quietSince = `GREATEST(
 	(SELECT max(p.progress_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir),
-	(SELECT min(p.started_at) FROM lifecycle.saga_step p WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + sameTry("p") + `))`
+	LEAST(s.started_at, (SELECT min(p.started_at) FROM lifecycle.saga_step p
+		WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND ` + sameTry("p") + `)))`
+
+// openOrStored selects the open attempt of a run r: its row, or what stands of it in the run's own while it has none.
+const openOrStored = `SELECT o.run_id, o.step, o.dir, o.attempt, o.name, o.stall_after, o.stalled, o.started_at FROM lifecycle.saga_step o
+	WHERE o.run_id = r.id AND o.step = r.step AND o.dir = r.phase AND o.state IN ('running', 'waiting')
+	UNION ALL
+	SELECT r.id, r.step, r.phase, r.open_attempt, r.step_names[r.step + 1], interval '5 minutes', false, r.open_since
+	WHERE r.open_attempt > 0 AND NOT EXISTS (SELECT FROM lifecycle.saga_step o
+		WHERE o.run_id = r.id AND o.step = r.step AND o.dir = r.phase AND o.attempt = r.open_attempt)`
 
 // notPaused holds for a run r that does not stand still: one that does shows no life on purpose.
 const notPaused = `NOT (SELECT mesh.rolled_back()) AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause h WHERE h.run_id = r.id AND h.since IS NOT NULL)`
@@ -109,6 +118,9 @@ func (c *Core) markStall(ctx context.Context, s stall) (bool, error) {
 		}
 		var j journal
 		if s.Attempt > 0 {
+			if err := pg.Queue(ctx, tx, keepOpen, []string{s.RunID}); err != nil {
+				return fmt.Errorf("keep attempt: %w", err)
+			}
 			a, err := pg.One[Attempt](ctx, tx, flagAttempt, s.RunID, s.Step, s.Dir, s.Attempt, s.After)
 			if pg.IsNoRows(err) {
 				return errMoved

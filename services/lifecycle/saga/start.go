@@ -152,6 +152,11 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	if err != nil {
 		return Started{}, fmt.Errorf("give workspace to run: %w", err)
 	}
+	if w.OpSeq != run.OpLast {
+		if err := pg.Queue(ctx, tx, giveRange, run.ID, w.OpSeq-opRange, w.OpSeq); err != nil {
+			return Started{}, fmt.Errorf("give range of numbers: %w", err)
+		}
+	}
 	var j journal
 	j.run(run)
 	if err := j.workspace(&w); err != nil {

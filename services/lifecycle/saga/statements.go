@@ -2,6 +2,7 @@ package saga
 
 import (
 	"encoding/json"
+	"strconv"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -17,7 +18,7 @@ type stepOutput struct {
 var (
 	leaseRuns = pg.Define(pg.RoleLifecycle, "saga.lease_runs", `
 		WITH c AS (
-			SELECT r.id FROM lifecycle.saga_run r
+			SELECT r.id, r.fence, r.open_attempt, r.open_since FROM lifecycle.saga_run r
 			WHERE r.state IN ('pending', 'running', 'waiting', 'compensating') AND r.next_at <= mesh.clock()
 				AND r.definition || ':' || r.def_version = ANY ($4) AND r.id <> ALL ($5::uuid[])
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = r.id AND p.since IS NOT NULL)
@@ -29,34 +30,17 @@ var (
 			state = CASE WHEN r.phase = 'undo' THEN 'compensating' ELSE 'running' END,
 			why_waiting = CASE WHEN r.phase = 'undo' THEN 'undoing the step "'
 				ELSE 'doing the step "' END || COALESCE(r.step_names[r.step + 1], '?') || '"',
+			op_seq = CASE WHEN r.fence = 0 THEN mesh.next(r.op_seq) ELSE r.op_seq END,
+			open_attempt = (r.fence = 0)::int, open_since = CASE WHEN r.fence = 0 THEN mesh.clock() END,
 			version = r.version + 1
 		FROM c WHERE r.id = c.id
 		RETURNING `+runColumns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
-			(SELECT mesh.rolled_back())`)
-	loseAttempts = pg.Define(pg.RoleLifecycle, "saga.lose_attempts", `
-		UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', why_waiting = '',
-			error = 'its driver lost the lease', error_code = '', error_layer = '', cause = '', last_output = '',
-				version = s.version + 1
-		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+stepColumns)
+			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since`)
 	resumeAttempts = pg.Define(pg.RoleLifecycle, "saga.resume_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(),
 			version = s.version + 1
 		FROM lifecycle.saga_run r WHERE r.id = s.run_id AND s.run_id = ANY ($1::uuid[]) AND s.state = 'waiting'
 			RETURNING `+stepColumns)
-	openNext = pg.Define(pg.RoleLifecycle, "saga.open_attempts", `
-		WITH o AS (
-			SELECT * FROM unnest($1::uuid[], $2::text[], $3::float8[], $4::float8[]) AS o (run_id, name, budget, stall)),
-		ws AS (UPDATE lifecycle.workspace w SET seal = NULL, op_seq = mesh.next(w.op_seq)
-			FROM lifecycle.saga_run r JOIN o ON o.run_id = r.id WHERE w.id = r.workspace_id RETURNING w.id, w.op_seq)
-		INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq,
-			state, idem_key, deadline_at,
-			stall_after, heartbeat_at)
-		SELECT r.id, r.step, o.name, r.phase, 1 + COALESCE((SELECT max(p.attempt) FROM lifecycle.saga_step p
-				WHERE p.run_id = r.id AND p.step = r.step AND p.dir = r.phase), 0),
-			r.workspace_id, r.tenant_id, r.fence, ws.op_seq, 'running', r.id || '/' || o.name || '/' || r.phase,
-			mesh.clock() + make_interval(secs => o.budget), make_interval(secs => o.stall), mesh.clock()
-		FROM o JOIN lifecycle.saga_run r ON r.id = o.run_id JOIN ws ON ws.id = r.workspace_id
-		RETURNING `+stepColumns)
 	stepOutputs = pg.Define(pg.RoleLifecycle, "saga.step_outputs", `
 		SELECT `+pg.Columns[stepOutput]("s")+` FROM lifecycle.saga_step s
 		WHERE s.run_id = ANY ($1::uuid[]) AND s.dir = 'do' AND s.state = 'succeeded' AND s.output IS NOT NULL`)
@@ -68,11 +52,11 @@ var (
 	quarantineRun = pg.Define(pg.RoleLifecycle, "saga.quarantine_run", `
 		UPDATE lifecycle.saga_run r SET seal = NULL, state = 'stuck', owner = NULL, lease_until = NULL,
 			stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text,
-				version = r.version + 1
+				open_attempt = 0, version = r.version + 1
 		WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns)
 	loseOpenAttempts = pg.Define(pg.RoleLifecycle, "saga.lose_open_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1
-		WHERE s.run_id = $1 AND s.state IN ('running', 'waiting')`)
+		WHERE s.run_id = $1 AND s.state IN ('running', 'waiting') RETURNING `+stepColumns)
 	quarantineWorkspace = pg.Define(pg.RoleLifecycle, "saga.quarantine_workspace", `
 		UPDATE lifecycle.workspace w SET seal = NULL, state = 'stuck', state_at = mesh.clock(),
 			last_error_code = 'unreadable', last_error = $2,
@@ -106,6 +90,10 @@ var (
 		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck')`)
 	timeline = pg.Define(pg.RoleLifecycle, "saga.timeline", `
 		SELECT `+stepColumns+` FROM lifecycle.saga_step s WHERE s.run_id = $1 ORDER BY s.op_seq, s.started_at`)
+	openOfRun = pg.Define(pg.RoleLifecycle, "saga.open_of_run", `
+		SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = $1 AND r.open_attempt > 0 AND NOT EXISTS (
+			SELECT FROM lifecycle.saga_step s WHERE s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
+				AND s.attempt = r.open_attempt)`)
 	letGoRun = pg.Define(pg.RoleLifecycle, "saga.let_go", `
 		UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), lease_until = mesh.clock()
 		WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3`)
@@ -134,17 +122,17 @@ var (
 	insertRun = pg.Define(pg.RoleLifecycle, "saga.insert_run", `
 		INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round,
 			parent_run_id,
-			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting)
+			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last)
 		SELECT 1, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
 			CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
-			'waiting for a worker'
+			'waiting for a worker', mesh.next(w.op_seq) - 1, mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
 		FROM lifecycle.workspace w WHERE w.id = $2
 		ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
 		RETURNING `+runColumns)
 	giveWorkspace = pg.Define(pg.RoleLifecycle, "saga.give_workspace", `
 		UPDATE lifecycle.workspace w SET seal = NULL, run_id = $2, epoch = $3, state = $4, state_at = mesh.clock(),
 			last_error_code = '',
-			last_error = '', reset_done = false, version = w.version + 1,
+			last_error = '', reset_done = false, version = w.version + 1, op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`,
 				desired_state = COALESCE(NULLIF($7, ''), w.desired_state),
 			retry_used = `+healthyReset+` + $8,
 			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
@@ -152,6 +140,9 @@ var (
 			AND $3 = CASE WHEN $6 THEN mesh.next(w.epoch) ELSE w.epoch END
 			AND ($8 = 0 OR (w.reset_done AND w.retry_used = $9)) AND ($10 = 0::bigint OR w.epoch = $10)
 		RETURNING `+workspaceColumns)
+	// giveRange gives a run that was just inserted its range of numbers, if its workspace has drawn others meanwhile.
+	giveRange = pg.Define(pg.RoleLifecycle, "saga.give_range", `
+		UPDATE lifecycle.saga_run r SET seal = NULL, op_seq = $2, op_last = $3 WHERE r.id = $1`)
 	wakeRuns             = pg.Define(pg.RoleLifecycle, "saga.wake_runs", wakeSQL("id"))
 	wakeRunsOfWorkspaces = pg.Define(pg.RoleLifecycle, "saga.wake_runs_of_workspaces", wakeSQL("workspace_id"))
 )
@@ -200,11 +191,11 @@ var (
 		(SELECT s.run_id, s.step, s.dir, s.attempt,
 			'step_stalled: no progress at "' || s.name || '" for ' || p.after AS reason,
 			extract(epoch FROM p.after)::float8 AS after
-		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
+		FROM lifecycle.saga_run r CROSS JOIN LATERAL (`+openOrStored+`) s
 		CROSS JOIN LATERAL (SELECT COALESCE((SELECT make_interval(secs => x.after)
 			FROM unnest($5::text[], $6::text[], $7::float8[]) AS x (key, name, after)
 			WHERE x.key = r.definition || ':' || r.def_version AND x.name = s.name), s.stall_after) AS after) p
-		WHERE r.state IN ('running', 'waiting', 'compensating') AND s.state IN ('running', 'waiting') AND NOT s.stalled
+		WHERE r.state IN ('running', 'waiting', 'compensating') AND NOT s.stalled
 			AND `+quietSince+` + p.after < mesh.clock()
 			AND `+notPaused+` LIMIT $1)
 		UNION ALL

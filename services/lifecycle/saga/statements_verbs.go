@@ -53,15 +53,18 @@ var (
 		SELECT r.fence = $2 AND r.owner IS NOT NULL AND r.step = $3 AND r.phase = $4, mesh.rolled_back()
 		FROM lifecycle.saga_run r WHERE r.id = $1 FOR SHARE`)
 	readProgress = pg.Define(pg.RoleLifecycle, "saga.read_progress", `
-		SELECT COALESCE(s.progress->>'note' = $6, false), COALESCE((
+		SELECT COALESCE(o.progress->>'note' = $6, false), COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
 			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' AND `+sameTry("p")+`
 			ORDER BY p.attempt DESC LIMIT 1), true), COALESCE((
 			SELECT p.progress->>'note' <> $6 FROM lifecycle.saga_step p
 			WHERE p.run_id = s.run_id AND p.step = s.step AND p.dir = s.dir AND p.progress ? 'note' ORDER BY p.attempt DESC
 				LIMIT 1), true)
-		FROM lifecycle.saga_run r JOIN lifecycle.saga_step s ON s.run_id = r.id
-		WHERE r.id = $1 AND r.fence = $2 AND s.step = $3 AND s.dir = $4 AND s.attempt = $5 AND s.state = 'running'`)
+		FROM lifecycle.saga_run r
+		CROSS JOIN LATERAL (SELECT r.id AS run_id, $3::int AS step, $4::text AS dir, $5::int AS attempt) s
+		LEFT JOIN lifecycle.saga_step o ON o.run_id = s.run_id AND o.step = s.step AND o.dir = s.dir AND o.attempt = s.attempt
+		WHERE r.id = $1 AND r.fence = $2 AND (o.state = 'running'
+			OR o.run_id IS NULL AND r.step = s.step AND r.phase = s.dir AND r.open_attempt = s.attempt)`)
 	progressRun = pg.Define(pg.RoleLifecycle, "saga.progress_run", `
 		UPDATE lifecycle.saga_run r SET seal = NULL, version = r.version + 1,
 			progress_at = CASE WHEN $3 THEN mesh.clock() ELSE r.progress_at END,

@@ -228,8 +228,10 @@ func (s *Steps) forced(do saga.StepFunc, last bool, kinds ...string) saga.StepFu
 }
 
 var ageOfStep = pg.Define(pg.RoleLifecycle, "workspace.age_of_step", `
-		SELECT coalesce(extract(epoch FROM mesh.clock() - min(started_at) - coalesce((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = $1), '0')), 0)::float8
-		FROM lifecycle.saga_step WHERE run_id = $1 AND step = $2`)
+		SELECT coalesce(extract(epoch FROM mesh.clock() - least(
+			(SELECT min(s.started_at) FROM lifecycle.saga_step s WHERE s.run_id = $1 AND s.step = $2),
+			(SELECT r.open_since FROM lifecycle.saga_run r WHERE r.id = $1 AND r.step = $2 AND r.open_attempt > 0)
+		) - coalesce((SELECT p.total FROM lifecycle.run_pause p WHERE p.run_id = $1), '0')), 0)::float8`)
 
 // stepAge is how long ago the run came to its present step.
 func (s *Steps) stepAge(ctx context.Context, env *saga.Env) (time.Duration, error) {

@@ -1,0 +1,73 @@
+package saga
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// openedRow is the part of a run's row that speaks of its open attempt.
+type openedRow struct {
+	ID          string     `db:"id"`
+	OpSeq       int64      `db:"op_seq"`
+	OpLast      int64      `db:"op_last"`
+	OpenAttempt int        `db:"open_attempt"`
+	OpenSince   *time.Time `db:"open_since"`
+}
+
+// openAttempt returns the attempt that is open in a run's row and has no row of its own.
+func openAttempt(run *Run) Attempt {
+	a := Attempt{
+		RunID: run.ID, Step: run.Step, Name: run.StepName(), Dir: run.Phase, Attempt: run.OpenAttempt, WorkspaceID: run.WorkspaceID,
+		TenantID: run.TenantID, Fence: run.Fence, OpSeq: run.OpSeq, State: attemptRunning, Version: 1,
+	}
+	a.IdemKey = a.RunID + "/" + a.Name + "/" + a.Dir
+	if run.OpenSince != nil {
+		a.StartedAt = *run.OpenSince
+	}
+	return a
+}
+
+// openIn takes the attempt that was opened in the run's row into what is held.
+func (h *held) openIn() {
+	h.attempt = openAttempt(&h.run)
+	deadline := h.attempt.StartedAt.Add(h.step().Budget)
+	h.attempt.DeadlineAt = &deadline
+}
+
+// drawRanges gives those of the runs a new range of numbers whose newest attempt has a number beyond the old one: it is used up, or the database's era
+// was raised since it was given.
+func (c *Core) drawRanges(ctx context.Context, tx pgx.Tx, runs []*Run) error {
+	byID := map[string]*Run{}
+	var beyond []string
+	for _, r := range runs {
+		if r.OpSeq > r.OpLast {
+			byID[r.ID] = r
+			beyond = append(beyond, r.ID)
+		}
+	}
+	if len(beyond) == 0 {
+		return nil
+	}
+	return opened(ctx, tx, drawRange, beyond, byID)
+}
+
+// opened runs a statement that opens attempts in the rows of runs, and takes over what it returns.
+func opened(ctx context.Context, tx pgx.Tx, change *pg.Statement, runIDs []string, byID map[string]*Run) error {
+	rows, err := pg.All[openedRow](ctx, tx, change, runIDs)
+	if err != nil {
+		return fmt.Errorf("open attempts: %w", err)
+	}
+	if len(rows) != len(runIDs) {
+		return fmt.Errorf("open attempts: %d of %d", len(rows), len(runIDs))
+	}
+	for _, row := range rows {
+		r := byID[row.ID]
+		r.OpSeq, r.OpLast, r.OpenAttempt, r.OpenSince = row.OpSeq, row.OpLast, row.OpenAttempt, row.OpenSince
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package saga
+
+import (
+	"strings"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// The statements that every write of a driver goes through: each is a compare-and-set on the leases of many runs at once, and returns of a run what this
+// process cannot know: its numbers, the clock, and the versions by which it sees whether its own copy of the rows is still right.
+
+// moveColumns are what every write of a driver is told, one array a column, one element a run.
+const moveColumns = `$1::uuid[], $2::bigint[], $3::int[], $4::text[], $5::bool[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[],
+	$11::text[], $12::text[], $13::bool[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::bigint[], $20::timestamptz[],
+	$21::timestamptz[], $22::float8[], $23::bigint[]`
+
+const moveNames = `id, fence, step, phase, pass, attempt, cl_state, cl_why, code, err, layer, output, keep, state, why, cause, last_output, name, op_seq,
+	started, deadline, stall, version`
+
+// casRun is the compare-and-set that every write of a driver goes through. The elements come in the order of the runs' ids, and so do the locks. A
+// condition on the state would make the planner scan all live runs by their partial index; who has an owner is running or compensating.
+const (
+	casRun = ` FROM m WHERE r.id = m.id AND r.fence = m.fence AND r.step = m.step AND r.phase = m.phase
+	AND r.owner IS NOT NULL AND (m.pass OR r.phase = 'undo' OR r.cancel_requested_at IS NULL)
+	RETURNING m.*, r.workspace_id, r.tenant_id, r.version AS now_version, r.stuck_reason AS now_stuck`
+	setError = `error_code = CASE WHEN m.keep THEN m.code ELSE r.error_code END, error = CASE WHEN m.keep THEN m.err ELSE r.error END,
+	error_layer = CASE WHEN m.keep THEN m.layer ELSE r.error_layer END, error_step = CASE WHEN m.keep THEN m.step ELSE r.error_step END`
+	// stuckKept keeps what was said of the whole run when a step moves on.
+	stuckKept = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' THEN r.stuck_reason ELSE '' END`
+	// stuckParked keeps what was said of the step too: one whose attempt is parked, or failed and is followed by another, has not succeeded, and the flag says
+	// so until it has. That no driver was there is over once one has parked it.
+	//
+	// Scenario: saga-step-wedged.
+	stuckParked = `CASE WHEN r.stuck_reason LIKE 'run_stalled%' OR m.state IN ('waiting', 'compensating') AND r.stuck_reason LIKE 'step_stalled%'
+		THEN r.stuck_reason ELSE '' END`
+	// closeAttempt writes the row of the attempt that ends or is parked: mostly its first, for an open attempt stands in its run's row until it was
+	// parked, or told of itself.
+	closeAttempt = `closed AS (INSERT INTO lifecycle.saga_step AS s (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key,
+		started_at, deadline_at, stall_after, finished_at, outcome, why_waiting, error_code, error, error_layer, cause, last_output, output, version)
+	SELECT u.id, u.step, u.name, u.phase, u.attempt, u.workspace_id, u.tenant_id, u.fence, u.op_seq, u.cl_state, u.id || '/' || u.name || '/' || u.phase,
+		u.started, u.deadline, make_interval(secs => u.stall), CASE WHEN u.cl_state <> 'waiting' THEN u.now END, u.cl_state, u.cl_why,
+		u.code, u.err, u.layer, u.cause, u.last_output, u.output::jsonb, u.version + 1
+	FROM u
+	ON CONFLICT ` + stepKey + ` DO UPDATE SET state = EXCLUDED.state, finished_at = EXCLUDED.finished_at, outcome = EXCLUDED.outcome,
+		why_waiting = EXCLUDED.why_waiting, output = COALESCE(EXCLUDED.output, s.output),
+		deadline_at = COALESCE(s.deadline_at, EXCLUDED.deadline_at), version = s.version + 1, `
+	// ofOpen ends it: an attempt that is closed stays as it is.
+	ofOpen = `
+	WHERE s.state = 'running'
+	RETURNING s.run_id, s.version, s.finished_at)`
+	setAttemptError = `error_code = EXCLUDED.error_code, error = EXCLUDED.error, error_layer = EXCLUDED.error_layer, cause = EXCLUDED.cause,
+		last_output = EXCLUDED.last_output`
+)
+
+// setMeanwhile keeps what stands in the way of an attempt that waits on: it is told anew only once the step has looked.
+var setMeanwhile = func() string {
+	var set []string
+	for _, column := range []string{"error_code", "error", "error_layer", "cause", "last_output"} {
+		set = append(set, column+` = CASE WHEN EXCLUDED.state = 'waiting' AND EXCLUDED.error_code = '' THEN s.`+column+` ELSE EXCLUDED.`+column+` END`)
+	}
+	return strings.Join(set, ", ")
+}()
+
+// advanceRuns closes the open attempts of runs and opens the next ones. The attempt that it opens is the first of its step and direction: forward a run
+// comes to a step once, back as well, and what follows a failure, a loss or an operator's verb is opened by a lease.
+var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $24::int[], $25::text[], $26::bool[])
+	AS m (`+moveNames+`, n_step, n_phase, bump)),
+u AS (UPDATE lifecycle.saga_run r SET seal = NULL, step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
+	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = `+stuckKept+`,
+	`+setError+`, op_seq = mesh.next(r.op_seq), open_attempt = 1, open_since = mesh.clock(), version = r.version + 1`+casRun+`,
+	r.fence AS now_fence, r.signal AS now_signal, r.op_seq AS now_op_seq, r.op_last AS now_op_last, r.tried_since AS now_tried, r.open_since AS now),
+`+closeAttempt+setAttemptError+ofOpen+`
+SELECT u.id, u.now_version AS version, u.now_stuck AS stuck, u.now_fence AS fence, u.now_signal AS signal, u.now_op_seq AS op_seq,
+	u.now_op_last AS op_last, u.now_tried AS tried_since, u.now AS open_since, (SELECT mesh.rolled_back()) AS paused,
+	COALESCE(closed.version, 0) AS closed_version, closed.finished_at AS closed_at
+FROM u LEFT JOIN closed ON closed.run_id = u.id`)
+
+// advancedRow is a row of advanceRuns.
+type advancedRow struct {
+	ID            string     `db:"id"`
+	Version       int64      `db:"version"`
+	Stuck         string     `db:"stuck"`
+	Fence         int64      `db:"fence"`
+	Signal        int64      `db:"signal"`
+	OpSeq         int64      `db:"op_seq"`
+	OpLast        int64      `db:"op_last"`
+	TriedSince    time.Time  `db:"tried_since"`
+	OpenSince     time.Time  `db:"open_since"`
+	Paused        bool       `db:"paused"`
+	ClosedVersion int64      `db:"closed_version"` // 0: the attempt that was to be closed is not open
+	ClosedAt      *time.Time `db:"closed_at"`
+}
+
+var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $24::bool[], $25::int[], $26::bigint[],
+		$27::float8[], $28::text[])
+	AS m (`+moveNames+`, wakeable, tries, signal, after, stuck)),
+u AS (UPDATE lifecycle.saga_run r SET seal = NULL, state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.tries, losses = 0,
+	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
+	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE `+stuckParked+` END,
+	`+setError+`, finished_at = CASE WHEN m.state IN ('succeeded', 'failed') THEN mesh.clock() END, open_attempt = 0, open_since = NULL,
+	version = r.version + 1`+casRun+`, r.next_at AS now_next, r.finished_at AS now_finished, mesh.clock() AS now),
+`+closeAttempt+setMeanwhile+ofOpen+`
+SELECT u.id, u.now_version AS version, u.now_stuck AS stuck, u.now_next AS next_at, u.now_finished AS finished_at,
+	COALESCE(closed.version, 0) AS closed_version, closed.finished_at AS closed_at
+FROM u LEFT JOIN closed ON closed.run_id = u.id`)
+
+// releasedRow is a row of releaseLeases.
+type releasedRow struct {
+	ID            string     `db:"id"`
+	Version       int64      `db:"version"`
+	Stuck         string     `db:"stuck"`
+	NextAt        time.Time  `db:"next_at"`
+	Finished      *time.Time `db:"finished_at"`
+	ClosedVersion int64      `db:"closed_version"` // 0: the attempt that was to be closed is not open
+	ClosedAt      *time.Time `db:"closed_at"`
+}
