@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -106,52 +107,74 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 	// The insert and the look may both come back empty: the winner was not in the insert's snapshot and had ended by the time of the look,
 	// or the other way round. Then the statement is tried once more.
 	for range 2 {
-		run, inserted, err := c.insertRun(ctx, tx, def, req, input)
-		if err != nil {
-			return Started{}, err
+		run, w, err := c.startRun(ctx, tx, def, req, input)
+		if err == nil {
+			return c.begin(ctx, tx, def, req, run, w)
 		}
-		if inserted {
-			return c.begin(ctx, tx, def, req, run)
+		if !pg.IsNoRows(err) {
+			return Started{}, fmt.Errorf("start run: %w", err)
 		}
 		live, found, err := LiveRun(ctx, tx, req.WorkspaceID)
 		if err != nil {
 			return Started{}, err
 		}
 		if found {
-			return c.join(ctx, tx, req, &live)
+			return c.joinOrRefuse(ctx, tx, req, &live)
 		}
 	}
 	return Started{}, fault.New(commonv1.Reason_REASON_CONFLICT, "another operation on this workspace began and ended just now")
 }
 
-func (c *Core) insertRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte) (*Run, bool, error) {
-	r, err := pg.One[Run](ctx, tx, insertRun,
-		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID, req.Requester,
-		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds())
-	if pg.IsNoRows(err) {
-		return nil, false, nil
+// joinOrRefuse joins the run that is live, unless that is the one which was just inserted and did not get its workspace.
+func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run) (Started, error) {
+	if live.ID != req.RunID {
+		return c.join(ctx, tx, req, live)
 	}
-	if err != nil {
-		return nil, false, fmt.Errorf("insert run: %w", err)
+	w, err := GetWorkspace(ctx, tx, req.WorkspaceID)
+	switch {
+	case err != nil:
+		return Started{}, err
+	case w.RunID == live.ID: // an earlier request has started it by the same id
+		return c.join(ctx, tx, req, live)
+	default:
+		return Started{}, c.refuseStart(ctx, tx, req)
 	}
-	return &r, true, nil
 }
 
-// begin gives the workspace to the run that was just inserted. The epoch is compared and set: the run's was drawn from the row before its lock.
-func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, run *Run) (Started, error) {
+// startedRow is the workspace as a run has got it, and what the database has made of the run's own row.
+type startedRow struct {
+	Workspace
+	OpLast     int64      `db:"run_op_last"`
+	CreatedAt  time.Time  `db:"run_created_at"`
+	NextAt     time.Time  `db:"run_next_at"`
+	DeadlineAt *time.Time `db:"run_deadline_at"`
+}
+
+// startRun inserts the run and gives it the workspace. The epoch is compared and set: the run's was drawn from the row before its lock.
+func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte) (*Run, *Workspace, error) {
 	from := make([]string, 0, len(req.From))
 	for _, s := range req.From {
 		from = append(from, names.Of(s))
 	}
-	w, err := pg.One[Workspace](ctx, tx, giveWorkspace,
-		req.WorkspaceID, run.ID, run.Epoch, names.Of(def.States.Running), from, req.NextEpoch, req.DesiredState, boolInt(req.countRetry), req.retryUsed, req.OfEpoch,
-	)
-	if pg.IsNoRows(err) {
-		return Started{}, c.refuseStart(ctx, tx, req)
-	}
+	row, err := pg.One[startedRow](ctx, tx, startRun,
+		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID, req.Requester,
+		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
+		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch)
 	if err != nil {
-		return Started{}, fmt.Errorf("give workspace to run: %w", err)
+		return nil, nil, err //nolint:wrapcheck // wrapped by the caller
 	}
+	w := &row.Workspace
+	run := &Run{
+		ID: req.RunID, WorkspaceID: w.ID, TenantID: w.TenantID, Kind: names.Of(req.Kind), Definition: def.Name, DefVersion: def.Version, Round: req.Round,
+		ParentRunID: req.ParentRunID, CorrelationID: req.CorrelationID, Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch,
+		State: statePending, Phase: phaseDo, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: "waiting for a worker", ErrorStep: -1,
+		CreatedAt: row.CreatedAt, OpSeq: row.OpLast - opRange, OpLast: row.OpLast, Version: 1,
+	}
+	return run, w, nil
+}
+
+// begin tells of the run that was just started.
+func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, run *Run, w *Workspace) (Started, error) {
 	if w.OpSeq != run.OpLast {
 		if err := pg.Queue(ctx, tx, giveRange, run.ID, w.OpSeq-opRange, w.OpSeq); err != nil {
 			return Started{}, fmt.Errorf("give range of numbers: %w", err)
@@ -159,7 +182,7 @@ func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartR
 	}
 	var j journal
 	j.run(run)
-	if err := j.workspace(&w); err != nil {
+	if err := j.workspace(w); err != nil {
 		return Started{}, err
 	}
 	pos, err := j.flushPos(ctx, tx)

@@ -119,27 +119,31 @@ var (
 	insertWorkspace = pg.Define(pg.RoleLifecycle, "saga.insert_workspace", `
 		INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, spec, spec_digest, state, created_by)
 		VALUES (1, $1, $2, $3, $4, $5, 'provisioning', $6)`)
-	insertRun = pg.Define(pg.RoleLifecycle, "saga.insert_run", `
-		INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round,
-			parent_run_id,
-			correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last)
-		SELECT 1, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
-			CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
-			'waiting for a worker', mesh.next(w.op_seq) - 1, mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
-		FROM lifecycle.workspace w WHERE w.id = $2
-		ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
-		RETURNING `+runColumns)
-	giveWorkspace = pg.Define(pg.RoleLifecycle, "saga.give_workspace", `
-		UPDATE lifecycle.workspace w SET seal = NULL, run_id = $2, epoch = $3, state = $4, state_at = mesh.clock(),
-			last_error_code = '',
-			last_error = '', reset_done = false, version = w.version + 1, op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`,
-				desired_state = COALESCE(NULLIF($7, ''), w.desired_state),
-			retry_used = `+healthyReset+` + $8,
-			retry_window_start = CASE WHEN $8 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
-		WHERE w.id = $1 AND (cardinality($5::text[]) = 0 OR w.state = ANY ($5))
-			AND $3 = CASE WHEN $6 THEN mesh.next(w.epoch) ELSE w.epoch END
-			AND ($8 = 0 OR (w.reset_done AND w.retry_used = $9)) AND ($10 = 0::bigint OR w.epoch = $10)
-		RETURNING `+workspaceColumns)
+	// startRun inserts a run and gives it its workspace, by what the workspace is once it is locked. It returns nothing if another run is live, or if
+	// the workspace is not such that the run may begin: then the run that it has inserted must be rolled back.
+	startRun = pg.Define(pg.RoleLifecycle, "saga.start_run", `
+		WITH r AS (
+			INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
+				correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last)
+			SELECT 1, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
+				CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
+				'waiting for a worker', mesh.next(w.op_seq) - 1, mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
+			FROM lifecycle.workspace w WHERE w.id = $2
+			ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
+			RETURNING r.id, r.workspace_id, r.epoch, r.op_last, r.created_at, r.next_at, r.deadline_at),
+		w AS (
+			UPDATE lifecycle.workspace w SET seal = NULL, run_id = r.id, epoch = r.epoch, state = $14, state_at = mesh.clock(),
+				last_error_code = '', last_error = '', reset_done = false, version = w.version + 1,
+				op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`, desired_state = COALESCE(NULLIF($15, ''), w.desired_state),
+				retry_used = `+healthyReset+` + $16,
+				retry_window_start = CASE WHEN $16 = 1 AND `+healthyReset+` = 0 THEN mesh.clock() ELSE w.retry_window_start END
+			FROM r WHERE w.id = r.workspace_id AND (cardinality($17::text[]) = 0 OR w.state = ANY ($17))
+				AND r.epoch = CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END
+				AND ($16 = 0 OR (w.reset_done AND w.retry_used = $18)) AND ($19 = 0::bigint OR w.epoch = $19)
+			RETURNING w.*)
+		SELECT `+workspaceColumns+`, r.op_last AS run_op_last, r.created_at AS run_created_at, r.next_at AS run_next_at,
+			r.deadline_at AS run_deadline_at
+		FROM w JOIN r ON r.workspace_id = w.id`)
 	// giveRange gives a run that was just inserted its range of numbers, if its workspace has drawn others meanwhile.
 	giveRange = pg.Define(pg.RoleLifecycle, "saga.give_range", `
 		UPDATE lifecycle.saga_run r SET seal = NULL, op_seq = $2, op_last = $3 WHERE r.id = $1`)
