@@ -141,7 +141,7 @@ func actor(ctx context.Context, given string) string {
 func event(e *commonv1.AuditEntry, allocation string) events.Event {
 	id := ids.New()
 	return events.Event{
-		ID: id, Kind: Kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: 1, Payload: e,
+		ID: id, Kind: Kind, AggregateType: aggregate, AggregateID: id, AggregateVersion: 1, Payload: e, JSON: true,
 		Correlation: events.Correlation{
 			CorrelationID: e.GetCorrelationId(), TenantID: e.GetTenantId(), WorkspaceID: e.GetWorkspaceId(), WorkflowID: e.GetWorkflowId(),
 			AllocationID: allocation, NodeID: e.GetNodeId(),

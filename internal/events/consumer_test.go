@@ -128,7 +128,7 @@ func TestPoisonIsParkedAndReplayed(t *testing.T) {
 			_, err := tx.Exec(ctx, "SELECT 1/0")
 			return err
 		case "panics":
-			_ = tries[r.Kind[:len(r.Payload)*100]] // out of range
+			_ = tries[r.Kind[:len(r.Kind)*100]] // out of range
 		}
 		return nil
 	}

@@ -2,14 +2,11 @@ package events
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/mesh/internal/ids"
@@ -38,8 +35,10 @@ type Event struct {
 	AggregateType    string
 	AggregateID      string
 	AggregateVersion int64
-	// Payload is the event's body; nil means an empty object.
+	// Payload is the event's message; nil means none.
 	Payload proto.Message
+	// JSON stores the message as JSON, for events that the database itself reads or completes. All others are stored as bytes.
+	JSON bool
 	Correlation
 }
 
@@ -51,19 +50,19 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 		return "", errors.New("append events: none given")
 	}
 	evs = slices.Clone(evs) // ids are drawn into it
-	payloads := make([]string, len(evs))
+	contents := make([]content, len(evs))
 	for i, e := range evs {
 		if e.ID == "" {
 			evs[i].ID = ids.New()
 		}
 		var err error
-		if payloads[i], err = marshal(e.Payload); err != nil {
+		if contents[i], err = e.content(); err != nil {
 			return "", fmt.Errorf("append event %s: %w", e.Kind, err)
 		}
 	}
-	insert, args := appendOne, evs[0].values(payloads[0])
+	insert, args := appendOne, evs[0].values(contents[0])
 	if len(evs) > 1 { // arrays cost both sides more than they save for one row
-		insert, args = appendMany, columns(evs, payloads)
+		insert, args = appendMany, columns(evs, contents)
 	}
 	if err := pg.Queue(ctx, tx, insert, args...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
@@ -72,13 +71,13 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 }
 
 const insertEvent = `
-		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, correlation_id, tenant_id,
-			workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)`
+		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, correlation_id,
+			tenant_id, workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)`
 
 var (
 	appendOne = pg.DefineShared(writers, "events.append_one", insertEvent+`
-		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, NULLIF($7::text, ''), NULLIF($8::text, ''), NULLIF($9::text, ''), NULLIF($10::text, ''),
-			NULLIF($11::text, ''), NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''))`)
+		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, NULLIF($9::text, ''), NULLIF($10::text, ''), NULLIF($11::text, ''),
+			NULLIF($12::text, ''), NULLIF($13::text, ''), NULLIF($14::text, ''), NULLIF($15::text, ''), NULLIF($16::text, ''))`)
 	appendMany = pg.DefineShared(writers, "events.append_many", insertEvents(`e.aggregate_version`))
 	appendSeen = pg.Define(pg.RoleNodeAPI, "events.append_seen",
 		insertEvents(`(EXTRACT(EPOCH FROM mesh.clock()) * 1000000)::bigint - e.aggregate_version`))
@@ -87,12 +86,12 @@ var (
 // insertEvents inserts the events of arrays; version is what each gets.
 func insertEvents(version string) string {
 	return insertEvent + `
-		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, ` + version + `, e.payload::jsonb,
+		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, ` + version + `, e.payload::jsonb, e.body, e.body_type,
 			NULLIF(e.c1, ''), NULLIF(e.c2, ''), NULLIF(e.c3, ''), NULLIF(e.c4, ''),
 			NULLIF(e.c5, ''), NULLIF(e.c6, ''), NULLIF(e.c7, ''), NULLIF(e.c8, '')
-		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[],
-			$10::text[], $11::text[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY
-			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, c1, c2, c3, c4, c5, c6, c7, c8, n)
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bytea[], $8::text[], $9::text[],
+			$10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[]) WITH ORDINALITY
+			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, c1, c2, c3, c4, c5, c6, c7, c8, n)
 		ORDER BY e.n`
 }
 
@@ -102,8 +101,8 @@ func (c Correlation) texts() [8]string {
 }
 
 // values are the arguments of appendOne.
-func (e Event) values(payload string) []any {
-	args := append(make([]any, 0, 14), e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, payload)
+func (e Event) values(c content) []any {
+	args := append(make([]any, 0, 16), e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, c.json, c.body, c.bodyType)
 	for _, id := range e.texts() {
 		args = append(args, id)
 	}
@@ -111,55 +110,24 @@ func (e Event) values(payload string) []any {
 }
 
 // columns are the arguments of appendMany.
-func columns(evs []Event, payloads []string) []any {
+func columns(evs []Event, contents []content) []any {
 	n := len(evs)
 	eventIDs, kinds, types, aggregates, versions := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
+	texts, bodies, bodyTypes := make([]*string, n), make([][]byte, n), make([]*string, n)
 	var correlation [8][]string
 	for i := range correlation {
 		correlation[i] = make([]string, n)
 	}
 	for i, e := range evs {
 		eventIDs[i], kinds[i], types[i], aggregates[i], versions[i] = e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion
+		texts[i], bodies[i], bodyTypes[i] = contents[i].json, contents[i].body, contents[i].bodyType
 		for c, id := range e.texts() {
 			correlation[c][i] = id
 		}
 	}
-	args := append(make([]any, 0, 14), eventIDs, kinds, types, aggregates, versions, payloads)
+	args := append(make([]any, 0, 16), eventIDs, kinds, types, aggregates, versions, texts, bodies, bodyTypes)
 	for _, c := range correlation {
 		args = append(args, c)
 	}
 	return args
-}
-
-func marshal(m proto.Message) (string, error) {
-	if m == nil {
-		return "{}", nil
-	}
-	b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
-	if err != nil {
-		return "", fmt.Errorf("marshal payload: %w", err)
-	}
-	return string(b), nil
-}
-
-// Record is a numbered event as readers get it.
-type Record struct {
-	Pos              int64           `db:"-"`
-	ID               string          `db:"id" expr:"@.id::text"`
-	Source           string          `db:"source"`
-	Kind             string          `db:"kind"`
-	AggregateType    string          `db:"aggregate_type"`
-	AggregateID      string          `db:"aggregate_id"`
-	AggregateVersion int64           `db:"aggregate_version"`
-	Payload          json.RawMessage `db:"payload"`
-	CreatedAt        time.Time       `db:"created_at"`
-	Correlation
-}
-
-// Decode reads the payload into m. Fields that m does not know are passed over: the writer may be newer.
-func (r Record) Decode(m proto.Message) error {
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(r.Payload, m); err != nil {
-		return fmt.Errorf("decode event %s at %d: %w", r.Kind, r.Pos, err)
-	}
-	return nil
 }

@@ -104,7 +104,7 @@ func TestAppendKeepsEveryField(t *testing.T) {
 	if len(records) != 2 || next != 2 || records[0].Kind != "first" || records[1].ID != last || !ids.Valid(last) {
 		t.Fatalf("read %+v, next %d", records, next)
 	}
-	if string(records[0].Payload) != "{}" || records[0].Correlation != (events.Correlation{}) {
+	if bare, err := records[0].Payload(); err != nil || string(bare) != "{}" || records[0].Correlation != (events.Correlation{}) {
 		t.Errorf("the bare event came back as %+v", records[0])
 	}
 	r := records[1]

@@ -25,7 +25,7 @@ func AppendSeen(ctx context.Context, tx pgx.Tx, seen ...Seen) (string, error) {
 	if len(seen) == 0 {
 		return "", errors.New("append events: none given")
 	}
-	evs, payloads := make([]Event, len(seen)), make([]string, len(seen))
+	evs, contents := make([]Event, len(seen)), make([]content, len(seen))
 	for i, s := range seen {
 		evs[i] = s.Event
 		if s.ID == "" {
@@ -33,11 +33,11 @@ func AppendSeen(ctx context.Context, tx pgx.Tx, seen ...Seen) (string, error) {
 		}
 		evs[i].AggregateVersion = s.Ago.Microseconds() // the statement takes it off the time
 		var err error
-		if payloads[i], err = marshal(s.Payload); err != nil {
+		if contents[i], err = s.content(); err != nil {
 			return "", fmt.Errorf("append event %s: %w", s.Kind, err)
 		}
 	}
-	if err := pg.Queue(ctx, tx, appendSeen, columns(evs, payloads)...); err != nil {
+	if err := pg.Queue(ctx, tx, appendSeen, columns(evs, contents)...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
 	}
 	return evs[len(evs)-1].ID, nil

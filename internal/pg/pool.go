@@ -74,6 +74,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		set["application_name"] = cfg.ApplicationName
 	}
 	set["timezone"] = "UTC"
+	set["events.format"] = "protobuf" // this build reads events that are stored so; see the migration event_bodies
 	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))
 	setMillis(set, "idle_in_transaction_session_timeout", orDefault(cfg.IdleInTxTimeout, 30*time.Second))
 	setMillis(set, "lock_timeout", cfg.LockTimeout)

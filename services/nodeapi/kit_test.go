@@ -1,6 +1,7 @@
 package nodeapi_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -377,19 +379,14 @@ func reasonOf(err error) commonv1.Reason { return fault.ReasonOf(fault.FromGRPC(
 
 // facts lists the states of a session as its events tell them.
 func (k *kit) facts(session string) ([]string, error) {
-	rows, err := k.db.Pool(pg.RoleReadmodel).Query(k.t.Context(), `SELECT payload->>'state' || ' ' || coalesce(payload->>'closeReason', payload->>'close_reason', '') FROM events.event
-		WHERE kind = 'session.changed' AND aggregate_id = $1 ORDER BY aggregate_version`, session)
+	list, err := testkit.ReadEvents(k.t.Context(), k.db.Pool(pg.RoleReadmodel), `kind = 'session.changed' AND aggregate_id = $1`, session)
 	if err != nil {
 		return nil, fmt.Errorf("read facts: %w", err)
 	}
-	defer rows.Close()
+	slices.SortStableFunc(list, func(a, b testkit.Event) int { return cmp.Compare(a.AggregateVersion, b.AggregateVersion) })
 	var out []string
-	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
-			return nil, fmt.Errorf("read facts: %w", err)
-		}
-		out = append(out, s)
+	for _, e := range list {
+		out = append(out, e.Text("state")+" "+e.Text("close_reason"))
 	}
-	return out, rows.Err()
+	return out, nil
 }

@@ -175,9 +175,9 @@ func (s *Sweeper) witnessed(ctx context.Context, r events.Record) (rowKey, map[s
 		return rowKey{}, nil, false
 	}
 	payload := map[string]any{}
-	raw, err := r.Payload, error(nil)
-	if t.name == "workspace" {
-		raw, err = secretenv.ShowNamesIn(r.Payload)
+	raw, err := r.Payload()
+	if err == nil && t.name == "workspace" {
+		raw, err = secretenv.ShowNamesIn(raw)
 	}
 	if err == nil {
 		err = json.Unmarshal(raw, &payload)
@@ -367,7 +367,11 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 	var workspaces, nodes, payloads []string
 	var at []time.Time
 	for p, r := range seen {
-		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID), append(payloads, string(r.Payload)), append(at, r.CreatedAt)
+		payload, err := r.Payload()
+		if err != nil {
+			continue // what cannot be read reports nothing
+		}
+		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID), append(payloads, string(payload)), append(at, r.CreatedAt)
 	}
 	_, err := pg.Exec(ctx, tx, keepReports, workspaces, nodes, payloads, at)
 	if err != nil {

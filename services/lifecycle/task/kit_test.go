@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -280,26 +279,16 @@ func (k *kit) wants(taskID string, state commonv1.TaskState, attempt int32, late
 // history lists the transitions of a task as its events tell them, and checks that their versions have no hole.
 func (k *kit) history(taskID string) []string {
 	k.t.Helper()
-	rows, err := k.pool.Query(k.t.Context(), `SELECT aggregate_version, payload FROM events.event WHERE kind = 'task.changed' AND aggregate_id = $1 ORDER BY seq`, taskID)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	defer rows.Close()
 	var out []string
-	for want := int64(1); rows.Next(); want++ {
-		var version int64
-		var payload []byte
-		if err := rows.Scan(&version, &payload); err != nil {
+	for n, e := range testkit.Events(k.t, k.pool, `kind = 'task.changed' AND aggregate_id = $1`, taskID) {
+		var changed lifecyclev1.TaskChanged
+		if err := e.Decode(&changed); err != nil {
 			k.t.Fatal(err)
 		}
-		var e lifecyclev1.TaskChanged
-		if err := protojson.Unmarshal(payload, &e); err != nil {
-			k.t.Fatal(err)
+		if version := e.AggregateVersion; version != int64(n+1) || changed.GetTask().GetVersion() != version {
+			k.t.Errorf("event %d has version %d, its row %d", n+1, version, changed.GetTask().GetVersion())
 		}
-		if version != want || e.GetTask().GetVersion() != version {
-			k.t.Errorf("event %d has version %d, its row %d", want, version, e.GetTask().GetVersion())
-		}
-		for _, tr := range e.GetTransitions() {
+		for _, tr := range changed.GetTransitions() {
 			out = append(out, names.Of(tr.GetState()))
 		}
 	}

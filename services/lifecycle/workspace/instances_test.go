@@ -1,12 +1,14 @@
 package workspace
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
@@ -19,23 +21,11 @@ func (m *morgue) instances() *Instances {
 // shown are the states of an instance that was told as one that nothing accounts for, in order.
 func (m *morgue) shown(instanceID string) []string {
 	m.t.Helper()
-	rows, err := m.db.Pool("lifecycle").Query(m.t.Context(), `
-		SELECT payload->>'state' || ' ' || aggregate_version FROM events.event
-		WHERE kind = 'instance.changed' AND aggregate_id = $1 AND (payload->>'unaccounted')::boolean ORDER BY id`, instanceID)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer rows.Close()
 	var out []string
-	for rows.Next() {
-		var text string
-		if err := rows.Scan(&text); err != nil {
-			m.t.Fatal(err)
+	for _, e := range testkit.Events(m.t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND aggregate_id = $1`, instanceID) {
+		if e.Text("unaccounted") == "true" {
+			out = append(out, fmt.Sprint(e.Text("state"), " ", e.AggregateVersion))
 		}
-		out = append(out, text)
-	}
-	if err := rows.Err(); err != nil {
-		m.t.Fatal(err)
 	}
 	return out
 }
@@ -132,7 +122,8 @@ func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	m.sweep(Reaped{Unknown: 1})
 	m.exec(`UPDATE lifecycle.workspace SET seal = NULL, epoch = 2 WHERE id = $1`, b.WorkspaceID)
 	m.sweep(Reaped{Ended: 1})
-	if n := m.events(`kind = 'instance.changed' AND aggregate_id = $1 AND payload->>'state' = 'INSTANCE_STATE_ENDED' AND aggregate_version = 2`, b.InstanceID); n != 1 {
+	last := testkit.Events(t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND aggregate_id = $1 AND aggregate_version = 2`, b.InstanceID)
+	if len(last) != 1 || last[0].Text("state") != "INSTANCE_STATE_ENDED" {
 		t.Error("its end is not told above the versions that were shown")
 	}
 	if n := m.count(`SELECT count(*) FROM lifecycle.unaccounted_instance`); n != 0 {

@@ -211,20 +211,11 @@ func (m *morgue) sweep(want Reaped) {
 // ends answers the end reasons of the workspace's instances that were told as events.
 func (m *morgue) ends(workspaceID string) []string {
 	m.t.Helper()
-	rows, err := m.db.Pool("lifecycle").Query(m.t.Context(), `
-		SELECT coalesce(payload->>'end_reason', '') FROM events.event
-		WHERE kind = 'instance.changed' AND workspace_id = $1 AND payload->>'state' = 'INSTANCE_STATE_ENDED' ORDER BY id`, workspaceID)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer rows.Close()
 	var out []string
-	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
-			m.t.Fatal(err)
+	for _, e := range testkit.Events(m.t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND workspace_id = $1`, workspaceID) {
+		if e.Text("state") == "INSTANCE_STATE_ENDED" {
+			out = append(out, e.Text("end_reason"))
 		}
-		out = append(out, s)
 	}
 	return out
 }

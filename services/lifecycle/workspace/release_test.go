@@ -171,13 +171,15 @@ func TestAReleaseIsForcedOnAPersonsWord(t *testing.T) {
 		t.Errorf("its hold is %+v", now)
 	}
 	told := func() int {
-		var n int
-		err := p.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(t), `SELECT coalesce((payload->>'orphans')::int, 0) FROM events.event
-			WHERE kind = 'allocation.changed' AND aggregate_id = $1 ORDER BY aggregate_version DESC LIMIT 1`, a.ID).Scan(&n)
-		if err != nil {
+		list := testkit.Events(t, p.db.Pool(pg.RoleLifecycle), `kind = 'allocation.changed' AND aggregate_id = $1`, a.ID)
+		if len(list) == 0 {
+			t.Fatal("no event of the allocation")
+		}
+		var now lifecyclev1.Allocation
+		if err := list[len(list)-1].Decode(&now); err != nil {
 			t.Fatal(err)
 		}
-		return n
+		return int(now.GetOrphans())
 	}
 	if n := told(); n < 2 || n != left() {
 		t.Errorf("the log tells of %d orphans, there are %d", n, left())

@@ -9,8 +9,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -93,23 +91,22 @@ func rowsOf(r events.Record) ([]row, error) {
 	case KindReplica:
 		return replicaRow(r)
 	case KindGate:
-		m, err := decode(r, &lifecyclev1.NodeGate{})
+		m, body, err := decode(r, &lifecyclev1.NodeGate{})
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "gate", []any{key(m.GetNodeId()), r.AggregateVersion, r.Payload})
+		return one(r, "gate", []any{key(m.GetNodeId()), r.AggregateVersion, body})
 	case KindTenant:
-		m, err := decode(r, &lifecyclev1.Tenant{})
+		m, body, err := decode(r, &lifecyclev1.Tenant{})
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "tenant", []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), r.Payload})
+		return one(r, "tenant", []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), body})
 	case KindWorkspace:
-		m, err := decode(r, &lifecyclev1.Workspace{})
-		if err != nil {
-			return nil, err
+		m, body, err := decode(r, &lifecyclev1.Workspace{})
+		if err == nil {
+			body, err = secretenv.ShowNamesIn(body)
 		}
-		body, err := secretenv.ShowNamesIn(r.Payload)
 		if err != nil {
 			return nil, err //nolint:wrapcheck // it says what it read
 		}
@@ -118,7 +115,7 @@ func rowsOf(r events.Record) ([]row, error) {
 			body,
 		})
 	case KindRun:
-		m, err := decode(r, &lifecyclev1.Run{})
+		m, _, err := decode(r, &lifecyclev1.Run{})
 		if err != nil {
 			return nil, err
 		}
@@ -126,26 +123,26 @@ func rowsOf(r events.Record) ([]row, error) {
 	case KindStep:
 		return stepRow(r)
 	case KindAllocation:
-		m, err := decode(r, &lifecyclev1.Allocation{})
+		m, body, err := decode(r, &lifecyclev1.Allocation{})
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "allocation", []any{key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), r.Payload})
+		return one(r, "allocation", []any{key(m.GetAllocationId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), body})
 	case KindInstance:
-		m, err := decode(r, &lifecyclev1.Instance{})
+		m, body, err := decode(r, &lifecyclev1.Instance{})
 		if err != nil {
 			return nil, err
 		}
 		live := m.GetState() != commonv1.InstanceState_INSTANCE_STATE_ENDED
-		return one(r, "instance", []any{key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), live, r.Payload})
+		return one(r, "instance", []any{key(m.GetInstanceId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), live, body})
 	case KindClaim:
-		m, err := decode(r, &lifecyclev1.Claim{})
+		m, body, err := decode(r, &lifecyclev1.Claim{})
 		if err != nil {
 			return nil, err
 		}
 		return one(r, "claim", []any{
 			key(m.GetClaimId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), m.GetReleasedAt() != nil,
-			m.GetOrphanedAt() != nil, r.Payload,
+			m.GetOrphanedAt() != nil, body,
 		})
 	case KindTask:
 		return taskRows(r)
@@ -154,40 +151,40 @@ func rowsOf(r events.Record) ([]row, error) {
 	case KindRecovery, KindIncident, KindBrake:
 		return watchdogRows(r)
 	case KindObservation:
-		m, err := decode(r, &nodev1.Observation{})
+		m, body, err := decode(r, &nodev1.Observation{})
 		if err != nil {
 			return nil, err
 		}
 		// The version is a time in microseconds. A replica of an earlier build took it from its own clock, which may be ahead: what it wrote must not hide
 		// what another writes later. Nothing is seen after it was written.
 		version := min(r.AggregateVersion, r.CreatedAt.UnixMicro())
-		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), version, r.Payload})
+		return one(r, "observed", []any{key(m.GetWorkspaceId()), key(r.NodeID), version, body})
 	default:
 		return nil, nil // nothing of ours
 	}
 }
 
 func nodeRow(r events.Record) ([]row, error) {
-	m, err := decode(r, &recoveryv1.NodeIdentity{})
+	m, body, err := decode(r, &recoveryv1.NodeIdentity{})
 	if err != nil {
 		return nil, err
 	}
-	return one(r, "node", []any{key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()), ref(m.GetTenantId()), r.Payload})
+	return one(r, "node", []any{key(m.GetNodeId()), r.AggregateVersion, m.GetName(), names.Of(m.GetState()), ref(m.GetTenantId()), body})
 }
 
 func sessionRow(r events.Record) ([]row, error) {
-	m, err := decode(r, &nodev1.SessionChanged{})
+	m, body, err := decode(r, &nodev1.SessionChanged{})
 	if err != nil {
 		return nil, err
 	}
 	return one(r, "session", []any{
 		key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(), names.Of(m.GetState()),
-		Serving(m), r.CreatedAt, r.Payload,
+		Serving(m), r.CreatedAt, body,
 	})
 }
 
 func replicaRow(r events.Record) ([]row, error) {
-	m, err := decode(r, &nodev1.ReplicaBeat{})
+	m, body, err := decode(r, &nodev1.ReplicaBeat{})
 	if err != nil {
 		return nil, err
 	}
@@ -198,15 +195,15 @@ func replicaRow(r events.Record) ([]row, error) {
 	if started == nil {
 		started = moment(m.GetBeatAt())
 	}
-	return one(r, "replica", []any{key(m.GetReplicaId()), r.AggregateVersion, started, moment(m.GetBeatAt()), m.GetLeaving(), r.Payload})
+	return one(r, "replica", []any{key(m.GetReplicaId()), r.AggregateVersion, started, moment(m.GetBeatAt()), m.GetLeaving(), body})
 }
 
 func stepRow(r events.Record) ([]row, error) {
-	m, err := decode(r, &lifecyclev1.StepAttempt{})
+	m, body, err := decode(r, &lifecyclev1.StepAttempt{})
 	if err != nil {
 		return nil, err
 	}
-	return attempt(r, m, r.AggregateVersion, r.Payload)
+	return attempt(r, m, r.AggregateVersion, body)
 }
 
 func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body json.RawMessage) ([]row, error) {
@@ -244,7 +241,7 @@ func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
 }
 
 func taskRows(r events.Record) ([]row, error) {
-	m, err := decode(r, &lifecyclev1.TaskChanged{})
+	m, _, err := decode(r, &lifecyclev1.TaskChanged{})
 	if err != nil {
 		return nil, err
 	}
@@ -281,30 +278,6 @@ func one(r events.Record, name string, values []any) ([]row, error) {
 		}
 	}
 	return []row{{table: name, values: values}}, nil
-}
-
-func decode[M proto.Message](r events.Record, m M) (M, error) {
-	err := r.Decode(m)
-	return m, err //nolint:wrapcheck // wrapped by apply
-}
-
-func encode(m proto.Message) (json.RawMessage, error) {
-	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("encode row: %w", err)
-	}
-	return body, nil
-}
-
-// Decode reads a row's body as it was projected.
-func Decode(body []byte, m proto.Message) error {
-	if len(body) == 0 {
-		return nil
-	}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, m); err != nil {
-		return fmt.Errorf("decode projected row: %w", err)
-	}
-	return nil
 }
 
 // key is an id that must be there and must be one; otherwise it is nil, which the column refuses.

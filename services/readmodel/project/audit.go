@@ -101,7 +101,11 @@ func appendAudit(ctx context.Context, tx pgx.Tx, r events.Record) error {
 // canonical is an entry as it is hashed: the event's payload with its time and the service that wrote it, keys in order, no space. It is made from the
 // stored JSON, so that it stays what it is when a later build knows more fields.
 func canonical(r events.Record) ([]byte, error) {
-	decoder := json.NewDecoder(bytes.NewReader(r.Payload))
+	stored, err := r.Payload()
+	if err != nil {
+		return nil, fmt.Errorf("read audit entry %s: %w", r.ID, err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(stored))
 	decoder.UseNumber()
 	var payload any
 	if err := decoder.Decode(&payload); err != nil {

@@ -10,11 +10,11 @@ import (
 const KindFinding = "finding.changed"
 
 func findingRow(r events.Record) ([]row, error) {
-	m, err := decode(r, &lifecyclev1.Finding{})
+	m, body, err := decode(r, &lifecyclev1.Finding{})
 	if err != nil {
 		return nil, err
 	}
 	return one(r, "finding", []any{
-		key(m.GetFindingId()), r.AggregateVersion, ref(m.GetWorkspaceId()), ref(m.GetTenantId()), names.Of(m.GetSeverity()), m.GetResolvedAt() == nil, r.Payload,
+		key(m.GetFindingId()), r.AggregateVersion, ref(m.GetWorkspaceId()), ref(m.GetTenantId()), names.Of(m.GetSeverity()), m.GetResolvedAt() == nil, body,
 	})
 }

@@ -16,7 +16,7 @@ const (
 func watchdogRows(r events.Record) ([]row, error) {
 	switch r.Kind {
 	case KindRecovery:
-		m, err := decode(r, &recoveryv1.RecoveryRecord{})
+		m, body, err := decode(r, &recoveryv1.RecoveryRecord{})
 		if err != nil {
 			return nil, err
 		}
@@ -25,19 +25,19 @@ func watchdogRows(r events.Record) ([]row, error) {
 			detected = r.CreatedAt
 		}
 		return one(r, "recovery_record", []any{
-			key(m.GetRecordId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), detected, r.Payload,
+			key(m.GetRecordId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), detected, body,
 		})
 	case KindIncident:
-		m, err := decode(r, &recoveryv1.Incident{})
+		m, body, err := decode(r, &recoveryv1.Incident{})
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "incident", []any{key(m.GetIncidentId()), r.AggregateVersion, m.GetClosedAt() == nil, r.Payload})
+		return one(r, "incident", []any{key(m.GetIncidentId()), r.AggregateVersion, m.GetClosedAt() == nil, body})
 	default:
-		m, err := decode(r, &recoveryv1.Brake{})
+		m, body, err := decode(r, &recoveryv1.Brake{})
 		if err != nil {
 			return nil, err
 		}
-		return one(r, "brake", []any{r.AggregateID, r.AggregateVersion, m.GetEngaged(), r.Payload})
+		return one(r, "brake", []any{r.AggregateID, r.AggregateVersion, m.GetEngaged(), body})
 	}
 }

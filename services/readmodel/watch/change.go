@@ -1,11 +1,14 @@
 package watch
 
 import (
-	"encoding/json"
 	"math"
 
+	"google.golang.org/protobuf/proto"
+
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
@@ -35,23 +38,9 @@ type item struct {
 	owners                        map[string]string // of the workspaces and nodes whose names the message shows: their tenants
 }
 
-// payload is what is needed of an event's body to know what changed.
-type payload struct {
-	NodeID      string `json:"node_id"`
-	WorkspaceID string `json:"workspace_id"`
-	RunID       string `json:"run_id"`
-	InstanceID  string `json:"instance_id"`
-	Task        *struct {
-		TaskID string `json:"task_id"`
-	} `json:"task"`
-}
-
-// changedBy answers the objects that an event changes. Beats change none: what follows from the time alone is found by looking.
+// changedBy returns the objects that an event changes. Beats change none: what follows from the time alone is found by looking. An event that cannot be
+// read changes none either: the projection parks it as well.
 func changedBy(r events.Record) []key {
-	var p payload
-	if err := json.Unmarshal(r.Payload, &p); err != nil {
-		return nil // parked by the projection as well
-	}
 	one := func(topic readmodelv1.Topic, id string) []key {
 		if id == "" {
 			return nil
@@ -59,34 +48,46 @@ func changedBy(r events.Record) []key {
 		return []key{{topic: topic, id: id}}
 	}
 	switch r.Kind {
-	case project.KindNode, project.KindGate, project.KindSession:
-		return one(readmodelv1.Topic_TOPIC_NODES, p.NodeID)
-	case project.KindWorkspace, project.KindObservation:
-		return one(readmodelv1.Topic_TOPIC_WORKSPACES, p.WorkspaceID)
+	case project.KindNode:
+		return one(readmodelv1.Topic_TOPIC_NODES, read(r, &recoveryv1.NodeIdentity{}).GetNodeId())
+	case project.KindGate:
+		return one(readmodelv1.Topic_TOPIC_NODES, read(r, &lifecyclev1.NodeGate{}).GetNodeId())
+	case project.KindSession:
+		return one(readmodelv1.Topic_TOPIC_NODES, read(r, &nodev1.SessionChanged{}).GetNodeId())
+	case project.KindWorkspace:
+		return one(readmodelv1.Topic_TOPIC_WORKSPACES, read(r, &lifecyclev1.Workspace{}).GetWorkspaceId())
+	case project.KindObservation:
+		return one(readmodelv1.Topic_TOPIC_WORKSPACES, read(r, &nodev1.Observation{}).GetWorkspaceId())
 	case project.KindRun: // a workspace shows the step and the waiting of its run, and the attempts that changed with it come in its event
-		var run lifecyclev1.Run
-		if err := r.Decode(&run); err != nil {
-			return nil
-		}
-		keys := append(one(readmodelv1.Topic_TOPIC_RUNS, p.RunID), one(readmodelv1.Topic_TOPIC_WORKSPACES, p.WorkspaceID)...)
+		run := read(r, &lifecyclev1.Run{})
+		keys := append(one(readmodelv1.Topic_TOPIC_RUNS, run.GetRunId()), one(readmodelv1.Topic_TOPIC_WORKSPACES, run.GetWorkspaceId())...)
 		for _, a := range run.GetChangedSteps() {
 			keys = append(keys, one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(a))...)
 		}
 		return keys
 	case project.KindStep: // and whether one stalls
-		var a lifecyclev1.StepAttempt
-		if err := r.Decode(&a); err != nil {
+		a := read(r, &lifecyclev1.StepAttempt{})
+		if a == nil {
 			return nil
 		}
-		return append(one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(&a)), one(readmodelv1.Topic_TOPIC_WORKSPACES, p.WorkspaceID)...)
+		return append(one(readmodelv1.Topic_TOPIC_STEPS, project.StepID(a)), one(readmodelv1.Topic_TOPIC_WORKSPACES, a.GetWorkspaceId())...)
 	case project.KindInstance:
-		return one(readmodelv1.Topic_TOPIC_INSTANCES, p.InstanceID)
+		return one(readmodelv1.Topic_TOPIC_INSTANCES, read(r, &lifecyclev1.Instance{}).GetInstanceId())
 	case project.KindTask:
-		if p.Task != nil {
-			return one(readmodelv1.Topic_TOPIC_TASKS, p.Task.TaskID)
-		}
+		return one(readmodelv1.Topic_TOPIC_TASKS, read(r, &lifecyclev1.TaskChanged{}).GetTask().GetTaskId())
 	}
 	return nil
+}
+
+// read decodes the message of an event; nil if it cannot be.
+func read[T any, M interface {
+	*T
+	proto.Message
+}](r events.Record, m M) M {
+	if err := r.Decode(m); err != nil {
+		return nil
+	}
+	return m
 }
 
 // creates says whether the event is the first of the object itself.

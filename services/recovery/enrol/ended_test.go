@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"google.golang.org/protobuf/encoding/protojson"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -65,20 +62,13 @@ func TestAnEndedInstanceIsToldSo(t *testing.T) {
 	// However often it asks, it is reported once in five minutes, with where it asked from.
 	reports := func() []*recoveryv1.InstanceRefused {
 		t.Helper()
-		rows, err := k.pool.Query(k.ctx, `SELECT payload FROM events.event WHERE kind = 'instance.refused' AND aggregate_id = $1 ORDER BY seq`, b.instance)
-		if err != nil {
-			t.Fatal(err)
-		}
-		payloads, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
-		if err != nil {
-			t.Fatal(err)
-		}
-		out := make([]*recoveryv1.InstanceRefused, len(payloads))
-		for i, raw := range payloads {
-			out[i] = &recoveryv1.InstanceRefused{}
-			if err := protojson.Unmarshal(raw, out[i]); err != nil {
+		var out []*recoveryv1.InstanceRefused
+		for _, e := range testkit.Events(t, k.pool, `kind = 'instance.refused' AND aggregate_id = $1`, b.instance) {
+			refused := &recoveryv1.InstanceRefused{}
+			if err := e.Decode(refused); err != nil {
 				t.Fatal(err)
 			}
+			out = append(out, refused)
 		}
 		return out
 	}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
@@ -60,25 +59,13 @@ func (d *desk) get(key string) *recoveryv1.PolicyKey {
 // told answers the changes that were told as events, as `key value version by`, in the order in which they were made.
 func (d *desk) told() []string {
 	d.t.Helper()
-	rows, err := d.db.Pool(pg.RoleRecovery).Query(d.ctx, `
-		SELECT aggregate_id, aggregate_version, payload FROM events.event WHERE kind = 'policy.changed' AND aggregate_type = 'policy' ORDER BY seq`)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	defer rows.Close()
 	var out []string
-	for rows.Next() {
-		var key string
-		var version int64
-		var payload []byte
+	for _, e := range testkit.Events(d.t, d.db.Pool(pg.RoleRecovery), `kind = 'policy.changed' AND aggregate_type = 'policy'`) {
 		k := &recoveryv1.PolicyKey{}
-		if err := rows.Scan(&key, &version, &payload); err != nil {
-			d.t.Fatal(err)
+		if err := e.Decode(k); err != nil || k.GetKey() != e.AggregateID {
+			d.t.Fatalf("event of %s: %v, %v", e.AggregateID, k, err)
 		}
-		if err := protojson.Unmarshal(payload, k); err != nil || k.GetKey() != key {
-			d.t.Fatalf("event of %s: %v, %v", key, k, err)
-		}
-		out = append(out, fmt.Sprintf("%s %s %d %s", key, k.GetValue(), version, k.GetUpdatedBy()))
+		out = append(out, fmt.Sprintf("%s %s %d %s", k.GetKey(), k.GetValue(), e.AggregateVersion, k.GetUpdatedBy()))
 	}
 	return out
 }

@@ -492,7 +492,7 @@ func TestPoisonIsRefused(t *testing.T) {
 	for kind, m := range map[string]proto.Message{"workspace.changed": &lifecyclev1.Workspace{WorkspaceId: ids.New()}, "run.changed": &lifecyclev1.Run{RunId: ids.New()}} {
 		raw := []byte(`{}`)
 		err := pg.InTx(k.ctx, k.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error {
-			return watchdog.Apply(ctx, tx, events.Record{Kind: kind, Payload: raw, AggregateVersion: 1})
+			return watchdog.Apply(ctx, tx, events.Record{Kind: kind, Stored: raw, AggregateVersion: 1})
 		})
 		if err == nil || errors.Is(err, context.Canceled) {
 			t.Errorf("%s without a state (%v): %v", kind, m, err)

@@ -1,0 +1,77 @@
+package testkit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Event is an event of the log with its message as JSON.
+type Event struct {
+	events.Record
+
+	Seq     int64 `db:"seq"`
+	Message any   `db:"-"`
+}
+
+// Text returns the text, number or truth value at a path of the message, by names of fields and places in lists; "" if there is nothing.
+func (e Event) Text(path ...string) string {
+	at := e.Message
+	for _, name := range path {
+		switch in := at.(type) {
+		case map[string]any:
+			at = in[name]
+		case []any:
+			n, err := strconv.Atoi(name)
+			if err != nil || n < 0 || n >= len(in) {
+				return ""
+			}
+			at = in[n]
+		default:
+			return ""
+		}
+	}
+	if at == nil {
+		return ""
+	}
+	return fmt.Sprint(at)
+}
+
+// Events returns the events, numbered or not, for which a condition on the columns of events.event holds, in the order of their seq.
+func Events(tb testing.TB, q pg.Querier, where string, args ...any) []Event {
+	tb.Helper()
+	list, err := ReadEvents(Context(tb), q, where, args...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return list
+}
+
+// ReadEvents is Events for what is not a testing.TB, or waits.
+func ReadEvents(ctx context.Context, q pg.Querier, where string, args ...any) ([]Event, error) {
+	rows, err := q.Query(ctx, `SELECT `+pg.Columns[Event]("event")+` FROM events.event WHERE `+where+` ORDER BY seq`, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Event])
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	for i, e := range list {
+		raw, err := e.Payload()
+		if err == nil {
+			err = json.Unmarshal(raw, &list[i].Message)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read events: %w", err)
+		}
+	}
+	return list, nil
+}

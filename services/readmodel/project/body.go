@@ -1,0 +1,105 @@
+package project
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/gpuaas/mesh/internal/events"
+)
+
+// wholeField holds, in the body of a row, the bytes of a message that has fields which this build does not know, so that a later build shows them. It is the
+// name of no field of a message: those begin with a letter.
+const wholeField = "@whole"
+
+// decode reads an event's message, and returns the body of the row that is made of all of it.
+func decode[M proto.Message](r events.Record, m M) (M, json.RawMessage, error) {
+	if err := r.Decode(m); err != nil {
+		return m, nil, err //nolint:wrapcheck // wrapped by apply
+	}
+	if r.Stored != nil {
+		return m, r.Stored, nil
+	}
+	body, err := encode(m)
+	return m, body, err
+}
+
+// encode makes the body of a row.
+func encode(m proto.Message) (json.RawMessage, error) {
+	body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil || !hasUnknown(m.ProtoReflect()) {
+		return wrapped(body, err)
+	}
+	fields := map[string]json.RawMessage{}
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return wrapped(nil, err)
+	}
+	whole, err := proto.MarshalOptions{Deterministic: true}.Marshal(m) // Verify compares what is made of it
+	if err == nil {
+		fields[wholeField], err = json.Marshal(whole)
+	}
+	if err == nil {
+		body, err = json.Marshal(fields)
+	}
+	return wrapped(body, err)
+}
+
+func wrapped(body json.RawMessage, err error) (json.RawMessage, error) {
+	if err != nil {
+		return nil, fmt.Errorf("encode row: %w", err)
+	}
+	return body, nil
+}
+
+// hasUnknown reports whether a message, or one within it, has fields that this build does not know.
+func hasUnknown(m protoreflect.Message) bool {
+	found := len(m.GetUnknown()) > 0
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case found:
+		case f.IsMap() && f.MapValue().Message() != nil:
+			v.Map().Range(func(_ protoreflect.MapKey, v protoreflect.Value) bool {
+				found = hasUnknown(v.Message())
+				return !found
+			})
+		case f.IsMap() || f.Message() == nil:
+		case f.IsList():
+			for i := 0; i < v.List().Len() && !found; i++ {
+				found = hasUnknown(v.List().Get(i).Message())
+			}
+		default:
+			found = hasUnknown(v.Message())
+		}
+		return !found
+	})
+	return found
+}
+
+// Decode reads a row's body as it was projected.
+func Decode(body []byte, m proto.Message) error {
+	if len(body) == 0 {
+		return nil
+	}
+	if bytes.Contains(body, []byte(`"`+wholeField+`"`)) {
+		var kept struct {
+			Whole []byte `json:"@whole"`
+		}
+		if err := json.Unmarshal(body, &kept); err != nil {
+			return fmt.Errorf("decode projected row: %w", err)
+		}
+		if kept.Whole != nil { // else the text stands in a value
+			if err := proto.Unmarshal(kept.Whole, m); err != nil {
+				return fmt.Errorf("decode projected row: %w", err)
+			}
+			return nil
+		}
+	}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, m); err != nil {
+		return fmt.Errorf("decode projected row: %w", err)
+	}
+	return nil
+}
