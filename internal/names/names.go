@@ -75,42 +75,45 @@ func ValueName(v protoreflect.EnumValueDescriptor) string {
 }
 
 func spell(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	if s, ok := tableOf(d).spelling[n]; ok {
-		return s
+	if name, ok := spellingsOf(d).byNumber[n]; ok {
+		return name
 	}
 	return strconv.Itoa(int(n))
 }
 
-// table holds the spellings of one enum, both ways.
-type table struct {
-	spelling map[protoreflect.EnumNumber]string
-	number   map[string]protoreflect.EnumNumber
+// spellings are those of one enum.
+type spellings struct {
+	byNumber map[protoreflect.EnumNumber]string
+	byName   map[string]protoreflect.EnumNumber
+	known    []string // all but the unspecified value's, in the order of the declaration
 }
 
-// tables holds the table of each enum descriptor that was asked for. Two descriptors of one name are two enums.
-var tables sync.Map //nolint:gochecknoglobals // a cache of constants
+// spelled holds the spellings of the enums that were asked for, by descriptor. Enums are spelled with every row and event: it is done once.
+var spelled sync.Map //nolint:gochecknoglobals // what is constant
 
-// tableOf returns the table of an enum, and makes it at the first call.
-func tableOf(d protoreflect.EnumDescriptor) *table {
-	if t, ok := tables.Load(d); ok {
-		return t.(*table) //nolint:errcheck,forcetypeassert // nothing else is stored
+func spellingsOf(d protoreflect.EnumDescriptor) *spellings {
+	if found, ok := spelled.Load(d); ok {
+		if s, ok := found.(*spellings); ok {
+			return s
+		}
 	}
 	values := d.Values()
-	t := &table{
-		spelling: make(map[protoreflect.EnumNumber]string, values.Len()), number: make(map[string]protoreflect.EnumNumber, values.Len()),
-	}
+	s := &spellings{byNumber: make(map[protoreflect.EnumNumber]string, values.Len()), byName: make(map[string]protoreflect.EnumNumber, values.Len())}
 	for i := range values.Len() {
 		v := values.Get(i)
-		text := spellValue(d, v)
-		if _, aliased := t.spelling[v.Number()]; !aliased { // the first name of a number counts, as for ByNumber
-			t.spelling[v.Number()] = text
+		name := spellValue(d, v)
+		if _, ok := s.byNumber[v.Number()]; !ok { // of aliases the first counts
+			s.byNumber[v.Number()] = name
 		}
-		if _, taken := t.number[text]; !taken {
-			t.number[text] = v.Number()
+		if _, ok := s.byName[name]; !ok {
+			s.byName[name] = v.Number()
+		}
+		if v.Number() != 0 {
+			s.known = append(s.known, name)
 		}
 	}
-	kept, _ := tables.LoadOrStore(d, t)
-	return kept.(*table) //nolint:errcheck,forcetypeassert // nothing else is stored
+	spelled.Store(d, s)
+	return s
 }
 
 func spellValue(d protoreflect.EnumDescriptor, v protoreflect.EnumValueDescriptor) string {
@@ -127,20 +130,14 @@ func spellValue(d protoreflect.EnumDescriptor, v protoreflect.EnumValueDescripto
 }
 
 func parse(d protoreflect.EnumDescriptor, s string) (protoreflect.EnumNumber, error) {
-	if n, ok := tableOf(d).number[s]; ok {
+	of := spellingsOf(d)
+	if n, ok := of.byName[s]; ok {
 		return n, nil
-	}
-	values := d.Values()
-	known := make([]string, 0, values.Len())
-	for i := range values.Len() {
-		if v := values.Get(i); v.Number() != 0 {
-			known = append(known, spellValue(d, v))
-		}
 	}
 	if len(s) > 64 {
 		s = s[:64]
 	}
-	return 0, fmt.Errorf("%q is not a %s: want one of %s", s, d.Name(), strings.Join(known, ", "))
+	return 0, fmt.Errorf("%q is not a %s: want one of %s", s, d.Name(), strings.Join(of.known, ", "))
 }
 
 // prefix answers the value prefix that buf's rules give an enum: NodeIdentityState -> NODE_IDENTITY_STATE_.

@@ -20,18 +20,41 @@ type Brief struct {
 	LedgerID     string `db:"ledger_id" expr:"coalesce(@.ledger_id::text, '')"`
 }
 
+// Briefs are gates by node.
+type Briefs map[string]Brief
+
 // LockForWork reads gates under FOR SHARE in the order of their ids, so that a fence waits for who holds them and who comes after it sees it.
-func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (map[string]Brief, error) {
-	list, err := pg.All[Brief](ctx, tx, lockGatesForWork, nodeIDs)
-	if err != nil {
+func LockForWork(ctx context.Context, tx pgx.Tx, nodeIDs []string) (Briefs, error) {
+	var batch pg.Batch
+	out := QueueLockForWork(&batch, nodeIDs)
+	if err := batch.Send(ctx, tx); err != nil {
 		return nil, fmt.Errorf("lock gates: %w", err)
-	}
-	out := make(map[string]Brief, len(list))
-	for _, b := range list {
-		out[b.NodeID] = b
 	}
 	return out, nil
 }
+
+// QueueLockForWork is LockForWork as a part of a batch: what it returns is filled in when the batch is sent. Statements behind it in the batch read what
+// stood when the locks were taken, or later, since in READ COMMITTED each takes its snapshot as it begins, and it begins when the one before has ended: one
+// that joins the gates sees those of the locked rows, however long it had waited for a fence. A single statement would not do: its snapshot is
+// older than its locks.
+func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Briefs {
+	out := make(Briefs, len(nodeIDs))
+	batch.Queue(lockGatesForWork, nodeIDs).Query(func(rows pgx.Rows) error {
+		clear(out) // a transaction that is tried again
+		list, err := pgx.CollectRows(rows, pgx.RowToStructByName[Brief])
+		for _, b := range list {
+			out[b.NodeID] = b
+		}
+		return err //nolint:wrapcheck // the sender of the batch says what it did
+	})
+	return out
+}
+
+// AdmittedSQL is the condition that the gate g takes reports of its node, as Brief.Admitted has it.
+const AdmittedSQL = `g.admitted`
+
+// MayLeaseSQL is the condition that the gate g is open to a session of the generation, as MayLease has it.
+func MayLeaseSQL(generation string) string { return `g.admitted AND g.session_epoch = ` + generation }
 
 // MayLease refuses a lease to any session but the one that the gate was raised to.
 func (b Brief) MayLease(generation int64) error {

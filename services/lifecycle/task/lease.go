@@ -38,37 +38,27 @@ type picked struct {
 // LeaseTasks hands out queued tasks of nodes whose gate is open to the session that asks, signed.
 func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequest) (*lifecyclev1.LeaseTasksResponse, error) {
 	leases := make(map[string]lease, len(req.GetNodes()))
-	nodes := make([]string, 0, len(req.GetNodes()))
+	var asked ask
 	for _, n := range req.GetNodes() {
 		leases[n.GetNodeId()] = lease{session: n.GetSessionId(), epoch: n.GetGeneration(), max: n.GetMaxTasks()}
-		nodes = append(nodes, n.GetNodeId())
+		asked.nodes, asked.sessions = append(asked.nodes, n.GetNodeId()), append(asked.sessions, n.GetSessionId())
+		asked.generations, asked.limits = append(asked.generations, n.GetGeneration()), append(asked.limits, n.GetMaxTasks())
 	}
 	var res *lifecyclev1.LeaseTasksResponse
 	var tasks []picked
 	wrote := false
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res, tasks, wrote = &lifecyclev1.LeaseTasksResponse{}, nil, false // a second try begins with nothing
-		gates, err := gate.LockForWork(ctx, tx, nodes)
-		if err != nil {
-			return fmt.Errorf("lock gates: %w", err)
-		}
-		var open, sessions []string
-		var epochs []int64
-		var limits []int32
-		for _, n := range nodes {
-			l := leases[n]
-			if err := gates[n].MayLease(l.epoch); err != nil {
-				res.Refused = append(res.Refused, &lifecyclev1.NodeRefusal{NodeId: n, Denial: fault.ToDenial(err, "")})
-				continue
-			}
-			open, sessions, epochs, limits = append(open, n), append(sessions, l.session), append(epochs, l.epoch), append(limits, l.max)
-		}
-		if len(open) == 0 {
-			return nil
-		}
-		tasks, err = pick(ctx, tx, open, sessions, epochs, limits)
+		var gates gate.Briefs
+		var err error
+		gates, tasks, err = pick(ctx, tx, asked)
 		if err != nil {
 			return err
+		}
+		for _, n := range asked.nodes {
+			if err := gates[n].MayLease(leases[n].epoch); err != nil {
+				res.Refused = append(res.Refused, &lifecyclev1.NodeRefusal{NodeId: n, Denial: fault.ToDenial(err, "")})
+			}
 		}
 		var evs []events.Event
 		for _, t := range tasks {
@@ -125,22 +115,37 @@ func (s *Server) sign(res *lifecyclev1.LeaseTasksResponse, tasks []picked, lease
 	return res, nil
 }
 
-// pick takes the oldest queued tasks of each node that are dispatchable, and those that were offered to this very session and not delivered in time. A task that is offered
-// again keeps its attempt: the agent's ledger knows it, if it came through.
-func pick(ctx context.Context, tx pgx.Tx, nodes, sessions []string, epochs []int64, limits []int32) ([]picked, error) {
-	rows, err := pg.All[leasedRow](ctx, tx, leaseTasks, nodes, sessions, epochs, limits)
-	if err != nil {
-		return nil, fmt.Errorf("lease tasks: %w", err)
+// ask is what sessions ask for, by place.
+type ask struct {
+	nodes, sessions []string
+	generations     []int64
+	limits          []int32
+}
+
+// pick locks the gates of the nodes that ask and, where they are open to the session, takes the oldest queued tasks of each that are dispatchable, and those
+// that were offered to this very session and not delivered in time. A task that is offered again keeps its attempt: the agent's ledger knows it, if it came
+// through. Both statements go in one round trip; see gate.QueueLockForWork for why the second one believes the gates as they were locked.
+func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, error) {
+	var batch pg.Batch
+	gates := gate.QueueLockForWork(&batch, asked.nodes)
+	var rows []leasedRow
+	batch.Queue(leaseTasks, asked.nodes, asked.sessions, asked.generations, asked.limits).Query(func(found pgx.Rows) error {
+		var err error
+		rows, err = pgx.CollectRows(found, pgx.RowToStructByName[leasedRow])
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err := batch.Send(ctx, tx); err != nil {
+		return nil, nil, fmt.Errorf("lease tasks: %w", err)
 	}
 	out := make([]picked, len(rows))
 	for i, r := range rows {
 		row, err := r.row()
 		if err != nil {
-			return nil, fmt.Errorf("read leased task: %w", err)
+			return nil, nil, fmt.Errorf("read leased task: %w", err)
 		}
 		out[i] = picked{Row: row, payload: r.Payload, fresh: r.Fresh}
 	}
-	return out, nil
+	return gates, out, nil
 }
 
 // nodesWithWork lists nodes with a session that have something to lease, up to a bound. Nodes that are away are left out, so that the work that waits

@@ -71,29 +71,15 @@ func (s *Server) ReportTasks(ctx context.Context, req *lifecyclev1.ReportTasksRe
 	superseded := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res = &lifecyclev1.ReportTasksResponse{}
-		if !durable {
-			// Word of a delivery or a start is said again by the agent's ledger at its next session: losing the last moments of it to a
-			// crash of the database costs nothing. Results and queueing never take this way.
-			if _, err := pg.Exec(ctx, tx, relaxCommit); err != nil {
-				return fmt.Errorf("relax commit: %w", err)
-			}
-		}
-		gates, err := gate.LockForWork(ctx, tx, nodes)
-		if err != nil {
-			return fmt.Errorf("lock gates: %w", err)
-		}
-		var take, late []word
-		for _, key := range order {
-			w := words[key]
-			if gates[w.node].Admitted {
-				take = append(take, w)
-			} else if w.result != nil {
-				late = append(late, w)
-			}
-		}
-		done, err := s.apply(ctx, tx, take)
+		gates, done, err := s.apply(ctx, tx, nodes, words, order, durable)
 		if err != nil {
 			return err
+		}
+		var late []word
+		for _, key := range order {
+			if w := words[key]; !gates[w.node].Admitted && w.result != nil {
+				late = append(late, w)
+			}
 		}
 		superseded = done.superseded
 		for _, w := range contradictions {
@@ -235,22 +221,45 @@ func (a applied) answer(r *lifecyclev1.NodeReport, one *lifecyclev1.NodeReportRe
 	}
 }
 
-// apply moves tasks forward. What moves nothing is late evidence, if it is a result, or proves an attempt that the row
-// has lost, or is refused.
-func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (applied, error) {
+// apply locks the gates of nodes and moves the tasks of those that are admitted forward. What moves nothing is late evidence, if it is a result, or proves
+// an attempt that the row has lost, or is refused.
+func (s *Server) apply(ctx context.Context, tx pgx.Tx, nodes []string, words map[string]word, order []string, durable bool) (gate.Briefs, applied, error) {
 	done := applied{settled: map[string]bool{}, refused: map[string]*lifecyclev1.TaskRefusal{}}
-	moved, err := s.advance(ctx, tx, words, &done)
-	if err != nil {
-		return done, err
+	all := make([]word, len(order))
+	for i, k := range order {
+		all[i] = words[k]
 	}
-	rest := slices.DeleteFunc(slices.Clone(words), func(w word) bool { return moved[said(w.node, w.ref)] })
+	var batch pg.Batch
+	if !durable {
+		// A report of a delivery or a start is repeated by the agent's ledger at its next session: losing the last moments of it to a crash of the
+		// database costs nothing. Results and queueing never take this way.
+		batch.Queue(relaxCommit)
+	}
+	gates := gate.QueueLockForWork(&batch, nodes)
+	// The same round trip: see gate.QueueLockForWork for why it believes the gates as they were locked.
+	rows := queueReports(&batch, all)
+	if err := batch.Send(ctx, tx); err != nil {
+		return nil, done, fmt.Errorf("apply reports: %w", err)
+	}
+	moved, err := s.advanced(ctx, tx, words, *rows, &done)
+	if err != nil {
+		return nil, done, err
+	}
+	rest := slices.DeleteFunc(all, func(w word) bool { return !gates[w.node].Admitted || moved[said(w.node, w.ref)] })
 	adopted, err := s.adoptProven(ctx, tx, rest, &done)
 	if err != nil {
-		return done, err
+		return nil, done, err
 	}
-	again, err := s.advance(ctx, tx, adopted, &done)
-	if err != nil {
-		return done, err
+	var again map[string]bool
+	if len(adopted) > 0 {
+		var batch pg.Batch
+		rows := queueReports(&batch, adopted)
+		if err := batch.Send(ctx, tx); err != nil {
+			return nil, done, fmt.Errorf("apply reports: %w", err)
+		}
+		if again, err = s.advanced(ctx, tx, words, *rows, &done); err != nil {
+			return nil, done, err
+		}
 	}
 	var late []word
 	for _, w := range rest { // in their order, so that everybody locks rows in the same one
@@ -261,20 +270,14 @@ func (s *Server) apply(ctx context.Context, tx pgx.Tx, words []word) (applied, e
 		late = append(late, w)
 		done.settled[k] = true
 	}
-	return done, keepLate(ctx, tx, late)
+	return gates, done, keepLate(ctx, tx, late)
 }
 
-// advance moves the open tasks whose attempt is the one reported, notes in done what that settles, and returns the
-// attempts that it moved.
-func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *applied) (map[string]bool, error) {
-	if len(words) == 0 {
-		return nil, nil //nolint:nilnil // nothing moved
-	}
-	advanced := make(map[string]bool, len(words))
+// queueReports adds the statement that moves the open tasks whose attempt is the one reported to a batch, and returns where its rows will be.
+func queueReports(batch *pg.Batch, words []word) *[]reportedRow {
 	n := len(words)
 	taskIDs, nodes, states, notes := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	reasons, texts, attempts, outputs := make([]string, n), make([]string, n), make([]int32, n), make([][]byte, n)
-	byKey := make(map[string]word, n)
 	for i, w := range words {
 		taskIDs[i], nodes[i], attempts[i], notes[i] = w.ref.GetTaskId(), w.node, w.ref.GetAttempt(), clean(w.note, 512)
 		if st := w.state(); st != commonv1.TaskState_TASK_STATE_UNSPECIFIED {
@@ -289,13 +292,20 @@ func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *app
 		if outputs[i] == nil {
 			outputs[i] = []byte{}
 		}
-		byKey[said(w.node, w.ref)] = w
 	}
-	// A word moves a task only forward: rank is the order of the states, terminal last.
-	rows, err := pg.All[reportedRow](ctx, tx, applyReports, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs)
-	if err != nil {
-		return nil, fmt.Errorf("apply reports: %w", err)
-	}
+	rows := &[]reportedRow{}
+	// A report moves a task only forward: rank is the order of the states, terminal last.
+	batch.Queue(applyReports, taskIDs, nodes, attempts, states, notes, reasons, texts, outputs).Query(func(found pgx.Rows) error {
+		var err error
+		*rows, err = pgx.CollectRows(found, pgx.RowToStructByName[reportedRow])
+		return err //nolint:wrapcheck // wrapped by the sender
+	})
+	return rows
+}
+
+// advanced reports the tasks that were moved, notes in done what that settles, and returns the attempts that were moved.
+func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]word, rows []reportedRow, done *applied) (map[string]bool, error) {
+	advanced := make(map[string]bool, len(rows))
 	var evs []events.Event
 	for _, reported := range rows {
 		r, err := reported.row()
@@ -303,7 +313,7 @@ func (s *Server) advance(ctx context.Context, tx pgx.Tx, words []word, done *app
 			return nil, fmt.Errorf("apply reports: %w", err)
 		}
 		k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
-		w := byKey[k]
+		w := words[k]
 		evs = append(evs, r.event(transitions(r, reported.Was, w)...))
 		advanced[k] = true
 		if w.result == nil {

@@ -167,7 +167,8 @@ var (
 		UPDATE lifecycle.task SET late_evidence = least(late_evidence::bigint + $2, 2147483647) WHERE task_id = $1`)
 	leaseTasks = pg.Define(pg.RoleLifecycle, "task.lease", `
 		WITH asked AS (
-			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
+			SELECT a.* FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
+				JOIN lifecycle.node_gate g ON g.node_id = a.node_id AND `+gate.MayLeaseSQL("a.generation")+`
 		), fresh AS (
 			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
@@ -250,8 +251,8 @@ var (
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
 				AS u (task_id, node_id, attempt, state, note, reason, error, output)
 		), held AS (
-			SELECT t.task_id, t.state AS was, u.* FROM said u JOIN lifecycle.task t
-				ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt = u.attempt
+			SELECT t.task_id, t.state AS was, u.* FROM said u JOIN lifecycle.node_gate g ON g.node_id = u.node_id AND `+gate.AdmittedSQL+`
+				JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt = u.attempt
 			WHERE t.state IN ('dispatched', 'delivered', 'running')
 			ORDER BY t.task_id FOR UPDATE OF t
 		)
