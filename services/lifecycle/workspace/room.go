@@ -66,13 +66,14 @@ const roomTries = 64
 // takeSlot takes a slot on the machine with the fewest workspaces among those that are admitted, connected, not
 // cordoned and have the devices. The machine's room stays locked until the transaction ends; nothing else of the
 // transaction may be locked after it.
-func takeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (node string, slot int32, err error) {
+func takeSlot(ctx context.Context, tx pgx.Tx, gpus int32) (string, int32, error) {
 	for range roomTries {
-		node, err = lockedRoom(ctx, tx, gpus)
+		node, err := lockedRoom(ctx, tx, gpus)
 		if err != nil {
 			return "", 0, err
 		}
 		// The slots are read after the lock: whoever had it before is through.
+		var slot int32
 		err = pg.QueryRow(ctx, tx, freeSlotOf, node).Scan(&slot)
 		if err == nil {
 			return node, slot, nil

@@ -25,7 +25,6 @@ type rooms struct {
 	pool    *pgxpool.Pool
 	replica string
 	tenant  string
-	made    int
 }
 
 func newRooms(t *testing.T) *rooms {
