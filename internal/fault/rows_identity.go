@@ -117,6 +117,18 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "`gpuaas incidents list` names the key and the replica; copy the key's file to that replica",
 		Impact: "the node waits and is not put on hold; its workloads go on",
 	},
+	commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY: {
+		Code: connect.CodeFailedPrecondition, Action: wait, RetryAfter: time.Minute, Owner: ownerSecurity,
+		Public: "a key of this kind was rotated lately and the rotation is not over",
+		Remedy: "`gpuaas keys list` shows what it waits for; ask again then",
+		Impact: "nothing: the keys stay as they are",
+	},
+	commonv1.Reason_REASON_SIGNING_KEYS_DIFFER: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
+		Public: "the keys in the files of this replica are not those of the mesh",
+		Remedy: "copy the file that is named from a replica that holds it",
+		Impact: "the replica does not start; the others serve",
+	},
 	commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED: {
 		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
 		Public: "two holders of this node's identity have shown themselves",

@@ -47,11 +47,12 @@ type State struct {
 type Keys struct {
 	signing   ed25519.PrivateKey
 	signingID string
+	privates  map[string]ed25519.PrivateKey
 	verify    map[string]ed25519.PublicKey
 }
 
-// LoadOrCreateKeys reads the keys of a directory. Every *.pem is accepted; the file that sorts last signs, so a rotation adds a file
-// (Rotate) and later removes the oldest. An empty directory gets its first key. Replicas share the directory under a file lock.
+// LoadOrCreateKeys reads the keys of a directory, of which the file that sorts last signs. An empty directory gets its first key. It is for those
+// who make or check a directory without the set of keys that package keyset keeps; recovery asks that which key signs.
 func LoadOrCreateKeys(dir string) (*Keys, error) {
 	var keys *Keys
 	err := pki.WithLock(filepath.Join(dir, ".lock"), func() error {
@@ -74,25 +75,6 @@ func LoadOrCreateKeys(dir string) (*Keys, error) {
 		return nil, fmt.Errorf("load join state keys: %w", err)
 	}
 	return keys, nil
-}
-
-// Rotate adds a key to the directory, which signs from the next LoadOrCreateKeys on. States signed by the earlier ones stay valid.
-func Rotate(dir string) error {
-	err := pki.WithLock(filepath.Join(dir, ".lock"), func() error {
-		files, err := keyFiles(dir)
-		if err != nil {
-			return err
-		}
-		n, err := nextNumber(files)
-		if err != nil {
-			return err
-		}
-		return addKey(dir, n)
-	})
-	if err != nil {
-		return fmt.Errorf("rotate join state keys: %w", err)
-	}
-	return nil
 }
 
 func keyFiles(dir string) ([]string, error) {
@@ -121,18 +103,6 @@ func addKey(dir string, n int) error {
 	return pki.WriteFile(filepath.Join(dir, fmt.Sprintf("join-%06d.pem", n)), encoded)
 }
 
-// nextNumber is past the highest in use, even after the oldest keys have been removed: the key that sorts last signs.
-func nextNumber(files []string) (int, error) {
-	if len(files) == 0 {
-		return 1, nil
-	}
-	var n int
-	if _, err := fmt.Sscanf(filepath.Base(files[len(files)-1]), "join-%d.pem", &n); err != nil {
-		return 0, fmt.Errorf("read number of key file: %w", err)
-	}
-	return n + 1, nil
-}
-
 func loadKeys(files []string) (*Keys, error) {
 	privates := make([]ed25519.PrivateKey, 0, len(files))
 	for _, file := range files {
@@ -150,23 +120,43 @@ func NewKeys(privates ...ed25519.PrivateKey) (*Keys, error) {
 	if len(privates) == 0 {
 		return nil, errors.New("make join state keys: none given")
 	}
-	keys := &Keys{verify: map[string]ed25519.PublicKey{}}
+	keys := &Keys{verify: map[string]ed25519.PublicKey{}, privates: map[string]ed25519.PrivateKey{}}
 	for _, private := range privates {
 		public, _ := private.Public().(ed25519.PublicKey)
 		keys.signing, keys.signingID = private, pki.KeyID(public)
-		keys.verify[keys.signingID] = public
+		keys.verify[keys.signingID], keys.privates[keys.signingID] = public, private
 	}
 	return keys, nil
 }
 
-// Sign answers the one byte string for a state: what the agent stores and presents.
-func (k *Keys) Sign(s State) ([]byte, error) {
-	body, err := encode(s, k.signingID)
+// NewKeysOf makes a key set of which signing signs; verify are the keys whose states are accepted.
+func NewKeysOf(signing ed25519.PrivateKey, privates map[string]ed25519.PrivateKey, verify *pki.KeySet) *Keys {
+	public, _ := signing.Public().(ed25519.PublicKey)
+	keys := &Keys{signing: signing, signingID: pki.KeyID(public), privates: privates, verify: map[string]ed25519.PublicKey{}}
+	for _, id := range verify.IDs() {
+		keys.verify[id], _ = verify.Key(id)
+	}
+	return keys
+}
+
+// SigningID returns the name of the key that signs.
+func (k *Keys) SigningID() string { return k.signingID }
+
+// SignWith returns the byte string for a state, signed by the key of that name; if it is not here, by the one that signs.
+func (k *Keys) SignWith(keyID string, s State) ([]byte, error) {
+	private, ok := k.privates[keyID]
+	if !ok {
+		private, keyID = k.signing, k.signingID
+	}
+	body, err := encode(s, keyID)
 	if err != nil {
 		return nil, err
 	}
-	return append(body, ed25519.Sign(k.signing, message(body))...), nil
+	return append(body, ed25519.Sign(private, message(body))...), nil
 }
+
+// Sign returns the one byte string for a state: what the agent stores and presents.
+func (k *Keys) Sign(s State) ([]byte, error) { return k.SignWith(k.signingID, s) }
 
 // Verify returns the state of a byte string that one of the keys has signed. A state of a key that is not in the set is
 // fault signing_key_unknown: our replicas differ, and nothing follows for the node. Whatever else is wrong is fault

@@ -2,8 +2,8 @@ package joinstate_test
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
+	"crypto/ed25519"
+	"crypto/rand"
 	"testing"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -62,40 +62,55 @@ func TestStatesComeBackAndForgedOnesDoNot(t *testing.T) {
 	}
 }
 
-func TestRotationKeepsOldStatesGood(t *testing.T) {
-	dir := t.TempDir()
-	signed, err := load(t, dir).Sign(state())
+func private(t *testing.T) ed25519.PrivateKey {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if err := joinstate.Rotate(dir); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := load(t, dir).Verify(signed); err != nil {
-		t.Errorf("after a rotation: %v", err)
-	}
-	// The oldest is removed in the end; its states are lost, and the next key still sorts last.
-	if err := os.Remove(filepath.Join(dir, "join-000001.pem")); err != nil {
-		t.Fatal(err)
-	}
-	if err := joinstate.Rotate(dir); err != nil {
-		t.Fatal(err)
-	}
-	keys := load(t, dir)
-	if _, err := keys.Verify(signed); !fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
-		t.Errorf("by a removed key: %v", err)
-	}
-	fresh, err := keys.Sign(state())
+	return key
+}
+
+func TestARingSignsWithOneKeyAndVerifiesThoseBefore(t *testing.T) {
+	first, second := private(t), private(t)
+	old, err := joinstate.NewKeys(first)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(filepath.Join(dir, "join-000004.pem")); err != nil {
+	both, err := joinstate.NewKeys(first, second)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := load(t, dir).Verify(fresh); err == nil {
-		t.Error("the newest key did not sign")
+	var ring joinstate.Ring
+	ring.Replace(old)
+	firstID := ring.SigningID()
+	signed, err := ring.SignWith(firstID, state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring.Replace(both)
+	if got, err := ring.Verify(signed); err != nil || got != state() {
+		t.Errorf("a state of the key before: %+v, %v", got, err)
+	}
+	// A session that is asked about again gets the same bytes, though another key signs by now.
+	if again, err := ring.SignWith(firstID, state()); err != nil || !bytes.Equal(again, signed) {
+		t.Errorf("asked again: other bytes, %v", err)
+	}
+	fresh, err := ring.SignWith(ring.SigningID(), state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, err := joinstate.KeyID(fresh); err != nil || id == firstID {
+		t.Errorf("the newest key did not sign: %s, %v", id, err)
+	}
+	// The first one is retired in the end: its states are of a key that is not known.
+	after, err := joinstate.NewKeys(second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ring.Replace(after)
+	if _, err := ring.Verify(signed); !fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
+		t.Errorf("by a retired key: %v", err)
 	}
 }
 

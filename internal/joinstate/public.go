@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -22,20 +23,27 @@ func (k *Keys) Public() (*pki.KeySet, error) {
 	return set, nil
 }
 
-// Verifier verifies states by public keys alone. It can sign nothing.
-type Verifier struct{ keys Keys }
+// Verifier verifies states by public keys alone. It can sign nothing. Safe for concurrent use.
+type Verifier struct{ keys atomic.Pointer[Keys] }
 
 // NewVerifier makes a verifier of a set of public keys.
 func NewVerifier(set *pki.KeySet) (*Verifier, error) {
-	v := &Verifier{keys: Keys{verify: map[string]ed25519.PublicKey{}}}
-	for _, id := range set.IDs() {
-		v.keys.verify[id], _ = set.Key(id)
-	}
-	if len(v.keys.verify) == 0 {
-		return nil, errors.New("make join state verifier: no key given")
-	}
-	return v, nil
+	v := &Verifier{}
+	return v, v.Replace(set)
 }
 
-// Verify is Keys.Verify.
-func (v *Verifier) Verify(signed []byte) (State, error) { return v.keys.Verify(signed) }
+// Replace puts another set of public keys in force.
+func (v *Verifier) Replace(set *pki.KeySet) error {
+	if set == nil {
+		return errors.New("make join state verifier: no key given")
+	}
+	keys := &Keys{verify: map[string]ed25519.PublicKey{}}
+	for _, id := range set.IDs() {
+		keys.verify[id], _ = set.Key(id)
+	}
+	v.keys.Store(keys)
+	return nil
+}
+
+// Verify returns the state of a byte string that one of the keys has signed; see Keys.Verify.
+func (v *Verifier) Verify(signed []byte) (State, error) { return v.keys.Load().Verify(signed) }

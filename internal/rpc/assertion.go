@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -51,9 +52,8 @@ type assertion struct {
 // Asserter signs on whose behalf a call is made. It is the client interceptor of readmodel: calls made in a context with a person (WithPerson)
 // carry an assertion of that person for exactly that request; other calls carry none.
 type Asserter struct {
-	key   ed25519.PrivateKey
-	keyID string
-	now   func() time.Time
+	key *atomic.Pointer[ed25519.PrivateKey]
+	now func() time.Time
 }
 
 // NewAsserter makes an asserter. now nil means time.Now.
@@ -61,18 +61,22 @@ func NewAsserter(key ed25519.PrivateKey, now func() time.Time) *Asserter {
 	if now == nil {
 		now = time.Now
 	}
-	public, _ := key.Public().(ed25519.PublicKey)
-	return &Asserter{key: key, keyID: pki.KeyID(public), now: now}
+	a := &Asserter{key: &atomic.Pointer[ed25519.PrivateKey]{}, now: now}
+	a.Replace(key)
+	return a
 }
+
+// Replace makes another key sign what is asserted from now on.
+func (a *Asserter) Replace(key ed25519.PrivateKey) { a.key.Store(&key) }
 
 // WithClock answers the same asserter with another clock.
 func (a *Asserter) WithClock(now func() time.Time) *Asserter {
-	return &Asserter{key: a.key, keyID: a.keyID, now: now}
+	return &Asserter{key: a.key, now: now}
 }
 
 // KeySet is the public half, in the form that owners configure.
 func (a *Asserter) KeySet() (*pki.KeySet, error) {
-	public, _ := a.key.Public().(ed25519.PublicKey)
+	public, _ := a.key.Load().Public().(ed25519.PublicKey)
 	return pki.NewKeySet(public)
 }
 
@@ -92,8 +96,10 @@ func (a *Asserter) assert(ctx context.Context, procedure string, message any, he
 	if err != nil {
 		return fmt.Errorf("encode person assertion: %w", err)
 	}
-	signature := ed25519.Sign(a.key, append([]byte(assertionDomain), body...))
-	header.Set(HeaderPerson, a.keyID+"."+base64.RawURLEncoding.EncodeToString(body)+"."+base64.RawURLEncoding.EncodeToString(signature))
+	key := *a.key.Load()
+	public, _ := key.Public().(ed25519.PublicKey)
+	signature := ed25519.Sign(key, append([]byte(assertionDomain), body...))
+	header.Set(HeaderPerson, pki.KeyID(public)+"."+base64.RawURLEncoding.EncodeToString(body)+"."+base64.RawURLEncoding.EncodeToString(signature))
 	return nil
 }
 
@@ -141,7 +147,7 @@ func (c *assertingConn) Send(message any) error {
 
 // PersonVerifier verifies assertions for the owner of a method. It is safe for concurrent use.
 type PersonVerifier struct {
-	keys *pki.KeySet
+	keys atomic.Pointer[pki.KeySet]
 	now  func() time.Time
 
 	mu   sync.Mutex
@@ -153,13 +159,18 @@ func NewPersonVerifier(keys *pki.KeySet, now func() time.Time) *PersonVerifier {
 	if now == nil {
 		now = time.Now
 	}
-	return &PersonVerifier{keys: keys, now: now, seen: map[string]time.Time{}}
+	v := &PersonVerifier{now: now, seen: map[string]time.Time{}}
+	v.Replace(keys)
+	return v
 }
+
+// Replace makes another set of public keys verify from now on.
+func (v *PersonVerifier) Replace(keys *pki.KeySet) { v.keys.Store(keys) }
 
 // verify checks everything but the digest, which needs the message: the caller compares it (checkDigest) before the message is used.
 // Only then is the nonce spent (spend), so that a captured header cannot be burnt by sending it with another message.
 func (v *PersonVerifier) verify(header, procedure string) (assertion, error) {
-	if v == nil || v.keys == nil {
+	if v == nil || v.keys.Load() == nil {
 		return assertion{}, refuseAssertion("no keys are configured")
 	}
 	if len(header) > maxAssertionSize {
@@ -169,7 +180,7 @@ func (v *PersonVerifier) verify(header, procedure string) (assertion, error) {
 	if len(parts) != 3 {
 		return assertion{}, refuseAssertion("malformed")
 	}
-	key, ok := v.keys.Key(parts[0])
+	key, ok := v.keys.Load().Key(parts[0])
 	if !ok {
 		return assertion{}, refuseAssertion("unknown key")
 	}

@@ -9,6 +9,7 @@ import (
 	_ "github.com/gpuaas/mesh/internal/audit"
 	_ "github.com/gpuaas/mesh/internal/background"
 	_ "github.com/gpuaas/mesh/internal/events"
+	_ "github.com/gpuaas/mesh/internal/keyset"
 	_ "github.com/gpuaas/mesh/internal/policy/policystore"
 	_ "github.com/gpuaas/mesh/mesh/person"
 	_ "github.com/gpuaas/mesh/mesh/stores"

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,14 +20,11 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/background"
-	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/lock"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
@@ -77,41 +73,17 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 
 // material is what the service reads from files.
 type material struct {
-	key     envelope.Key
-	tasks   *envelope.VerifierSet
-	join    *joinstate.Verifier
-	persons *rpc.PersonVerifier
-	secret  []byte
-	values  *secretenv.Keys
+	signingKeys
+
+	secret []byte
+	values *secretenv.Keys
 }
 
-func (s *Service) material() (material, error) {
+func (s *Service) material(ctx context.Context) (material, error) {
 	var m material
-	var err error
-	if m.key, err = envelope.LoadOrCreateKey(s.cfg.TaskSigningKeyFile); err != nil {
-		return m, fmt.Errorf("load task signing key: %w", err)
-	}
-	if m.tasks, err = s.taskVerifiers(m.key); err != nil {
+	if err := m.open(ctx, s.base, s.cfg); err != nil {
 		return m, err
 	}
-	raw, err := pki.ReadFile(s.cfg.JoinStatePubkeysFile)
-	if err != nil {
-		return m, fmt.Errorf("read join state keys: %w", err)
-	}
-	set, err := pki.ParseKeySet(string(raw))
-	if err != nil {
-		return m, fmt.Errorf("read join state keys: %w", err)
-	}
-	if m.join, err = joinstate.NewVerifier(set); err != nil {
-		return m, fmt.Errorf("read join state keys: %w", err)
-	}
-	if raw, err = pki.ReadFile(s.cfg.AssertionPubkeysFile); err != nil {
-		return m, fmt.Errorf("read assertion keys: %w", err)
-	}
-	if set, err = pki.ParseKeySet(string(raw)); err != nil {
-		return m, fmt.Errorf("read assertion keys: %w", err)
-	}
-	m.persons = rpc.NewPersonVerifier(set, nil)
 	secret, err := s.cfg.SecretFile.Read()
 	if err != nil {
 		return m, fmt.Errorf("read secret: %w", err)
@@ -132,29 +104,9 @@ func workloadSecrets(cfg Config) (*secretenv.Keys, error) {
 	return keys, nil
 }
 
-// taskVerifiers returns the keys that may have signed a task: our own, and those of the file that agents get, which
-// names former keys too.
-func (s *Service) taskVerifiers(key envelope.Key) (*envelope.VerifierSet, error) {
-	set, err := envelope.NewVerifierSet(key.Public())
-	if err != nil {
-		return nil, fmt.Errorf("read task verifiers: %w", err)
-	}
-	if s.cfg.TaskSigningPubkeysFile == "" {
-		return set, nil
-	}
-	raw, err := pki.ReadFile(s.cfg.TaskSigningPubkeysFile)
-	if err != nil {
-		return nil, fmt.Errorf("read task verifiers: %w", err)
-	}
-	if set, err = envelope.ParseVerifierSet(set.String() + "," + strings.TrimSpace(string(raw))); err != nil {
-		return nil, fmt.Errorf("read task verifiers: %w", err)
-	}
-	return set, nil
-}
-
 func (s *Service) build(ctx context.Context) error {
 	b := s.base
-	m, err := s.material()
+	m, err := s.material(ctx)
 	if err != nil {
 		return err
 	}
@@ -176,7 +128,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	hub := task.NewHub(b.Logger, b.DB, b.Numbered)
 	tasks := task.NewServer(task.Deps{
-		Logger: b.Logger, DB: b.DB, Key: m.key, Verifiers: m.tasks, Hub: hub,
+		Logger: b.Logger, DB: b.DB, Keys: m.tasks, Hub: hub,
 		Wake:      func(ctx context.Context, tx pgx.Tx, runIDs []string) error { return s.core.Wake(ctx, tx, runIDs...) },
 		Committed: s.committed, Superseded: stale.Tasks, Audit: b.Audit, Secrets: m.values,
 	})

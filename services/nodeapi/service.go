@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -109,7 +110,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	joins, err := joinStates(s.cfg.JoinStatePubkeysFile)
+	joins, err := s.joinStates(ctx)
 	if err != nil {
 		return err
 	}
@@ -279,22 +280,18 @@ func advertised(configured, listens string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// joinStates reads the keys of join states; an empty path gives none.
-func joinStates(path string) (*joinstate.Verifier, error) {
-	if path == "" {
+// joinStates opens the keys of join states; an empty path gives none.
+func (s *Service) joinStates(ctx context.Context) (*joinstate.Verifier, error) {
+	if s.cfg.JoinStatePubkeysFile == "" {
 		return nil, nil //nolint:nilnil // without keys there is no verifier, which is allowed
 	}
-	raw, err := pki.ReadFile(path)
+	verifier := &joinstate.Verifier{}
+	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
+		Kind: keyset.JoinState, Pinned: s.cfg.JoinStatePubkeysFile,
+		Changed: func(v keyset.View) error { return verifier.Replace(v.Verify) },
+	})
 	if err != nil {
-		return nil, fmt.Errorf("read join state keys: %w", err)
-	}
-	set, err := pki.ParseKeySet(string(raw))
-	if err != nil {
-		return nil, fmt.Errorf("read join state keys: %w", err)
-	}
-	verifier, err := joinstate.NewVerifier(set)
-	if err != nil {
-		return nil, fmt.Errorf("read join state keys: %w", err)
+		return nil, fmt.Errorf("open join state keys: %w", err)
 	}
 	return verifier, nil
 }

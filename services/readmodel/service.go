@@ -84,7 +84,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	owners, probes, err := s.owners()
+	owners, probes, err := s.owners(ctx)
 	if err != nil {
 		return err
 	}
@@ -123,13 +123,12 @@ func (s *Service) checkHosts() error {
 }
 
 // owners makes the clients of the services that decide.
-func (s *Service) owners() (gateway.Owners, []gateway.Probe, error) {
+func (s *Service) owners(ctx context.Context) (gateway.Owners, []gateway.Probe, error) {
 	b := s.base
-	key, err := pki.LoadOrCreateSigningKey(s.cfg.AssertionKeyFile)
+	asserter, err := s.asserter(ctx)
 	if err != nil {
-		return gateway.Owners{}, nil, fmt.Errorf("load assertion key: %w", err)
+		return gateway.Owners{}, nil, err
 	}
-	asserter := rpc.NewAsserter(key, nil)
 	rc, err := b.Peer("recovery", s.cfg.Peers.Recovery, asserter)
 	if err != nil {
 		return gateway.Owners{}, nil, err //nolint:wrapcheck // it says whose

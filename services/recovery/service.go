@@ -6,8 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
-	"os"
-	"strings"
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
@@ -16,7 +14,6 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -46,6 +43,7 @@ type Service struct {
 	enroll   *rpc.Server // nil if this replica serves no enrolment
 	signer   ca.Signer
 	owned    bool // the signer is ours to close
+	keys     signingKeys
 }
 
 // New builds a replica. It listens, and serves nothing before Run.
@@ -77,9 +75,8 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	witness := &ca.Witness{Signer: s.signer}
 	b.Health.Watch("ca", witness.Check)
-	keys, err := joinstate.LoadOrCreateKeys(s.cfg.JoinStateKeys)
-	if err != nil {
-		return err //nolint:wrapcheck // it says what failed
+	if err := s.openKeys(ctx); err != nil {
+		return err
 	}
 	profile, err := s.profile()
 	if err != nil {
@@ -92,7 +89,7 @@ func (s *Service) build(ctx context.Context) error {
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
 	identities, err := identity.New(identity.Deps{
-		Logger: b.Logger, Pool: b.DB, Keys: keys, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
+		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
@@ -104,7 +101,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says whose
 	}
 	enroller, err := enrol.New(enrol.Deps{
-		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: profile, TaskKeys: s.taskKeys,
+		Logger: b.Logger, Registerer: metrics, Pool: b.DB, Signer: witness, Policy: b.Policy, Profile: profile, TaskKeys: s.keys.taskKeys,
 		Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
 	}, enrol.Config{
 		TrustDomain: b.Config.TrustDomain, ClaimLease: s.cfg.ClaimLease, MintWait: s.cfg.MintWait, SignTimeout: s.cfg.ClaimLease * 7 / 10, PerToken: s.cfg.EnrollPerTokenSecond,
@@ -182,31 +179,11 @@ func (s *Service) profile() (*commonv1.Profile, error) {
 	return p, nil
 }
 
-// taskKeys reads the keys at each enrolment and refuses to hand out a set that verifies nothing.
-func (s *Service) taskKeys() (string, error) {
-	raw, err := os.ReadFile(s.cfg.TaskSigningPubkeysFile)
-	if err != nil {
-		return "", fmt.Errorf("read task signing keys: %w", err)
-	}
-	set, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
-	if err != nil {
-		return "", fmt.Errorf("read task signing keys: %w", err)
-	}
-	return set.String(), nil
-}
-
 func (s *Service) serveInternal(
 	ctx context.Context, identities *identity.Identities, enroller *enrol.Enroller, poller *authority.Poller, admin *policyadmin.Server,
 ) error {
-	raw, err := os.ReadFile(s.cfg.AssertionPubkeysFile)
-	if err != nil {
-		return fmt.Errorf("read assertion keys: %w", err)
-	}
-	assertions, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
-	if err != nil {
-		return fmt.Errorf("read assertion keys: %w", err)
-	}
-	if s.internal, err = s.base.InternalServer(ctx, rpc.NewPersonVerifier(assertions, nil)); err != nil {
+	var err error
+	if s.internal, err = s.base.InternalServer(ctx, s.keys.persons); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
 	opts := s.internal.HandlerOptions()

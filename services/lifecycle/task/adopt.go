@@ -76,7 +76,7 @@ func (s *Server) unproven(w word) *lifecyclev1.TaskRefusal {
 	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
 		fault.Remedy("send the report with the signed envelope of that attempt"))
 	for _, signed := range w.signed {
-		proven, verifyErr := envelope.Verify(s.deps.Verifiers, signed.GetEnvelope(), signed.GetSignature(), signed.GetKeyId())
+		proven, verifyErr := envelope.Verify(s.deps.Keys.Verifiers(), signed.GetEnvelope(), signed.GetSignature(), signed.GetKeyId())
 		switch {
 		case verifyErr != nil:
 			err = fault.From(verifyErr)

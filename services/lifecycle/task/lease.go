@@ -93,7 +93,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 func (s *Server) sign(res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
 	count := map[string]int32{}
 	for _, t := range tasks {
-		signed, err := envelope.Sign(s.deps.Key, envelope.Task{
+		signed, err := envelope.Sign(s.deps.Keys.Key(), envelope.Task{
 			TaskID: t.TaskID, Type: t.Type, NodeID: t.NodeID, WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq,
 			NotBefore: t.NotBefore, ExpiresAt: t.ExpiresAt, Attempt: t.Attempt, Payload: t.payload,
 		})

@@ -37,7 +37,9 @@ type Deps struct {
 	Key    envelope.Key
 	// Verifiers are the keys whose envelopes prove an attempt that the database has lost. Nil: Key alone.
 	Verifiers *envelope.VerifierSet
-	Hub       *Hub
+	// Keys stand in place of Key and Verifiers, and may change.
+	Keys *envelope.Ring
+	Hub  *Hub
 	// Wake wakes saga runs in the transaction that settled one of their tasks.
 	Wake func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	// Committed is called after each commit that wrote events or woke a run.
@@ -55,8 +57,8 @@ type Server struct{ deps Deps }
 
 // NewServer makes a server.
 func NewServer(deps Deps) *Server {
-	if deps.Verifiers == nil {
-		deps.Verifiers, _ = envelope.NewVerifierSet(deps.Key.Public()) // fails for the zero Key alone, whose holder signs nothing
+	if deps.Keys == nil {
+		deps.Keys = envelope.NewRing(deps.Key, deps.Verifiers)
 	}
 	return &Server{deps: deps}
 }

@@ -98,6 +98,9 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 		if r.ConfirmedSession != c.GetSessionId() {
 			result.SupersededSessionId = r.ConfirmedSession
 		}
+		if n := len(r.JoinKeys); n > 0 {
+			r.JoinKeys = r.JoinKeys[n-1:] // the generation is the last one issued, and the node has stored it
+		}
 		r.Confirmed, r.ConfirmedSession, r.ReplacedNonce = c.GetGeneration(), c.GetSessionId(), row.ReplacesNonce
 		promoted = append(promoted, promotion{record: r, serial: c.GetSerial()})
 		if changed[r.NodeID] == nil {

@@ -41,6 +41,7 @@ type Record struct {
 	RefusedRegisters  int32                      `db:"refused_registers"`
 	LastRefusal       commonv1.Reason            `db:"-"`
 	AuthoritySeq      int64                      `db:"authority_seq"`
+	JoinKeys          []string                   `db:"join_keys"`
 	Version           int64                      `db:"version"`
 	CreatedAt         time.Time                  `db:"created_at"`
 

@@ -28,7 +28,8 @@ import (
 
 // Keys sign join states and verify them. The set may change while it is used.
 type Keys interface {
-	Sign(state joinstate.State) ([]byte, error)
+	SigningID() string
+	SignWith(keyID string, state joinstate.State) ([]byte, error)
 	Verify(signed []byte) (joinstate.State, error)
 }
 
@@ -101,6 +102,7 @@ type opened struct {
 	FenceEpoch    int64           `db:"fence_epoch"`
 	Answer        commonv1.Reason `db:"-"`
 	ReplacesNonce string          `db:"replaces_nonce"`
+	KeyID         string          `db:"key_id"` // that signed the join state
 
 	facts *recoveryv1.OpenSession `db:"-"`
 }
@@ -202,6 +204,7 @@ type opening struct {
 	serials    map[string]Serial
 	known      map[string]*opened
 	fresh      []*opened
+	keyID      string             // that signs
 	issued     map[string]*Record // raised their generation and nothing else
 	changed    []*Record
 	rolledBack []*Record
@@ -236,6 +239,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 		return err
 	}
 	b.issued = map[string]*Record{}
+	b.keyID = b.identities.deps.Keys.SigningID()
 	for _, o := range sessions {
 		result, err := b.one(tx, o)
 		if err != nil {
@@ -260,7 +264,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 	for _, r := range b.changed {
 		delete(b.issued, r.NodeID)
 	}
-	if err := raiseIssued(b.ctx, tx, b.issued); err != nil {
+	if err := raiseIssued(b.ctx, tx, b.issued, b.keyID); err != nil {
 		return err
 	}
 	_, err = Save(b.ctx, tx, b.changed...)
@@ -298,6 +302,8 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		r.Issued = int64(ids.NextWithEra(ids.Generation(r.Issued), b.moment.Era))
 		b.issued[r.NodeID] = r
 		row.Verdict, row.Generation = verdictWelcome, r.Issued
+		row.KeyID = b.keyID
+		r.issuedWith(row.KeyID)
 	case RulingDeny:
 		if verdict.Reason == commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN {
 			b.unknown = append(b.unknown, keys.Unknown{KeyID: presented.KeyID, NodeID: r.NodeID})
@@ -328,6 +334,9 @@ func (b *opening) adopt(tx pgx.Tx, r *Record, o *recoveryv1.OpenSession, p Prese
 		return nil
 	}
 	b.evidence = append(b.evidence, evidenceOf(r, p, v))
+	if shown, err := joinstate.KeyID(o.GetJoinState()); err == nil {
+		r.issuedWith(shown) // the node holds it until it confirms the next
+	}
 	if v.Adopt > 0 {
 		r.Issued, r.Confirmed = max(r.Issued, v.Adopt), v.Adopt
 		r.ConfirmedSession, r.ReplacedNonce = "", ""
@@ -411,7 +420,7 @@ func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*rec
 		result.Verdict = recoveryv1.OpenVerdict_OPEN_VERDICT_CHALLENGE
 		return result, nil
 	}
-	signed, err := b.identities.deps.Keys.Sign(joinstate.State{
+	signed, err := b.identities.deps.Keys.SignWith(row.KeyID, joinstate.State{
 		NodeID: row.NodeID, NodeInstanceID: row.InstanceID, Generation: row.Generation, Serial: row.Serial, Era: row.Era,
 	})
 	if err != nil {
@@ -450,7 +459,7 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 	for i := range text {
 		text[i] = make([]string, n)
 	}
-	generations, eras, fences := make([]int64, n), make([]int64, n), make([]int64, n)
+	generations, eras, fences, keyIDs := make([]int64, n), make([]int64, n), make([]int64, n), make([]string, n)
 	for i, o := range rows {
 		f := o.facts
 		for c, v := range []string{
@@ -459,10 +468,11 @@ func insertOpened(ctx context.Context, tx pgx.Tx, rows []*opened) error {
 		} {
 			text[c][i] = v
 		}
+		keyIDs[i] = o.KeyID
 		generations[i], eras[i], fences[i] = o.Generation, o.Era, o.FenceEpoch
 	}
 	_, err := pg.Exec(ctx, tx, insertSessions,
-		text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], text[9], text[10], text[11], generations, eras, fences)
+		text[0], text[1], text[2], text[3], text[4], text[5], text[6], text[7], text[8], text[9], text[10], text[11], generations, eras, fences, keyIDs)
 	if err != nil {
 		return fmt.Errorf("insert opened sessions: %w", err)
 	}
@@ -485,15 +495,16 @@ func cut(s string) string {
 }
 
 // raiseIssued writes generations alone: they are nobody's news until one is confirmed, so there is neither event nor authority number.
-func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record) error {
+func raiseIssued(ctx context.Context, tx pgx.Tx, records map[string]*Record, keyID string) error {
 	if len(records) == 0 {
 		return nil
 	}
-	nodeIDs, issued := make([]string, 0, len(records)), make([]int64, 0, len(records))
+	var nodeIDs []string
+	var issued []int64
 	for _, r := range records {
 		nodeIDs, issued = append(nodeIDs, r.NodeID), append(issued, r.Issued)
 	}
-	tag, err := pg.Exec(ctx, tx, raiseGenerations, nodeIDs, issued)
+	tag, err := pg.Exec(ctx, tx, raiseGenerations, nodeIDs, issued, keyID)
 	if err != nil {
 		return fmt.Errorf("raise generations: %w", err)
 	}

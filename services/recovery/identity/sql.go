@@ -44,16 +44,16 @@ var (
 			issued = n.issued, confirmed = n.confirmed, confirmed_session_id = n.confirmed_session_id, replaced_nonce = n.replaced_nonce,
 			current_serial = n.current_serial, next_serial = n.next_serial, certificate_not_after = n.certificate_not_after,
 			issuer_fingerprint = n.issuer_fingerprint, mints = n.mints, refused_registers = n.refused_registers, last_refusal = n.last_refusal,
-			authority_seq = n.authority_seq, version = n.version
+			authority_seq = n.authority_seq, join_keys = n.join_keys, version = n.version
 		FROM jsonb_to_recordset($1::jsonb) AS n (node_id uuid, node_instance_id uuid, state text, state_reason text, state_by text,
 			state_at timestamptz, alarm text, fence_epoch bigint, fence_acked bigint, told bigint, told_acked bigint, issued bigint,
 			confirmed bigint, confirmed_session_id uuid, replaced_nonce text, current_serial text, next_serial text,
 			certificate_not_after timestamptz, issuer_fingerprint text, mints integer, refused_registers integer, last_refusal text,
-			authority_seq bigint, version bigint)
+			authority_seq bigint, join_keys text[], version bigint)
 		WHERE i.node_id = n.node_id AND i.version = n.version - 1`)
 
 	raiseGenerations = pg.Define(pg.RoleRecovery, "identity.raise_generations", `
-		UPDATE recovery.identity i SET issued = n.issued FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
+		UPDATE recovery.identity i SET issued = n.issued, join_keys = array_remove(array_remove(i.join_keys, $3), '`+noKey+`') || $3 FROM unnest($1::uuid[], $2::bigint[]) AS n (node_id, issued)
 		WHERE i.node_id = n.node_id AND i.issued < n.issued`)
 
 	takeAuthorityLock = pg.Define(pg.RoleRecovery, "identity.take_authority_lock", `SELECT pg_advisory_xact_lock($1)`)
@@ -68,6 +68,11 @@ var (
 			ORDER BY told_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED)
 		RETURNING `+pg.Columns[storedRecord]("i"))
 )
+
+// readNeeding finds nodes that may hold a join state of a key, at most four. $2 says that the key was there before keys were noted.
+var readNeeding = pg.Define(pg.RoleRecovery, "identity.read_nodes_that_need_key", `
+	SELECT i.name FROM recovery.identity i
+	WHERE i.state <> 'retired' AND ($1 = ANY (i.join_keys) OR ($2 AND i.join_keys = '{}' AND i.issued > 0)) ORDER BY i.name LIMIT 4`)
 
 // Certificates and tokens.
 var (
@@ -116,12 +121,12 @@ var (
 
 	insertSessions = pg.Define(pg.RoleRecovery, "identity.insert_opened_sessions", `
 		INSERT INTO recovery.session_open (session_id, node_id, node_instance_id, verdict, serial, put_for, replaces_nonce, replica_id, boot_id,
-			machine_id, remote_address, agent_version, generation, era, fence_epoch)
+			machine_id, remote_address, agent_version, generation, era, fence_epoch, key_id)
 		SELECT o.session_id, o.node_id, o.node_instance_id, o.verdict, o.serial, o.put_for, o.replaces_nonce, o.replica_id, o.boot_id, o.machine_id,
-			o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch
+			o.remote_address, o.agent_version, o.generation, o.era, o.fence_epoch, o.key_id
 		FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[]) AS o (session_id, node_id, node_instance_id, verdict,
-			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch)`)
+			$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::bigint[], $16::text[]) AS o (session_id, node_id, node_instance_id, verdict,
+			serial, put_for, replaces_nonce, replica_id, boot_id, machine_id, remote_address, agent_version, generation, era, fence_epoch, key_id)`)
 
 	recordAnswer = pg.Define(pg.RoleRecovery, "identity.record_answer", `
 		UPDATE recovery.session_open SET answer = $2 WHERE session_id = $1 AND answer = ''`)

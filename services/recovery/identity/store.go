@@ -175,6 +175,7 @@ type row struct {
 	RefusedRegisters  int32      `json:"refused_registers"`
 	LastRefusal       string     `json:"last_refusal"`
 	AuthoritySeq      int64      `json:"authority_seq"`
+	JoinKeys          []string   `json:"join_keys"`
 	Version           int64      `json:"version"`
 }
 
@@ -194,6 +195,7 @@ func (r *Record) row() row {
 		CurrentSerial: r.CurrentSerial, NextSerial: r.NextSerial, CertificateEnds: nullable(r.CertificateEnds),
 		IssuerFingerprint: r.IssuerFingerprint, Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Version: r.Version,
 	}
+	out.JoinKeys = append([]string{}, r.JoinKeys...)
 	if r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {
 		out.LastRefusal = names.Of(r.LastRefusal)
 	}

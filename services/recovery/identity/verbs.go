@@ -101,6 +101,7 @@ func Activate(ctx context.Context, tx pgx.Tx, r *Record, instanceID string, s Se
 		return err
 	}
 	r.InstanceID, r.Confirmed, r.Alarm = instanceID, 0, AlarmNone
+	r.JoinKeys = []string{noKey}
 	r.ConfirmedSession, r.ReplacedNonce = "", ""
 	if err := Offer(ctx, tx, r, s); err != nil {
 		return err

@@ -1,0 +1,18 @@
+package joinstate
+
+import "sync/atomic"
+
+// Ring is a key set that may be replaced while it is used. The zero value has none and must be given one first. Safe for concurrent use.
+type Ring struct{ current atomic.Pointer[Keys] }
+
+// Replace puts another key set in force.
+func (r *Ring) Replace(keys *Keys) { r.current.Store(keys) }
+
+// SigningID returns the name of the key that signs now.
+func (r *Ring) SigningID() string { return r.current.Load().SigningID() }
+
+// SignWith is SignWith of the present keys.
+func (r *Ring) SignWith(keyID string, s State) ([]byte, error) { return r.current.Load().SignWith(keyID, s) }
+
+// Verify is Verify of the present keys.
+func (r *Ring) Verify(signed []byte) (State, error) { return r.current.Load().Verify(signed) }

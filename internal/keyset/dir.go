@@ -1,0 +1,155 @@
+package keyset
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Headers of a key's file. Earlier builds pass over them.
+const (
+	headerKind        = "Kind"
+	headerEndorsedBy  = "Endorsed-By"
+	headerEndorsement = "Endorsement"
+	blockKey          = "PRIVATE KEY"
+)
+
+// Files says where the private keys of a kind stand: in Dir, the first one as First, and those after it as Prefix, a number and a name.
+type Files struct {
+	Dir, First, Prefix string
+	// Any takes every other file that ends in .pem as well: the directory has nothing else.
+	Any bool
+}
+
+// FilesOf returns the files of a kind whose first key stands at path: those after it stand beside it, as its name with a number.
+func FilesOf(path string) Files {
+	first := filepath.Base(path)
+	return Files{Dir: filepath.Dir(path), First: first, Prefix: strings.TrimSuffix(first, filepath.Ext(first)) + "-"}
+}
+
+// DirFiles returns the files of a kind that has a directory of its own.
+func DirFiles(dir, prefix string) Files {
+	return Files{Dir: dir, First: prefix + "000001.pem", Prefix: prefix, Any: true}
+}
+
+func (f Files) match(name string) bool {
+	if name == f.First {
+		return true
+	}
+	return strings.HasSuffix(name, ".pem") && !strings.HasPrefix(name, ".") && (f.Any || strings.HasPrefix(name, f.Prefix))
+}
+
+// privateKey is one file.
+type privateKey struct {
+	file        string
+	id          string
+	private     ed25519.PrivateKey
+	endorsedBy  string
+	endorsement []byte
+}
+
+func (k privateKey) public() ed25519.PublicKey {
+	public, _ := k.private.Public().(ed25519.PublicKey)
+	return public
+}
+
+// read reads the directory, in the order of names. A file that is bad is a problem, by its name, and no key.
+func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
+	entries, err := os.ReadDir(f.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("list keys: %w", err)
+	}
+	var keys []privateKey
+	problems := map[string]string{}
+	for _, entry := range entries {
+		if !f.match(entry.Name()) {
+			continue
+		}
+		key, err := readKey(filepath.Join(f.Dir, entry.Name()), kind)
+		if err != nil {
+			problems[entry.Name()] = err.Error()
+			continue
+		}
+		keys = append(keys, key)
+	}
+	return keys, problems, nil
+}
+
+func readKey(path string, kind Kind) (privateKey, error) {
+	name := filepath.Base(path)
+	info, err := os.Stat(path)
+	if err != nil {
+		return privateKey{}, errors.New("it cannot be read")
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return privateKey{}, fmt.Errorf("its mode is %04o: others than its owner may use it (`chmod 600`)", info.Mode().Perm())
+	}
+	data, err := pki.ReadFile(path)
+	if err != nil {
+		return privateKey{}, errors.New("it cannot be read")
+	}
+	private, err := pki.LoadSigningKey(path)
+	if err != nil {
+		return privateKey{}, errors.New("it is no Ed25519 private key in PEM")
+	}
+	key := privateKey{file: name, private: private}
+	key.id = pki.KeyID(key.public())
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return privateKey{}, errors.New("it is no Ed25519 private key in PEM")
+	}
+	if of := block.Headers[headerKind]; of != "" && of != string(kind) {
+		return privateKey{}, fmt.Errorf("it is a key of %s, and no key serves two kinds", of)
+	}
+	key.endorsedBy = block.Headers[headerEndorsedBy]
+	if key.endorsement, err = base64.StdEncoding.DecodeString(block.Headers[headerEndorsement]); err != nil {
+		return privateKey{}, errors.New("its endorsement cannot be read")
+	}
+	return key, nil
+}
+
+// newKey draws the key after the number of keys that there were, endorsed by the one that signs.
+func (f Files) newKey(number int, kind Kind, by *privateKey) (privateKey, error) {
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return privateKey{}, fmt.Errorf("make key: %w", err)
+	}
+	key := privateKey{private: private, file: f.First}
+	key.id = pki.KeyID(key.public())
+	if by != nil {
+		key.endorsedBy, key.endorsement = by.id, Endorse(by.private, kind, key.public())
+		key.file = fmt.Sprintf("%s%06d-%s.pem", f.Prefix, number, key.id[:8])
+	}
+	return key, nil
+}
+
+// write writes a key's file durably.
+func (f Files) write(key privateKey, kind Kind) error {
+	der, err := x509.MarshalPKCS8PrivateKey(key.private)
+	if err != nil {
+		return fmt.Errorf("encode key: %w", err)
+	}
+	block := &pem.Block{Type: blockKey, Bytes: der}
+	if key.endorsedBy != "" {
+		block.Headers = map[string]string{
+			headerKind: string(kind), headerEndorsedBy: key.endorsedBy, headerEndorsement: base64.StdEncoding.EncodeToString(key.endorsement),
+		}
+	}
+	if err := pki.WriteFile(filepath.Join(f.Dir, key.file), pem.EncodeToMemory(block)); err != nil {
+		return fmt.Errorf("write key: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,346 @@
+package keyset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// due reports whether there may be something to change about the kind.
+func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
+	if len(rows) == 0 || len(in(VerifyOnly, p.Kind, rows)) > 0 {
+		return true
+	}
+	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == p.Kind }) {
+		return true
+	}
+	if p.orphan(rows) != nil {
+		return true
+	}
+	return len(in(VerifyingAfter, p.Kind, rows)) > 0 && time.Since(p.retired) >= retireEvery
+}
+
+// orphan returns a key of the files that a key of the set has endorsed and that the set does not have: of a rotation that ended between its file
+// and its row, or that a restored database has lost.
+func (p *part) orphan(rows []Key) *privateKey {
+	for i, key := range p.keys {
+		if slices.ContainsFunc(rows, func(row Key) bool { return row.KeyID == key.id }) {
+			continue
+		}
+		j := slices.IndexFunc(rows, func(row Key) bool { return row.KeyID == key.endorsedBy })
+		if j < 0 {
+			continue
+		}
+		candidate := Key{Kind: p.Kind, KeyID: key.id, PublicKey: key.public(), EndorsedBy: key.endorsedBy, Endorsement: key.endorsement}
+		pinned, _ := p.pinned(rows) //nolint:errcheck // without its file the candidate is no orphan of ours yet
+		if Trusted(p.Kind, pinned, append(slices.Clone(rows), candidate))[key.id] != nil {
+			return &p.keys[i]
+		}
+	}
+	return nil
+}
+
+// drive changes the kind's keys in one transaction, and returns its rows as they are then.
+func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
+	c := &change{set: s, part: p}
+	err := s.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if err := c.run(ctx, tx); err != nil {
+			return err
+		}
+		return s.at("before_commit")
+	})
+	if err != nil {
+		// A file that was made stays: it is taken up by the next change.
+		return nil, fmt.Errorf("change keys of %s: %w", p.Kind, err)
+	}
+	p.retired = time.Now()
+	c.clean()
+	for _, line := range c.lines {
+		s.deps.Logger.InfoContext(ctx, line, slog.String("kind", string(p.Kind)))
+	}
+	if p.keys, _, err = p.Files.read(p.Kind); err != nil {
+		return nil, err
+	}
+	return c.rows, nil
+}
+
+// change is one transaction about a kind.
+type change struct {
+	set  *Set
+	part *part
+
+	made  *privateKey // written to a file by this change
+	used  bool        // and stored
+	rows  []Key
+	lines []string
+}
+
+// clean removes the file of a key that was made in vain: another replica's came first.
+func (c *change) clean() {
+	if c.made != nil && !c.used {
+		_ = os.Remove(filepath.Join(c.part.Files.Dir, c.made.file))
+	}
+}
+
+func (c *change) run(ctx context.Context, tx pgx.Tx) error {
+	c.used, c.lines = false, nil
+	p := c.part
+	if _, err := pg.Exec(ctx, tx, takeKindLock, string(p.Kind)); err != nil {
+		return fmt.Errorf("take lock: %w", err)
+	}
+	if err := c.read(ctx, tx); err != nil {
+		return err
+	}
+	open, err := pg.All[Rotation](ctx, tx, readOpenRotations)
+	if err != nil {
+		return fmt.Errorf("read rotations: %w", err)
+	}
+	i := slices.IndexFunc(open, func(r Rotation) bool { return r.Kind == p.Kind })
+	var asked *Rotation
+	if i >= 0 {
+		asked = &open[i]
+	}
+	for _, step := range []func(context.Context, pgx.Tx, *Rotation) error{c.first, c.make, c.promote, c.retire} {
+		if err := step(ctx, tx, asked); err != nil {
+			return err
+		}
+	}
+	return c.read(ctx, tx)
+}
+
+func (c *change) read(ctx context.Context, tx pgx.Tx) error {
+	all, err := ReadKeys(ctx, tx)
+	c.rows = ofKind(c.part.Kind, all)
+	return err
+}
+
+// first stores the keys of the files if the kind has none, and makes one if there is no file. The file that sorts last signs, as in builds before.
+func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
+	p := c.part
+	if len(c.rows) > 0 {
+		return nil
+	}
+	keys, bad, err := p.Files.read(p.Kind)
+	if err != nil {
+		return err
+	}
+	for name, why := range bad {
+		return fmt.Errorf("the file %s in %s is refused: %s", name, p.Files.Dir, why)
+	}
+	if len(keys) == 0 {
+		if c.made == nil {
+			key, err := p.Files.newKey(1, p.Kind, nil)
+			if err != nil {
+				return err
+			}
+			if err := p.Files.write(key, p.Kind); err != nil {
+				return err
+			}
+			c.made = &key
+		}
+		keys = []privateKey{*c.made}
+	}
+	for i, key := range keys {
+		state := VerifyingAfter
+		if i == len(keys)-1 {
+			state = Signing
+		}
+		stored, err := insert(ctx, tx, p.Kind, key, state, c.set.deps.ReplicaID)
+		if err != nil {
+			return err
+		}
+		if !stored {
+			return fmt.Errorf("the file %s in %s holds a key of another kind: no key serves two kinds", key.file, p.Files.Dir)
+		}
+		if err := c.note(ctx, tx, "key.register", key.id, "first start", ""); err != nil {
+			return err
+		}
+	}
+	c.used = true
+	return c.read(ctx, tx)
+}
+
+// make stores the next key: one that a rotation left in the files, or a new one that was asked for.
+func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
+	p := c.part
+	if next := in(VerifyOnly, p.Kind, c.rows); len(next) > 0 {
+		return c.name(ctx, tx, asked, next[0].KeyID)
+	}
+	key := p.orphan(c.rows)
+	if key == nil && asked == nil {
+		return nil
+	}
+	if key == nil {
+		if c.made == nil {
+			signing := in(Signing, p.Kind, c.rows)
+			if len(signing) == 0 || p.private(signing[0].KeyID) == nil {
+				return nil // another replica, which holds the key that signs, makes the next one
+			}
+			by := privateKey{id: signing[0].KeyID, private: p.private(signing[0].KeyID)}
+			made, err := p.Files.newKey(len(c.rows)+1, p.Kind, &by)
+			if err != nil {
+				return err
+			}
+			if err := p.Files.write(made, p.Kind); err != nil {
+				return err
+			}
+			c.made = &made
+			if err := c.set.at("after_file"); err != nil {
+				return err
+			}
+		}
+		key = c.made
+	}
+	stored, err := insert(ctx, tx, p.Kind, *key, VerifyOnly, c.set.deps.ReplicaID)
+	if err != nil || !stored {
+		return err
+	}
+	c.used = true
+	by, reason := "", "the file of a rotation that did not end"
+	if asked != nil {
+		by, reason = asked.RequestedBy, asked.Reason
+	}
+	if err := c.note(ctx, tx, "key.make", key.id, reason, by); err != nil {
+		return err
+	}
+	if err := c.name(ctx, tx, asked, key.id); err != nil {
+		return err
+	}
+	return c.read(ctx, tx)
+}
+
+func (c *change) name(ctx context.Context, tx pgx.Tx, asked *Rotation, keyID string) error {
+	if asked == nil {
+		return nil
+	}
+	if _, err := pg.Exec(ctx, tx, nameRotation, string(c.part.Kind), keyID); err != nil {
+		return fmt.Errorf("name key of rotation: %w", err)
+	}
+	return nil
+}
+
+// promote lets the next key sign once all who take part hold it.
+func (c *change) promote(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
+	p := c.part
+	next := in(VerifyOnly, p.Kind, c.rows)
+	if len(next) == 0 {
+		return nil
+	}
+	key := next[0]
+	waits, err := c.lacking(ctx, tx, key)
+	if err != nil {
+		return err
+	}
+	if waits == "" && p.Distributed != nil {
+		if waits, err = p.Distributed(ctx, tx, key.KeyID); err != nil {
+			return err
+		}
+	}
+	if waits != "" {
+		_, err := pg.Exec(ctx, tx, noteNeed, string(p.Kind), key.KeyID, VerifyOnly, waits)
+		if err != nil {
+			return fmt.Errorf("note what key %s waits for: %w", key.KeyID, err)
+		}
+		return nil
+	}
+	for _, row := range in(Signing, p.Kind, c.rows) {
+		if err := c.move(ctx, tx, row.KeyID, Signing, VerifyingAfter, "key.succeeded", "key "+key.KeyID+" signs in its place"); err != nil {
+			return err
+		}
+	}
+	if err := c.move(ctx, tx, key.KeyID, VerifyOnly, Signing, "key.sign", "each replica holds it"); err != nil {
+		return err
+	}
+	return c.read(ctx, tx)
+}
+
+// lacking describes which live replicas do not hold a key yet.
+func (c *change) lacking(ctx context.Context, tx pgx.Tx, key Key) (string, error) {
+	now, err := pg.Value[time.Time](ctx, tx, readClock)
+	if err != nil {
+		return "", fmt.Errorf("read clock: %w", err)
+	}
+	if now.Sub(key.MadeAt) < settle {
+		return "replicas that are starting", nil
+	}
+	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
+	if err != nil {
+		return "", fmt.Errorf("read holders of keys: %w", err)
+	}
+	var names []string
+	for _, r := range live {
+		for _, verb := range []string{"sign:", "verify:"} {
+			word := verb + string(key.Kind)
+			if slices.Contains(r.Takes, word) && !slices.Contains(r.Holds, word+":"+key.KeyID) {
+				names = append(names, r.Service+" "+r.ReplicaID)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return "", nil
+	}
+	return fmt.Sprintf("replicas that do not hold the file %s: %s", key.File, strings.Join(names, ", ")), nil
+}
+
+// retire ends former keys that nothing needs.
+func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
+	p := c.part
+	now, err := pg.Value[time.Time](ctx, tx, readClock)
+	if err != nil {
+		return fmt.Errorf("read clock: %w", err)
+	}
+	for _, key := range in(VerifyingAfter, p.Kind, c.rows) {
+		need := ""
+		if until := key.StateAt.Add(p.Kind.Overlap()); now.Before(until) {
+			need = "what was signed lately, until " + until.UTC().Format(time.RFC3339)
+		} else if p.Outstanding != nil {
+			if need, err = p.Outstanding(ctx, tx, key.KeyID, key.EndorsedBy == ""); err != nil {
+				return err
+			}
+		}
+		if need != "" {
+			if _, err := pg.Exec(ctx, tx, noteNeed, string(p.Kind), key.KeyID, VerifyingAfter, need); err != nil {
+				return fmt.Errorf("note what needs key %s: %w", key.KeyID, err)
+			}
+			continue
+		}
+		if err := c.move(ctx, tx, key.KeyID, VerifyingAfter, Retired, "key.retire", "nothing that it signed is outstanding"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errMoved says that a key is not in the state that it was read in, under the lock of its kind.
+var errMoved = errors.New("its state was changed by another")
+
+func (c *change) move(ctx context.Context, tx pgx.Tx, keyID, from, to, action, reason string) error {
+	tag, err := pg.Exec(ctx, tx, moveKey, string(c.part.Kind), keyID, from, to)
+	if err == nil && tag.RowsAffected() != 1 {
+		err = errMoved
+	}
+	if err != nil {
+		return fmt.Errorf("move key %s to %s: %w", keyID, to, err)
+	}
+	return c.note(ctx, tx, action, keyID, reason, "")
+}
+
+// note writes the audit entry of a change.
+func (c *change) note(ctx context.Context, tx pgx.Tx, action, keyID, reason, by string) error {
+	c.lines = append(c.lines, fmt.Sprintf("%s %s: %s", action, keyID, reason))
+	_, err := audit.Record(ctx, tx, audit.Entry{
+		Action: action, Actor: by, Reason: reason, SubjectType: "key", SubjectID: keyID, Details: map[string]any{"kind": string(c.part.Kind)},
+	})
+	return err //nolint:wrapcheck // it says what it did
+}

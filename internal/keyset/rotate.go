@@ -1,0 +1,136 @@
+package keyset
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Overlap returns how long a former key of the kind verifies at least after the next one signs. Replicas read at different moments which key
+// signs, and what was signed with the former one is still under way.
+func (k Kind) Overlap() time.Duration { return 2 * time.Minute }
+
+// mostKeys bounds the keys of a kind that are not retired, far below what a pki.KeySet takes.
+const mostKeys = 8
+
+// Request is what a person asks for: a new key of a kind.
+type Request struct {
+	Kind           Kind
+	IdempotencyKey string
+	By, Reason     string
+}
+
+// Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through its overlap. The same
+// idempotency key gets the same rotation.
+func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, error) {
+	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
+		return Rotation{}, fmt.Errorf("take lock of rotations: %w", err)
+	}
+	known, err := pg.One[Rotation](ctx, tx, readRotation, req.IdempotencyKey)
+	switch {
+	case err == nil && known.Kind == req.Kind:
+		return known, nil
+	case err == nil:
+		return Rotation{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
+	case !pg.IsNoRows(err):
+		return Rotation{}, fmt.Errorf("read rotation: %w", err)
+	}
+	if err := Check(ctx, tx, req.Kind); err != nil {
+		return Rotation{}, err
+	}
+	made, err := pg.One[Rotation](ctx, tx, insertRotation, ids.New(), string(req.Kind), req.IdempotencyKey, req.By, req.Reason)
+	if err != nil {
+		return Rotation{}, fmt.Errorf("write rotation: %w", err)
+	}
+	return made, nil
+}
+
+// Check refuses a rotation that cannot be asked for now: key_rotation_under_way says when it can.
+func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
+	all, err := ReadKeys(ctx, tx)
+	if err != nil {
+		return err
+	}
+	open, err := pg.All[Rotation](ctx, tx, readOpenRotations)
+	if err != nil {
+		return fmt.Errorf("read rotations: %w", err)
+	}
+	now, err := pg.Value[time.Time](ctx, tx, readClock)
+	if err != nil {
+		return fmt.Errorf("read clock: %w", err)
+	}
+	rows := ofKind(kind, all)
+	if len(rows) == 0 {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("there is no key of %s yet", kind),
+			fault.Unmet("the service that signs has started once"))
+	}
+	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == kind }) {
+		return refuse("a rotation of " + string(kind) + " was asked for, and its key is being made")
+	}
+	if next := in(VerifyOnly, kind, rows); len(next) > 0 {
+		waits := next[0].NeededBy
+		if waits == "" {
+			waits = "the replicas that take part"
+		}
+		return refuse(fmt.Sprintf("key %s of %s does not sign yet: it waits for %s", next[0].KeyID, kind, waits))
+	}
+	former := in(VerifyingAfter, kind, rows)
+	for _, key := range former {
+		if until := key.StateAt.Add(kind.Overlap()); now.Before(until) && hasSuccessor(key, rows) {
+			return refuse(fmt.Sprintf("key %s of %s was succeeded a moment ago; the next rotation can be asked for at %s",
+				key.KeyID, kind, until.UTC().Format(time.RFC3339)), fault.RetryAfter(until.Sub(now)))
+		}
+	}
+	if len(former) >= mostKeys {
+		var needs []string
+		for _, key := range former {
+			needs = append(needs, key.KeyID+" by "+key.NeededBy)
+		}
+		return refuse(fmt.Sprintf("%d former keys of %s are needed still", len(former), kind), fault.Unmet(needs...),
+			fault.Remedy("let the nodes that `gpuaas keys list` names connect once, or retire them: "+strings.Join(needs, "; ")))
+	}
+	return nil
+}
+
+// hasSuccessor reports whether a key was succeeded by a rotation, and not just registered as a former one at the first start.
+func hasSuccessor(key Key, rows []Key) bool {
+	return slices.ContainsFunc(rows, func(row Key) bool { return row.EndorsedBy == key.KeyID })
+}
+
+func refuse(message string, opts ...fault.Option) error {
+	return fault.New(commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY, message, opts...)
+}
+
+// Holder is a replica that has reported lately.
+type Holder struct {
+	Service, ReplicaID string
+	SeenAt             time.Time
+	Problems           []string
+	Holds              map[string]bool // by key id
+}
+
+// Holders returns the live replicas and what they hold.
+func Holders(ctx context.Context, tx pgx.Tx) ([]Holder, error) {
+	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("read holders of keys: %w", err)
+	}
+	out := make([]Holder, 0, len(live))
+	for _, r := range live {
+		h := Holder{Service: r.Service, ReplicaID: r.ReplicaID, SeenAt: r.SeenAt, Problems: r.Problems, Holds: map[string]bool{}}
+		for _, word := range r.Holds {
+			h.Holds[word[strings.LastIndexByte(word, ':')+1:]] = true
+		}
+		out = append(out, h)
+	}
+	return out, nil
+}

@@ -1,0 +1,349 @@
+package keyset
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+const (
+	// PollEvery is how often a replica reads its files and the tables.
+	PollEvery = 2 * time.Second
+	// reportEvery is how often a replica says that it is alive, if what it holds does not change.
+	reportEvery = 10 * time.Second
+	// liveFor is how long a report counts.
+	liveFor = 30 * time.Second
+	// settle is how old a key is before it may sign: a replica that was starting when it was made has reported by then.
+	settle = 2 * PollEvery
+	// retireEvery is how often it is looked whether a former key is needed.
+	retireEvery = 15 * time.Second
+)
+
+// Part is what a replica does with one kind.
+type Part struct {
+	Kind Kind
+	// Files are the private keys of a replica that signs.
+	Files Files
+	// Pinned is the file of public keys that a replica believes which verifies alone; its form is that of pki.ParseKeySet.
+	Pinned string
+	// Signs says that the service signs with the kind, and so drives its states.
+	Signs bool
+	// Outstanding describes what still needs a former key; "" is nothing. first says that the key was there before the set was kept. Nil: nothing.
+	Outstanding func(ctx context.Context, q pg.Querier, keyID string, first bool) (string, error)
+	// Distributed describes who has yet to get a key before it may sign, beside the replicas; "" is nobody. Nil: nobody.
+	Distributed func(ctx context.Context, q pg.Querier, keyID string) (string, error)
+	// Changed is called with each new view, the first within Open.
+	Changed func(View) error
+}
+
+func (p *Part) word(keyID string) string {
+	verb := "verify"
+	if p.Signs {
+		verb = "sign"
+	}
+	if keyID != "" {
+		keyID = ":" + keyID
+	}
+	return verb + ":" + string(p.Kind) + keyID
+}
+
+// View is what a replica signs and verifies with.
+type View struct {
+	Signing  ed25519.PrivateKey            // nil for one that verifies alone
+	Privates map[string]ed25519.PrivateKey // by key id, those that are not retired
+	Verify   *pki.KeySet
+	Rows     []Key // of the kind
+}
+
+func (v *View) same(other *View) bool {
+	if other == nil || !slices.EqualFunc(v.Rows, other.Rows, func(x, y Key) bool { return x.KeyID == y.KeyID && x.State == y.State }) {
+		return false
+	}
+	return v.Signing.Equal(other.Signing) && v.Verify.String() == other.Verify.String()
+}
+
+// Deps is what a Set works with.
+type Deps struct {
+	Logger    *slog.Logger
+	Pool      *pgxpool.Pool
+	Wake      *events.Signal // notified after commits that appended events
+	Service   string
+	ReplicaID string
+	// OnProblems is told the problems of each round, an empty list after they are gone. Nil: they are logged alone.
+	OnProblems func(ctx context.Context, problems []string)
+}
+
+// Set is one replica's view of the set. Safe for concurrent use.
+type Set struct {
+	deps  Deps
+	parts []*part
+
+	mu         sync.Mutex // of a round
+	reported   []string   // what was last reported
+	reportedAt time.Time
+	problems   []string
+
+	interrupt func(point string) error // of tests: ends a change at a point, as a kill does
+}
+
+// at is a point between two effects.
+func (s *Set) at(point string) error {
+	if s.interrupt == nil {
+		return nil
+	}
+	return s.interrupt(point)
+}
+
+type part struct {
+	Part
+
+	view    *View
+	keys    []privateKey // of the files, as last read
+	retired time.Time    // when former keys were last looked at
+}
+
+// Open reads files and tables, makes the first key of a kind where this service signs and there has been none, and refuses a replica whose files
+// differ from the set with fault signing_keys_differ.
+func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
+	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
+		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
+	}
+	s := &Set{deps: deps}
+	for _, p := range parts {
+		s.parts = append(s.parts, &part{Part: p})
+	}
+	if err := s.round(ctx, true); err != nil {
+		return nil, fmt.Errorf("open keys: %w", err)
+	}
+	return s, nil
+}
+
+// Run follows files and tables until ctx ends.
+func (s *Set) Run(ctx context.Context) error {
+	err := app.Every(ctx, s.deps.Logger, "keys", PollEvery, s.Refresh)
+	// A replica that stops in order is not waited for. The context has ended, and the row goes with a bound of its own.
+	gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if _, dropErr := pg.Exec(gone, s.deps.Pool, deleteReplicas, s.deps.ReplicaID); dropErr != nil {
+		s.deps.Logger.DebugContext(gone, "taking this replica off the holders of keys failed", obs.Err(dropErr))
+	}
+	return err //nolint:wrapcheck // a panic, as it is
+}
+
+// Refresh reads files and tables once, and does what is due.
+func (s *Set) Refresh(ctx context.Context) error { return s.round(ctx, false) }
+
+func (s *Set) round(ctx context.Context, start bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if start {
+		// Before anything is read: a key that is made from now on waits for this replica.
+		if err := s.report(ctx, nil, nil); err != nil {
+			return err
+		}
+	}
+	if !start && time.Since(s.reportedAt) >= reportEvery {
+		// Also before: a replica that was stopped for a while must not decide as if it were none.
+		if err := s.report(ctx, s.reported, s.problems); err != nil {
+			return err
+		}
+	}
+	rows, err := ReadKeys(ctx, s.deps.Pool)
+	if err != nil {
+		return err
+	}
+	open, err := pg.All[Rotation](ctx, s.deps.Pool, readOpenRotations)
+	if err != nil {
+		return fmt.Errorf("read rotations: %w", err)
+	}
+	var holds, problems []string
+	for _, p := range s.parts {
+		held, bad, err := s.one(ctx, p, rows, open, start)
+		if err != nil {
+			return err
+		}
+		holds, problems = append(holds, held...), append(problems, bad...)
+	}
+	s.tellProblems(ctx, problems)
+	if slices.Equal(holds, s.reported) && !s.reportedAt.IsZero() && !start {
+		return nil
+	}
+	return s.report(ctx, holds, problems)
+}
+
+func (s *Set) report(ctx context.Context, holds, problems []string) error {
+	takes := make([]string, 0, len(s.parts))
+	for _, p := range s.parts {
+		takes = append(takes, p.word(""))
+	}
+	if _, err := pg.Exec(ctx, s.deps.Pool, saveReplica, s.deps.ReplicaID, takes, texts(holds), texts(problems)); err != nil {
+		return fmt.Errorf("report keys: %w", err)
+	}
+	s.reported, s.reportedAt = holds, time.Now()
+	return nil
+}
+
+// texts is a list as a column that is never null.
+func texts(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
+
+func (s *Set) tellProblems(ctx context.Context, problems []string) {
+	if !slices.Equal(problems, s.problems) {
+		for _, problem := range problems {
+			s.deps.Logger.ErrorContext(ctx, "a key cannot be used; what was loaded before goes on serving", slog.String("problem", problem))
+		}
+		s.problems, s.reportedAt = problems, time.Time{}
+	}
+	if s.deps.OnProblems != nil {
+		s.deps.OnProblems(ctx, problems)
+	}
+}
+
+// one does a round of one kind. It returns the words of what the replica holds, and what is wrong.
+func (s *Set) one(ctx context.Context, p *part, all []Key, open []Rotation, start bool) (holds, problems []string, err error) {
+	rows := ofKind(p.Kind, all)
+	var bad map[string]string
+	if p.Signs {
+		if p.keys, bad, err = p.Files.read(p.Kind); err != nil {
+			return nil, nil, err
+		}
+		if s.due(p, rows, open) {
+			if rows, err = s.drive(ctx, p); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	pinned, err := p.pinned(rows)
+	if err != nil {
+		if start || p.view == nil {
+			return nil, nil, err
+		}
+		bad = map[string]string{p.Pinned: err.Error()}
+		pinned = publics(p.view.Verify)
+	}
+	trusted := Trusted(p.Kind, pinned, rows)
+	differs := p.differs(rows, all, trusted, bad)
+	if start && len(differs) > 0 {
+		return nil, nil, differ(p, differs[0])
+	}
+	view := &View{Privates: map[string]ed25519.PrivateKey{}, Verify: keySet(trusted), Rows: rows}
+	s.privates(p, view, rows)
+	if view.Verify != nil && (!p.Signs || view.Signing != nil) && !view.same(p.view) {
+		if p.Changed != nil {
+			if err := p.Changed(*view); err != nil {
+				return nil, nil, fmt.Errorf("use keys of %s: %w", p.Kind, err)
+			}
+		}
+		p.view = view
+	}
+	for _, row := range rows {
+		if _, ok := view.Privates[row.KeyID]; row.State != Retired && (p.Signs && ok || !p.Signs && trusted[row.KeyID] != nil) {
+			holds = append(holds, p.word(row.KeyID))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(bad)) {
+		problems = append(problems, fmt.Sprintf("%s: %s: %s", p.Kind, name, bad[name]))
+	}
+	for _, d := range differs {
+		problems = append(problems, fmt.Sprintf("%s: %s", p.Kind, d.what))
+	}
+	return holds, problems, nil
+}
+
+// privates takes the private keys over: those of the files that the set knows, and those that were loaded before, so that a file that goes does not
+// take its key along.
+func (s *Set) privates(p *part, view *View, rows []Key) {
+	for _, row := range rows {
+		if row.State == Retired {
+			continue
+		}
+		private := p.private(row.KeyID)
+		if private == nil && p.view != nil {
+			private = p.view.Privates[row.KeyID]
+		}
+		if private == nil {
+			continue
+		}
+		view.Privates[row.KeyID] = private
+		if row.State == Signing {
+			view.Signing = private
+		}
+	}
+	if view.Signing == nil && p.view != nil {
+		// Another replica's key signs and is not here. What signed before is still verified by all.
+		view.Signing = p.view.Signing
+	}
+}
+
+func (p *part) private(keyID string) ed25519.PrivateKey {
+	i := slices.IndexFunc(p.keys, func(k privateKey) bool { return k.id == keyID })
+	if i < 0 {
+		return nil
+	}
+	return p.keys[i].private
+}
+
+// pinned returns the keys that this replica believes because of its files.
+func (p *part) pinned(rows []Key) (map[string]ed25519.PublicKey, error) {
+	out := map[string]ed25519.PublicKey{}
+	if p.Signs {
+		for _, key := range p.keys {
+			if slices.ContainsFunc(rows, func(row Key) bool { return row.KeyID == key.id }) {
+				out[key.id] = key.public()
+			}
+		}
+	}
+	if p.Pinned == "" {
+		return out, nil
+	}
+	raw, err := pki.ReadFile(p.Pinned)
+	if err != nil {
+		return nil, fmt.Errorf("read keys of %s: %w", p.Kind, err)
+	}
+	set, err := pki.ParseKeySet(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return nil, fmt.Errorf("read keys of %s in %s: %w", p.Kind, p.Pinned, err)
+	}
+	maps.Copy(out, publics(set))
+	return out, nil
+}
+
+func publics(set *pki.KeySet) map[string]ed25519.PublicKey {
+	out := map[string]ed25519.PublicKey{}
+	if set == nil {
+		return out
+	}
+	for _, id := range set.IDs() {
+		out[id], _ = set.Key(id)
+	}
+	return out
+}
+
+// inTx is a change of the set by the service that signs.
+func (s *Set) inTx(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if err := pg.InTx(ctx, s.deps.Pool, fn); err != nil {
+		return err //nolint:wrapcheck // the caller says what it did
+	}
+	s.deps.Wake.Notify()
+	return nil
+}

@@ -1,0 +1,46 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/keyset"
+)
+
+// PartKeys is the part of a service's health that says whether its files hold the keys of the mesh.
+const PartKeys = "keys"
+
+// OpenKeys opens this replica's view of the signing keys, and follows them while the service runs. A replica whose files differ from the set of the
+// mesh is refused. onProblems is told what is wrong in each round; it may be nil.
+func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []string), parts ...keyset.Part) (*keyset.Set, error) {
+	var mu sync.Mutex
+	var present []string
+	set, err := keyset.Open(ctx, keyset.Deps{
+		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Service: b.Name, ReplicaID: b.ReplicaID,
+		OnProblems: func(ctx context.Context, problems []string) {
+			mu.Lock()
+			present = problems
+			mu.Unlock()
+			if onProblems != nil {
+				onProblems(ctx, problems)
+			}
+		},
+	}, parts...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it did
+	}
+	// Reported, and no reason to be not ready: what was loaded before serves.
+	b.Health.Watch(PartKeys, func(context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(present) > 0 {
+			return errors.New(strings.Join(present, "; "))
+		}
+		return nil
+	})
+	b.Add(app.Task{Name: "keys", Run: set.Run})
+	return set, nil
+}

@@ -1,0 +1,46 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpuaas/mesh/internal/envelope"
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/internal/service"
+)
+
+// signingKeys are the keys that this service signs and verifies with.
+type signingKeys struct {
+	tasks   *envelope.Ring
+	join    *joinstate.Verifier
+	persons *rpc.PersonVerifier
+}
+
+func (k *signingKeys) open(ctx context.Context, base *service.Base, cfg Config) error {
+	k.join, k.persons = &joinstate.Verifier{}, rpc.NewPersonVerifier(nil, nil)
+	_, err := base.OpenKeys(ctx, nil,
+		keyset.Part{
+			// An agent's report of an attempt that the database lost counts with an envelope of a former key too: the file of agents names them.
+			Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(cfg.TaskSigningKeyFile), Pinned: cfg.TaskSigningPubkeysFile,
+			Changed: func(v keyset.View) error {
+				if k.tasks == nil {
+					k.tasks = envelope.NewRing(envelope.NewKey(v.Signing), v.Verify)
+				}
+				k.tasks.Replace(envelope.NewKey(v.Signing), v.Verify)
+				return nil
+			},
+		},
+		keyset.Part{Kind: keyset.JoinState, Pinned: cfg.JoinStatePubkeysFile, Changed: func(v keyset.View) error {
+			return k.join.Replace(v.Verify)
+		}},
+		keyset.Part{Kind: keyset.Assertion, Pinned: cfg.AssertionPubkeysFile, Changed: func(v keyset.View) error {
+			k.persons.Replace(v.Verify)
+			return nil
+		}})
+	if err != nil {
+		return fmt.Errorf("open signing keys: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,28 @@
+package readmodel
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/internal/rpc"
+)
+
+// asserter signs on whose behalf this service calls, with the key that signs at the time.
+func (s *Service) asserter(ctx context.Context) (*rpc.Asserter, error) {
+	var asserter *rpc.Asserter
+	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
+		Kind: keyset.Assertion, Signs: true, Files: keyset.FilesOf(s.cfg.AssertionKeyFile),
+		Changed: func(v keyset.View) error {
+			if asserter == nil {
+				asserter = rpc.NewAsserter(v.Signing, nil)
+			}
+			asserter.Replace(v.Signing)
+			return nil
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open assertion keys: %w", err)
+	}
+	return asserter, nil
+}

@@ -1,0 +1,36 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// noKey stands in join_keys of a node instance that has been given no join state yet.
+const noKey = "none"
+
+// issuedWith notes that a key has signed a join state that the node may hold from now on.
+func (r *Record) issuedWith(keyID string) {
+	r.JoinKeys = append(slices.DeleteFunc(slices.Clone(r.JoinKeys), func(k string) bool { return k == keyID || k == noKey }), keyID)
+}
+
+// NeedKey describes the nodes that may hold a join state of a key; "" is none. first says that the key was there before it was noted which key
+// has signed.
+func NeedKey(ctx context.Context, q pg.Querier, keyID string, first bool) (string, error) {
+	names, err := pg.Values[string](ctx, q, readNeeding, keyID, first)
+	if err != nil {
+		return "", fmt.Errorf("read who needs key %s: %w", keyID, err)
+	}
+	const shown = 3
+	switch {
+	case len(names) == 0:
+		return "", nil
+	case len(names) > shown:
+		return "join states of nodes: " + strings.Join(names[:shown], ", ") + " and others", nil
+	default:
+		return "join states of nodes: " + strings.Join(names, ", "), nil
+	}
+}

@@ -1,0 +1,56 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/recovery/identity"
+)
+
+// signingKeys are the keys that this service signs and verifies with, and the public ones that agents get from it.
+type signingKeys struct {
+	join    joinstate.Ring
+	persons *rpc.PersonVerifier
+	tasks   atomic.Pointer[pki.KeySet]
+}
+
+// taskKeys returns the public keys of tasks as an agent reads them.
+func (k *signingKeys) taskKeys() (string, error) {
+	set := k.tasks.Load()
+	if set == nil {
+		return "", errors.New("read task signing keys: there are none")
+	}
+	return set.String(), nil
+}
+
+func (s *Service) openKeys(ctx context.Context) error {
+	k := &s.keys
+	k.persons = rpc.NewPersonVerifier(nil, nil)
+	_, err := s.base.OpenKeys(ctx, nil,
+		keyset.Part{
+			Kind: keyset.JoinState, Signs: true, Files: keyset.DirFiles(s.cfg.JoinStateKeys, "join-"),
+			Outstanding: identity.NeedKey,
+			Changed: func(v keyset.View) error {
+				k.join.Replace(joinstate.NewKeysOf(v.Signing, v.Privates, v.Verify))
+				return nil
+			},
+		},
+		keyset.Part{Kind: keyset.TaskSigning, Pinned: s.cfg.TaskSigningPubkeysFile, Changed: func(v keyset.View) error {
+			k.tasks.Store(v.Verify)
+			return nil
+		}},
+		keyset.Part{Kind: keyset.Assertion, Pinned: s.cfg.AssertionPubkeysFile, Changed: func(v keyset.View) error {
+			k.persons.Replace(v.Verify)
+			return nil
+		}})
+	if err != nil {
+		return fmt.Errorf("open signing keys: %w", err)
+	}
+	return nil
+}
