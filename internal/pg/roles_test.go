@@ -50,6 +50,12 @@ func allowed(role, schema, table, statement string) bool {
 		return service && (statement == "SELECT" || (role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
 	case "mesh.era", "mesh.goose_db_version", "mesh.clock_offset":
 		return statement == "SELECT"
+	case "mesh.key_replica": // each service keeps the rows of its own replicas
+		return service && statement != "TRUNCATE"
+	case "mesh.signing_key": // whoever signs with a kind adds its keys
+		return service && (statement == "SELECT" || (statement == "INSERT" && role != pg.RoleNodeAPI))
+	case "mesh.key_rotation":
+		return service && (statement == "SELECT" || (statement == "INSERT" && role == pg.RoleRecovery))
 	case "readmodel.audit": // added to and never changed
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_head": // one row, which only moves

@@ -43,7 +43,7 @@ func (b *bed) announced(id string) error {
 		return err
 	}
 	rows, err := b.db.Pool(pg.RoleLifecycle).Query(ctx,
-		`SELECT kind, payload FROM events.event WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
+		`SELECT kind, body, body_type FROM events.event WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (b *bed) announced(id string) error {
 		}
 	}
 	var r events.Record
-	if _, err := pgx.ForEachRow(rows, []any{&r.Kind, &r.Payload}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&r.Kind, &r.Body, &r.BodyType}, func() error {
 		if r.Kind == "step.changed" {
 			a := &lifecyclev1.StepAttempt{}
 			if err := r.Decode(a); err != nil {
