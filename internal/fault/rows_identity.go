@@ -141,6 +141,18 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "follow docs/restore.md: look at `gpuaas rollback status`, then `gpuaas rollback accept --reason TEXT`",
 		Impact: "nothing is launched, dispatched, recreated, released or put on hold until it is accepted; workloads go on",
 	},
+	commonv1.Reason_REASON_RECORDS_MISSING: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerControl,
+		Public: "the control plane lacks records of many nodes at once and suspects itself",
+		Remedy: "find out what recovery has lost: `gpuaas brake status`, `gpuaas incidents list`; nodes come back by themselves once their records are back",
+		Impact: "the node has no session meanwhile and is neither refused for good nor put on hold; its workloads go on",
+	},
+	commonv1.Reason_REASON_RECORD_UNREADABLE: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 30 * time.Second, Owner: ownerControl,
+		Public: "a record of this node has a value that this build of the control plane does not know",
+		Remedy: "update this replica to the build that wrote the value",
+		Impact: "the node gets no new work and is not put on hold; all other nodes are served",
+	},
 	commonv1.Reason_REASON_CHALLENGE_FAILED: {
 		Code: connect.CodePermissionDenied, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerNodeapi,
 		Public: "the challenge was not answered in time or not by this node's key",

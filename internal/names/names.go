@@ -9,6 +9,8 @@ package names
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,7 +28,7 @@ func Of(e protoreflect.Enum) string {
 	return spell(e.Descriptor(), e.Number())
 }
 
-// Parse reads a value as Of spells it. The error names the enum and the spellings that exist.
+// Parse reads a value as Of spells it. Any other is an *UnknownError.
 func Parse[E protoreflect.Enum](s string) (E, error) {
 	var zero E
 	n, err := parse(zero.Descriptor(), s)
@@ -71,49 +73,76 @@ func ValueName(v protoreflect.EnumValueDescriptor) string {
 	if !ok {
 		return strings.ToLower(string(v.Name()))
 	}
-	return spellValue(d, v)
+	return spell(d, v.Number())
 }
 
-func spell(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
-	if name, ok := spellingsOf(d).byNumber[n]; ok {
-		return name
-	}
-	return strconv.Itoa(int(n))
+// UnknownError reports a spelling that is none of an enum's: it may be a value of a newer build.
+type UnknownError struct {
+	Enum  string
+	Value string // 64 bytes of it at most
+	Known []string
 }
 
-// spellings are those of one enum.
-type spellings struct {
+// Error names the enum and the spellings that exist.
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("%q is not a %s: want one of %s", e.Value, e.Enum, strings.Join(e.Known, ", "))
+}
+
+// table has the spellings of one enum.
+type table struct {
 	byNumber map[protoreflect.EnumNumber]string
 	byName   map[string]protoreflect.EnumNumber
-	known    []string // all but the unspecified value's, in the order of the declaration
+	known    []string // without that of the unspecified value
 }
 
-// spelled holds the spellings of the enums that were asked for, by descriptor. Enums are spelled with every row and event: it is done once.
-var spelled sync.Map //nolint:gochecknoglobals // what is constant
+// tables are made once for each enum, by its full name.
+var tables sync.Map
 
-func spellingsOf(d protoreflect.EnumDescriptor) *spellings {
-	if found, ok := spelled.Load(d); ok {
-		if s, ok := found.(*spellings); ok {
-			return s
-		}
+func tableOf(d protoreflect.EnumDescriptor) *table {
+	if t, ok := tables.Load(d.FullName()); ok {
+		return t.(*table) //nolint:forcetypeassert // nothing else is stored
 	}
+	t, _ := tables.LoadOrStore(d.FullName(), newTable(d))
+	return t.(*table) //nolint:forcetypeassert // nothing else is stored
+}
+
+func newTable(d protoreflect.EnumDescriptor) *table {
 	values := d.Values()
-	s := &spellings{byNumber: make(map[protoreflect.EnumNumber]string, values.Len()), byName: make(map[string]protoreflect.EnumNumber, values.Len())}
+	t := &table{
+		byNumber: make(map[protoreflect.EnumNumber]string, values.Len()), byName: make(map[string]protoreflect.EnumNumber, values.Len()),
+		known: make([]string, 0, values.Len()),
+	}
 	for i := range values.Len() {
 		v := values.Get(i)
 		name := spellValue(d, v)
-		if _, ok := s.byNumber[v.Number()]; !ok { // of aliases the first counts
-			s.byNumber[v.Number()] = name
-		}
-		if _, ok := s.byName[name]; !ok {
-			s.byName[name] = v.Number()
+		t.byName[name] = v.Number()
+		if _, alias := t.byNumber[v.Number()]; !alias {
+			t.byNumber[v.Number()] = name
 		}
 		if v.Number() != 0 {
-			s.known = append(s.known, name)
+			t.known = append(t.known, name)
 		}
 	}
-	spelled.Store(d, s)
-	return s
+	return t
+}
+
+// Without takes a value away from what Parse knows, as if this build were older than the value, until restore is called. Of spells it as before. It is for
+// tests of readers.
+func Without(e protoreflect.Enum) (restore func()) { //nolint:nonamedreturns // says what it is
+	d := e.Descriptor()
+	whole, name := tableOf(d), Of(e)
+	less := &table{byNumber: whole.byNumber, byName: maps.Clone(whole.byName)}
+	delete(less.byName, name)
+	less.known = slices.DeleteFunc(slices.Clone(whole.known), func(known string) bool { return known == name })
+	tables.Store(d.FullName(), less)
+	return func() { tables.Store(d.FullName(), whole) }
+}
+
+func spell(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
+	if name, ok := tableOf(d).byNumber[n]; ok {
+		return name
+	}
+	return strconv.Itoa(int(n))
 }
 
 func spellValue(d protoreflect.EnumDescriptor, v protoreflect.EnumValueDescriptor) string {
@@ -130,14 +159,11 @@ func spellValue(d protoreflect.EnumDescriptor, v protoreflect.EnumValueDescripto
 }
 
 func parse(d protoreflect.EnumDescriptor, s string) (protoreflect.EnumNumber, error) {
-	of := spellingsOf(d)
-	if n, ok := of.byName[s]; ok {
+	t := tableOf(d)
+	if n, ok := t.byName[s]; ok {
 		return n, nil
 	}
-	if len(s) > 64 {
-		s = s[:64]
-	}
-	return 0, fmt.Errorf("%q is not a %s: want one of %s", s, d.Name(), strings.Join(of.known, ", "))
+	return 0, &UnknownError{Enum: string(d.Name()), Value: s[:min(len(s), 64)], Known: t.known}
 }
 
 // prefix answers the value prefix that buf's rules give an enum: NodeIdentityState -> NODE_IDENTITY_STATE_.

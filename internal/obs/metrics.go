@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 )
@@ -44,6 +45,9 @@ func NewRegistry() (*Registry, error) {
 	info.Set(1)
 	if err := r.Register(info); err != nil {
 		return nil, fmt.Errorf("register build info: %w", err)
+	}
+	if err := r.Register(aside.Collector()); err != nil {
+		return nil, fmt.Errorf("register count of rows set aside: %w", err)
 	}
 	return r, nil
 }

@@ -19,6 +19,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
@@ -124,6 +125,7 @@ func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name 
 	if cfg.Service != "" && cfg.Service != name {
 		return nil, fmt.Errorf("build %s: this is the configuration of %s", name, cfg.Service)
 	}
+	aside.Log(logger)
 	b := &Base{
 		Name: name, ReplicaID: cfg.ReplicaID, Config: cfg, Registry: registry, Health: obs.NewHealth(),
 		Logger: logger.With(slog.String(obs.KeyService, name)), Wake: &events.Signal{}, Numbered: &events.Signal{},

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	redisserver "github.com/gpuaas/mesh/internal/lock/embedded"
+	"github.com/gpuaas/mesh/internal/names"
 )
 
 // IO marks a test that needs processes, sockets or a database: under -short it does not run.
@@ -136,4 +138,10 @@ func Main(m *testing.M, opts ...Option) {
 		}
 	}
 	os.Exit(code)
+}
+
+// WithoutValue lets this process read as a build that does not know a value of an enum, until the test ends. Tests that run beside it read so as well.
+func WithoutValue(tb testing.TB, value protoreflect.Enum) {
+	tb.Helper()
+	tb.Cleanup(names.Without(value))
 }

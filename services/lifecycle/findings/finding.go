@@ -14,6 +14,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -119,13 +120,7 @@ func allFindings(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it read
 	}
-	out := make([]row, len(list))
-	for i := range list {
-		if out[i], err = list[i].finding(); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	return aside.Rows(ctx, "finding", list, func(d stored) string { return d.ID }, func(d stored) (row, error) { return d.finding() }) //nolint:wrapcheck // it says which
 }
 
 func (r *row) event() (events.Event, error) {

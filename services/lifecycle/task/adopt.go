@@ -8,6 +8,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -62,7 +63,10 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []word) ([]ahead, error) {
 	out := make([]ahead, 0, len(rows))
 	for _, r := range rows {
 		row, err := r.row()
-		if err != nil {
+		switch {
+		case aside.Note(ctx, "task", r.TaskID, err):
+			continue
+		case err != nil:
 			return nil, fmt.Errorf("read task behind its report: %w", err)
 		}
 		out = append(out, ahead{row: row, word: words[r.Place-1]})

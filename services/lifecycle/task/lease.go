@@ -8,6 +8,7 @@ import (
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
@@ -137,15 +138,11 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	if err := batch.Send(ctx, tx); err != nil {
 		return nil, nil, fmt.Errorf("lease tasks: %w", err)
 	}
-	out := make([]picked, len(rows))
-	for i, r := range rows {
+	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID }, func(r leasedRow) (picked, error) {
 		row, err := r.row()
-		if err != nil {
-			return nil, nil, fmt.Errorf("read leased task: %w", err)
-		}
-		out[i] = picked{Row: row, payload: r.Payload, fresh: r.Fresh}
-	}
-	return gates, out, nil
+		return picked{Row: row, payload: r.Payload, fresh: r.Fresh}, err
+	})
+	return gates, out, err //nolint:wrapcheck // it says which
 }
 
 // nodesWithWork lists nodes with a session that have something to lease, up to a bound. Nodes that are away are left out, so that the work that waits

@@ -11,6 +11,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
@@ -309,7 +310,10 @@ func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]word,
 	var evs []events.Event
 	for _, reported := range rows {
 		r, err := reported.row()
-		if err != nil {
+		switch {
+		case aside.Note(ctx, "task", reported.TaskID, err):
+			continue
+		case err != nil:
 			return nil, fmt.Errorf("apply reports: %w", err)
 		}
 		k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -42,13 +43,7 @@ func all(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([]Row
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it read
 	}
-	out := make([]Row, len(records))
-	for i, r := range records {
-		if out[i], err = r.row(); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
+	return aside.Rows(ctx, "task", records, func(r record) string { return r.TaskID }, record.row) //nolint:wrapcheck // it says which
 }
 
 // Rows with what else their statements return.

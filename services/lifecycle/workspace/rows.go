@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -83,7 +84,7 @@ func allAllocations(ctx context.Context, q pg.Querier, s *pg.Statement, args ...
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it read
 	}
-	return each(list, storedAllocation.allocation)
+	return aside.Rows(ctx, "allocation", list, func(d storedAllocation) string { return d.ID }, storedAllocation.allocation) //nolint:wrapcheck // it says which
 }
 
 // each converts what was read, up to the first that cannot be.

@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
@@ -87,7 +88,7 @@ func unaccounted(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrapped by the caller
 	}
-	return each(list, storedInstance.instance)
+	return aside.Rows(ctx, "instance", list, func(d storedInstance) string { return d.ID }, storedInstance.instance) //nolint:wrapcheck // it says which
 }
 
 func reportUnaccounted(ctx context.Context, tx pgx.Tx, changed []instance) error {

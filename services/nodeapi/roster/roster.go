@@ -273,8 +273,12 @@ func stateDenial(n *recoveryv1.NodeAuthority) *commonv1.Denial {
 				fault.RetryAfter(100*time.Millisecond)), "")
 		}
 		return fault.ToDenial(fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "this node is retired"), "")
-	default:
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_ACTIVE, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
 		return nil
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+		return fault.ToDenial(fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, ""), "")
+	default: // a state of a newer build
+		return fault.ToDenial(fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, ""), "")
 	}
 }
 

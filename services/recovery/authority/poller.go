@@ -13,6 +13,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
@@ -239,11 +240,7 @@ func (p *Poller) read(ctx context.Context, after int64) ([]*recoveryv1.NodeAutho
 			return nil, fmt.Errorf("read decisions: %w", err)
 		}
 		for _, d := range part {
-			n, err := d.proto()
-			if err != nil {
-				return nil, fmt.Errorf("read decisions: %w", err)
-			}
-			all = append(all, n)
+			all = append(all, d.proto(ctx))
 		}
 		if len(part) < p.cfg.Batch {
 			return all, nil
@@ -262,16 +259,18 @@ func (p *Poller) timeout() time.Duration {
 	return p.cfg.Timeout
 }
 
-func (d decision) proto() (*recoveryv1.NodeAuthority, error) {
+// proto returns the decision as replicas of nodeapi take it. A state that this build does not know is reported and left unspecified: no session of that node
+// counts, and it is told to wait. Every other node is served.
+func (d decision) proto(ctx context.Context) *recoveryv1.NodeAuthority {
 	state, err := names.Parse[commonv1.NodeIdentityState](d.State)
 	if err != nil {
-		return nil, fmt.Errorf("read node %s: %w", d.NodeID, err)
+		aside.Note(ctx, "authority", d.NodeID, err)
 	}
 	return &recoveryv1.NodeAuthority{
 		NodeId: d.NodeID, NodeInstanceId: d.NodeInstanceID, State: state, FenceEpoch: d.FenceEpoch, CurrentSerial: d.CurrentSerial, NextSerial: d.NextSerial,
 		Issued: d.Issued, Confirmed: d.Confirmed, ConfirmedSessionId: d.ConfirmedSessionID, Sequence: d.Sequence, ReplacedNonce: d.ReplacedNonce,
 		Launched: d.Launched,
-	}, nil
+	}
 }
 
 // Health says why the view cannot be served, for readiness.

@@ -137,6 +137,9 @@ const (
 	Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED Reason = 122
 	Reason_REASON_RESUME_TOKEN_EXPIRED            Reason = 123 // take a new snapshot
 	Reason_REASON_POSITION_NOT_REACHED            Reason = 124 // the projection has not come to min_pos in time
+	// Identity of nodes and their sessions, continued.
+	Reason_REASON_RECORDS_MISSING   Reason = 126 // the control plane lacks records of many nodes at once, and suspects itself: nobody is refused for good
+	Reason_REASON_RECORD_UNREADABLE Reason = 127 // a record of this node has a value that this build does not know
 )
 
 // Enum value maps for Reason.
@@ -242,6 +245,8 @@ var (
 		122: "REASON_POLICY_WEAKENING_UNACKNOWLEDGED",
 		123: "REASON_RESUME_TOKEN_EXPIRED",
 		124: "REASON_POSITION_NOT_REACHED",
+		126: "REASON_RECORDS_MISSING",
+		127: "REASON_RECORD_UNREADABLE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                       0,
@@ -344,6 +349,8 @@ var (
 		"REASON_POLICY_WEAKENING_UNACKNOWLEDGED":   122,
 		"REASON_RESUME_TOKEN_EXPIRED":              123,
 		"REASON_POSITION_NOT_REACHED":              124,
+		"REASON_RECORDS_MISSING":                   126,
+		"REASON_RECORD_UNREADABLE":                 127,
 	}
 )
 
@@ -548,7 +555,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xf8\x16\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xb2\x17\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -650,7 +657,9 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x1bREASON_POLICY_VALUE_REFUSED\x10y\x12*\n" +
 	"&REASON_POLICY_WEAKENING_UNACKNOWLEDGED\x10z\x12\x1f\n" +
 	"\x1bREASON_RESUME_TOKEN_EXPIRED\x10{\x12\x1f\n" +
-	"\x1bREASON_POSITION_NOT_REACHED\x10|*}\n" +
+	"\x1bREASON_POSITION_NOT_REACHED\x10|\x12\x1a\n" +
+	"\x16REASON_RECORDS_MISSING\x10~\x12\x1c\n" +
+	"\x18REASON_RECORD_UNREADABLE\x10\x7f*}\n" +
 	"\x06Action\x12\x16\n" +
 	"\x12ACTION_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vACTION_WAIT\x10\x01\x12\x10\n" +

@@ -1,0 +1,84 @@
+// Package aside owns how a reader of many rows goes on where one of them has a value that this build does not know: the state of a newer build during a rolling
+// update, or a row that was written by hand.
+//
+// The row is set aside alone. It is reported once, in the log of the process and by the counter rows_set_aside_total, and every other row is served. What
+// becomes of the row is the reader's to decide; none may act on it as if the value were another one.
+//
+// Guarantees: an error that is not about a value of an enum is never swallowed; a row that is read again and again is reported once while the value stays.
+package aside
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+// mostKnown bounds what is remembered as reported. Beyond it everything is forgotten, and reported anew.
+const mostKnown = 4096
+
+// occasion is one row with one value, as one reader met it.
+type occasion struct{ reader, id, enum, value string }
+
+var (
+	logger   atomic.Pointer[slog.Logger]
+	mu       sync.Mutex
+	reported = map[occasion]bool{}
+	counted  = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rows_set_aside_total",
+		Help: "Rows and messages with a value that this build does not know, which were set aside alone, by the reader that met them; each is counted once.",
+	}, []string{"reader"})
+)
+
+// Collector is the counter of the process.
+func Collector() prometheus.Collector { return counted }
+
+// Log sets where the process reports.
+func Log(l *slog.Logger) { logger.Store(l) }
+
+// Note reports that a reader sets a row aside and returns true, if err is about a value that this build does not know. Any other error is the caller's.
+func Note(ctx context.Context, reader, id string, err error) bool {
+	var unknown *names.UnknownError
+	if !errors.As(err, &unknown) {
+		return false
+	}
+	at := occasion{reader, id, unknown.Enum, unknown.Value}
+	mu.Lock()
+	known := reported[at]
+	if !known {
+		if len(reported) >= mostKnown {
+			clear(reported)
+		}
+		reported[at] = true
+	}
+	mu.Unlock()
+	if known {
+		return true
+	}
+	counted.WithLabelValues(reader).Inc()
+	if l := logger.Load(); l != nil {
+		l.ErrorContext(ctx, "a row has a value that this build does not know: it is set aside, the others are served",
+			slog.String("reader", reader), slog.String("row", id), slog.String("enum", unknown.Enum), slog.String("value", unknown.Value))
+	}
+	return true
+}
+
+// Rows converts a list and sets aside what has a value that this build does not know. Any other error ends it.
+func Rows[From, To any](ctx context.Context, reader string, list []From, id func(From) string, convert func(From) (To, error)) ([]To, error) {
+	out := make([]To, 0, len(list))
+	for _, from := range list {
+		to, err := convert(from)
+		switch {
+		case err == nil:
+			out = append(out, to)
+		case !Note(ctx, reader, id(from), err):
+			return nil, err
+		}
+	}
+	return out, nil
+}
