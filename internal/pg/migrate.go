@@ -150,6 +150,7 @@ func ownerPool(ctx context.Context, ownerURL string) (*pgxpool.Pool, error) {
 	// A migration waits for a lock only so long: behind it every service would queue.
 	pc.ConnConfig.RuntimeParams["lock_timeout"] = "30000"
 	pc.ConnConfig.RuntimeParams["client_min_messages"] = "warning"
+	pc.ConnConfig.RuntimeParams[WriterSetting] = WriterProduct
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET ROLE "+quote(RoleOwner))
 		return err

@@ -439,3 +439,19 @@ func TestMigrationIsAllOrNothing(t *testing.T) {
 		t.Fatalf("%+v, %v", done, err)
 	}
 }
+
+// TestEverySessionOfThePoolsIsTheProducts: triggers know by the setting that a write is no person's.
+func TestEverySessionOfThePoolsIsTheProducts(t *testing.T) {
+	testkit.IO(t)
+	d := testkit.DB(t)
+	for _, role := range append(pg.ServiceRoles(), pg.RoleOwner) {
+		var writer string
+		if err := d.Pool(role).QueryRow(t.Context(), `SELECT current_setting($1, true)`, pg.WriterSetting).Scan(&writer); err != nil || writer != pg.WriterProduct {
+			t.Errorf("%s writes as %q: %v", role, writer, err)
+		}
+	}
+	var writer *string
+	if err := connect(t, d.AdminURL()).QueryRow(t.Context(), `SELECT current_setting($1, true)`, pg.WriterSetting).Scan(&writer); err != nil || writer != nil {
+		t.Errorf("a person writes as %v: %v", writer, err)
+	}
+}

@@ -40,6 +40,13 @@ type Config struct {
 // IdleInTxTimeout is what every login role has as idle_in_transaction_session_timeout, as Postgres spells it.
 const IdleInTxTimeout = "30s"
 
+// WriterSetting is the setting by which triggers know the sessions of the product, whose value is WriterProduct, from those
+// of a person: rows that were written in another session were changed by hand.
+const (
+	WriterSetting = "gpuaas.writer"
+	WriterProduct = "product"
+)
+
 // Querier is what pools, connections and transactions have in common.
 type Querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -75,6 +82,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	}
 	set["timezone"] = "UTC"
 	set["events.format"] = "protobuf" // this build reads events that are stored so; see the migration event_bodies
+	set[WriterSetting] = WriterProduct
 	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))
 	setMillis(set, "idle_in_transaction_session_timeout", orDefault(cfg.IdleInTxTimeout, 30*time.Second))
 	setMillis(set, "lock_timeout", cfg.LockTimeout)

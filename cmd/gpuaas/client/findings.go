@@ -165,7 +165,7 @@ func (p *Program) getFindingCommand() *cobra.Command {
 func (p *Program) acknowledgeCommand() *cobra.Command {
 	req := &lifecyclev1.AcknowledgeFindingRequest{}
 	cmd := &cobra.Command{
-		Use: "acknowledge FINDING", Aliases: []string{"ack"}, Short: "Say that a row changed by hand was looked at; the row must agree with the log",
+		Use: "acknowledge FINDING", Aliases: []string{"ack"}, Short: "Say that a row changed by hand was looked at; refused while the row stands as it was changed",
 		Example: "  gpuaas findings acknowledge 0192f0c1-0000-7000-8000-000000000001 --reason 'the state was set by the runbook of 12 May'", Args: args("FINDING"),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
 			id, err := s.id(ctx, kindFinding, args[0])

@@ -4,8 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -32,8 +38,8 @@ var findingToAcknowledge = pg.Define(pg.RoleLifecycle, "findings.finding_to_ackn
 var acknowledgeFinding = pg.Define(pg.RoleLifecycle, "findings.acknowledge_finding",
 	`UPDATE lifecycle.finding f SET acknowledged_by = $2, acknowledge_reason = $3 WHERE f.finding_id = $1`)
 
-// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row and the log agree: what it spoke of is settled, and what it did
-// not speak of makes another one. All other findings end by themselves, when what they saw is no more.
+// AcknowledgeFinding ends the finding of a row that was changed by hand, once the row does not stand as the hand left it any more: what it spoke of is
+// settled, and what it did not speak of makes another one. All other findings end by themselves, when what they saw is no more.
 func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.AcknowledgeFindingRequest) (*lifecyclev1.AcknowledgeFindingResponse, error) {
 	s, res := v.sweeper, &lifecyclev1.AcknowledgeFindingResponse{}
 	entry := audit.Entry{Action: "finding.acknowledge", Reason: req.GetReason(), SubjectType: "finding", SubjectID: req.GetFindingId()}
@@ -86,54 +92,79 @@ func (s *Sweeper) mayAcknowledge(ctx context.Context, f row) error {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a finding of "+names.Of(f.Kind)+" ends by itself when it is no longer so",
 			fault.Unmet("the finding is of "+names.Of(f.Kind)+", not of "+names.Of(rowChanged)), fault.Remedy(f.NextAction))
 	}
-	still, err := s.disagrees(ctx, rowTypes[f.SubjectType], f.SubjectID)
+	still, err := s.standsAsChanged(ctx, rowKey{f.SubjectType, f.SubjectID})
 	if err != nil {
 		return err
 	}
 	if still != "" {
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the row does not agree with the log: "+still,
-			fault.Unmet("the row differs from the event of its version"),
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the row stands as it was changed by hand: "+still,
+			fault.Unmet("no operation has gone on from the row, and it has not been put back"),
 			fault.Remedy("set the row back to what stands under before, or let an operation go on from what it is; then acknowledge"))
 	}
 	return nil
 }
 
-// rowStands reads how far the log was followed, and whether a row of a type stands.
-var rowStands = pg.DefineDynamic(pg.RoleLifecycle, "findings.row_stands", func(rowType string) string {
+// rowVersion reads the version of a row of a type, if it stands.
+var rowVersion = pg.DefineDynamic(pg.RoleLifecycle, "findings.row_version", func(rowType string) string {
 	src := sources[rowType]
-	return `SELECT coalesce((SELECT pos FROM lifecycle.event_cursor WHERE name = $1), 0), EXISTS (SELECT 1 FROM ` + src.table + ` x WHERE x.` + src.id + ` = $2)`
+	return `SELECT x.version FROM ` + src.table + ` x WHERE x.` + src.id + ` = $1`
 }, guarded...)
 
-// disagrees says how one row and the log contradict each other at this moment; empty if they do not. A seal that does not fit is no contradiction: the
-// acknowledgement puts on a new one.
-func (s *Sweeper) disagrees(ctx context.Context, t *rowType, id string) (string, error) {
-	src := sources[t.name]
-	var pos int64
-	var is bool
-	err := pg.QueryRow(ctx, s.deps.DB, rowStands.For(t.name), cursorName, id).Scan(&pos, &is)
+// standsAsChanged says in which way a row stands as somebody's hand left it and contradicts what was announced of it. It returns nothing if the row was put
+// back, if the product has announced it since, and if what it was before is not known: then nobody could put it back.
+func (s *Sweeper) standsAsChanged(ctx context.Context, k rowKey) (string, error) {
+	traces, err := s.traces(ctx)
 	if err != nil {
-		return "", fmt.Errorf("look at row: %w", err)
-	}
-	if !is {
-		kept, err := readWitnesses(ctx, s.deps.DB, ofRow, t.name, id)
-		if err != nil || len(kept) == 0 {
-			return "", err
-		}
-		return "it is gone", nil
-	}
-	seen, err := s.compare(ctx, t, src, pos, []suspect{{ID: id}})
-	if err != nil || len(seen) == 0 {
 		return "", err
 	}
-	return seen[0].Summary[len(changedOutside(t.name, id)):], nil
+	i := slices.IndexFunc(traces, func(tr *trace) bool { return tr.rowType == k.rowType && tr.id == k.id })
+	if i < 0 || traces[i].putBack() || traces[i].blind {
+		return "", nil
+	}
+	tr := traces[i]
+	version, err := pg.Values[int64](ctx, s.deps.DB, rowVersion.For(k.rowType), k.id)
+	if err != nil {
+		return "", fmt.Errorf("read version of row: %w", err)
+	}
+	switch {
+	case !tr.is && len(version) == 0:
+		return "it is gone", nil
+	case len(version) == 0 || tr.version != strconv.FormatInt(version[0], 10):
+		return "", nil
+	case !tr.was:
+		return "it was inserted", nil
+	}
+	announced := tr.net()
+	maps.DeleteFunc(announced, func(column string, _ change) bool { return !isAnnounced(k.rowType, column) })
+	if len(announced) == 0 {
+		return "", nil
+	}
+	return list(sortedKeys(announced)) + " differ from what stood before and was announced", nil
+}
+
+// isAnnounced reports whether events of a row tell a column of it, so that a change by hand contradicts what they said.
+func isAnnounced(rowType, column string) bool {
+	if strings.HasPrefix(column, deviceField) {
+		return true
+	}
+	if slices.Contains([]string{"op_seq", "next_at", "heartbeat_at"}, column) { // they change without an event
+		return false
+	}
+	var m proto.Message
+	switch rowType {
+	case "workspace":
+		m = &lifecyclev1.Workspace{}
+	case "run":
+		m = &lifecyclev1.Run{}
+	default:
+		m = &lifecyclev1.Allocation{}
+	}
+	return m.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(column)) != nil
 }
 
 var settleResealed = pg.Define(pg.RoleLifecycle, "findings.settle_resealed",
 	`INSERT INTO lifecycle.row_evidence_settled (evidence_id, how) SELECT e.evidence_id, 'acknowledged' FROM lifecycle.row_evidence e
 			WHERE e.row_type = $1 AND e.row_id = $2 AND e.xid = pg_current_xact_id()`)
-
-var settleBreach = pg.Define(pg.RoleLifecycle, "findings.settle_breach",
-	`UPDATE lifecycle.row_witness v SET breach = NULL, breach_at = NULL WHERE v.row_type = $1 AND v.row_id = $2 AND v.breach_at <= $3`)
 
 // sealRow puts a new seal on a row of a type.
 var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowType string) string {
@@ -141,7 +172,7 @@ var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowTy
 	return `UPDATE ` + src.table + ` SET seal = NULL WHERE ` + src.id + ` = $1`
 }, guarded...)
 
-// settleFinding settles the evidence that a finding spoke of, and the break in the log. A seal that it called broken is put on anew, and what the
+// settleFinding settles the evidence that a finding spoke of. A seal that it called broken is put on anew, and what the
 // trigger says to that is settled with it.
 func (s *Sweeper) settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
 	if err := settle(ctx, tx, f.Evidence, "acknowledged"); err != nil {
@@ -155,10 +186,6 @@ func (s *Sweeper) settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
 		if err != nil {
 			return fmt.Errorf("settle evidence: %w", err)
 		}
-	}
-	_, err := pg.Exec(ctx, tx, settleBreach, f.SubjectType, f.SubjectID, f.lastSeen)
-	if err != nil {
-		return fmt.Errorf("settle break in the log: %w", err)
 	}
 	return nil
 }

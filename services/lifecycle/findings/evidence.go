@@ -27,6 +27,9 @@ const (
 	opUnsealed = "unsealed" // while the trigger did not fire: it was noticed later, by whoever wrote next
 )
 
+// deviceField begins the name of a field of an allocation's evidence that stands for one of its devices; its value is the node.
+const deviceField = "device "
+
 // told is how many changes of a row a finding names one by one.
 const told = 5
 
@@ -45,6 +48,7 @@ type trace struct {
 	changes []map[string]any
 	last    string // who made the last change that a trigger saw
 	image   map[string]any
+	version string // of the row, as the last of the changes left it
 }
 
 func (tr *trace) key() key { return key{names.Of(rowChanged), tr.rowType, tr.id} }
@@ -116,6 +120,7 @@ func (tr *trace) add(e evidence) error {
 		tr.blind = true
 		before = after
 	}
+	tr.version = fmt.Sprint(tr.image["version"])
 	all := maps.Clone(before)
 	if all == nil {
 		all = map[string]any{}
@@ -256,7 +261,8 @@ func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error)
 	}
 	var settled []int64
 	for _, tr := range traces {
-		if _, broken := at[tr.key()]; !broken && tr.putBack() && open[tr.key()] {
+		_, broken := at[tr.key()]
+		if _, told := open[tr.key()]; told && !broken && tr.putBack() {
 			settled = append(settled, tr.ids...)
 			continue
 		}
@@ -291,61 +297,18 @@ func (s *Seen) fold(more Seen) {
 var openOfKind = pg.Define(pg.RoleLifecycle, "findings.open_of_kind",
 	`SELECT `+findingColumns+` FROM lifecycle.finding f WHERE f.resolved_at IS NULL AND f.kind = $1`)
 
-// openRows are the rows of which a finding is open.
-func (s *Sweeper) openRows(ctx context.Context) (map[key]bool, error) {
+// openRows returns the open findings of rows.
+func (s *Sweeper) openRows(ctx context.Context) (map[key]row, error) {
 	list, err := allFindings(ctx, s.deps.DB, openOfKind, names.Of(rowChanged))
 	if err != nil {
 		return nil, fmt.Errorf("read open findings: %w", err)
 	}
-	out := map[key]bool{}
+	out := map[key]row{}
 	for i := range list {
-		out[list[i].key()] = true
+		out[list[i].key()] = list[i]
 	}
 	return out, nil
 }
-
-// unsealed finds rows whose seal does not fit: they were written while the trigger did not fire, and nobody has written them since.
-func (s *Sweeper) unsealed(ctx context.Context, t *rowType, rows []suspect) ([]Seen, error) {
-	broken := map[string]map[string]any{}
-	for _, r := range rows {
-		if r.Sealed {
-			continue
-		}
-		image, err := decode(r.Image)
-		if err != nil {
-			return nil, err
-		}
-		broken[r.ID] = image
-	}
-	if len(broken) == 0 {
-		return nil, nil
-	}
-	rowIDs := sortedKeys(broken)
-	kept, err := readWitnesses(ctx, s.deps.DB, `WHERE v.row_type = $1 AND v.row_id = ANY ($2::uuid[])`, t.name, rowIDs)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]Seen, 0, len(rowIDs))
-	for _, id := range rowIDs {
-		tr := &trace{rowType: t.name, id: id, was: true, is: true, blind: true, fields: map[string]change{}, image: broken[id], last: "its seal does not fit: it was written while its trigger did not fire"}
-		if w := kept[rowKey{t.name, id}]; w != nil && w.image != nil {
-			tr.blind = false
-			for f, v := range broken[id] {
-				if !same(w.image[f], v) {
-					tr.fields[f] = change{w.image[f], v}
-				}
-			}
-		}
-		x := tr.seen()
-		x.NextAction = nextTaken
-		x.After["seal"] = sealBroken
-		delete(x.After, "changes")
-		out = append(out, x)
-	}
-	return out, nil
-}
-
-const sealBroken = "broken"
 
 // decode reads an image; its numbers stay as they are spelled, epochs and fences may be large.
 func decode(raw []byte) (map[string]any, error) {

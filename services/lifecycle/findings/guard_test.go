@@ -34,44 +34,44 @@ func TestRowsThatWereChangedOutside(t *testing.T) {
 		{
 			name: "the administrator flips a state", as: pg.RoleOwner, arg: id,
 			change: `UPDATE lifecycle.workspace SET state = 'failed' WHERE id = $1`, repair: `UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`,
-			key: "workspace", says: "state differ from the event of its version", before: map[string]any{"state": "active"}, after: map[string]any{"state": "failed"},
+			key: "workspace", says: "state; by gpuaas_owner with psql", before: map[string]any{"state": "active"}, after: map[string]any{"state": "failed"},
 		},
 		{
 			name: "somebody as lifecycle moves it elsewhere", as: pg.RoleLifecycle, arg: id,
 			change: `UPDATE lifecycle.workspace SET node_name = 'mine', epoch = epoch + 1 WHERE id = $1`,
-			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT payload->>'node_name' FROM lifecycle.row_witness WHERE row_id = workspace.id), epoch = epoch - 1 WHERE id = $1`,
-			key:    "workspace", says: "epoch, node_name differ", before: map[string]any{"epoch": 1.0}, after: map[string]any{"epoch": 2.0, "node_name": "mine"},
+			repair: `UPDATE lifecycle.workspace SET node_name = (SELECT before->>'node_name' FROM lifecycle.row_evidence WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1), epoch = epoch - 1 WHERE id = $1`,
+			key:    "workspace", says: "epoch, node_name; by lifecycle with psql", before: map[string]any{"epoch": 1.0}, after: map[string]any{"epoch": 2.0, "node_name": "mine"},
 		},
 		{
 			name: "with a version of its own", as: pg.RoleOwner, arg: id,
 			change: `UPDATE lifecycle.workspace SET last_error = 'x', version = version + 1 WHERE id = $1`,
 			repair: `UPDATE lifecycle.workspace SET last_error = '', version = version - 1 WHERE id = $1`,
-			key:    "workspace", says: "no event speaks of its version", before: map[string]any{"last_error": ""}, after: map[string]any{"last_error": "x"},
+			key:    "workspace", says: "last_error, version; by ", before: map[string]any{"last_error": ""}, after: map[string]any{"last_error": "x"},
 		},
 		{
 			name: "back in time", as: pg.RoleLifecycle, arg: id,
 			change: `UPDATE lifecycle.workspace SET version = version - 1, retry_used = 2 WHERE id = $1`,
 			repair: `UPDATE lifecycle.workspace SET version = version + 1, retry_used = 0 WHERE id = $1`,
-			key:    "workspace", says: "its version went back", before: map[string]any{"retry_used": 0.0}, after: map[string]any{"retry_used": 2.0},
+			key:    "workspace", says: "retry_used, version; by lifecycle", before: map[string]any{"retry_used": 0.0}, after: map[string]any{"retry_used": 2.0},
 		},
 		{
 			name: "what cannot be read", as: pg.RoleOwner, arg: id,
 			change: `UPDATE lifecycle.workspace SET endpoints = '[1]' WHERE id = $1`,
-			repair: `UPDATE lifecycle.workspace SET endpoints = (SELECT jsonb_agg(e) FROM jsonb_array_elements((SELECT payload->'endpoints' FROM lifecycle.row_witness WHERE row_id = workspace.id)) e) WHERE id = $1`,
-			key:    "workspace", says: "cannot be read",
+			repair: `UPDATE lifecycle.workspace SET endpoints = (SELECT before->'endpoints' FROM lifecycle.row_evidence WHERE row_id = workspace.id ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
+			key:    "workspace", says: "endpoints; by ",
 		},
 		{
 			name: "a run that ended is brought back", as: pg.RoleOwner, arg: run,
 			change: `UPDATE lifecycle.saga_run SET state = 'stuck', finished_at = NULL, stuck_reason = 'by hand', why_waiting = 'by hand' WHERE id = $1`,
 			repair: `UPDATE lifecycle.saga_run SET state = 'succeeded', stuck_reason = '', why_waiting = '',
-				finished_at = (SELECT (payload->>'finished_at')::timestamptz FROM lifecycle.row_witness WHERE row_id = saga_run.id) WHERE id = $1`,
-			key: "run", says: "finished_at, state, stuck_reason, why_waiting differ", before: map[string]any{"state": "succeeded"}, after: map[string]any{"state": "stuck"},
+				finished_at = (SELECT (before->>'finished_at')::timestamptz FROM lifecycle.row_evidence WHERE row_id = saga_run.id ORDER BY evidence_id DESC LIMIT 1) WHERE id = $1`,
+			key: "run", says: "finished_at, state, stuck_reason, why_waiting; by", before: map[string]any{"state": "succeeded"}, after: map[string]any{"state": "stuck"},
 		},
 		{
 			name: "an allocation is freed by hand", as: pg.RoleLifecycle, arg: allocation,
 			change: `UPDATE lifecycle.allocation SET state = 'released', occupancy = 'none' WHERE allocation_id = $1`,
 			repair: `UPDATE lifecycle.allocation SET state = 'active', occupancy = 'in_use' WHERE allocation_id = $1`,
-			key:    "allocation", says: "occupancy, state differ", before: map[string]any{"state": "active"}, after: map[string]any{"state": "released"},
+			key:    "allocation", says: "occupancy, state; by lifecycle", before: map[string]any{"state": "active"}, after: map[string]any{"state": "released"},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -111,11 +111,10 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.workspace (id, tenant_id, name, state) SELECT $1, tenant_id, 'ghost', 'failed' FROM lifecycle.workspace WHERE id = $2`, ghost, id)
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside allocation "+allocation, "row_changed_outside workspace "+ghost)
-	if f := found[0]; f.Before["state"] != "active" || f.Before["placement"] != "process" || !strings.Contains(f.Summary, "it is gone") ||
-		!strings.Contains(f.Summary, "it was deleted; by ") || f.WorkspaceID != id {
+	if f := found[0]; f.Before["state"] != "active" || f.Before["placement"] != "process" || !strings.Contains(f.Summary, "it was deleted; by ") || f.WorkspaceID != id {
 		t.Errorf("got %+v", f)
 	}
-	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "no event speaks of it") || !strings.Contains(f.Summary, "it was inserted; by lifecycle") {
+	if f := found[1]; f.After["name"] != "ghost" || !strings.Contains(f.Summary, "it was inserted; by lifecycle") {
 		t.Errorf("got %+v", f)
 	}
 	// What is gone cannot be acknowledged away; what is inserted again as it was, and what is taken away again, ends.
@@ -125,20 +124,19 @@ func TestARowThatVanishesAndOneThatAppears(t *testing.T) {
 	}
 	b.as(pg.RoleOwner, `INSERT INTO lifecycle.allocation SELECT (jsonb_populate_record(NULL::lifecycle.allocation, e.before)).* FROM lifecycle.row_evidence e
 		WHERE e.op = 'delete' AND e.row_id = $1`, allocation)
-	b.as(pg.RoleOwner, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT v.node_id, d, v.allocation_id
-		FROM lifecycle.allocation v, (SELECT jsonb_array_elements_text(w.payload->'gpu_device_ids') AS d FROM lifecycle.row_witness w WHERE w.row_id = $1) x WHERE v.allocation_id = $1`, allocation)
+	b.as(pg.RoleOwner, `INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) SELECT d.value::uuid, substr(d.key, 8), e.row_id
+		FROM lifecycle.row_evidence e, jsonb_each_text(e.before) d WHERE e.row_id = $1 AND d.key LIKE 'device %'`, allocation)
 	b.as(pg.RoleLifecycle, `DELETE FROM lifecycle.workspace WHERE id = $1`, ghost)
 	b.sweep()
 	wantOnly(t, b.open())
 	b.byHand(`TRUNCATE lifecycle.allocation CASCADE`)
 	b.sweep()
-	if f := b.open()["row_changed_outside allocation "+allocation]; !strings.Contains(f.Summary, "it is gone; it was deleted; by postgres with psql") || f.Before["placement"] != "process" {
+	if f := b.open()["row_changed_outside allocation "+allocation]; !strings.Contains(f.Summary, "it was deleted; by postgres with psql") || f.Before["placement"] != "process" {
 		t.Errorf("got %+v", f)
 	}
 }
 
-// What is changed by hand and then taken over by an operation is in the log as the operation's own. The log still shows a version that is missing, and
-// fields that no operation changes.
+// What is changed by hand and then taken over by an operation is in the log as the operation's own, and found all the same.
 func TestWhatAnOperationTookOver(t *testing.T) {
 	b := newBed(t, Config{})
 	id := b.live("one")
@@ -149,7 +147,7 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 	b.as(pg.RoleOwner, `UPDATE lifecycle.workspace SET created_by = 'somebody else' WHERE id = $1`, second)
 	err := pg.InTx(t.Context(), b.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
 		for _, w := range []string{id, second} {
-			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET seal = NULL, register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
+			if _, err := tx.Exec(ctx, `UPDATE lifecycle.workspace SET register_failures = 1, version = version + 1 WHERE id = $1`, w); err != nil {
 				return err
 			}
 			if _, _, err := saga.AnnounceWorkspace(ctx, tx, w); err != nil {
@@ -164,7 +162,7 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 	b.numbered()
 	b.sweep()
 	found := wantOnly(t, b.open(), "row_changed_outside workspace "+id, "row_changed_outside workspace "+second)
-	if f := found[0]; !strings.Contains(f.Summary, "with version changed") || !strings.Contains(f.NextAction, "taken over") || f.After["last_error"] != "x" {
+	if f := found[0]; !strings.Contains(f.Summary, "last_error, version; by") || !strings.Contains(f.NextAction, "findings acknowledge") || f.After["last_error"] != "x" {
 		t.Errorf("got %q, %q", f.Summary, f.NextAction)
 	}
 	if f := found[1]; f.After["created_by"] != "somebody else" {
@@ -175,47 +173,4 @@ func TestWhatAnOperationTookOver(t *testing.T) {
 		b.acknowledge(f)
 	}
 	wantOnly(t, b.seen())
-}
-
-// The guard needs no event to have its number: a log that nobody numbers for a while makes no row look as if it had been changed.
-func TestALogThatIsBehindMakesNoFinding(t *testing.T) {
-	b := newBed(t, Config{})
-	b.live("one")
-	b.numbered()
-	b.sweep()
-	// Nobody numbers while this transaction holds the sequencers' turn.
-	hold, err := b.db.Pool(pg.RoleLifecycle).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := hold.Exec(t.Context(), `SELECT pg_advisory_xact_lock(113732703289347)`); err != nil {
-		t.Fatal(err)
-	}
-	b.live("two")
-	unread := b.text(`SELECT count(*)::text FROM events.event e WHERE e.seq > (SELECT max(highest) FROM events.numbered)`)
-	if unread == "0" {
-		t.Fatal("everything has its number: nothing was shown")
-	}
-	b.sweep()
-	wantOnly(t, b.open())
-}
-
-// A row that agreed with the log and was not written since is not read again.
-func TestAnAgreedRowCostsNothing(t *testing.T) {
-	b := newBed(t, Config{})
-	id := b.live("one")
-	b.numbered()
-	b.sweep()
-	b.sweep()
-	left, err := b.sweeper.suspects(t.Context(), rowTypes["workspace"])
-	if err != nil || len(left) != 0 {
-		t.Errorf("%d rows are compared again (%v)", len(left), err)
-	}
-	b.as(pg.RoleLifecycle, `UPDATE lifecycle.workspace SET seal = NULL, op_seq = op_seq + 1 WHERE id = $1`, id)
-	if left, err = b.sweeper.suspects(t.Context(), rowTypes["workspace"]); err != nil || len(left) != 1 || left[0].ID != id {
-		t.Errorf("a row that was written is not compared: %v (%v)", left, err)
-	}
-	b.sweep()
-	wantOnly(t, b.open())
 }

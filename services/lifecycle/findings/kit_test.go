@@ -45,6 +45,8 @@ const (
 	kDecommission = commonv1.OperationKind_OPERATION_KIND_DECOMMISSION
 )
 
+const superuser = "superuser"
+
 // bed is a lifecycle that works: real sagas over a real database and workload database, a sequencer, and a world of boxes; and a sweeper over it.
 type bed struct {
 	keys      *secretenv.Keys
@@ -59,6 +61,7 @@ type bed struct {
 	reg       *obs.Registry
 	tenant    string
 	skew      time.Duration
+	hands     map[string]*pgx.Conn
 }
 
 func newBed(t *testing.T, cfg Config) *bed {
@@ -192,17 +195,41 @@ func (b *bed) until(workspaceID string, states ...commonv1.WorkspaceState) {
 	})
 }
 
-// as runs a statement behind the product's back.
+// as runs a statement behind the product's back, as a person does who has the password of a role: in a session that is none of the product's.
 func (b *bed) as(role, sql string, args ...any) {
 	b.t.Helper()
-	pool := b.db.OwnerPool()
-	if role != pg.RoleOwner {
-		pool = b.db.Pool(role)
-	}
-	tag, err := pool.Exec(b.t.Context(), sql, args...)
+	conn := b.hand(role)
+	tag, err := conn.Exec(b.t.Context(), sql, args...)
 	if err != nil || tag.RowsAffected() != 1 {
 		b.t.Fatalf("%s: %v, %d rows", sql, err, tag.RowsAffected())
 	}
+}
+
+// hand connects as a person who has the password of a role, or of the superuser; one connection for each role.
+func (b *bed) hand(role string) *pgx.Conn {
+	b.t.Helper()
+	if conn, ok := b.hands[role]; ok {
+		return conn
+	}
+	url := b.db.AdminURL()
+	if role != superuser {
+		url = b.db.URL(role)
+	}
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	cfg.RuntimeParams["application_name"], cfg.RuntimeParams["timezone"] = "psql", "Asia/Kolkata"
+	conn, err := pgx.ConnectConfig(b.t.Context(), cfg)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(b.t.Context())) })
+	if b.hands == nil {
+		b.hands = map[string]*pgx.Conn{}
+	}
+	b.hands[role] = conn
+	return conn
 }
 
 func (b *bed) sweep() Swept {

@@ -42,7 +42,7 @@ type Config struct {
 	ProvisionLimit  int
 	// WokenFor is how long a finding on an instance that was started again stays after it was last refused, or ended; 1 h.
 	WokenFor time.Duration
-	// Keep is how long rows are guarded after their life has ended; 7 days.
+	// Keep is how long an agent's report is kept; 7 days.
 	Keep time.Duration
 }
 
@@ -62,6 +62,9 @@ type Sweeper struct {
 	open   *prometheus.GaugeVec
 	opened *prometheus.CounterVec
 	failed *prometheus.CounterVec
+
+	watched watch           // the triggers of rows, as the last look found them
+	misfits map[rowKey]bool // the rows whose seal did not fit then
 }
 
 // detector is one check. It returns all that it sees; an error means that it concludes nothing.
@@ -129,7 +132,10 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 func (s *Sweeper) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	if err := s.Follow(ctx); err != nil {
-		return total, err // every look that compares with the log would compare with an old one
+		return total, err // what is compared with the agents' reports would be compared with old ones
+	}
+	if err := s.forgetOldReports(ctx); err != nil {
+		return total, err
 	}
 	var errs []error
 	for _, d := range s.checks {

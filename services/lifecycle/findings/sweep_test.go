@@ -343,8 +343,8 @@ func TestRecordsThatContradictEachOther(t *testing.T) {
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.resource_claim SET released_at = mesh.clock() WHERE workspace_id = $1 AND kind = 'slot'`, id)
 	found := wantOnly(t, b.seen(), "claim_without_resource claim "+handle, "allocation_without_occupancy allocation "+allocation,
 		"resource_without_claim allocation "+allocation, "row_changed_outside allocation "+allocation)
-	if f := found[3]; len(f.After["gpu_device_ids"].([]any)) != 0 || len(f.Before["gpu_device_ids"].([]any)) != 1 {
-		t.Errorf("before %v, after %v", f.Before, f.After)
+	if f := found[3]; len(f.Before) != 1 || !strings.Contains(f.Summary, "device ") || f.AllocationID != allocation || f.WorkspaceID != id {
+		t.Errorf("before %v, after %v: %s", f.Before, f.After, f.Summary)
 	}
 }
 
@@ -498,15 +498,14 @@ func TestWorkUnderWayIsNoFinding(t *testing.T) {
 		t.Errorf("operations left evidence of %s changes by hand: %s", left, b.text(`SELECT jsonb_agg(e)::text FROM (SELECT * FROM lifecycle.row_evidence LIMIT 5) e`))
 	}
 	for _, table := range []string{"workspace", "saga_run", "allocation"} {
-		if broken := b.text(`SELECT count(*)::text FROM lifecycle.` + table + ` x WHERE x.seal IS DISTINCT FROM lifecycle.digest(x)`); broken != "0" {
+		if broken := b.text(`SELECT count(*)::text FROM lifecycle.` + table + ` x WHERE NOT lifecycle.seal_fits(x)`); broken != "0" {
 			t.Errorf("%s rows of %s are not sealed", broken, table)
 		}
 	}
-	witnesses := b.text(`SELECT count(*)::text FROM lifecycle.row_witness WHERE agreed_xmin <> ''`)
-	if sweeps.Load() < enough || n < 5 || witnesses == "0" {
-		t.Errorf("%d sweeps over %d workspaces with %s witnesses show nothing", sweeps.Load(), n, witnesses)
+	if sweeps.Load() < enough || n < 5 {
+		t.Errorf("%d sweeps over %d workspaces show nothing", sweeps.Load(), n)
 	}
-	t.Logf("%d sweeps over %d workspaces, %s rows in agreement with the log", sweeps.Load(), n, witnesses)
+	t.Logf("%d sweeps over %d workspaces", sweeps.Load(), n)
 }
 
 // settled waits until no run holds a workspace, if it is to be waited for.

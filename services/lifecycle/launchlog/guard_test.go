@@ -96,7 +96,7 @@ func (b *bench) guard() *launchlog.Guard {
 func (b *bench) workspace(epoch int64, state string) (string, string) {
 	b.t.Helper()
 	ws, instance := ids.New(), ids.New()
-	b.exec(`INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, state, epoch) VALUES (1, $1, $2, $3, 'active', $4)`, ws, b.tenant, "w-"+ws, epoch)
+	b.exec(`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch) VALUES ($1, $2, $3, 'active', $4)`, ws, b.tenant, "w-"+ws, epoch)
 	if state != "" {
 		b.exec(`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement, started_at)
 			VALUES ($1, $2, $3, $4, $5, 'process', mesh.clock())`, instance, ws, b.tenant, epoch, state)

@@ -23,7 +23,7 @@ var (
 				AND r.definition || ':' || r.def_version = ANY ($4) AND r.id <> ALL ($5::uuid[])
 				AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = r.id AND p.since IS NOT NULL)
 			ORDER BY r.next_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED)
-		UPDATE lifecycle.saga_run r SET seal = NULL, owner = $1, fence = mesh.next(r.fence),
+		UPDATE lifecycle.saga_run r SET owner = $1, fence = mesh.next(r.fence),
 			lease_until = mesh.clock() + make_interval(secs => $2),
 			next_at = mesh.clock() + make_interval(secs => $2), heartbeat_at = mesh.clock(),
 				losses = r.losses + (r.owner IS NOT NULL)::int,
@@ -45,12 +45,12 @@ var (
 		SELECT `+pg.Columns[stepOutput]("s")+` FROM lifecycle.saga_step s
 		WHERE s.run_id = ANY ($1::uuid[]) AND s.dir = 'do' AND s.state = 'succeeded' AND s.output IS NOT NULL`)
 	releaseOwned = pg.Define(pg.RoleLifecycle, "saga.release_owned", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), lease_until = mesh.clock()
+		UPDATE lifecycle.saga_run r SET next_at = mesh.clock(), lease_until = mesh.clock()
 		WHERE r.owner = $1 AND r.state IN ('running', 'compensating')`)
 	runDefinition = pg.Define(pg.RoleLifecycle, "saga.run_definition", `
 		SELECT r.workspace_id, r.definition FROM lifecycle.saga_run r WHERE r.id = $1`)
 	quarantineRun = pg.Define(pg.RoleLifecycle, "saga.quarantine_run", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, state = 'stuck', owner = NULL, lease_until = NULL,
+		UPDATE lifecycle.saga_run r SET state = 'stuck', owner = NULL, lease_until = NULL,
 			stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text,
 				open_attempt = 0, version = r.version + 1
 		WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns)
@@ -58,7 +58,7 @@ var (
 		UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1
 		WHERE s.run_id = $1 AND s.state IN ('running', 'waiting') RETURNING `+stepColumns)
 	quarantineWorkspace = pg.Define(pg.RoleLifecycle, "saga.quarantine_workspace", `
-		UPDATE lifecycle.workspace w SET seal = NULL, state = 'stuck', state_at = mesh.clock(),
+		UPDATE lifecycle.workspace w SET state = 'stuck', state_at = mesh.clock(),
 			last_error_code = 'unreadable', last_error = $2,
 			version = w.version + 1 WHERE w.run_id = $1`)
 	beatRuns = pg.Define(pg.RoleLifecycle, "saga.beat_runs", `
@@ -66,7 +66,7 @@ var (
 			SELECT r.id FROM lifecycle.saga_run r JOIN unnest($1::uuid[], $2::bigint[]) AS x (id, fence) ON r.id = x.id
 				AND r.fence = x.fence
 			WHERE r.owner = $3 FOR NO KEY UPDATE OF r SKIP LOCKED)
-		UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = mesh.clock() + make_interval(secs => $4),
+		UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4),
 			next_at = mesh.clock() + make_interval(secs => $4),
 			heartbeat_at = mesh.clock(), version = r.version + 1
 		FROM h WHERE r.id = h.id RETURNING `+runColumns)
@@ -74,7 +74,7 @@ var (
 		UPDATE lifecycle.saga_step s SET heartbeat_at = mesh.clock(), version = s.version + 1
 		WHERE s.run_id = ANY ($1::uuid[]) AND s.state = 'running' RETURNING `+stepColumns)
 	beatRun = pg.Define(pg.RoleLifecycle, "saga.beat_run", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, lease_until = mesh.clock() + make_interval(secs => $4),
+		UPDATE lifecycle.saga_run r SET lease_until = mesh.clock() + make_interval(secs => $4),
 			next_at = mesh.clock() + make_interval(secs => $4), heartbeat_at = mesh.clock()
 		WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3 RETURNING r.cancel_requested_at IS NOT NULL`)
 	ownsRun = pg.Define(pg.RoleLifecycle, "saga.owns_run", `
@@ -95,7 +95,7 @@ var (
 			SELECT FROM lifecycle.saga_step s WHERE s.run_id = r.id AND s.step = r.step AND s.dir = r.phase
 				AND s.attempt = r.open_attempt)`)
 	letGoRun = pg.Define(pg.RoleLifecycle, "saga.let_go", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(), lease_until = mesh.clock()
+		UPDATE lifecycle.saga_run r SET next_at = mesh.clock(), lease_until = mesh.clock()
 		WHERE r.id = $1 AND r.fence = $2 AND r.owner = $3`)
 	runsByID = pg.Define(pg.RoleLifecycle, "saga.runs_by_id", `
 		SELECT `+runColumns+` FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[])`)
@@ -107,7 +107,7 @@ var (
 		SELECT r.fence FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id WHERE r.id = $1
 		FOR NO KEY UPDATE OF r, w`)
 	touchWorkspacesOf = pg.Define(pg.RoleLifecycle, "saga.touch_workspaces", `
-		UPDATE lifecycle.workspace w SET seal = NULL, state = COALESCE(NULLIF(x.state, ''), w.state),
+		UPDATE lifecycle.workspace w SET state = COALESCE(NULLIF(x.state, ''), w.state),
 			state_at = CASE WHEN x.state IN ('', w.state) THEN w.state_at ELSE mesh.clock() END,
 			last_error_code = x.code, last_error = x.err, version = w.version + 1
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[]) AS x (id, run_id, state, code, err)
@@ -117,22 +117,22 @@ var (
 // Statements that start and wake runs.
 var (
 	insertWorkspace = pg.Define(pg.RoleLifecycle, "saga.insert_workspace", `
-		INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, spec, spec_digest, state, created_by)
-		VALUES (1, $1, $2, $3, $4, $5, 'provisioning', $6)`)
+		INSERT INTO lifecycle.workspace (id, tenant_id, name, spec, spec_digest, state, created_by)
+		VALUES ($1, $2, $3, $4, $5, 'provisioning', $6)`)
 	// startRun inserts a run and gives it its workspace, by what the workspace is once it is locked. It returns nothing if another run is live, or if
 	// the workspace is not such that the run may begin: then the run that it has inserted must be rolled back.
 	startRun = pg.Define(pg.RoleLifecycle, "saga.start_run", `
 		WITH r AS (
-			INSERT INTO lifecycle.saga_run AS r (seal, id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
+			INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
 				correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last)
-			SELECT 1, $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
+			SELECT $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
 				CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
 				'waiting for a worker', mesh.next(w.op_seq) - 1, mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
 			FROM lifecycle.workspace w WHERE w.id = $2
 			ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
 			RETURNING r.id, r.workspace_id, r.epoch, r.op_last, r.created_at, r.next_at, r.deadline_at),
 		w AS (
-			UPDATE lifecycle.workspace w SET seal = NULL, run_id = r.id, epoch = r.epoch, state = $14, state_at = mesh.clock(),
+			UPDATE lifecycle.workspace w SET run_id = r.id, epoch = r.epoch, state = $14, state_at = mesh.clock(),
 				last_error_code = '', last_error = '', reset_done = false, version = w.version + 1,
 				op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`, desired_state = COALESCE(NULLIF($15, ''), w.desired_state),
 				retry_used = `+healthyReset+` + $16,
@@ -146,7 +146,7 @@ var (
 		FROM w JOIN r ON r.workspace_id = w.id`)
 	// giveRange gives a run that was just inserted its range of numbers, if its workspace has drawn others meanwhile.
 	giveRange = pg.Define(pg.RoleLifecycle, "saga.give_range", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, op_seq = $2, op_last = $3 WHERE r.id = $1`)
+		UPDATE lifecycle.saga_run r SET op_seq = $2, op_last = $3 WHERE r.id = $1`)
 	wakeRuns             = pg.Define(pg.RoleLifecycle, "saga.wake_runs", wakeSQL("id"))
 	wakeRunsOfWorkspaces = pg.Define(pg.RoleLifecycle, "saga.wake_runs_of_workspaces", wakeSQL("workspace_id"))
 )
@@ -156,7 +156,7 @@ func wakeSQL(column string) string {
 	return `
 		WITH due AS (SELECT r.id FROM lifecycle.saga_run r WHERE r.` + column + ` = ANY ($1::uuid[])
 			AND r.state IN ('pending', 'running', 'waiting', 'compensating') ORDER BY r.id FOR NO KEY UPDATE)
-		UPDATE lifecycle.saga_run r SET seal = NULL, signal = r.signal + 1,
+		UPDATE lifecycle.saga_run r SET signal = r.signal + 1,
 			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
 		FROM due WHERE r.id = due.id`
 }
@@ -179,7 +179,7 @@ var (
 		SELECT p.run_id FROM lifecycle.run_pause p JOIN lifecycle.saga_run r ON r.id = p.run_id
 		WHERE p.since IS NOT NULL AND NOT mesh.rolled_back() ORDER BY p.run_id LIMIT $1`)
 	moveOnRuns = pg.Define(pg.RoleLifecycle, "saga.move_on_runs", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, next_at = mesh.clock(),
+		UPDATE lifecycle.saga_run r SET next_at = mesh.clock(),
 			deadline_at = r.deadline_at + make_interval(secs => x.stood),
 			tried_since = r.tried_since + make_interval(secs => x.stood), progress_at = mesh.clock(),
 			why_waiting = 'waiting for a worker: rollback mode is over', version = r.version + 1
@@ -217,7 +217,7 @@ var (
 			AND r.created_at + make_interval(secs => d.after) + COALESCE((SELECT p.total FROM lifecycle.run_pause p
 				WHERE p.run_id = r.id), '0') < mesh.clock() LIMIT $1)`)
 	flagRun = pg.Define(pg.RoleLifecycle, "saga.flag_run", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, stuck_reason = $4, version = r.version + 1
+		UPDATE lifecycle.saga_run r SET stuck_reason = $4, version = r.version + 1
 		WHERE r.id = $1 AND r.step = $2 AND r.phase = $3 AND r.state IN ('pending', 'running', 'waiting', 'compensating')
 			AND ($5 > 0 OR r.stuck_reason = '') RETURNING `+runColumns)
 	flagAttempt = pg.Define(pg.RoleLifecycle, "saga.flag_attempt", `

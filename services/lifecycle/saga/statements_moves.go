@@ -66,7 +66,7 @@ var setMeanwhile = func() string {
 // comes to a step once, back as well, and what follows a failure, a loss or an operator's verb is opened by a lease.
 var advanceRuns = pg.Define(pg.RoleLifecycle, "saga.advance_runs", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $24::int[], $25::text[], $26::bool[])
 	AS m (`+moveNames+`, n_step, n_phase, bump)),
-u AS (UPDATE lifecycle.saga_run r SET seal = NULL, step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
+u AS (UPDATE lifecycle.saga_run r SET step = m.n_step, phase = m.n_phase, state = m.state, attempts = 0, losses = 0,
 	tried_since = mesh.clock(), fence = CASE WHEN m.bump THEN mesh.next(r.fence) ELSE r.fence END, why_waiting = m.why, stuck_reason = `+stuckKept+`,
 	`+setError+`, op_seq = mesh.next(r.op_seq), open_attempt = 1, open_since = mesh.clock(), version = r.version + 1`+casRun+`,
 	r.fence AS now_fence, r.signal AS now_signal, r.op_seq AS now_op_seq, r.op_last AS now_op_last, r.tried_since AS now_tried, r.open_since AS now),
@@ -95,7 +95,7 @@ type advancedRow struct {
 var releaseLeases = pg.Define(pg.RoleLifecycle, "saga.release_leases", `WITH m AS (SELECT * FROM unnest(`+moveColumns+`, $24::bool[], $25::int[], $26::bigint[],
 		$27::float8[], $28::text[])
 	AS m (`+moveNames+`, wakeable, tries, signal, after, stuck)),
-u AS (UPDATE lifecycle.saga_run r SET seal = NULL, state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.tries, losses = 0,
+u AS (UPDATE lifecycle.saga_run r SET state = m.state, owner = NULL, lease_until = NULL, wakeable = m.wakeable, attempts = m.tries, losses = 0,
 	next_at = CASE WHEN m.wakeable AND r.signal <> m.signal THEN mesh.clock() ELSE mesh.clock() + make_interval(secs => m.after) END,
 	why_waiting = m.why, stuck_reason = CASE WHEN m.stuck <> '' THEN m.stuck ELSE `+stuckParked+` END,
 	`+setError+`, finished_at = CASE WHEN m.state IN ('succeeded', 'failed') THEN mesh.clock() END, open_attempt = 0, open_since = NULL,

@@ -45,19 +45,19 @@ var (
 		ON CONFLICT `+stepKey+` DO NOTHING RETURNING `+stepColumns)
 	// dropOpen takes back the attempts that a lease has just opened of runs that cannot be driven.
 	dropOpen = pg.Define(pg.RoleLifecycle, "saga.drop_open", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, open_attempt = 0, open_since = NULL
+		UPDATE lifecycle.saga_run r SET open_attempt = 0, open_since = NULL
 		WHERE r.id = ANY ($1::uuid[]) AND r.open_attempt > 0`)
 	// openNext opens the next attempt of runs that were just leased.
 	openNext = pg.Define(pg.RoleLifecycle, "saga.open_attempts", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, op_seq = mesh.next(r.op_seq), open_since = mesh.clock(),
+		UPDATE lifecycle.saga_run r SET op_seq = mesh.next(r.op_seq), open_since = mesh.clock(),
 			open_attempt = 1 + COALESCE((SELECT max(p.attempt) FROM lifecycle.saga_step p
 				WHERE p.run_id = r.id AND p.step = r.step AND p.dir = r.phase), 0)
 		WHERE r.id = ANY ($1::uuid[]) RETURNING r.id, r.op_seq, r.op_last, r.open_attempt, r.open_since`)
 	// drawRange gives runs new ranges above everything that was drawn for their workspaces, and the open attempts the first numbers of these.
 	drawRange = pg.Define(pg.RoleLifecycle, "saga.draw_range", `
-		WITH ws AS (UPDATE lifecycle.workspace w SET seal = NULL, op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
+		WITH ws AS (UPDATE lifecycle.workspace w SET op_seq = mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
 			FROM lifecycle.saga_run r WHERE r.id = ANY ($1::uuid[]) AND w.id = r.workspace_id RETURNING r.id, w.op_seq)
-		UPDATE lifecycle.saga_run r SET seal = NULL, op_seq = ws.op_seq - `+strconv.Itoa(opRange-1)+`, op_last = ws.op_seq
+		UPDATE lifecycle.saga_run r SET op_seq = ws.op_seq - `+strconv.Itoa(opRange-1)+`, op_last = ws.op_seq
 		FROM ws WHERE r.id = ws.id RETURNING r.id, r.op_seq, r.op_last, r.open_attempt, r.open_since`)
 	attemptByKey = pg.Define(pg.RoleLifecycle, "saga.attempt_by_key", `
 		SELECT `+stepColumns+` FROM lifecycle.saga_step s

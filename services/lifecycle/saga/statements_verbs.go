@@ -66,7 +66,7 @@ var (
 		WHERE r.id = $1 AND r.fence = $2 AND (o.state = 'running'
 			OR o.run_id IS NULL AND r.step = s.step AND r.phase = s.dir AND r.open_attempt = s.attempt)`)
 	progressRun = pg.Define(pg.RoleLifecycle, "saga.progress_run", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, version = r.version + 1,
+		UPDATE lifecycle.saga_run r SET version = r.version + 1,
 			progress_at = CASE WHEN $3 THEN mesh.clock() ELSE r.progress_at END,
 			stuck_reason = CASE WHEN $4 AND r.stuck_reason NOT LIKE 'run_stalled%' THEN '' ELSE r.stuck_reason END
 		WHERE r.id = $1 AND r.fence = $2 RETURNING `+runColumns)
@@ -93,20 +93,20 @@ var (
 // Statements of what people ask of runs.
 var (
 	cancelRun = pg.Define(pg.RoleLifecycle, "saga.cancel_run", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
+		UPDATE lifecycle.saga_run r SET cancel_requested_at = mesh.clock(), cancel_by = $2, cancel_reason = $3,
 			signal = r.signal + 1, next_at = CASE WHEN r.owner IS NULL THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END,
 				version = r.version + 1
 		WHERE r.id = $1 RETURNING `+runColumns)
 	amendRun = pg.Define(pg.RoleLifecycle, "saga.amend_run", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, input = $3, signal = r.signal + 1, version = r.version + 1,
+		UPDATE lifecycle.saga_run r SET input = $3, signal = r.signal + 1, version = r.version + 1,
 			next_at = CASE WHEN r.owner IS NULL AND r.wakeable THEN LEAST(r.next_at, mesh.clock()) ELSE r.next_at END
 		WHERE r.id = $1 AND r.phase = 'do' AND r.step_names[r.step + 1] = $2 AND r.cancel_requested_at IS NULL
 			AND r.state IN ('pending', 'running', 'waiting') RETURNING `+runColumns)
 	archiveRuns = pg.Define(pg.RoleLifecycle, "saga.archive_runs", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, archived_at = mesh.clock() WHERE r.workspace_id = $1
+		UPDATE lifecycle.saga_run r SET archived_at = mesh.clock() WHERE r.workspace_id = $1
 			AND r.archived_at IS NULL`)
 	resetWorkspace = pg.Define(pg.RoleLifecycle, "saga.reset_workspace", `
-		UPDATE lifecycle.workspace w SET seal = NULL, reset_done = true, version = w.version + 1
+		UPDATE lifecycle.workspace w SET reset_done = true, version = w.version + 1
 		WHERE w.id = $1 AND w.state = 'failed' AND NOT w.reset_done`)
 	listOpenAttempts = pg.Define(pg.RoleLifecycle, "saga.list_open_attempts", `
 		SELECT format('attempt %s at %s the step "%s" of operation %s is open: it is %s', s.attempt,
@@ -123,12 +123,12 @@ var (
 			AND (c.kind = ANY ($2) OR (cardinality($2::text[]) = 0 AND c.run_id = $6 AND c.step = $3))
 		RETURNING `+claimColumns)
 	endStuckRun = pg.Define(pg.RoleLifecycle, "saga.end_stuck", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, state = $2, finished_at = mesh.clock(), stuck_reason = '',
+		UPDATE lifecycle.saga_run r SET state = $2, finished_at = mesh.clock(), stuck_reason = '',
 			why_waiting = '',
 			version = r.version + 1
 		WHERE r.id = $1 AND r.state = 'stuck' RETURNING `+runColumns)
 	unstickRun = pg.Define(pg.RoleLifecycle, "saga.unstick", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, state = $2, step = $3, attempts = 0, losses = 0,
+		UPDATE lifecycle.saga_run r SET state = $2, step = $3, attempts = 0, losses = 0,
 			tried_since = mesh.clock(), stuck_reason = '',
 			why_waiting = 'waiting for a worker: ' || $4, next_at = mesh.clock(), wakeable = true, version = r.version + 1,
 			deadline_at = CASE WHEN r.deadline_at <= mesh.clock() THEN mesh.clock() + make_interval(secs => $5)
@@ -141,7 +141,7 @@ var (
 		WHERE r.workspace_id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating',
 			'stuck') FOR NO KEY UPDATE`)
 	cancelParked = pg.Define(pg.RoleLifecycle, "saga.cancel_parked", `
-		UPDATE lifecycle.saga_run r SET seal = NULL, state = 'failed', fence = mesh.next(r.fence),
+		UPDATE lifecycle.saga_run r SET state = 'failed', fence = mesh.next(r.fence),
 			cancel_requested_at = mesh.clock(), cancel_by = $3, cancel_reason = $4, error_code = $5, error = $6,
 			error_layer = $7, error_step = r.step, stuck_reason = '', why_waiting = '', finished_at = mesh.clock(),
 			version = r.version + 1

@@ -45,7 +45,7 @@ func (s *Steps) validate(_ context.Context, env *saga.Env) (saga.Outcome, error)
 }
 
 var setEndpoints = pg.Define(pg.RoleLifecycle, "workspace.set_endpoints", `
-			UPDATE lifecycle.workspace SET seal = NULL, node_id = $2, node_name = $3, endpoints = $4, register_failures = 0
+			UPDATE lifecycle.workspace SET node_id = $2, node_name = $3, endpoints = $4, register_failures = 0
 			WHERE id = $1 AND epoch = $5`)
 
 // markActive is the flip: it writes rows and makes nothing.
@@ -81,7 +81,7 @@ func (s *Steps) markActive(_ context.Context, env *saga.Env) (saga.Outcome, erro
 }
 
 var clearEndpoints = pg.Define(pg.RoleLifecycle, "workspace.clear_endpoints",
-	`UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`)
+	`UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]' WHERE id = $1`)
 
 // clearPlace takes away what the workspace shows of where it ran.
 func (s *Steps) clearPlace(_ context.Context, env *saga.Env) (saga.Outcome, error) {

@@ -122,7 +122,7 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, boxes: func(w *world) placement.Driver { driver = strict{w}; return driver }})
 	id := p.create(p.tenant(), "demo", byProcess)
 	// A history that was lost had recreated it; the number that is drawn now stands above that, as after a raise of the era.
-	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET seal = NULL, epoch = 4, version = version + 1 WHERE id = $1`, id); err != nil {
+	if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET epoch = 4, version = version + 1 WHERE id = $1`, id); err != nil {
 		t.Fatal(err)
 	}
 	p.plant(id, 2)

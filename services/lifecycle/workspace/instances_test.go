@@ -100,7 +100,7 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 	busy := m.box(place{instance: "launching", run: "running", claimed: true})
 	want(t, end(busy), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	used := m.box(place{instance: "ended", run: "succeeded"})
-	m.exec(`UPDATE lifecycle.workspace SET seal = NULL, state = 'active' WHERE id = $1`, used.WorkspaceID)
+	m.exec(`UPDATE lifecycle.workspace SET state = 'active' WHERE id = $1`, used.WorkspaceID)
 	want(t, end(used), commonv1.Reason_REASON_PRECONDITION_FAILED)
 	for _, b := range []placement.Box{held, busy, used} {
 		if !m.standing()[b.WorkspaceID] {
@@ -108,7 +108,7 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 		}
 	}
 	over := m.box(place{instance: "ended", run: "failed"})
-	m.exec(`UPDATE lifecycle.workspace SET seal = NULL, epoch = 0 WHERE id = $1`, over.WorkspaceID)
+	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, over.WorkspaceID)
 	if err := end(over); err != nil || m.standing()[over.WorkspaceID] {
 		t.Errorf("one of an epoch that was never drawn here, of a workspace that has failed: %v", err)
 	}
@@ -118,9 +118,9 @@ func TestAnInstanceThatIsAccountedForIsNotEndedByHand(t *testing.T) {
 func TestAnUnaccountedInstanceThatIsSupersededGoesOnUnderItsId(t *testing.T) {
 	m := newMorgue(t)
 	b := m.box(place{run: "failed"})
-	m.exec(`UPDATE lifecycle.workspace SET seal = NULL, epoch = 0 WHERE id = $1`, b.WorkspaceID)
+	m.exec(`UPDATE lifecycle.workspace SET epoch = 0 WHERE id = $1`, b.WorkspaceID)
 	m.sweep(Reaped{Unknown: 1})
-	m.exec(`UPDATE lifecycle.workspace SET seal = NULL, epoch = 2 WHERE id = $1`, b.WorkspaceID)
+	m.exec(`UPDATE lifecycle.workspace SET epoch = 2 WHERE id = $1`, b.WorkspaceID)
 	m.sweep(Reaped{Ended: 1})
 	last := testkit.Events(t, m.db.Pool("lifecycle"), `kind = 'instance.changed' AND aggregate_id = $1 AND aggregate_version = 2`, b.InstanceID)
 	if len(last) != 1 || last[0].Text("state") != "INSTANCE_STATE_ENDED" {

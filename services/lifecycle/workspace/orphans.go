@@ -47,7 +47,7 @@ func keepOccupied(ctx context.Context, tx pgx.Tx, workspaceID string, orphans []
 }
 
 var raiseAllocation = pg.Define(pg.RoleLifecycle, "workspace.raise_allocation",
-	`UPDATE lifecycle.allocation a SET seal = NULL, version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns)
+	`UPDATE lifecycle.allocation a SET version = a.version + 1 WHERE a.workspace_id = $1 AND a.epoch = $2 RETURNING `+allocationColumns)
 
 // tellOrphans reports the hold of an epoch anew after orphans of it came or went: how many are left is told with it.
 func tellOrphans(ctx context.Context, tx pgx.Tx, workspaceID string, epoch int64) error {

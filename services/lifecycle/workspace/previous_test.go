@@ -69,7 +69,7 @@ func TestFormerBoxesAreJudgedEachByItsMachine(t *testing.T) {
 		p.darken("m1")
 		bright := p.machine("m2")
 		p.leave(id, 2, "m2", bright, true)
-		if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET seal = NULL, epoch = 2, version = version + 1 WHERE id = $1`, id); err != nil {
+		if _, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace SET epoch = 2, version = version + 1 WHERE id = $1`, id); err != nil {
 			t.Fatal(err)
 		}
 		_, err := p.seats[0].ask(operator(t.Context()), kRecreate, id)

@@ -61,7 +61,7 @@ func ofEpoch(w saga.Workspace, req *lifecyclev1.RequestOperationRequest) error {
 }
 
 var forgetPlace = pg.Define(pg.RoleLifecycle, "workspace.forget_place", `
-		UPDATE lifecycle.workspace SET seal = NULL, node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
+		UPDATE lifecycle.workspace SET node_id = NULL, node_name = '', endpoints = '[]', register_failures = 0,
 			version = version + 1 WHERE id = $1`)
 
 // recreate ends the box of the present epoch and provisions the next, in one run; whoever asks while one is open that serves joins it. The watchdog alone

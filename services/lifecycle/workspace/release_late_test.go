@@ -110,7 +110,7 @@ func TestAReleaseThatNobodyDrivesIsFoundLate(t *testing.T) {
 	node := p.machine("m1")
 	id := p.create(p.tenant(), "demo", byStatic)
 	releasing := func(since string) {
-		_, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.allocation SET seal = NULL, state = 'releasing', occupancy = 'cleanup', version = version + 1,
+		_, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.allocation SET state = 'releasing', occupancy = 'cleanup', version = version + 1,
 			release_deadline_at = mesh.clock() - $2::interval WHERE workspace_id = $1`, id, since)
 		if err != nil {
 			t.Fatal(err)

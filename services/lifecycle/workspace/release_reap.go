@@ -187,7 +187,7 @@ var workloadsLeft = pg.Define(pg.RoleLifecycle, "workspace.workloads_left",
 			AND c.epoch = $4 AND c.orphaned_at IS NOT NULL AND c.released_at IS NULL)`)
 
 var drawOpSeq = pg.Define(pg.RoleLifecycle, "workspace.draw_op_seq",
-	`UPDATE lifecycle.workspace SET seal = NULL, op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
+	`UPDATE lifecycle.workspace SET op_seq = mesh.next(op_seq), version = version + 1 WHERE id = $1 RETURNING op_seq, epoch`)
 
 // ask queues a task of the orphan's own epoch, unless one of this minute stands.
 func (r *MachineReaper) ask(ctx context.Context, tx pgx.Tx, l leftBehind, last commonv1.TaskState) (bool, error) {

@@ -258,7 +258,7 @@ func TestOnlyAStalledWaitForABoxIsReplaced(t *testing.T) {
 	testkit.Eventually(t, testkit.Patience, func() error {
 		tries++
 		_, err := p.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `UPDATE lifecycle.saga_run
-			SET seal = NULL, stuck_reason = 'step_stalled: a test', version = version + 1 WHERE id = $1`, run)
+			SET stuck_reason = 'step_stalled: a test', version = version + 1 WHERE id = $1`, run)
 		if err != nil {
 			t.Fatal(err)
 		}

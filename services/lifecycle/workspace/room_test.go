@@ -105,7 +105,7 @@ func TestRoomIsKept(t *testing.T) {
 	testkit.IO(t)
 	r := newRooms(t)
 	rapid.Check(t, func(rt *rapid.T) {
-		r.exec(`UPDATE lifecycle.allocation SET seal = NULL, state = 'released', occupancy = 'none'`)
+		r.exec(`UPDATE lifecycle.allocation SET state = 'released', occupancy = 'none'`)
 		r.exec(`UPDATE lifecycle.node_gate SET retired = true`)
 		var nodes, held []string
 		rt.Repeat(map[string]func(*rapid.T){
@@ -141,7 +141,7 @@ func TestRoomIsKept(t *testing.T) {
 					return
 				}
 				to := rapid.SampledFrom([][2]string{{"releasing", "cleanup"}, {"released", "none"}, {"release_failed", "cleanup"}}).Draw(rt, "to")
-				r.exec(`UPDATE lifecycle.allocation SET seal = NULL, state = $2, occupancy = $3 WHERE allocation_id = $1 AND state <> 'released'`,
+				r.exec(`UPDATE lifecycle.allocation SET state = $2, occupancy = $3 WHERE allocation_id = $1 AND state <> 'released'`,
 					rapid.SampledFrom(held).Draw(rt, "of"), to[0], to[1])
 			},
 			"gate": func(rt *rapid.T) {

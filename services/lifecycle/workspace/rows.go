@@ -150,7 +150,7 @@ var freeDevices = pg.Define(pg.RoleLifecycle, "workspace.free_devices",
 	`DELETE FROM lifecycle.gpu_hold WHERE allocation_id = $1`)
 
 var changeAllocation = pg.Define(pg.RoleLifecycle, "workspace.change_allocation", `
-		UPDATE lifecycle.allocation a SET seal = NULL, state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
+		UPDATE lifecycle.allocation a SET state = $3, occupancy = $4, state_at = mesh.clock(), last_error = $5, fence = mesh.next(a.fence),
 			release_deadline_at = CASE WHEN $6::float8 > 0 THEN mesh.clock() + make_interval(secs => $6) END, version = a.version + 1
 		WHERE a.allocation_id = $1 AND a.state = $2 RETURNING `+allocationColumns)
 

@@ -111,7 +111,7 @@ var lockSpec = pg.Define(pg.RoleLifecycle, "workspace.lock_spec",
 	`SELECT tenant_id::text, spec, spec_digest FROM lifecycle.workspace WHERE id = $1 FOR NO KEY UPDATE`)
 
 var writeSpec = pg.Define(pg.RoleLifecycle, "workspace.write_spec",
-	`UPDATE lifecycle.workspace SET seal = NULL, spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
+	`UPDATE lifecycle.workspace SET spec = $2, spec_digest = $3, version = version + 1 WHERE id = $1`)
 
 // workspace brings one workspace's spec and digest under the first key, and announces the row: what follows the log gets the new digest by the event.
 func (s *Sealer) workspace(ctx context.Context, id string) (bool, error) {
@@ -159,7 +159,7 @@ var inputOfRun = pg.Define(pg.RoleLifecycle, "workspace.input_of_run",
 	`SELECT tenant_id::text, workspace_id::text, input FROM lifecycle.saga_run WHERE id = $1`)
 
 var writeInputSpec = pg.Define(pg.RoleLifecycle, "workspace.write_input_spec",
-	`UPDATE lifecycle.saga_run SET seal = NULL, input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`)
+	`UPDATE lifecycle.saga_run SET input = jsonb_set(input, '{spec}', $2::jsonb) WHERE id = $1 AND input = $3::jsonb`)
 
 // run seals the spec in one run's input. No event has the input, so that the row's version stays.
 func (s *Sealer) run(ctx context.Context, id string) (bool, error) {

@@ -104,7 +104,7 @@ func TestAValueOpensInItsOwnWorkspaceAlone(t *testing.T) {
 	p.world.mu.Lock()
 	p.world.deployed = func(d *nodev1.WorkloadDeploy) { t.Errorf("an agent was given %v", d.GetWorkload()) }
 	p.world.mu.Unlock()
-	_, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace t SET seal = NULL, spec = f.spec FROM lifecycle.workspace f WHERE t.id = $1 AND f.id = $2`, to, from)
+	_, err := p.db.OwnerPool().Exec(t.Context(), `UPDATE lifecycle.workspace t SET spec = f.spec FROM lifecycle.workspace f WHERE t.id = $1 AND f.id = $2`, to, from)
 	if err != nil {
 		t.Fatal(err)
 	}

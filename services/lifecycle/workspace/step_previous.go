@@ -315,8 +315,8 @@ func (s *Steps) passHold(ctx context.Context, tx pgx.Tx, env *saga.Env, slots []
 }
 
 var holdSlotAgain = pg.Define(pg.RoleLifecycle, "workspace.hold_slot_again", `
-		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES (1, $1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
+		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES ($1, $2, $3, $4, 'allocating', $5, $6, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
 
 // holdAgain inserts the hold of this epoch on the slot of an earlier one.
 func (s *Steps) holdAgain(ctx context.Context, tx pgx.Tx, env *saga.Env, was allocation, slot int32) error {

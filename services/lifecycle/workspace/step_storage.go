@@ -141,8 +141,8 @@ func (s *Steps) reserve(ctx context.Context, env *saga.Env, spec *lifecyclev1.Wo
 }
 
 var insertAllocationRow = pg.Define(pg.RoleLifecycle, "workspace.insert_allocation_row", `
-		INSERT INTO lifecycle.allocation AS a (seal, allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
-		VALUES (1, $1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
+		INSERT INTO lifecycle.allocation AS a (allocation_id, workspace_id, tenant_id, epoch, state, placement, node_id, instance_id, slot, gpus, occupancy)
+		VALUES ($1, $2, $3, $4, 'allocating', $5, nullif($6, '')::uuid, $7, $8, $9, 'reserved') RETURNING `+allocationColumns)
 
 func (s *Steps) insertAllocation(ctx context.Context, tx pgx.Tx, env *saga.Env, spec *lifecyclev1.WorkspaceSpec) (allocation, error) {
 	allocationID, instanceID := ids.New(), ids.New()
@@ -319,7 +319,7 @@ var holdDevice = pg.Define(pg.RoleLifecycle, "workspace.hold_device",
 	`INSERT INTO lifecycle.gpu_hold (node_id, device_id, allocation_id) VALUES ($1, $2, $3)`)
 
 var bindAllocation = pg.Define(pg.RoleLifecycle, "workspace.bind_allocation",
-	`UPDATE lifecycle.allocation a SET seal = NULL, node_id = $2, version = a.version + 1
+	`UPDATE lifecycle.allocation a SET node_id = $2, version = a.version + 1
 			WHERE a.allocation_id = $1 RETURNING `+allocationColumns)
 
 // holdDevices binds GPUs of the node to the allocation. The table's key refuses a device that another allocation holds.

@@ -115,7 +115,7 @@ func (s *Steps) Stalls(_, step string) time.Duration {
 }
 
 var moveReleaseDeadlines = pg.Define(pg.RoleLifecycle, "workspace.move_release_deadlines", `
-		UPDATE lifecycle.allocation a SET seal = NULL, release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
+		UPDATE lifecycle.allocation a SET release_deadline_at = a.release_deadline_at + make_interval(secs => x.stood), version = a.version + 1
 		FROM unnest($1::uuid[], $2::float8[]) AS x (workspace_id, stood)
 		WHERE a.workspace_id = x.workspace_id AND a.state = 'releasing' AND a.release_deadline_at IS NOT NULL RETURNING `+allocationColumns)
 

@@ -1,0 +1,121 @@
+package findings
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+const (
+	cursorName   = "workload-reports"
+	followBatch  = 1000
+	observedKind = "workload.observed"
+)
+
+// Follow reads the log up to its end and keeps what each agent last reported of each workspace's workloads.
+func (s *Sweeper) Follow(ctx context.Context) error {
+	for {
+		more := false
+		err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			more, err = s.followOnce(ctx, tx)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("follow the log: %w", err)
+		}
+		if !more {
+			return nil
+		}
+	}
+}
+
+var makeCursor = pg.Define(pg.RoleLifecycle, "findings.make_cursor",
+	`INSERT INTO lifecycle.event_cursor (name) VALUES ($1) ON CONFLICT DO NOTHING`)
+
+var lockCursor = pg.Define(pg.RoleLifecycle, "findings.lock_cursor",
+	`SELECT pos FROM lifecycle.event_cursor WHERE name = $1 FOR UPDATE`)
+
+var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor",
+	`UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
+
+func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
+	_, err := pg.Exec(ctx, tx, makeCursor, cursorName)
+	if err != nil {
+		return false, fmt.Errorf("make cursor: %w", err)
+	}
+	var pos int64
+	if err := pg.QueryRow(ctx, tx, lockCursor, cursorName).Scan(&pos); err != nil {
+		return false, fmt.Errorf("read cursor: %w", err)
+	}
+	records, next, err := events.Read(ctx, tx, pos, []string{observedKind}, followBatch)
+	if err != nil {
+		return false, err //nolint:wrapcheck // it says what it read
+	}
+	if next <= pos {
+		return false, nil
+	}
+	if err := writeReports(ctx, tx, lastReports(records)); err != nil {
+		return false, err
+	}
+	if _, err := pg.Exec(ctx, tx, moveCursor, cursorName, next); err != nil {
+		return false, fmt.Errorf("move cursor: %w", err)
+	}
+	return true, nil
+}
+
+// lastReports returns the last of the reports of each agent on each workspace.
+func lastReports(records []events.Record) map[place]events.Record {
+	seen := map[place]events.Record{}
+	for _, r := range records {
+		if r.Source == pg.RoleNodeAPI && ids.Valid(r.WorkspaceID) && ids.Valid(r.NodeID) {
+			seen[place{r.WorkspaceID, r.NodeID}] = r
+		}
+	}
+	return seen
+}
+
+var keepReports = pg.Define(pg.RoleLifecycle, "findings.keep_reports", `
+		INSERT INTO lifecycle.observed_workload AS o (workspace_id, node_id, payload, observed_at)
+		SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::jsonb[], $4::timestamptz[])
+		ON CONFLICT (workspace_id, node_id) DO UPDATE SET payload = EXCLUDED.payload, observed_at = EXCLUDED.observed_at
+		WHERE o.observed_at <= EXCLUDED.observed_at`)
+
+// writeReports keeps the last report of each agent on each workspace.
+func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) error {
+	if len(seen) == 0 {
+		return nil
+	}
+	var workspaces, nodes, payloads []string
+	var at []time.Time
+	for p, r := range seen {
+		payload, err := r.Payload()
+		if err != nil {
+			return err //nolint:wrapcheck // it says which event
+		}
+		workspaces, nodes, payloads, at = append(workspaces, p.WorkspaceID), append(nodes, p.NodeID), append(payloads, string(payload)), append(at, r.CreatedAt)
+	}
+	_, err := pg.Exec(ctx, tx, keepReports, workspaces, nodes, payloads, at)
+	if err != nil {
+		return fmt.Errorf("keep agents' reports: %w", err)
+	}
+	return nil
+}
+
+var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
+	`DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)`)
+
+// forgetOldReports drops reports that are stale.
+func (s *Sweeper) forgetOldReports(ctx context.Context) error {
+	_, err := pg.Exec(ctx, s.deps.DB, forgetReports, s.cfg.Keep.Seconds())
+	if err != nil {
+		return fmt.Errorf("forget reports: %w", err)
+	}
+	return nil
+}

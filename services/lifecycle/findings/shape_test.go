@@ -1,0 +1,138 @@
+package findings
+
+import (
+	"io/fs"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/migrations"
+)
+
+// firstLook lets a lifecycle look that has just started: it reads all rows that live.
+func (b *bed) firstLook() []Seen {
+	b.t.Helper()
+	deps := b.sweeper.deps
+	deps.Metrics = prometheus.NewRegistry()
+	fresh, err := New(deps, Config{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	seen, err := fresh.lookAtRows(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return seen
+}
+
+func (b *bed) evidence() string {
+	b.t.Helper()
+	return b.text(`SELECT coalesce(jsonb_agg(e)::text, '') FROM lifecycle.row_evidence e`)
+}
+
+// A column that is added costs no row anything: what was sealed before fits, and is written by the next operation like any other. What a hand writes into
+// the new column while the trigger is off is seen.
+func TestAColumnThatIsAddedBreaksNoSeal(t *testing.T) {
+	b := newBed(t, Config{})
+	id, other := b.live("one"), b.live("two")
+	b.numbered()
+	owner := b.db.OwnerPool()
+	for _, sql := range []string{
+		`ALTER TABLE lifecycle.workspace ADD COLUMN added_number bigint NOT NULL DEFAULT 7`,
+		`ALTER TABLE lifecycle.workspace ADD COLUMN added_at timestamptz DEFAULT '2026-01-01T00:00Z', ADD COLUMN added_text text`,
+		`ALTER TABLE lifecycle.saga_run ADD COLUMN added_list text[] NOT NULL DEFAULT '{a,b}'`,
+		`ALTER TABLE lifecycle.allocation ADD COLUMN added_json jsonb NOT NULL DEFAULT '{"a": 1}'`,
+	} {
+		if _, err := owner.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if seen := b.firstLook(); len(seen) != 0 {
+		t.Errorf("rows that were sealed before do not fit: %v", seen)
+	}
+	if err := b.operate(t.Context(), kRecreate, id); err != nil {
+		t.Fatal(err)
+	}
+	b.until(id, active)
+	if left := b.evidence(); left != "" {
+		t.Errorf("an operation on rows of the former shape leaves %s", left)
+	}
+	// A table that is written anew has no memory of what its columns were added with but their defaults.
+	if _, err := b.hand(superuser).Exec(t.Context(), `VACUUM FULL lifecycle.workspace`); err != nil {
+		t.Fatal(err)
+	}
+	if seen := b.firstLook(); len(seen) != 0 {
+		t.Errorf("rows that were sealed before do not fit after VACUUM FULL: %v", seen)
+	}
+	b.byHand(`ALTER TABLE lifecycle.workspace DISABLE TRIGGER seal_row`, `UPDATE lifecycle.workspace SET added_number = 8 WHERE id = '`+other+`'`,
+		`ALTER TABLE lifecycle.workspace ENABLE ALWAYS TRIGGER seal_row`)
+	if seen := b.firstLook(); len(seen) != 1 || seen[0].SubjectID != other {
+		t.Errorf("the new column of a row of the former shape was changed: %v", seen)
+	}
+}
+
+// A column that goes changes every seal: the migration that takes it away says so, and holds no lock for it that others wait for.
+func TestAColumnThatGoes(t *testing.T) {
+	b := newBed(t, Config{})
+	id := b.live("one")
+	b.numbered()
+	owner := b.db.OwnerPool()
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE lifecycle.allocation DROP COLUMN last_error`); err != nil {
+		t.Fatal(err)
+	}
+	if seen := b.firstLook(); len(seen) != 1 {
+		t.Errorf("a column has gone: %v", seen)
+	}
+	if _, err := owner.Exec(t.Context(), `CALL lifecycle.seal_again()`); err != nil {
+		t.Fatal(err)
+	}
+	if seen, left := b.firstLook(), b.evidence(); len(seen) != 0 || left != "" {
+		t.Errorf("after its rows were sealed again: %v, %s", seen, left)
+	}
+	b.as(pg.RoleOwner, `UPDATE lifecycle.allocation SET gpus = 5 WHERE workspace_id = $1`, id)
+	if seen := b.firstLook(); len(seen) != 1 {
+		t.Errorf("a change by hand after that: %v", seen)
+	}
+}
+
+// A database of an earlier build migrates in place: its seals, its evidence and what the agents reported stay.
+func TestSealsOfAnEarlierBuildFit(t *testing.T) {
+	b := newBed(t, Config{})
+	id, other := b.live("one"), b.live("two")
+	b.numbered()
+	file, err := fs.ReadFile(migrations.FS, "00099_one_drift_guard.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up, down, _ := strings.Cut(string(file), "-- +goose Down")
+	owner := b.db.OwnerPool()
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := owner.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(down)
+	// The writes of that build name the seal; those of a hand do not.
+	exec(`UPDATE lifecycle.workspace SET seal = NULL, op_seq = op_seq + 1 WHERE id = $1`, id)
+	exec(`INSERT INTO lifecycle.workspace (seal, id, tenant_id, name, state) SELECT 1, gen_random_uuid(), tenant_id, 'old', 'failed'
+		FROM lifecycle.workspace WHERE id = $1`, id)
+	exec(`UPDATE lifecycle.workspace SET last_error = 'mine' WHERE id = $1`, other)
+	exec(`INSERT INTO lifecycle.event_cursor (name, pos) VALUES ('row-witness', 3) ON CONFLICT (name) DO UPDATE SET pos = 3`)
+	exec(up)
+	if seen := b.firstLook(); len(seen) != 1 || seen[0].SubjectID != other || len(seen[0].Evidence) != 1 {
+		t.Errorf("after the migration: %v", seen)
+	}
+	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`, cursorName); pos != "3" {
+		t.Errorf("the reports are read from %s", pos)
+	}
+	if err := b.operate(t.Context(), kRecreate, id); err != nil {
+		t.Fatal(err)
+	}
+	b.until(id, active)
+	if seen := b.firstLook(); len(seen) != 1 || len(seen[0].Evidence) != 1 {
+		t.Errorf("an operation of this build leaves %v", seen)
+	}
+}
