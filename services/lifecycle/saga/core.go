@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -75,6 +76,10 @@ type Core struct {
 	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
 	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
 	stats    Stats
+
+	driving sync.Mutex
+	drivers []*Driver   // that run in this process
+	unheard atomic.Bool // runs become due in transactions that tell nobody of their end
 }
 
 // New checks the dependencies; it does not touch the database.
@@ -91,9 +96,12 @@ func New(deps Deps) (*Core, error) {
 // Stats are this core's counters.
 func (c *Core) Stats() *Stats { return &c.stats }
 
-// Committed is called after a commit that started, woke or changed a run: it wakes the drivers and the sequencer of this process.
+// Committed is called after a commit that started, woke or changed a run: it wakes the sequencer of this process, and the drivers for what the end of the
+// transaction has not told them of.
 func (c *Core) Committed() {
-	c.runnable.Notify()
+	if c.unheard.Load() {
+		c.runnable.Notify()
+	}
 	c.appended.Notify()
 	if c.asked.Swap(false) {
 		c.cancels.Notify()

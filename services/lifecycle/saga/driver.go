@@ -30,6 +30,8 @@ type Driver struct {
 	steps sync.WaitGroup
 
 	mu     sync.Mutex
+	work   context.Context      //nolint:containedctx // of the steps, while it runs: runs that are started under its lease come from elsewhere
+	closed bool                 // no run is taken any more
 	active map[string]*activity // by run
 	poison map[string]time.Time // runs not to be leased before that time
 	dues   agenda               // retries that this driver knows of
@@ -86,6 +88,11 @@ func (d *Driver) Run(ctx context.Context) error {
 	// Steps and heartbeats outlive ctx by the grace: their own context ends after it.
 	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopWork(ErrShutdown)
+	d.mu.Lock()
+	d.work = work
+	d.mu.Unlock()
+	d.core.attach(d)
+	defer d.core.detach(d)
 	var loops errgroup.Group
 	loops.Go(func() error { d.heartbeats(work); return nil })
 	loops.Go(func() error { d.cancels(work); return nil })
@@ -301,6 +308,10 @@ func (d *Driver) snapshot() []*activity {
 // stop ends the steps with ErrShutdown, waits for them, and makes what is still held due at once.
 func (d *Driver) stop(work context.Context) {
 	d.halt.Store(true)
+	d.core.detach(d)
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
 	if d.gone.Load() {
 		for _, a := range d.snapshot() {
 			a.lose(ErrFenced)

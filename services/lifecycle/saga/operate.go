@@ -55,6 +55,7 @@ func (c *Core) Cancel(ctx context.Context, tx pgx.Tx, runID, by, reason string) 
 		return Verb{}, fmt.Errorf("cancel run: %w", err)
 	}
 	c.asked.Store(true)
+	c.makesDue(tx)
 	return c.withWorkspace(ctx, tx, r, names.Of(commonv1.WorkspaceState_WORKSPACE_STATE_CANCELLING), names.Of(commonv1.Reason_REASON_CANCEL_REQUESTED), reason)
 }
 
@@ -83,6 +84,7 @@ func (c *Core) Amend(ctx context.Context, tx pgx.Tx, runID, step string, input a
 	if err != nil {
 		return Verb{}, fmt.Errorf("amend run: %w", err)
 	}
+	c.makesDue(tx)
 	var j journal
 	j.run(&r)
 	pos, err := j.flushPos(ctx, tx)
@@ -358,6 +360,7 @@ func (c *Core) unstick(ctx context.Context, tx pgx.Tx, r *Run, step int, why str
 	if err != nil {
 		return Verb{}, fmt.Errorf("let run go on: %w", err)
 	}
+	c.makesDue(tx)
 	return c.withWorkspace(ctx, tx, r, workspace, r.ErrorCode, r.Error)
 }
 

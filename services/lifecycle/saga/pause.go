@@ -61,6 +61,7 @@ func (c *Core) Resume(ctx context.Context) (int, error) {
 		}
 		if n > 0 {
 			c.stats.Resumed.Add(int64(n))
+			c.runnable.Notify()
 			c.Committed()
 		}
 		if total += n; n < resumeBatch {

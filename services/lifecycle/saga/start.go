@@ -106,10 +106,11 @@ func (c *Core) Start(ctx context.Context, tx pgx.Tx, req StartRequest) (Started,
 	req.Round = max(req.Round, 1)
 	// The insert and the look may both come back empty: the winner was not in the insert's snapshot and had ended by the time of the look,
 	// or the other way round. Then the statement is tried once more.
+	own := c.reserve(ctx, tx)
 	for range 2 {
-		run, w, err := c.startRun(ctx, tx, def, req, input)
+		row, err := c.startRun(ctx, tx, def, req, input, own)
 		if err == nil {
-			return c.begin(ctx, tx, def, req, run, w)
+			return c.begin(ctx, tx, def, req, input, row, own)
 		}
 		if !pg.IsNoRows(err) {
 			return Started{}, fmt.Errorf("start run: %w", err)
@@ -144,14 +145,21 @@ func (c *Core) joinOrRefuse(ctx context.Context, tx pgx.Tx, req StartRequest, li
 // startedRow is the workspace as a run has got it, and what the database has made of the run's own row.
 type startedRow struct {
 	Workspace
-	OpLast     int64      `db:"run_op_last"`
-	CreatedAt  time.Time  `db:"run_created_at"`
-	NextAt     time.Time  `db:"run_next_at"`
-	DeadlineAt *time.Time `db:"run_deadline_at"`
+	RunOpSeq    int64      `db:"run_op_seq"`
+	OpLast      int64      `db:"run_op_last"`
+	RunCreated  time.Time  `db:"run_created_at"`
+	NextAt      time.Time  `db:"run_next_at"`
+	DeadlineAt  *time.Time `db:"run_deadline_at"`
+	Fence       int64      `db:"run_fence"`
+	LeaseUntil  *time.Time `db:"run_lease_until"`
+	HeartbeatAt *time.Time `db:"run_heartbeat_at"`
+	OpenSince   *time.Time `db:"run_open_since"`
+	TriedSince  time.Time  `db:"run_tried_since"`
+	Paused      bool       `db:"paused"`
 }
 
 // startRun inserts the run and gives it the workspace. The epoch is compared and set: the run's was drawn from the row before its lock.
-func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte) (*Run, *Workspace, error) {
+func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, own *ownLease) (*startedRow, error) {
 	from := make([]string, 0, len(req.From))
 	for _, s := range req.From {
 		from = append(from, names.Of(s))
@@ -159,28 +167,42 @@ func (c *Core) startRun(ctx context.Context, tx pgx.Tx, def *Definition, req Sta
 	row, err := pg.One[startedRow](ctx, tx, startRun,
 		req.RunID, req.WorkspaceID, names.Of(req.Kind), def.Name, def.Version, req.Round, req.ParentRunID, req.CorrelationID, req.Requester,
 		def.stepNames(), input, req.NextEpoch, def.Deadline.Seconds(),
-		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch)
-	if err != nil {
-		return nil, nil, err //nolint:wrapcheck // wrapped by the caller
+		names.Of(def.States.Running), req.DesiredState, boolInt(req.countRetry), from, req.retryUsed, req.OfEpoch,
+		own.owner(), whyStarted(def, own), own.length())
+	return &row, err //nolint:wrapcheck // wrapped by the caller
+}
+
+func whyStarted(def *Definition, own *ownLease) string {
+	if own == nil {
+		return "waiting for a worker"
 	}
+	return doing(phaseDo, def.Steps[0].Name)
+}
+
+// begin announces the run that was just started, and gives it to the worker that waits for it.
+func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, input []byte, row *startedRow, own *ownLease) (Started, error) {
 	w := &row.Workspace
 	run := &Run{
 		ID: req.RunID, WorkspaceID: w.ID, TenantID: w.TenantID, Kind: names.Of(req.Kind), Definition: def.Name, DefVersion: def.Version, Round: req.Round,
 		ParentRunID: req.ParentRunID, CorrelationID: req.CorrelationID, Requester: req.Requester, StepNames: def.stepNames(), Input: input, Epoch: w.Epoch,
-		State: statePending, Phase: phaseDo, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: "waiting for a worker", ErrorStep: -1,
-		CreatedAt: row.CreatedAt, OpSeq: row.OpLast - opRange, OpLast: row.OpLast, Version: 1,
+		State: statePending, Phase: phaseDo, NextAt: row.NextAt, DeadlineAt: row.DeadlineAt, WhyWaiting: whyStarted(def, own), ErrorStep: -1,
+		CreatedAt: row.RunCreated, TriedSince: row.TriedSince, OpSeq: row.RunOpSeq, OpLast: row.OpLast, Version: 1,
 	}
-	return run, w, nil
-}
-
-// begin tells of the run that was just started.
-func (c *Core) begin(ctx context.Context, tx pgx.Tx, def *Definition, req StartRequest, run *Run, w *Workspace) (Started, error) {
 	if w.OpSeq != run.OpLast {
-		if err := pg.Queue(ctx, tx, giveRange, run.ID, w.OpSeq-opRange, w.OpSeq); err != nil {
+		run.OpSeq += w.OpSeq - run.OpLast
+		run.OpLast = w.OpSeq
+		if err := pg.Queue(ctx, tx, giveRange, run.ID, run.OpSeq, run.OpLast); err != nil {
 			return Started{}, fmt.Errorf("give range of numbers: %w", err)
 		}
 	}
 	var j journal
+	if own == nil {
+		c.makesDue(tx)
+	} else {
+		run.State, run.Owner, run.Fence, run.LeaseUntil, run.HeartbeatAt = stateRunning, own.owner(), row.Fence, row.LeaseUntil, row.HeartbeatAt
+		run.OpenAttempt, run.OpenSince = 1, row.OpenSince
+		j.step(own.hold(run, def, row.Paused))
+	}
 	j.run(run)
 	if err := j.workspace(w); err != nil {
 		return Started{}, err
@@ -253,20 +275,21 @@ func (c *Core) join(ctx context.Context, tx pgx.Tx, req StartRequest, live *Run)
 // Wake says that something happened for these runs: a parked one that can be woken is due at once; a leased one will not stay parked. It never
 // steals a lease. It belongs in the transaction of what happened, as its last lock; Committed follows the commit.
 func (c *Core) Wake(ctx context.Context, tx pgx.Tx, runIDs ...string) error {
-	return wake(ctx, tx, wakeRuns, runIDs)
+	return c.wake(ctx, tx, wakeRuns, runIDs)
 }
 
 // WakeWorkspaces is Wake for the open runs of these workspaces.
 func (c *Core) WakeWorkspaces(ctx context.Context, tx pgx.Tx, workspaceIDs ...string) error {
-	return wake(ctx, tx, wakeRunsOfWorkspaces, workspaceIDs)
+	return c.wake(ctx, tx, wakeRunsOfWorkspaces, workspaceIDs)
 }
 
-func wake(ctx context.Context, tx pgx.Tx, change *pg.Statement, ids []string) error {
+func (c *Core) wake(ctx context.Context, tx pgx.Tx, change *pg.Statement, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
 	if _, err := pg.Exec(ctx, tx, change, ids); err != nil {
 		return fmt.Errorf("wake runs: %w", err)
 	}
+	c.makesDue(tx)
 	return nil
 }

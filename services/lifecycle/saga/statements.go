@@ -124,13 +124,19 @@ var (
 	startRun = pg.Define(pg.RoleLifecycle, "saga.start_run", `
 		WITH r AS (
 			INSERT INTO lifecycle.saga_run AS r (id, workspace_id, tenant_id, kind, definition, def_version, round, parent_run_id,
-				correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last)
+				correlation_id, requester, step_names, input, epoch, state, deadline_at, why_waiting, op_seq, op_last,
+				owner, fence, lease_until, next_at, heartbeat_at, open_attempt, open_since)
 			SELECT $1, w.id, w.tenant_id, $3, $4, $5, $6, NULLIF($7, '')::uuid, $8, $9, $10, $11,
-				CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, 'pending', mesh.clock() + make_interval(secs => $13),
-				'waiting for a worker', mesh.next(w.op_seq) - 1, mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`
+				CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END, CASE WHEN $20 = '' THEN 'pending' ELSE 'running' END,
+				mesh.clock() + make_interval(secs => $13), $21,
+				mesh.next(w.op_seq) - ($20 = '')::int, mesh.next(w.op_seq) + `+strconv.Itoa(opRange-1)+`,
+				NULLIF($20, ''), CASE WHEN $20 = '' THEN 0 ELSE mesh.next(0) END,
+				CASE WHEN $20 <> '' THEN mesh.clock() + make_interval(secs => $22) END, mesh.clock() + make_interval(secs => $22),
+				CASE WHEN $20 <> '' THEN mesh.clock() END, ($20 <> '')::int, CASE WHEN $20 <> '' THEN mesh.clock() END
 			FROM lifecycle.workspace w WHERE w.id = $2
 			ON CONFLICT (workspace_id) WHERE state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') DO NOTHING
-			RETURNING r.id, r.workspace_id, r.epoch, r.op_last, r.created_at, r.next_at, r.deadline_at),
+			RETURNING r.id, r.workspace_id, r.epoch, r.op_seq, r.op_last, r.created_at, r.next_at, r.deadline_at, r.fence, r.lease_until,
+				r.heartbeat_at, r.open_since, r.tried_since),
 		w AS (
 			UPDATE lifecycle.workspace w SET run_id = r.id, epoch = r.epoch, state = $14, state_at = mesh.clock(),
 				last_error_code = '', last_error = '', reset_done = false, version = w.version + 1,
@@ -141,8 +147,10 @@ var (
 				AND r.epoch = CASE WHEN $12 THEN mesh.next(w.epoch) ELSE w.epoch END
 				AND ($16 = 0 OR (w.reset_done AND w.retry_used = $18)) AND ($19 = 0::bigint OR w.epoch = $19)
 			RETURNING w.*)
-		SELECT `+workspaceColumns+`, r.op_last AS run_op_last, r.created_at AS run_created_at, r.next_at AS run_next_at,
-			r.deadline_at AS run_deadline_at
+		SELECT `+workspaceColumns+`, r.op_seq AS run_op_seq, r.op_last AS run_op_last, r.created_at AS run_created_at,
+			r.next_at AS run_next_at, r.deadline_at AS run_deadline_at, r.fence AS run_fence, r.lease_until AS run_lease_until,
+			r.heartbeat_at AS run_heartbeat_at, r.open_since AS run_open_since, r.tried_since AS run_tried_since,
+			(SELECT mesh.rolled_back()) AS paused
 		FROM w JOIN r ON r.workspace_id = w.id`)
 	// giveRange gives a run that was just inserted its range of numbers, if its workspace has drawn others meanwhile.
 	giveRange = pg.Define(pg.RoleLifecycle, "saga.give_range", `

@@ -1,0 +1,176 @@
+package saga
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// ownLease is a worker of a driver of this process that waits for a run which is being started: the run is leased by the transaction that inserts it, which
+// spares it the queue. If the transaction is rolled back, the worker is free again. If the process ends between the commit and the first step, or the
+// outcome of the commit is not known, the run is leased to nobody until its lease ends, as any run is whose driver dies.
+type ownLease struct {
+	driver *Driver
+	sent   time.Time // when the lease was asked for: it is not believed for longer than from then on
+	held   *held     // nil until the run is inserted
+}
+
+// reserve takes a free worker of a driver of this process for a run that tx is about to start. It returns nil if none is free, or if nobody would hear of
+// the end of tx.
+func (c *Core) reserve(ctx context.Context, tx pgx.Tx) *ownLease {
+	d := c.freeDriver()
+	if d == nil {
+		return nil
+	}
+	own := &ownLease{driver: d, sent: time.Now()}
+	if !pg.OnEnd(tx, func(committed bool) { own.end(context.WithoutCancel(ctx), committed) }) {
+		d.slots <- struct{}{}
+		return nil
+	}
+	return own
+}
+
+// freeDriver returns a driver of this process with a free worker, which is the caller's then, or nil.
+func (c *Core) freeDriver() *Driver {
+	c.driving.Lock()
+	defer c.driving.Unlock()
+	for _, d := range c.drivers {
+		if d.halt.Load() {
+			continue
+		}
+		select {
+		case <-d.slots:
+			return d
+		default:
+		}
+	}
+	return nil
+}
+
+// attach makes the driver's workers available to runs that this process starts, until detach.
+func (c *Core) attach(d *Driver) {
+	c.driving.Lock()
+	defer c.driving.Unlock()
+	c.drivers = append(c.drivers, d)
+}
+
+// detach ends attach. No run is given to the driver afterwards.
+func (c *Core) detach(d *Driver) {
+	c.driving.Lock()
+	defer c.driving.Unlock()
+	for i, other := range c.drivers {
+		if other == d {
+			c.drivers = append(c.drivers[:i:i], c.drivers[i+1:]...)
+			return
+		}
+	}
+}
+
+// owner and length are what the statement leases the run with; no owner leaves the run in the queue.
+func (o *ownLease) owner() string {
+	if o == nil {
+		return ""
+	}
+	return o.driver.cfg.Owner
+}
+
+func (o *ownLease) length() float64 {
+	if o == nil {
+		return 0
+	}
+	return o.driver.cfg.Lease.Seconds()
+}
+
+// hold takes the run that was inserted under the lease.
+func (o *ownLease) hold(run *Run, def *Definition, paused bool) *Attempt {
+	h := &held{run: *run, def: def, outputs: map[string]json.RawMessage{}, paused: paused, runLeft: noDeadline}
+	if run.DeadlineAt != nil && run.OpenSince != nil {
+		h.runLeft = run.DeadlineAt.Sub(*run.OpenSince)
+	}
+	h.overdue = h.runLeft <= 0
+	h.openIn()
+	o.held = h
+	return &h.attempt
+}
+
+// end hands the run to the driver, or gives the worker back.
+func (o *ownLease) end(ctx context.Context, committed bool) {
+	d := o.driver
+	switch {
+	case o.held == nil:
+		d.slots <- struct{}{}
+	case committed && d.adopt(ctx, o):
+	default:
+		// It was rolled back, or nobody knows, or the driver stops: if the run is there, it is due at once.
+		go func() {
+			defer func() { d.slots <- struct{}{} }()
+			d.disown(ctx, o.held)
+		}()
+	}
+}
+
+// disownWithin bounds how long a run that nobody drives is let go of: its lease ends by itself.
+const disownWithin = 5 * time.Second
+
+// disown makes a run that this driver has leased and does not drive due at once, if it exists.
+func (d *Driver) disown(ctx context.Context, h *held) {
+	ctx, cancel := context.WithTimeout(ctx, disownWithin)
+	defer cancel()
+	tag, err := pg.Exec(ctx, d.core.db, letGoRun, h.run.ID, h.run.Fence, d.cfg.Owner)
+	switch {
+	case err != nil:
+		d.log.WarnContext(ctx, "run not let go of before its lease ends", slog.String("workflow_id", h.run.ID), slog.String("error", err.Error()))
+	case tag.RowsAffected() > 0:
+		d.core.runnable.Notify()
+	}
+}
+
+// adopt drives a run that was started under this driver's lease. It returns false if the driver stops.
+func (d *Driver) adopt(ctx context.Context, o *ownLease) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.work == nil {
+		return false
+	}
+	h, work := o.held, d.work
+	a := &activity{id: h.run.ID, h: h, fence: h.run.Fence, deadline: o.sent.Add(d.cfg.Lease)}
+	d.active[a.id] = a
+	d.core.stats.Leased.Add(1)
+	d.steps.Go(func() {
+		defer func() { d.slots <- struct{}{} }()
+		if err := errors.Join(d.core.observe(ctx, "lease.opened", h.place()), d.core.point(ctx, "lease.after_commit", h.place())); err != nil {
+			d.forget(a)
+			d.log.WarnContext(ctx, "run dropped until its lease ends", slog.String("workflow_id", a.id), slog.String("error", err.Error()))
+			return
+		}
+		d.drive(work, a)
+	})
+	return true
+}
+
+// observe calls the hook of tests and benches, without a failpoint.
+func (c *Core) observe(ctx context.Context, name string, at Place) error {
+	if c.onPoint == nil {
+		return nil
+	}
+	return c.onPoint(ctx, name, at)
+}
+
+// makesDue wakes the drivers of this process once tx, in which a run became due, is committed. Of a transaction that tells nobody of its end Committed
+// does so, from the first such on.
+func (c *Core) makesDue(tx pgx.Tx) {
+	hooked := pg.OnEnd(tx, func(committed bool) {
+		if committed {
+			c.runnable.Notify()
+		}
+	})
+	if !hooked {
+		c.unheard.Store(true)
+	}
+}

@@ -1,0 +1,163 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/lifecycle/saga"
+)
+
+// starting makes a workspace, starts a run on it, and calls then in the same transaction.
+func (b *bed) starting(then func() error) (string, error) {
+	b.t.Helper()
+	var started saga.Started
+	err := b.tx(func(ctx context.Context, tx pgx.Tx) error {
+		id, err := b.core.InsertWorkspace(ctx, tx, saga.NewWorkspace{TenantID: b.tenant, Name: "w-" + ids.New(), CreatedBy: "test"})
+		if err != nil {
+			return err
+		}
+		started, err = b.core.Start(ctx, tx, saga.StartRequest{
+			WorkspaceID: id, Kind: commonv1.OperationKind_OPERATION_KIND_CREATE, Definition: "toy", Requester: "test", NextEpoch: true,
+		})
+		if err != nil {
+			return err
+		}
+		return then()
+	})
+	return started.RunID, err
+}
+
+func (b *bed) firstEvent(id string) *lifecyclev1.Run {
+	b.t.Helper()
+	var r events.Record
+	run := &lifecyclev1.Run{}
+	err := b.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.t),
+		`SELECT payload FROM events.event WHERE aggregate_id = $1 AND kind = 'run.changed' AND aggregate_version = 1`, id).Scan(&r.Payload)
+	if err == nil {
+		err = r.Decode(run)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return run
+}
+
+// driven waits until the driver is there: it takes a run that is in the queue.
+func (b *bed) driven() {
+	b.t.Helper()
+	_, id := b.create("toy")
+	b.await(id, 10*time.Second, "succeeded")
+}
+
+// TestAStartLeasesItsRun holds that a run that is started beside a free worker is leased by the transaction that inserts it, and that its first event says so.
+func TestAStartLeasesItsRun(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one", "two"), States: states()})
+	cfg := b.config("a")
+	cfg.LeaseBatch = 1 // its look at the queue takes one worker of eight
+	b.drive(cfg)
+	b.driven()
+	id, err := b.starting(func() error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := b.await(id, 5*time.Second, "succeeded")
+	first := b.firstEvent(id)
+	if first.GetState() != commonv1.RunState_RUN_STATE_RUNNING || first.GetOwner() != "a" || first.GetFence() != 1 || len(first.GetChangedSteps()) != 1 {
+		t.Errorf("first event = %v", first)
+	}
+	if r.Fence != 1 || r.Version != 3 {
+		t.Errorf("a run of two steps was leased %d times and changed to version %d", r.Fence, r.Version)
+	}
+	if err := b.announced(id); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAStartThatIsRolledBackFreesItsWorker holds that a worker that was to drive a run which does not come to be drives others.
+func TestAStartThatIsRolledBackFreesItsWorker(t *testing.T) {
+	testkit.IO(t)
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()})
+	cfg := b.config("a")
+	cfg.Workers, cfg.LeaseBatch = 1, 1
+	b.drive(cfg)
+	b.driven()
+	for range 3 {
+		id, err := b.starting(func() error { return errBoom })
+		if !errors.Is(err, errBoom) {
+			t.Fatalf("err = %v", err)
+		}
+		if _, err := saga.GetRun(testkit.Context(t), b.db.Pool(pg.RoleLifecycle), id); !pg.IsNoRows(err) {
+			t.Errorf("a run that was rolled back = %v", err)
+		}
+	}
+	b.driven()
+}
+
+// TestAStartBesideBusyWorkersWaits holds that a run is left in the queue while no worker is free, and taken from it afterwards.
+func TestAStartBesideBusyWorkersWaits(t *testing.T) {
+	testkit.IO(t)
+	began, goOn := make(chan struct{}, 1), make(chan struct{})
+	steps := pureSteps("one")
+	steps[0].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		began <- struct{}{}
+		<-goOn
+		return saga.Done(nil), nil
+	}
+	b := newBed(t, saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()})
+	cfg := b.config("a")
+	cfg.Workers, cfg.LeaseBatch = 1, 1
+	b.drive(cfg)
+	_, busy := b.create("toy")
+	<-began
+	id, err := b.starting(func() error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := b.firstEvent(id); first.GetState() != commonv1.RunState_RUN_STATE_PENDING || first.GetOwner() != "" || len(first.GetChangedSteps()) != 0 {
+		t.Errorf("first event = %v", first)
+	}
+	close(goOn)
+	b.await(busy, 5*time.Second, "succeeded")
+	b.await(id, 5*time.Second, "succeeded")
+}
+
+// TestAStartDuringAStopIsDueAtOnce holds that a run that was leased for a driver which stops before the commit is free for another at once, long before its
+// lease ends, and that a driver that has stopped leases none.
+func TestAStartDuringAStopIsDueAtOnce(t *testing.T) {
+	testkit.IO(t)
+	def := saga.Definition{Name: "toy", Version: 1, Steps: pureSteps("one"), States: states()}
+	b := newBed(t, def)
+	cfg := b.config("a")
+	cfg.Lease, cfg.LeaseBatch = 10*time.Hour, 1
+	stop := b.drive(cfg)
+	b.driven()
+	id, err := b.starting(func() error { stop(); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := b.firstEvent(id); first.GetOwner() != "a" {
+		t.Errorf("it was not leased at its start: %v", first)
+	}
+	later, err := b.starting(func() error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := b.run(later); r.State != "pending" || r.Owner != "" {
+		t.Errorf("a driver that has stopped leased %+v", r)
+	}
+	o := b.second(def)
+	o.drive(o.config("b"))
+	o.await(id, 10*time.Second, "succeeded")
+	o.await(later, 10*time.Second, "succeeded")
+}
