@@ -5,9 +5,9 @@
 // deadlines and stalls are mesh.clock()'s. It knows nothing of what a step does.
 //
 // Guarantees: one live run a workspace (a partial unique index decides); a write of a driver that lost its lease is refused, and the driver
-// stops silently; a step costs one transaction (close the attempt, open the next, their events); a driver that dies is replaced within the
-// lease and a poll; a wake is never lost between a step's look and its park; a compensation runs in reverse from the claims, so that
-// commit-then-crash is undone too; a live run always says what it waits for.
+// stops silently; a step costs one transaction (write the attempt that ends, open the next in the run's row, one event); a driver that dies
+// is replaced within the lease and a poll; a wake is never lost between a step's look and its park; a compensation runs in reverse from the
+// claims, so that commit-then-crash is undone too; a live run always says what it waits for.
 //
 //	pending ──► running ◄──► waiting ──► succeeded
 //	   │           │            │

@@ -13,8 +13,8 @@ import (
 )
 
 // ownLease is a worker of a driver of this process that waits for a run which is being started: the run is leased by the transaction that inserts it, which
-// spares it the queue. If the transaction is rolled back, the worker is free again. If the process ends between the commit and the first step, or the
-// outcome of the commit is not known, the run is leased to nobody until its lease ends, as any run is whose driver dies.
+// spares it the queue. If the transaction is rolled back, the worker is free again. If the outcome of the commit is not known, the run is made due at once,
+// if it is there. If the process ends between the commit and the first step, the run stays leased until its lease ends, as any run whose driver dies.
 type ownLease struct {
 	driver *Driver
 	sent   time.Time // when the lease was asked for: it is not believed for longer than from then on
@@ -110,17 +110,17 @@ func (o *ownLease) end(ctx context.Context, committed bool) {
 		// It was rolled back, or nobody knows, or the driver stops: if the run is there, it is due at once.
 		go func() {
 			defer func() { d.slots <- struct{}{} }()
-			d.disown(ctx, o.held)
+			d.letGoUndriven(ctx, o.held)
 		}()
 	}
 }
 
-// disownWithin bounds how long a run that nobody drives is let go of: its lease ends by itself.
-const disownWithin = 5 * time.Second
+// letGoWithin bounds how long a run that nobody drives is let go of: its lease ends by itself.
+const letGoWithin = 5 * time.Second
 
-// disown makes a run that this driver has leased and does not drive due at once, if it exists.
-func (d *Driver) disown(ctx context.Context, h *held) {
-	ctx, cancel := context.WithTimeout(ctx, disownWithin)
+// letGoUndriven makes a run that this driver has leased and does not drive due at once, if it exists.
+func (d *Driver) letGoUndriven(ctx context.Context, h *held) {
+	ctx, cancel := context.WithTimeout(ctx, letGoWithin)
 	defer cancel()
 	tag, err := pg.Exec(ctx, d.core.db, letGoRun, h.run.ID, h.run.Fence, d.cfg.Owner)
 	switch {
