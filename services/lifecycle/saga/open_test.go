@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/migrations"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
@@ -397,5 +399,53 @@ func TestAnUnreadableRunKeepsItsOpenAttempt(t *testing.T) {
 	}
 	if err := o.announced(id); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOpenAttemptsMigrate holds that the attempt which a run has open gets its row when the database goes back to the build before, and that what that build
+// has open is closed as lost or goes on after the migration.
+func TestOpenAttemptsMigrate(t *testing.T) {
+	testkit.IO(t)
+	began, end := make(chan struct{}), make(chan struct{})
+	var calls atomic.Int32
+	steps := pureSteps("one", "two", "three")
+	steps[1].Do = func(context.Context, *saga.Env) (saga.Outcome, error) {
+		if calls.Add(1) == 1 {
+			close(began)
+			<-end
+		}
+		return saga.Done(nil), nil
+	}
+	def := saga.Definition{Name: "toy", Version: 1, Steps: steps, States: states()}
+	b := newBed(t, def)
+	cfg := b.config("dead")
+	cfg.Heartbeat, cfg.Lease, cfg.Poll, cfg.StallSweep, cfg.Workers = 5*time.Minute, 15*time.Minute, time.Hour, time.Hour, 1
+	b.drive(cfg)
+	ws, id := b.create("toy")
+	<-began
+	defer close(end)
+	open := b.timeline(id)[1]
+	file, err := migrations.FS.ReadFile("00103_lifecycle_open_attempt.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up, down, _ := strings.Cut(string(file), "-- +goose Down")
+	for _, sql := range []string{down, up} {
+		if _, err := b.db.OwnerPool().Exec(testkit.Context(t), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.rowsOpen(id); n != 1 {
+		t.Errorf("%d rows are open", n)
+	}
+	testkit.SetClockOffset(b.db, 20*time.Minute)
+	o := b.second(def)
+	o.drive(o.config("alive"))
+	o.await(id, 10*time.Second, "succeeded")
+	list := o.timeline(id)
+	o.numbered(ws, list, 4)
+	if lost := list[1]; lost.State != "lost" || lost.OpSeq != open.OpSeq || lost.Fence != open.Fence || !lost.StartedAt.Equal(open.StartedAt) ||
+		list[2].Attempt != 2 || list[2].State != "succeeded" {
+		t.Errorf("timeline = %+v", list)
 	}
 }
