@@ -103,6 +103,7 @@ type Base struct {
 	settings   map[string]string
 	exhaustion pg.Exhaustion
 	sequencer  *pgxpool.Pool
+	pools      []*pgxpool.Pool // beside DB
 	ops        *obs.OpsServer
 	clients    []*http.Client
 	tasks      []app.Task
@@ -141,6 +142,23 @@ func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name 
 		return nil, fmt.Errorf("build %s: %w", name, err)
 	}
 	return b, nil
+}
+
+// Pool opens a further pool of the service's own role, with the server's own planner: for work whose statements read many rows, beside the short ones
+// that WithPoolSettings is for. It is closed with the service.
+func (b *Base) Pool(ctx context.Context, purpose string, conns int32) (*pgxpool.Pool, error) {
+	url, err := b.Config.DatabaseURLFile.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read database url: %w", err)
+	}
+	pool, err := pg.Open(ctx, pg.Config{
+		URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name + "-" + purpose, MaxConns: conns, Exhaustion: &b.exhaustion,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open database for %s: %w", purpose, err)
+	}
+	b.pools = append(b.pools, pool)
+	return pool, nil
 }
 
 func (b *Base) open(ctx context.Context) error {
@@ -307,7 +325,7 @@ func (b *Base) Close() {
 	for _, c := range b.clients {
 		c.CloseIdleConnections()
 	}
-	for _, p := range []*pgxpool.Pool{b.DB, b.sequencer} {
+	for _, p := range append(b.pools, b.DB, b.sequencer) {
 		if p != nil {
 			p.Close()
 		}

@@ -186,8 +186,12 @@ func (s *Service) build(ctx context.Context) error {
 	if _, err := checkKeys(ctx, b.Logger, sealer, s.cfg.WorkloadSecretsLostKeys); err != nil {
 		return err
 	}
+	scans, err := b.Pool(ctx, "findings", findings.Conns)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it opened
+	}
 	finder, err := findings.New(findings.Deps{
-		Logger: b.Logger, DB: b.DB, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
+		Logger: b.Logger, DB: scans, Workloads: s.workloads, Drivers: drivers, Metrics: b.Registry.ForService(b.Name), Committed: s.committed,
 	}, findings.Config{Grace: s.cfg.FindingGrace})
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did

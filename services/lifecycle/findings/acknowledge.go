@@ -59,10 +59,10 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 		}
 		entry.TenantID, entry.WorkspaceID, entry.AllocationID, entry.NodeID = f.TenantID, f.WorkspaceID, f.AllocationID, f.NodeID
 		entry.Details = map[string]any{"kind": f.Kind, "subject": f.SubjectType + " " + f.SubjectID, "summary": f.Summary}
-		if err := s.mayAcknowledge(ctx, f); err != nil {
+		if err := mayAcknowledge(ctx, tx, f); err != nil {
 			return err
 		}
-		if err := s.settleFinding(ctx, tx, f); err != nil {
+		if err := settleFinding(ctx, tx, f); err != nil {
 			return err
 		}
 		if _, err := audit.Record(ctx, tx, entry); err != nil {
@@ -83,7 +83,7 @@ func (v *Server) AcknowledgeFinding(ctx context.Context, req *lifecyclev1.Acknow
 }
 
 // mayAcknowledge refuses what has ended, what ends by itself, and what stands in contradiction still.
-func (s *Sweeper) mayAcknowledge(ctx context.Context, f row) error {
+func mayAcknowledge(ctx context.Context, q pg.Querier, f row) error {
 	switch {
 	case f.resolved != nil:
 		return fault.New(commonv1.Reason_REASON_STATE_TERMINAL, "the finding is over", fault.Unmet("the finding is not open any more"),
@@ -92,7 +92,7 @@ func (s *Sweeper) mayAcknowledge(ctx context.Context, f row) error {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a finding of "+names.Of(f.Kind)+" ends by itself when it is no longer so",
 			fault.Unmet("the finding is of "+names.Of(f.Kind)+", not of "+names.Of(rowChanged)), fault.Remedy(f.NextAction))
 	}
-	still, err := s.standsAsChanged(ctx, rowKey{f.SubjectType, f.SubjectID})
+	still, err := standsAsChanged(ctx, q, rowKey{f.SubjectType, f.SubjectID})
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ var rowVersion = pg.DefineDynamic(pg.RoleLifecycle, "findings.row_version", func
 
 // standsAsChanged says in which way a row stands as somebody's hand left it and contradicts what was announced of it. It returns nothing if the row was put
 // back, if the product has announced it since, and if what it was before is not known: then nobody could put it back.
-func (s *Sweeper) standsAsChanged(ctx context.Context, k rowKey) (string, error) {
-	traces, err := s.traces(ctx)
+func standsAsChanged(ctx context.Context, q pg.Querier, k rowKey) (string, error) {
+	traces, err := readTraces(ctx, q)
 	if err != nil {
 		return "", err
 	}
@@ -122,7 +122,7 @@ func (s *Sweeper) standsAsChanged(ctx context.Context, k rowKey) (string, error)
 		return "", nil
 	}
 	tr := traces[i]
-	version, err := pg.Values[int64](ctx, s.deps.DB, rowVersion.For(k.rowType), k.id)
+	version, err := pg.Values[int64](ctx, q, rowVersion.For(k.rowType), k.id)
 	if err != nil {
 		return "", fmt.Errorf("read version of row: %w", err)
 	}
@@ -174,7 +174,7 @@ var sealRow = pg.DefineDynamic(pg.RoleLifecycle, "findings.seal_row", func(rowTy
 
 // settleFinding settles the evidence that a finding spoke of. A seal that it called broken is put on anew, and what the
 // trigger says to that is settled with it.
-func (s *Sweeper) settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
+func settleFinding(ctx context.Context, tx pgx.Tx, f row) error {
 	if err := settle(ctx, tx, f.Evidence, "acknowledged"); err != nil {
 		return err
 	}

@@ -58,9 +58,9 @@ var unsettledEvidence = pg.Define(pg.RoleLifecycle, "findings.unsettled_evidence
 		FROM lifecycle.row_evidence e
 		WHERE NOT EXISTS (SELECT 1 FROM lifecycle.row_evidence_settled s WHERE s.evidence_id = e.evidence_id) ORDER BY e.evidence_id`)
 
-// traces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
-func (s *Sweeper) traces(ctx context.Context) ([]*trace, error) {
-	rows, err := pg.Query(ctx, s.deps.DB, unsettledEvidence)
+// readTraces reads the evidence that is not settled, by row, in the order in which the rows were first touched.
+func readTraces(ctx context.Context, q pg.Querier) ([]*trace, error) {
+	rows, err := pg.Query(ctx, q, unsettledEvidence)
 	if err != nil {
 		return nil, fmt.Errorf("read evidence: %w", err)
 	}
@@ -238,7 +238,7 @@ func list(fields []string) string {
 // withEvidence folds the evidence into what else is seen of the rows. Of a row that was put back by hand, and of which nothing else is seen, it ends the
 // finding; but it is told once, however short the change stood.
 func (s *Sweeper) withEvidence(ctx context.Context, seen []Seen) ([]Seen, error) {
-	traces, err := s.traces(ctx)
+	traces, err := readTraces(ctx, s.deps.DB)
 	if err != nil {
 		return nil, err
 	}

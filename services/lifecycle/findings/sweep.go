@@ -20,10 +20,14 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/placement"
 )
 
+// Conns is how many connections sweeps need: each of the three takes one at a time, and an acknowledgement another.
+const Conns = 4
+
 // Deps is what a sweeper works with.
 type Deps struct {
-	Logger    *slog.Logger
-	DB        *pgxpool.Pool // as lifecycle
+	Logger *slog.Logger
+	// DB logs in as the role lifecycle, without saga.PoolSettings: sweeps join tables whole, which those forbid.
+	DB        *pgxpool.Pool
 	Workloads *pgxpool.Pool // the workload database, as its administrator
 	Drivers   map[commonv1.PlacementDriver]placement.Driver
 	Metrics   prometheus.Registerer
