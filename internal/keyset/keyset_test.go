@@ -114,7 +114,7 @@ func (b *bench) ask(key string) (Rotation, error) {
 	var out Rotation
 	err := pg.InTx(b.ctx, b.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error {
 		var err error
-		out, err = Ask(ctx, tx, Request{Kind: JoinState, IdempotencyKey: key, By: "ada", Reason: "yearly"})
+		out, _, err = Ask(ctx, tx, Request{Kind: JoinState, IdempotencyKey: key, By: "ada", Reason: "yearly"})
 		return err
 	})
 	return out, err

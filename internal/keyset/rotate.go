@@ -30,32 +30,36 @@ type Request struct {
 }
 
 // Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through its overlap. The same
-// idempotency key gets the same rotation.
-func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, error) {
+// idempotency key gets the same rotation; fresh reports whether this call wrote it.
+func Ask(ctx context.Context, tx pgx.Tx, req Request) (rotation Rotation, fresh bool, err error) {
 	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
-		return Rotation{}, fmt.Errorf("take lock of rotations: %w", err)
+		return Rotation{}, false, fmt.Errorf("take lock of rotations: %w", err)
 	}
 	known, err := pg.One[Rotation](ctx, tx, readRotation, req.IdempotencyKey)
 	switch {
 	case err == nil && known.Kind == req.Kind:
-		return known, nil
+		return known, false, nil
 	case err == nil:
-		return Rotation{}, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
+		return Rotation{}, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "")
 	case !pg.IsNoRows(err):
-		return Rotation{}, fmt.Errorf("read rotation: %w", err)
+		return Rotation{}, false, fmt.Errorf("read rotation: %w", err)
 	}
 	if err := Check(ctx, tx, req.Kind); err != nil {
-		return Rotation{}, err
+		return Rotation{}, false, err
 	}
 	made, err := pg.One[Rotation](ctx, tx, insertRotation, ids.New(), string(req.Kind), req.IdempotencyKey, req.By, req.Reason)
 	if err != nil {
-		return Rotation{}, fmt.Errorf("write rotation: %w", err)
+		return Rotation{}, false, fmt.Errorf("write rotation: %w", err)
 	}
-	return made, nil
+	return made, true, nil
 }
 
 // Check refuses a rotation that cannot be asked for now: key_rotation_under_way says when it can.
 func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
+	if kind == TaskSigning {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the key of tasks cannot be rotated by this version",
+			fault.Unmet("agents learn a new key of tasks while they are connected: they are given the keys at their enrolment alone"))
+	}
 	all, err := ReadKeys(ctx, tx)
 	if err != nil {
 		return err

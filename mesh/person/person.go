@@ -94,6 +94,7 @@ type Client struct {
 	People    readmodelv1connect.PeopleServiceClient
 	Release   readmodelv1connect.ReleaseServiceClient
 	Rollback  readmodelv1connect.RollbackServiceClient
+	Keys      readmodelv1connect.KeyServiceClient
 	Instances readmodelv1connect.InstanceServiceClient
 
 	http *http.Client
@@ -125,6 +126,7 @@ func Dial(cfg Config) (*Client, error) {
 		People:    readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
 		Release:   readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
 		Rollback:  readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
+		Keys:      readmodelv1connect.NewKeyServiceClient(hc, base, options...),
 		Instances: readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		http:      hc,
 	}, nil

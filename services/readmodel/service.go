@@ -155,6 +155,7 @@ func (s *Service) owners(ctx context.Context) (gateway.Owners, []gateway.Probe, 
 		Policies:    recoveryv1connect.NewPolicyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Watchdog:    recoveryv1connect.NewWatchdogServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 		Rollback:    recoveryv1connect.NewRollbackServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
+		Keys:        recoveryv1connect.NewKeyServiceClient(rc.HTTP, rc.BaseURL, rc.Options...),
 	}, []gateway.Probe{probe("lifecycle", lc, "lock_store", service.PartDatabaseRoom), probe("recovery", rc, "ca", service.PartDatabaseRoom)}, nil
 }
 
@@ -193,6 +194,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return err //nolint:wrapcheck // it says what
 	}
 	path, handler = readmodelv1connect.NewRollbackServiceHandler(gateway.NewRollbacks(deps), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewKeyServiceHandler(gateway.NewKeys(deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/keys"
 )
 
 // signingKeys are the keys that this service signs and verifies with, and the public ones that agents get from it.
@@ -53,4 +55,15 @@ func (s *Service) openKeys(ctx context.Context) error {
 		return fmt.Errorf("open signing keys: %w", err)
 	}
 	return nil
+}
+
+// addKeys mounts the verbs of keys. It comes after the internal port.
+func (s *Service) addKeys() error {
+	b := s.base
+	server, err := keys.NewServer(keys.Deps{Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Audit: b.Audit})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what is missing
+	}
+	path, handler := recoveryv1connect.NewKeyServiceHandler(server, s.internal.HandlerOptions()...)
+	return s.internal.Mount(path, handler) //nolint:wrapcheck // it says what failed
 }

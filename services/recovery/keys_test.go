@@ -1,14 +1,22 @@
 package recovery_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery"
+	"github.com/gpuaas/mesh/services/recovery/keys"
 )
 
 // second builds another replica on the mesh's database with another directory of join state keys.
@@ -48,5 +56,67 @@ func TestAReplicaWithADirectoryOfItsOwnDoesNotStart(t *testing.T) {
 	}
 	if err := m.second(other); err != nil {
 		t.Fatalf("with the file it was told to copy: %v", err)
+	}
+}
+
+// Scenario: a person of the role security asks for the next key of join states over the real port, and the replica makes it, signs with it, and
+// reports a file that it cannot use.
+func TestAPersonRotatesTheKeyOfJoinStates(t *testing.T) {
+	m := start(t)
+	console, url := m.client("readmodel")
+	people := recoveryv1connect.NewKeyServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
+	ask := func(dry bool, key string, roles ...string) error {
+		_, err := people.RotateKey(m.asPerson(roles...), &recoveryv1.RotateKeyRequest{
+			Kind: recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, Reason: "yearly", IdempotencyKey: key, DryRun: dry,
+		})
+		return err
+	}
+	if err := ask(false, "r1", "operator"); !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+		t.Fatalf("an operator without the role: %v", err)
+	}
+	if err := ask(true, "r1", "security"); err != nil {
+		t.Fatal(err)
+	}
+	list := func() *recoveryv1.ListKeysResponse {
+		t.Helper()
+		answer, err := people.ListKeys(m.asPerson("viewer"), &recoveryv1.ListKeysRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	if n := len(list().GetKeys()); n != 1 {
+		t.Fatalf("%d keys after a dry run", n)
+	}
+	if err := ask(false, "r1", "security"); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		keys := list().GetKeys()
+		if len(keys) != 2 || keys[1].GetState() != recoveryv1.KeyState_KEY_STATE_SIGNING || len(keys[1].GetHeldBy()) != 1 {
+			return fmt.Errorf("the keys are %v", keys)
+		}
+		return nil
+	})
+	if err := ask(false, "r2", "security"); !fault.Has(err, commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY) {
+		t.Fatalf("a second rotation: %v", err)
+	}
+	file := filepath.Join(m.cfg.JoinStateKeys, list().GetKeys()[1].GetFile())
+	if err := os.Chmod(file, 0o640); err != nil { //nolint:gosec // the mode is the point
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if problems := list().GetProblems(); len(problems) == 0 || !strings.Contains(problems[0].GetProblem(), "mode is 0640") {
+			return fmt.Errorf("the problems are %v", problems)
+		}
+		return nil
+	})
+	if told, err := keys.Sweep(m.ctx, m.db.Pool(pg.RoleRecovery)); err != nil || !told {
+		t.Fatalf("no incident: %v, %v", told, err)
+	}
+	var summary string
+	err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT summary FROM recovery.incident WHERE kind = 'signing_keys' AND closed_at IS NULL`).Scan(&summary)
+	if err != nil || !strings.Contains(summary, filepath.Base(file)) || !strings.Contains(summary, m.service.ReplicaID()) {
+		t.Fatalf("the incident is %q, %v", summary, err)
 	}
 }

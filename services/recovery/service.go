@@ -132,6 +132,9 @@ func (s *Service) build(ctx context.Context) error {
 	if err := s.addRollback(); err != nil {
 		return err
 	}
+	if err := s.addKeys(); err != nil {
+		return err
+	}
 	if err := s.serveEnrolment(ctx, enroller); err != nil {
 		return err
 	}

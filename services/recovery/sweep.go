@@ -27,8 +27,8 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 			return nil
 		}},
 		background.Job{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
-			closed, err := keys.Sweep(ctx, deps.Pool)
-			if closed {
+			told, err := keys.Sweep(ctx, deps.Pool)
+			if told {
 				wake.Notify()
 			}
 			return err //nolint:wrapcheck // it says what it did

@@ -40,6 +40,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedInstanceServiceHandler
 	readmodelv1connect.UnimplementedAuditServiceHandler
 	readmodelv1connect.UnimplementedRollbackServiceHandler
+	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedPeopleServiceHandler
 
 	path string // of the contexts file
@@ -190,6 +191,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewInstanceServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRollbackServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewPeopleServiceHandler(f, options...) },
 	} {

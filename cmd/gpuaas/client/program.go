@@ -99,7 +99,8 @@ func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
 		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
 		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.policyCommand(),
-		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.configCommand(),
+		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.keysCommand(),
+		p.configCommand(),
 	}
 }
 

@@ -36,6 +36,7 @@ type Owners struct {
 	Policies    recoveryv1connect.PolicyServiceClient
 	Watchdog    recoveryv1connect.WatchdogServiceClient
 	Rollback    recoveryv1connect.RollbackServiceClient
+	Keys        recoveryv1connect.KeyServiceClient
 }
 
 // Probe asks a service how it finds itself and what it works with.

@@ -166,6 +166,8 @@ func attempted(procedure string, message any) audit.Entry {
 		return entry("person.end", "person", m.GetPerson())
 	case *readmodelv1.AcceptRollbackRequest:
 		return entry("rollback.accept", "rollback", "mesh")
+	case *readmodelv1.RotateKeyRequest:
+		return entry("key.rotate", "key", names.Of(m.GetKind()))
 	default:
 		e := entry(methodWords(procedure), "", "")
 		named(&e, message)

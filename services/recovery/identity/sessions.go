@@ -76,6 +76,11 @@ func (s *Identities) present(r *Record, signed []byte) Presented {
 	}
 	state, err := s.deps.Keys.Verify(signed)
 	if fault.Has(err, commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN) {
+		if claimed, err := joinstate.Peek(signed); err == nil && claimed.NodeInstanceID != r.InstanceID {
+			// Of an earlier enrolment by its own word: as good as none, which any holder of the key may show. Otherwise a node that
+			// was enrolled anew because a key is lost for good would wait for ever.
+			return Presented{Form: FormForeign}
+		}
 		keyID, _ := joinstate.KeyID(signed) //nolint:errcheck // Verify has read it
 		return Presented{Form: FormUnknownKey, KeyID: keyID}
 	}

@@ -3,12 +3,16 @@ package identity_test
 import (
 	"crypto/ed25519"
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
@@ -86,6 +90,69 @@ func TestAStateOfAnUnknownKeyWaitsAndHoldsNoNode(t *testing.T) {
 	}
 	if got := b.text(`SELECT count(*) FILTER (WHERE closed_at IS NULL) || ' ' || min(closed_by) FROM recovery.incident`); got != "0 recovery" {
 		t.Errorf("incidents: %s", got)
+	}
+}
+
+// Scenario: the key is lost for good, and the node was enrolled anew. What it still holds is of its former enrolment.
+func TestAStateOfALostKeyDoesNotShutANewEnrolmentOut(t *testing.T) {
+	b := newBench(t)
+	n := b.enrolled("one")
+	b.admit(n)
+	lost := n.joinState
+	after := b.replica("replica-b", newPrivate(t))
+	n.instance, n.serial = ids.New(), fmt.Sprintf("%x", []byte(ids.New()[24:]))
+	b.tx(func(tx pgx.Tx) error {
+		r, err := identity.LockOne(b.ctx, tx, n.id)
+		if err != nil {
+			return err
+		}
+		m, err := identity.ReadMoment(b.ctx, tx)
+		if err != nil {
+			return err
+		}
+		if err := identity.Activate(b.ctx, tx, r, n.instance, certificate(n.serial), "test", "enrolled", m); err != nil {
+			return err
+		}
+		_, err = identity.Save(b.ctx, tx, r)
+		return err
+	})
+	n.joinState = lost
+	after.admit(n)
+}
+
+// A node needs the keys that have signed what it may hold, and no others.
+func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
+	b := newBench(t)
+	first, second := newPrivate(t), newPrivate(t)
+	one, two := b.enrolled("one"), b.enrolled("two")
+	old := b.replica("replica", first)
+	old.admit(one)
+	old.admit(two)
+	need := func(key string, want string) {
+		t.Helper()
+		if got, err := identity.NeedKey(b.ctx, b.pool, key, false); err != nil || got != want {
+			t.Errorf("key %s is needed by %q, %v; want %q", key, got, err, want)
+		}
+	}
+	firstID, both := old.keys.SigningID(), b.replica("replica", first, second)
+	need(firstID, "join states of nodes: one, two")
+	// Welcomed and not ready: it may hold either.
+	o := both.hello(one)
+	opened := both.open(o)
+	need(firstID, "join states of nodes: one, two")
+	need(both.keys.SigningID(), "join states of nodes: one")
+	// The same session asked for again gets the same bytes from a replica that signs with the other key still.
+	if again := b.replica("behind", second, first).open(o); string(again.GetJoinState()) != string(opened.GetJoinState()) {
+		t.Error("asked again: another join state")
+	}
+	both.confirm(o, opened.GetGeneration())
+	need(firstID, "join states of nodes: two")
+	// What was issued before keys were noted may be of any of the first ones.
+	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = '{}' WHERE name = 'one'`); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := identity.NeedKey(b.ctx, b.pool, firstID, true); err != nil || got != "join states of nodes: one, two" {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -231,16 +232,37 @@ func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error 
 	return err //nolint:wrapcheck // it says what it did
 }
 
-// Sweep closes the incidents of keys that have had no evidence for a while. It reports whether it closed any.
+// Sweep opens an incident for each live replica that reports keys it cannot use, and closes those that have had no evidence for a while. It reports
+// whether it has appended events.
 func Sweep(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
-	closed := false
+	told := false
 	err := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		closed, err = Close(ctx, tx, nil)
+		holders, err := keyset.Holders(ctx, tx)
+		if err != nil {
+			return err //nolint:wrapcheck // it says what it did
+		}
+		var list []Report
+		for _, h := range holders {
+			if len(h.Problems) == 0 {
+				continue
+			}
+			list = append(list, Report{
+				Key:     h.Service + "/" + h.ReplicaID,
+				Summary: fmt.Sprintf("replica %s of %s cannot use a key: %s", h.ReplicaID, h.Service, strings.Join(h.Problems, "; ")),
+				NextAction: "put the file right, or copy it from a replica that holds it (`gpuaas keys list`); the replica goes on with the keys" +
+					" that it loaded before, and does not start again without the one that signs",
+			})
+		}
+		raised, err := Raise(ctx, tx, list...)
+		if err != nil {
+			return err
+		}
+		closed, err := Close(ctx, tx, nil)
+		told = raised || closed
 		return err
 	})
 	if err != nil {
 		return false, fmt.Errorf("sweep incidents of keys: %w", err)
 	}
-	return closed, nil
+	return told, nil
 }

@@ -1,0 +1,130 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+)
+
+var keyView = view[*recoveryv1.SigningKey]{
+	name: (*recoveryv1.SigningKey).GetKeyId,
+	columns: []column[*recoveryv1.SigningKey]{
+		{title: "KIND", path: "kind"},
+		{title: "KEY", path: "key_id"},
+		{title: "STATE", path: "state"},
+		{title: "SINCE", drop: 1, moves: true, path: "since"},
+		{title: "HELD BY", drop: 2, of: func(_ *printer, k *recoveryv1.SigningKey) string { return heldBy(k.GetHeldBy()) }},
+		{title: "NEEDED BY", text: true, path: "needed_by"},
+		{title: "FILE", path: "file", wide: true},
+		{title: "MADE", path: "made_at", wide: true},
+	},
+}
+
+var keyProblemColumns = []column[*recoveryv1.KeyProblem]{
+	{title: "REPLICA", of: func(_ *printer, p *recoveryv1.KeyProblem) string { return p.GetService() + " " + p.GetReplicaId() }},
+	{title: "PROBLEM", text: true, path: "problem"},
+}
+
+var rotationView = view[*recoveryv1.RotateKeyResponse]{
+	name: (*recoveryv1.RotateKeyResponse).GetRotationId,
+	columns: []column[*recoveryv1.RotateKeyResponse]{
+		{title: "KIND", path: "kind"},
+		{title: "ROTATION", path: "rotation_id"},
+		{title: "KEY", path: "key_id"},
+		{title: "REQUESTED", path: "requested_at"},
+	},
+}
+
+// heldBy counts the replicas of each service.
+func heldBy(replicas []string) string {
+	var order []string
+	count := map[string]int{}
+	for _, replica := range replicas {
+		service, _, _ := strings.Cut(replica, " ")
+		if count[service] == 0 {
+			order = append(order, service)
+		}
+		count[service]++
+	}
+	for i, service := range order {
+		order[i] = fmt.Sprintf("%s %d", service, count[service])
+	}
+	return strings.Join(order, ", ")
+}
+
+func (p *Program) keysCommand() *cobra.Command {
+	return group("keys", "The keys that services sign with, and their rotation", []string{"key"}, p.keysList(), p.keysRotate())
+}
+
+func (p *Program) keysList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the signing keys with their states, the replicas that hold them, and what still needs them",
+		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, then signing; the one before is\n" +
+			"verifying_after until nothing that it signed is outstanding, then retired (docs/keys.md). Under the list stand the files that\n" +
+			"replicas refuse. Live replicas are those that have reported within 30 s.",
+		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.keys[] | select(.state == \"signing\") | .key_id'",
+		Args:    args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
+			if err != nil {
+				return err
+			}
+			if err := list(s.printer, keyView, answer.GetKeys(), "", member{"problems", answer.GetProblems()}); err != nil || s.structured() || s.format == formatName {
+				return err
+			}
+			return under(s.printer, keyProblemColumns, answer.GetProblems())
+		}),
+	}
+}
+
+// keyKinds lists the kinds as they are written.
+func keyKinds() []string {
+	var out []string
+	for _, kind := range names.All[recoveryv1.KeyKind]() {
+		out = append(out, names.Of(kind))
+	}
+	return out
+}
+
+func (p *Program) keysRotate() *cobra.Command {
+	req := &readmodelv1.RotateKeyRequest{}
+	cmd := &cobra.Command{
+		Use: "rotate KIND", Short: "Ask for the next key of a kind; it signs once each replica holds it",
+		Long: "Ask for the next key of a kind: " + strings.Join(keyKinds(), ", ") + ". The service that signs makes it within seconds, and\n" +
+			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, copy the new file to each:\n" +
+			"the key does not sign before. A second rotation is refused until the first is through. Needs the role security.",
+		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a laptop was lost'",
+		Args:    args("KIND"), ValidArgs: keyKinds(),
+		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
+			kind, err := names.Parse[recoveryv1.KeyKind](args[0])
+			if err != nil {
+				return Usage(fmt.Errorf("KIND is one of %s, not %q", strings.Join(keyKinds(), ", "), args[0]))
+			}
+			req.Kind = kind
+			if req.GetIdempotencyKey() == "" {
+				req.IdempotencyKey = ids.New()
+			}
+			answer, err := s.client.Keys.RotateKey(ctx, req)
+			if err != nil {
+				return err
+			}
+			if err := one(s.printer, rotationView, answer.GetRotation()); err != nil || !req.GetDryRun() {
+				return err
+			}
+			note(s.err, "nothing was changed: the next key of %s can be asked for", args[0])
+			return nil
+		}),
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&req.DryRun, "dry-run", false, "only check whether it can be asked for")
+	flags.StringVar(&req.IdempotencyKey, "idempotency-key", "", "a repeated request with the same `key` gets the same rotation")
+	reasonFlag(cmd, &req.Reason, true)
+	return cmd
+}

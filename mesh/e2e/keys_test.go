@@ -1,0 +1,176 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// probing asks nodes for work without a pause until it is stopped. It counts what was done, and keeps the first answer that a rotation must not give.
+type probing struct {
+	done atomic.Int64
+	mu   sync.Mutex
+	bad  error
+}
+
+func (p *probing) spoil(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bad == nil {
+		p.bad = err
+	}
+}
+
+func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
+	for ctx.Err() == nil {
+		asked, err := c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
+		if err != nil {
+			// A replica that was killed is an answer that may be asked again; a person who is not believed is not.
+			if fault.Has(err, commonv1.Reason_REASON_ASSERTION_INVALID) || fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+				p.spoil(fmt.Errorf("a person was refused: %w", err))
+			}
+			continue
+		}
+		for ctx.Err() == nil {
+			got, err := c.Client.Query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: asked.GetTask().GetTaskId(), MinPos: asked.GetPos()})
+			if err != nil {
+				continue
+			}
+			switch state := got.GetTask().GetState(); state {
+			case commonv1.TaskState_TASK_STATE_SUCCEEDED:
+				p.done.Add(1)
+			case commonv1.TaskState_TASK_STATE_FAILED, commonv1.TaskState_TASK_STATE_SUPERSEDED, commonv1.TaskState_TASK_STATE_CANCELLED:
+				p.spoil(fmt.Errorf("a probe of %s is %s: %s", node, names.Of(state), got.GetTask().GetReason()))
+			default:
+				continue
+			}
+			break
+		}
+	}
+}
+
+// keysOf are the states of a kind's keys, in the order in which they were made.
+func keysOf(ctx context.Context, c *person.Client, kind recoveryv1.KeyKind) ([]*recoveryv1.SigningKey, []string, error) {
+	answer, err := c.Keys.ListKeys(ctx, &readmodelv1.ListKeysRequest{})
+	if err != nil {
+		return nil, nil, err
+	}
+	var keys []*recoveryv1.SigningKey
+	var states []string
+	for _, key := range answer.GetKeys() {
+		if key.GetKind() == kind {
+			keys, states = append(keys, key), append(states, names.Of(key.GetState()))
+		}
+	}
+	return keys, states, nil
+}
+
+// TestKeysRollUnderLoad rotates the keys of join states and of assertions while nodes work, replicas of the service that signs are killed in the
+// middle, and agents come back with join states of either key.
+func TestKeysRollUnderLoad(tt *testing.T) {
+	t := within(tt, 12*time.Minute)
+	c := start(t, cluster.Config{Nodes: 2})
+	security, err := c.Person(t.ctx, "", person.Session{Subject: "sam", Roles: []string{"security"}, Life: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator, err := c.Person(t.ctx, "", person.Session{Subject: "olga", Roles: []string{"operator"}, Life: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	load := &probing{}
+	loaded, stop := context.WithCancel(t.ctx)
+	var running sync.WaitGroup
+	for _, node := range []string{"n1", "n2"} {
+		running.Go(func() { load.run(loaded, c, node) })
+	}
+	defer running.Wait()
+	defer stop()
+	working := func(why string) {
+		before := load.done.Load()
+		t.must("work "+why, time.Minute, func(context.Context) error {
+			if n := load.done.Load() - before; n < 6 {
+				return fmt.Errorf("%d probes", n)
+			}
+			return nil
+		})
+	}
+	working("before")
+	for _, kind := range []struct {
+		kind    recoveryv1.KeyKind
+		signers []*cluster.Process
+	}{
+		{recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, c.Recovery},
+		{recoveryv1.KeyKind_KEY_KIND_ASSERTION, c.Readmodel},
+	} {
+		rotate := func(key string) error {
+			_, err := security.Keys.RotateKey(t.ctx, &readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: key})
+			return err
+		}
+		name := names.Of(kind.kind)
+		// An operator without the role is refused.
+		_, err := operator.Keys.RotateKey(t.ctx, &readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: name})
+		if !fault.Has(err, commonv1.Reason_REASON_PERMISSION_DENIED) {
+			t.Errorf("%s by an operator: %v", name, err)
+		}
+		t.must("the rotation of "+name, time.Minute, func(context.Context) error { return rotate(name) })
+		for _, signer := range kind.signers {
+			if err := signer.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.must("the new key of "+name+" to sign", 2*time.Minute, func(ctx context.Context) error {
+			keys, states, err := keysOf(ctx, security, kind.kind)
+			if err == nil && (len(states) != 2 || states[1] != "signing") {
+				err = fmt.Errorf("the keys are %v: %v", states, keys)
+			}
+			return err
+		})
+		if err := rotate(name + " again"); !fault.Has(err, commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY) {
+			t.Errorf("%s rotated twice: %v", name, err)
+		}
+		working("after the rotation of " + name)
+	}
+	// The agents come back with what either key signed, and are given what the new one signs.
+	for _, agent := range c.Nodes {
+		if err := agent.Kill9(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	working("after the agents came back")
+	for _, kind := range []recoveryv1.KeyKind{recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, recoveryv1.KeyKind_KEY_KIND_ASSERTION} {
+		t.must("the old key of "+names.Of(kind)+" to be retired", 4*time.Minute, func(ctx context.Context) error {
+			keys, states, err := keysOf(ctx, security, kind)
+			if err == nil && (len(states) != 2 || states[0] != "retired" || len(keys[1].GetHeldBy()) < 4) {
+				err = fmt.Errorf("the keys are %v: %v", states, keys)
+			}
+			return err
+		})
+	}
+	working("at the end")
+	stop()
+	running.Wait()
+	if load.bad != nil {
+		t.Error(load.bad)
+	}
+	conn := database(t, c, pg.DatabaseMesh)
+	if held := column(t, conn, `SELECT name || ' ' || state || ' ' || state_reason FROM recovery.identity WHERE state <> 'active'`); len(held) > 0 {
+		t.Errorf("nodes are not active: %q", held)
+	}
+	if open := column(t, conn, `SELECT summary FROM recovery.incident WHERE kind = 'signing_keys'`); len(open) > 0 {
+		t.Errorf("incidents: %q", open)
+	}
+	t.Logf("%d probes succeeded", load.done.Load())
+}
