@@ -53,7 +53,7 @@ func (r *Rig) cost(ctx context.Context) (cost, error) {
 		return c, fmt.Errorf("read the database's processes: %w", err)
 	}
 	for _, p := range processes {
-		c.of[p] = processorTime(p.PID)
+		c.of[p] = ProcessorTime(p.PID)
 	}
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -78,8 +78,8 @@ func (c *cost) add(from, to cost) {
 	}
 }
 
-// processorTime returns how long a process has run, by /proc; zero if it is not there.
-func processorTime(pid int32) time.Duration {
+// ProcessorTime returns how long a process has run, by /proc; zero if it is not there.
+func ProcessorTime(pid int32) time.Duration {
 	const tick = time.Second / 100 // USER_HZ
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/stat")
 	if err != nil {

@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/cancel"
+	"github.com/gpuaas/mesh/bench/idle"
 	"github.com/gpuaas/mesh/bench/join"
 	"github.com/gpuaas/mesh/bench/resume"
 	"github.com/gpuaas/mesh/bench/sagas"
@@ -19,6 +21,7 @@ import (
 	"github.com/gpuaas/mesh/bench/tasks"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/mesh/halt"
 )
@@ -28,6 +31,8 @@ type benchOptions struct {
 	program *client.Program
 	logger  *slog.Logger
 	agents  int
+	minutes int
+	alone   bool // without a database of the bench's
 	verbose bool
 }
 
@@ -74,6 +79,11 @@ func benchResume(ctx context.Context, o benchOptions, db *bench.Database) (bench
 	})
 }
 
+func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	version, _ := obs.Build()
+	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -84,7 +94,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().BoolVarP(&o.verbose, "verbose", "v", false, "log what the measured parts log")
-	add := func(use, short string, agents int, which ...bencher) {
+	add := func(use, short string, agents int, which ...bencher) *cobra.Command {
 		sub := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: func(cmd *cobra.Command, _ []string) error { return runBenches(cmd, o, which) }}
 		if agents > 0 {
 			sub.Flags().IntVar(&o.agents, "agents", agents, "how many agents")
@@ -95,6 +105,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 			}
 		}
 		cmd.AddCommand(sub)
+		return sub
 	}
 	add("streams", "Server memory of each connected, heartbeating agent", 5000, benchStreams)
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
@@ -102,6 +113,9 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("join", "Time until a request that joins a recreation is answered, with Redis and without", 0, benchJoin, benchJoinAlone)
 	add("cancel", "Time until a cancel reaches the running step, with notifications and by heartbeats alone", 0, benchCancel, benchCancelAlone)
 	add("resume", "How long an operation pauses when the process that drives it is killed", 0, benchResume)
+	quiet := add("idle", "What a mesh costs in which nothing happens", 0, benchIdle)
+	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
@@ -173,6 +187,9 @@ func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
 
 // oneBench gives each bench a database of its own, so that none pays for the rows of another.
 func oneBench(ctx context.Context, o benchOptions, b bencher) (bench.Result, error) {
+	if o.alone {
+		return b(ctx, o, nil)
+	}
 	db, err := bench.StartDatabase(ctx, o.logger)
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("start the bench's database: %w", err)

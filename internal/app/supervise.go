@@ -62,7 +62,21 @@ func (b Backoff) delay(failures int) time.Duration {
 // Every calls fn at once and then each interval (plus or minus a tenth, so that replicas do not march in step) until ctx ends, and answers
 // nil. An error is logged and does not end the loop; a panic does, as an error.
 func Every(ctx context.Context, logger *slog.Logger, name string, interval time.Duration, fn func(ctx context.Context) error) error {
+	return EveryPaced(ctx, logger, name, func() func(context.Context) bool {
+		return func(ctx context.Context) bool {
+			wait := interval
+			if tenth := interval / 10; tenth > 0 {
+				wait += rand.N(2*tenth) - tenth //nolint:gosec // jitter needs no secrecy
+			}
+			return Sleep(ctx, wait)
+		}
+	}, fn)
+}
+
+// EveryPaced is Every with a pause of the caller's: before is called before each round, and returns what sleeps after it and reports whether ctx lives.
+func EveryPaced(ctx context.Context, logger *slog.Logger, name string, before func() func(context.Context) bool, fn func(ctx context.Context) error) error {
 	for {
+		pause := before()
 		if err := protect(ctx, fn); err != nil {
 			if _, panicked := errors.AsType[*PanicError](err); panicked {
 				return err
@@ -72,11 +86,7 @@ func Every(ctx context.Context, logger *slog.Logger, name string, interval time.
 			}
 			logger.WarnContext(ctx, "loop round failed", slog.String("loop", name), slog.String("error", err.Error()))
 		}
-		wait := interval
-		if tenth := interval / 10; tenth > 0 {
-			wait += rand.N(2*tenth) - tenth //nolint:gosec // jitter needs no secrecy
-		}
-		if !Sleep(ctx, wait) {
+		if !pause(ctx) {
 			return nil
 		}
 	}

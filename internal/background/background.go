@@ -29,6 +29,9 @@ import (
 // stopGrace is how long Run waits for a job that does not heed its context.
 const stopGrace = 5 * time.Second
 
+// poll is how often due work is looked for.
+const poll = 5 * time.Second
+
 // Job is one piece of periodic work. Run is idempotent: what one run leaves, the next one finds.
 type Job struct {
 	Name string
@@ -147,8 +150,8 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: len(jobs) + 1}},
 		// A row that says running long after its time is of a replica that died.
 		RescueStuckJobsAfter: longest + time.Minute,
-		// Periodic work may start a second late; listening would cost a connection.
-		PollOnly: true, PeriodicJobs: periodic,
+		// Periodic work may start a few seconds late; listening would cost a connection, and looking for it every second more than the work.
+		PollOnly: true, PeriodicJobs: periodic, FetchPollInterval: poll,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("build background work: %w", err)

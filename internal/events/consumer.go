@@ -134,8 +134,16 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 			known = res.pos
 		}
 		failing.reset()
-		if !res.more && !sleep(ctx, c.cfg.Poll, wake) {
+		if res.more {
+			continue
+		}
+		if !sleep(ctx, c.deps.Numbered.Period(c.cfg.Poll), wake) {
 			return nil
+		}
+		select {
+		case <-wake:
+			known = -1 // there is something new: it need not be asked for first
+		default:
 		}
 	}
 }

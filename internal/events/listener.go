@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/pg"
@@ -14,7 +17,7 @@ import (
 var listen = pg.DefineShared(writers, "events.listen", "LISTEN "+Channel)
 
 // Listener passes the notifications of sequencers in other processes on to this process's consumers. It holds one
-// connection of its pool. Without it consumers poll.
+// connection of its pool. While it does, consumers and other loops that poll do so seldom; see Signal.Period.
 type Listener struct {
 	pool     *pgxpool.Pool
 	numbered *Signal
@@ -55,11 +58,36 @@ func (l *Listener) listen(ctx context.Context, failing *backoff) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	failing.reset()
-	l.numbered.Notify() // whatever was notified while nobody listened
+	defer l.numbered.listen()()
 	for {
-		if _, err := conn.WaitForNotification(ctx); err != nil {
+		err := l.wait(ctx, conn)
+		switch {
+		case err == nil:
+			l.numbered.Notify()
+		case !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil:
 			return fmt.Errorf("wait for notification: %w", err)
 		}
-		l.numbered.Notify()
 	}
+}
+
+// Of a connection that nothing comes from it is asked whether it lives: a network that is cut says nothing, and loops poll seldom on its account.
+const (
+	askEvery   = 30 * time.Second
+	askTimeout = 5 * time.Second
+)
+
+// wait returns after a notification. Its error is context.DeadlineExceeded if none came for a while, and the connection lives.
+func (l *Listener) wait(ctx context.Context, conn *pgx.Conn) error {
+	call, cancel := context.WithTimeout(ctx, askEvery)
+	_, err := conn.WaitForNotification(call)
+	cancel()
+	if err == nil || ctx.Err() != nil || !pgconn.Timeout(err) || conn.IsClosed() {
+		return err //nolint:wrapcheck // wrapped by listen
+	}
+	call, cancel = context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if err := conn.Ping(call); err != nil {
+		return fmt.Errorf("the connection does not answer: %s", err.Error()) //nolint:errorlint // its deadline is no deadline of waiting
+	}
+	return context.DeadlineExceeded
 }

@@ -41,7 +41,7 @@ type SequencerConfig struct {
 	// Batch is how many rows one transaction numbers; 1000.
 	Batch int
 	// Poll is how long an unwoken sequencer sleeps: other processes' rows are theirs to number, but they may have
-	// died; 1 s.
+	// died; 1 s, and Signal.Period of it where Numbered listens.
 	Poll time.Duration
 	// MinInterval is the least time between two rounds, so that a storm of commits shares few of ours; 10 ms.
 	MinInterval time.Duration
@@ -124,7 +124,7 @@ func (s *Sequencer) numberLoop(ctx context.Context, numbered *Signal) error {
 			wake = nil // more is waiting
 		default:
 			failing.reset()
-			if !sleep(ctx, s.cfg.Poll, wake) {
+			if !sleep(ctx, s.deps.Numbered.Period(s.cfg.Poll), wake) {
 				return nil
 			}
 			pause, wake = s.cfg.MinInterval-time.Since(began), nil

@@ -1,12 +1,17 @@
 package events
 
-import "sync"
+import (
+	"context"
+	"sync"
+	"time"
+)
 
 // Signal tells any number of waiting goroutines that something happened. It carries no data and keeps no history: take
 // the channel first, then look, then wait. The zero value is ready; a nil Signal never fires.
 type Signal struct {
-	mu sync.Mutex
-	ch chan struct{}
+	mu        sync.Mutex
+	ch        chan struct{}
+	listening int // connections that pass on what other processes notify
 }
 
 // C is closed at the next Notify.
@@ -33,4 +38,71 @@ func (s *Signal) Notify() {
 		close(s.ch)
 		s.ch = nil
 	}
+}
+
+// Listening reports whether a connection to the database passes on what other processes notify.
+func (s *Signal) Listening() bool {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.listening > 0
+}
+
+// listen notes that a connection begins to listen, and returns what notes its end. Both wake all who hold the channel: at the beginning for what was notified
+// while nobody listened, at the end since they now have to look by themselves, and often.
+func (s *Signal) listen() func() {
+	change := func(by int) {
+		s.mu.Lock()
+		s.listening += by
+		s.mu.Unlock()
+		s.Notify()
+	}
+	change(1)
+	return sync.OnceFunc(func() { change(-1) })
+}
+
+// quiet is how long a loop that other processes wake sleeps without being woken, while a connection listens for them. What nobody notified is found this late:
+// a notification that was lost with its sender.
+const quiet = 10 * time.Second
+
+// Period returns how long a loop may sleep that s wakes: the shorter time, or ten seconds if that is more and a connection listens.
+func (s *Signal) Period(short time.Duration) time.Duration {
+	if s.Listening() {
+		return max(short, quiet)
+	}
+	return short
+}
+
+// Pace sleeps between two rounds of a loop that looks for what other processes have done, and reports whether ctx lives. A notification of now ends it at
+// once, one of s at the earliest after the short time: rounds that follow notifications come no more often than that. Without any it lasts the Period. The
+// caller takes the channels of both before its round.
+func (s *Signal) Pace(ctx context.Context, now, wake <-chan struct{}, short time.Duration) bool {
+	return s.PaceWithin(ctx, now, wake, short, quiet)
+}
+
+// PaceWithin is Pace with a longest sleep of the caller's instead of ten seconds: for a loop that also waits for what no notification tells.
+func (s *Signal) PaceWithin(ctx context.Context, now, wake <-chan struct{}, short, long time.Duration) bool {
+	timer := time.NewTimer(short)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-now:
+		return true
+	case <-timer.C:
+	}
+	if long <= short || !s.Listening() {
+		return true
+	}
+	timer.Reset(long - short)
+	select {
+	case <-ctx.Done():
+		return false
+	case <-now:
+	case <-wake:
+	case <-timer.C:
+	}
+	return true
 }

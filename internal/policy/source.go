@@ -32,6 +32,16 @@ type LoadFunc func(ctx context.Context) (map[string]string, error)
 type SourceConfig struct {
 	Interval time.Duration
 	Timeout  time.Duration
+	// Hints tells of changes that may be of the policy; nil: none does, and what is stored is read every Interval. With it, it is read so soon after one.
+	Hints Hints
+}
+
+// Hints tells of changes. events.Signal implements it.
+type Hints interface {
+	// C is closed at the next hint.
+	C() <-chan struct{}
+	// Pace sleeps until a hint, or for as long as none may be missing; for the short time at least.
+	Pace(ctx context.Context, now, wake <-chan struct{}, short time.Duration) bool
 }
 
 // Source is a Reader that follows what is stored. While nothing could be read it answers the defaults, later the last good set.
@@ -56,6 +66,9 @@ func NewSource(load LoadFunc, logger *slog.Logger, config SourceConfig) *Source 
 	if config.Timeout <= 0 {
 		config.Timeout = time.Second
 	}
+	if config.Hints == nil {
+		config.Hints = noHints{}
+	}
 	s := &Source{load: load, logger: logger, config: config}
 	s.current.Store(&snapshot{changed: make(chan struct{})})
 	return s
@@ -72,15 +85,30 @@ func (s *Source) Changed() (Set, <-chan struct{}) {
 
 // Run reads until ctx ends, and answers nil. A read that fails is logged and keeps the last good set.
 func (s *Source) Run(ctx context.Context) error {
-	ticker := time.NewTicker(s.config.Interval)
-	defer ticker.Stop()
 	for {
+		wake := s.config.Hints.C()
 		s.complain(ctx, s.runOnce(ctx))
-		select {
-		case <-ctx.Done():
+		if !s.config.Hints.Pace(ctx, nil, wake, s.config.Interval) {
 			return nil
-		case <-ticker.C:
 		}
+	}
+}
+
+// noHints is where nothing tells of changes.
+type noHints struct{}
+
+// C implements Hints.
+func (noHints) C() <-chan struct{} { return nil }
+
+// Pace implements Hints.
+func (noHints) Pace(ctx context.Context, _, _ <-chan struct{}, short time.Duration) bool {
+	timer := time.NewTimer(short)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
 	}
 }
 

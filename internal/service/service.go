@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -183,7 +184,7 @@ func (b *Base) open(ctx context.Context) error {
 		return fmt.Errorf("load services' issuer: %w", err)
 	}
 	b.Watch(b.Store, b.Services)
-	b.Policy = policy.NewSource(policystore.Load(b.DB), b.Logger, policy.SourceConfig{})
+	b.Policy = policy.NewSource(policystore.Load(b.DB), b.Logger, policy.SourceConfig{Hints: b.Numbered})
 	// What is built now may take its settings from the policy. A database that is down leaves the defaults in force until Run reads it.
 	if err := b.Policy.Refresh(ctx); err != nil {
 		b.Logger.WarnContext(ctx, "policy not read at the start", obs.Err(err))
@@ -196,12 +197,12 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
 	}
-	b.Health.Ready("database", func(ctx context.Context) error {
+	b.Health.Ready("database", Seldom(10*time.Second, func(ctx context.Context) error {
 		if err := b.DB.Ping(ctx); err != nil {
 			return errors.New("the database does not answer")
 		}
 		return nil
-	})
+	}))
 	// Reported, and no reason to be not ready: reads go on.
 	b.Health.Watch(PartDatabaseRoom, b.exhaustion.Check)
 	return b.number()
@@ -329,5 +330,23 @@ func (b *Base) Close() {
 		if p != nil {
 			p.Close()
 		}
+	}
+}
+
+// Seldom returns a check that is not made again for a while after it has succeeded. One that fails is made each time.
+func Seldom(after time.Duration, check func(context.Context) error) func(context.Context) error {
+	var mu sync.Mutex
+	var until time.Time
+	return func(ctx context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Now().Before(until) {
+			return nil
+		}
+		if err := check(ctx); err != nil {
+			return err
+		}
+		until = time.Now().Add(after)
+		return nil
 	}
 }

@@ -5,6 +5,7 @@ import (
 	_ "github.com/gpuaas/mesh/bench"
 	_ "github.com/gpuaas/mesh/bench/join"
 	_ "github.com/gpuaas/mesh/bench/resume"
+	_ "github.com/gpuaas/mesh/bench/idle"
 	_ "github.com/gpuaas/mesh/bench/rig"
 	_ "github.com/gpuaas/mesh/internal/audit"
 	_ "github.com/gpuaas/mesh/internal/background"

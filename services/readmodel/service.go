@@ -96,7 +96,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.Health.Ready("migrations", func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) })
+	// Nothing takes a migration away but a restore.
+	b.Health.Ready("migrations", service.Seldom(time.Minute, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
 	b.Add(
 		app.Task{Name: "people", Phase: app.PhaseDrain, Run: s.people.Run},
 		app.Task{Name: "projections", Run: s.projector.Run},

@@ -96,6 +96,7 @@ func (s *Service) build(ctx context.Context) error {
 	}
 	teller, err := identity.NewTeller(identity.TellerDeps{
 		Logger: b.Logger, Pool: b.DB, Gate: lifecyclev1connect.NewGateServiceClient(lc.HTTP, lc.BaseURL, lc.Options...), Told: &wakes.told, Wake: b.Wake,
+		Numbered: b.Numbered,
 	}, identity.TellerConfig{})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose

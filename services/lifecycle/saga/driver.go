@@ -107,7 +107,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		})
 	})
 	loops.Go(func() error {
-		return app.Every(ctx, d.log, "saga_resume", d.cfg.Poll, func(ctx context.Context) error {
+		return app.Every(ctx, d.log, "saga_resume", resumeEvery*d.cfg.Poll, func(ctx context.Context) error {
 			_, err := d.core.Resume(ctx)
 			return err
 		})
@@ -121,6 +121,9 @@ func (d *Driver) Run(ctx context.Context) error {
 
 // Abandon makes the coming end of Run that of a crash: what the driver holds stays leased, and nothing more is written. For tests of recovery.
 func (d *Driver) Abandon() { d.gone.Store(true) }
+
+// resumeEvery is how many polls go by until it is looked for runs that stood still in rollback mode: a person ends that mode.
+const resumeEvery = 5
 
 // dispatch leases runs for free workers until ctx ends.
 func (d *Driver) dispatch(ctx, work context.Context) {

@@ -17,6 +17,8 @@ import (
 const (
 	// sweepEvery is how often the whole list is told again: what a lost hint costs.
 	sweepEvery = time.Second
+	// busyFor is how long after a list that was not empty it is told again every sweepEvery.
+	busyFor = 5 * time.Second
 	// sweepSpacing is the least time between two lists: how long work that another replica queued may wait for its hint.
 	sweepSpacing = 100 * time.Millisecond
 	// sweepMost bounds one such list.
@@ -79,15 +81,17 @@ func (h *Hub) each(put func(*watcher)) {
 	}
 }
 
-// Run repeats the list of nodes with work until ctx ends: every second, and soon after events were numbered.
+// Run repeats the list of nodes with work until ctx ends: soon after events were numbered, and every second while there are tasks to be leased or delivered, or
+// cancels to be answered. Where there are none it rests for as long as a connection listens for what other replicas do; see events.Signal.Period.
 func (h *Hub) Run(ctx context.Context) error {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
 	whole := true
+	busy, last := time.Now(), time.Now()
 	for {
 		elsewhere := h.elsewhere.C()
 		began := time.Now()
-		h.sweep(ctx, whole)
+		if h.sweep(ctx, whole) {
+			busy = began
+		}
 		whole = false
 		// A storm of events must not become a storm of scans: they have a tenth of the time at most.
 		select {
@@ -95,49 +99,58 @@ func (h *Hub) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
+		rest := sweepEvery
+		if time.Since(busy) > busyFor {
+			rest = h.elsewhere.Period(sweepEvery)
+		}
+		told := time.NewTimer(max(0, rest-time.Since(last)))
 		select {
-		case <-tick.C:
-			whole = true
+		case <-told.C:
+			whole, last = true, time.Now()
 		case <-elsewhere:
 		case <-ctx.Done():
+			told.Stop()
 			return nil
 		}
+		told.Stop()
 	}
 }
 
-// sweep tells of nodes with work; a whole one tells again of cancels that their agents have not answered.
-func (h *Hub) sweep(ctx context.Context, whole bool) {
+// sweep tells of nodes with work; a whole one tells again of cancels that their agents have not answered. It reports whether there was anything to tell, or
+// that could not be found out.
+func (h *Hub) sweep(ctx context.Context, whole bool) bool {
 	h.mu.Lock()
 	idle := len(h.watchers) == 0
 	h.mu.Unlock()
 	if idle {
-		return
+		return false
 	}
 	call, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	nodes, err := nodesWithWork(call, h.db, sweepMost)
+	nodes, more, err := nodesWithWork(call, h.db, sweepMost)
 	if err != nil {
 		if ctx.Err() == nil {
 			h.logger.WarnContext(ctx, "nodes with work not listed", slog.Any("error", err))
 		}
-		return
+		return true
 	}
 	if len(nodes) > 0 {
 		h.Notify(nodes...)
 	}
 	if !whole {
-		return
+		return more
 	}
 	cancels, err := unansweredCancels(call, h.db, sweepMost)
 	if err != nil {
 		if ctx.Err() == nil {
 			h.logger.WarnContext(ctx, "cancels not listed", slog.Any("error", err))
 		}
-		return
+		return true
 	}
 	for _, c := range cancels {
 		h.Cancel(c)
 	}
+	return more || len(cancels) > 0
 }
 
 func (h *Hub) add() *watcher {
@@ -173,7 +186,7 @@ func (s *Server) WatchWork(ctx context.Context, _ *lifecyclev1.WatchWorkRequest,
 	if err := stream.Send(&lifecyclev1.WatchWorkResponse{}); err != nil {
 		return fmt.Errorf("send hints: %w", err)
 	}
-	if nodes, err := nodesWithWork(ctx, s.deps.DB, sweepMost); err == nil && len(nodes) > 0 {
+	if nodes, _, err := nodesWithWork(ctx, s.deps.DB, sweepMost); err == nil && len(nodes) > 0 {
 		if err := stream.Send(&lifecyclev1.WatchWorkResponse{NodeIds: nodes, Sweep: true}); err != nil {
 			return fmt.Errorf("send hints: %w", err)
 		}

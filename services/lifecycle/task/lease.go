@@ -145,14 +145,20 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	return gates, out, err //nolint:wrapcheck // it says which
 }
 
-// nodesWithWork lists nodes with a session that have something to lease, up to a bound. Nodes that are away are left out, so that the work that waits
-// for them does not push others out of the list.
-func nodesWithWork(ctx context.Context, q pg.Querier, limit int) ([]string, error) {
-	out, err := pg.Values[string](ctx, q, nodesWithTasks, limit)
+// nodesWithWork lists nodes with a session that have something to lease, up to a bound, and reports whether more may come without an event: tasks that are
+// offered and not delivered, or whose time to start is yet to come. Nodes that are away are left out, so that the work that waits for them does not push
+// others out of the list.
+func nodesWithWork(ctx context.Context, q pg.Querier, limit int) (due []string, more bool, err error) { //nolint:nonamedreturns // says which is which
+	rows, err := pg.All[waitingNode](ctx, q, nodesWithTasks, limit)
 	if err != nil {
-		return nil, fmt.Errorf("list nodes with work: %w", err)
+		return nil, false, fmt.Errorf("list nodes with work: %w", err)
 	}
-	return out, nil
+	for _, r := range rows {
+		if r.Due {
+			due = append(due, r.NodeID)
+		}
+	}
+	return due, len(rows) > 0, nil
 }
 
 // unansweredCancels lists tasks in flight that are to stop; in rollback mode none is.

@@ -72,6 +72,11 @@ type (
 		Epoch   int64  `db:"epoch"`
 		Reason  string `db:"cancel_reason"`
 	}
+	// waitingNode is a node with tasks that are queued or offered, and whether some are due to be leased.
+	waitingNode struct {
+		NodeID string `db:"node_id"`
+		Due    bool   `db:"due"`
+	}
 	// latePiece is a late result, and whether it is kept as a row.
 	latePiece struct {
 		TaskID string `db:"task_id"`
@@ -194,13 +199,14 @@ var (
 		)
 		SELECT t.payload, t.fresh, `+columns+` FROM leased t ORDER BY t.task_id`)
 	nodesWithTasks = pg.Define(pg.RoleLifecycle, "task.nodes_with_tasks", `
-		SELECT node_id::text FROM (
-			SELECT DISTINCT t.node_id FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
-			WHERE t.open AND t.expires_at > now.at AND (t.state = 'queued' AND t.not_before <= now.at OR
-				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`') AND `+dispatchable+`
+		SELECT n.node_id::text AS node_id, bool_or(n.due) AS due FROM (
+			SELECT DISTINCT t.node_id, t.state = 'queued' AND t.not_before <= now.at OR
+				t.state = 'dispatched' AND t.offered_at < now.at - interval '`+offerAgainAfter+`' AS due
+			FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
+			WHERE t.open AND t.expires_at > now.at AND t.state IN ('queued', 'dispatched') AND `+dispatchable+`
 		) n
 		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open)
-			LIMIT $1`)
+		GROUP BY n.node_id ORDER BY due DESC LIMIT $1`)
 	clearPayloads = pg.Define(pg.RoleLifecycle, "task.clear_payloads", `
 		WITH over AS (
 			SELECT t.task_id FROM lifecycle.task t

@@ -28,7 +28,7 @@ type Gate interface {
 
 // TellerConfig bounds the loop; zero fields take the defaults.
 type TellerConfig struct {
-	Poll     time.Duration // between looks without a wake; 500 ms
+	Poll     time.Duration // between looks without a wake; 500 ms, and ten seconds while Numbered listens
 	Batch    int           // nodes of one round; 64
 	Parallel int           // calls at once; 8
 	Timeout  time.Duration // of one call; 3 s
@@ -59,8 +59,8 @@ type TellerDeps struct {
 	Logger *slog.Logger
 	Pool   *pgxpool.Pool
 	Gate   Gate
-	// Told wakes the loop; Wake is notified after it appended events.
-	Told, Wake *events.Signal
+	// Told wakes the loop; Wake is notified after it appended events. Numbered wakes it for what other replicas have fenced, and may be nil.
+	Told, Wake, Numbered *events.Signal
 }
 
 // Teller tells lifecycle of fences until it has acknowledged them. Every replica runs one: telling twice is harmless, telling late is not.
@@ -81,7 +81,7 @@ func NewTeller(deps TellerDeps, cfg TellerConfig) (*Teller, error) {
 // Run tells until ctx ends.
 func (t *Teller) Run(ctx context.Context) error {
 	for {
-		wake := t.deps.Told.C()
+		wake, numbered := t.deps.Told.C(), t.deps.Numbered.C()
 		told, err := t.runOnce(ctx)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
@@ -90,16 +90,19 @@ func (t *Teller) Run(ctx context.Context) error {
 		if err == nil && told == t.cfg.Batch {
 			continue
 		}
-		if err != nil {
-			wake = nil // whoever wakes us cannot mend it
+		if err != nil { // neither who wakes us nor an event mends it
+			timer := time.NewTimer(t.cfg.Poll)
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			}
+			timer.Stop()
+			continue
 		}
-		timer := time.NewTimer(t.cfg.Poll)
-		select {
-		case <-ctx.Done():
-		case <-wake:
-		case <-timer.C:
+		// A fence of another replica comes with an event.
+		if !t.deps.Numbered.Pace(ctx, wake, numbered, t.cfg.Poll) {
+			return nil
 		}
-		timer.Stop()
 	}
 }
 

@@ -39,7 +39,7 @@ type Deps struct {
 
 // Config bounds the watchdog; zero fields take the defaults. What operators tune are policy keys.
 type Config struct {
-	Every            time.Duration // between rounds; 1 s
+	Every            time.Duration // between rounds; 1 s, and three times that while nothing happens and Numbered listens
 	Lease            time.Duration // of acting; 15 s
 	Settle           time.Duration // from a detection to the first request, so that what befalls many is seen as such; 5 s
 	Timeout          time.Duration // of one request; 5 s
@@ -137,8 +137,17 @@ func (w *Watchdog) Drain(ctx context.Context) error {
 
 // Run makes rounds until ctx ends.
 func (w *Watchdog) Run(ctx context.Context) error {
-	return app.Every(ctx, w.deps.Logger, "watchdog", w.cfg.Every, func(ctx context.Context) error { //nolint:wrapcheck // a panic, as it is
+	return app.EveryPaced(ctx, w.deps.Logger, "watchdog", w.pause, func(ctx context.Context) error { //nolint:wrapcheck // a panic, as it is
 		_, err := w.RunOnce(ctx)
 		return err
 	})
+}
+
+// pause sleeps between two rounds: one period where an event came, and a few where none did. What a round finds without an event is that something has been
+// silent for too long, which is a matter of ten seconds and more.
+func (w *Watchdog) pause() func(context.Context) bool {
+	wake := w.deps.Numbered.C()
+	return func(ctx context.Context) bool {
+		return w.deps.Numbered.PaceWithin(ctx, nil, wake, w.cfg.Every, 3*w.cfg.Every)
+	}
 }

@@ -1,0 +1,194 @@
+// Package idle measures what a mesh costs in which nothing happens: the transactions of all databases, the write-ahead log, the connections and the processor
+// time of each process, over minutes.
+//
+// The mesh is that of `gpuaas dev`: the four services in this process, Postgres, Redis and the agents beside it.
+package idle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/material"
+)
+
+// MostCommits, MostWAL and MostConnections are what an idle mesh may cost: transactions and bytes of the write-ahead log a minute, and connections.
+const (
+	MostCommits     = 500
+	MostWAL         = 20 << 10
+	MostConnections = 24
+)
+
+// Options says how to measure.
+type Options struct {
+	Length  time.Duration // of the measured stretch; default 2 min
+	Settle  time.Duration // from the moment the mesh is ready; default 1 min
+	Nodes   int           // default 3
+	Agent   string        // the agent's program; empty: beside this one
+	Version string
+	Logger  *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Length == 0 {
+		o.Length = 2 * time.Minute
+	}
+	if o.Settle == 0 {
+		o.Settle = time.Minute
+	}
+	if o.Nodes == 0 {
+		o.Nodes = 3
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// Run measures.
+func Run(ctx context.Context, opts Options) (bench.Result, error) {
+	opts = opts.withDefaults()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	mesh, err := dev.New(ctx, dev.Deps{Logger: opts.Logger, Out: discard{}, Err: discard{}, Version: opts.Version, Began: time.Now()},
+		dev.Config{Ephemeral: true, Nodes: opts.Nodes, AgentBinary: opts.Agent})
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- mesh.Run(ctx) }()
+	result, err := whileRunning(ctx, opts, mesh, ended)
+	cancel()
+	if last, ok := <-ended; ok && err == nil && last != nil {
+		err = fmt.Errorf("end the mesh: %w", last)
+	}
+	return result, err
+}
+
+// discard takes what a person would read.
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// whileRunning measures the mesh. If that ends first, it closes ended.
+func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan error) (bench.Result, error) {
+	rest := func(d time.Duration, ready <-chan struct{}) error {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case err := <-ended:
+			close(ended)
+			return errors.Join(errors.New("the mesh ended by itself"), err)
+		case <-ctx.Done():
+			return fmt.Errorf("measure the mesh: %w", context.Cause(ctx))
+		case <-ready:
+			return nil
+		case <-timer.C:
+			if ready != nil {
+				return errors.New("the mesh was not ready in time")
+			}
+			return nil
+		}
+	}
+	const patience = 5 * time.Minute
+	if err := rest(patience, mesh.Ready()); err != nil {
+		return bench.Result{}, err
+	}
+	if err := rest(opts.Settle, nil); err != nil {
+		return bench.Result{}, err
+	}
+	url, err := os.ReadFile(material.Layout{Dir: filepath.Join(mesh.Dir(), "material")}.URLFile(pg.RoleOwner))
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("read the address of the database: %w", err)
+	}
+	before, err := look(ctx, strings.TrimSpace(string(url)))
+	if err != nil {
+		return bench.Result{}, err
+	}
+	if err := rest(opts.Length, nil); err != nil {
+		return bench.Result{}, err
+	}
+	after, err := look(ctx, strings.TrimSpace(string(url)))
+	if err != nil {
+		return bench.Result{}, err
+	}
+	return judge(ctx, opts, before, after)
+}
+
+// seen is what has been counted until a moment.
+type seen struct {
+	counted
+
+	at                 time.Time
+	services, database time.Duration // processor time of this process, and of the database's
+}
+
+var (
+	countAll = pg.Define(pg.RoleOwner, "idle.count_all", `
+	SELECT (SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database)::bigint AS commits,
+		pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal,
+		(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL AND pid <> pg_backend_pid()) AS connections`)
+	serverPIDs = pg.Define(pg.RoleOwner, "idle.server_pids", `SELECT pid FROM pg_stat_activity`)
+)
+
+// counted is what the database counts.
+type counted struct {
+	Commits     int64 `db:"commits"`
+	WAL         int64 `db:"wal"`
+	Connections int64 `db:"connections"`
+}
+
+// look reads the counters over a connection of its own, which it closes.
+func look(ctx context.Context, url string) (seen, error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return seen{}, fmt.Errorf("connect to the database: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	c, err := pg.One[counted](ctx, conn, countAll)
+	if err != nil {
+		return seen{}, fmt.Errorf("read the counters: %w", err)
+	}
+	out := seen{counted: c, at: time.Now(), services: rig.ProcessorTime(int32(os.Getpid()))} //nolint:gosec // a process id
+	pids, err := pg.Values[int32](ctx, conn, serverPIDs)
+	if err != nil {
+		return seen{}, fmt.Errorf("read the database's processes: %w", err)
+	}
+	for _, pid := range pids {
+		out.database += rig.ProcessorTime(pid)
+	}
+	return out, nil
+}
+
+func judge(ctx context.Context, opts Options, before, after seen) (bench.Result, error) {
+	minutes := after.at.Sub(before.at).Minutes()
+	per := func(n int64) float64 { return math.Round(float64(n) / minutes) }
+	details, err := bench.Environment(ctx, nil)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+	}
+	commits, wal := per(after.Commits-before.Commits), per(after.WAL-before.WAL)
+	details["baseline"] = "transactions a minute that an idle mesh may make"
+	details["nodes"], details["length"] = opts.Nodes, opts.Length.String()
+	details["wal_bytes_per_minute"], details["wal_bytes_per_minute_most"] = wal, MostWAL
+	details["connections"], details["connections_most"] = after.Connections, MostConnections
+	details["database_cpu_ms_per_minute"] = per((after.database - before.database).Milliseconds())
+	details["services_cpu_ms_per_minute"] = per(after.services.Milliseconds() - before.services.Milliseconds())
+	return bench.Result{
+		Name: "idle", Value: commits, Unit: "transactions a minute", Baseline: MostCommits, Ratio: commits / MostCommits, Required: 1,
+		Passed:  commits <= MostCommits && wal <= MostWAL && after.Connections <= MostConnections,
+		Details: details,
+	}, nil
+}

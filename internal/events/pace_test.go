@@ -1,0 +1,145 @@
+package events_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// rounds counts the rounds of a loop within a simulated minute.
+func rounds(t *testing.T, s *events.Signal, during func(ctx context.Context)) int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute-time.Millisecond)
+	defer cancel()
+	if during != nil {
+		go during(ctx)
+	}
+	n := 0
+	for {
+		wake := s.C()
+		n++
+		if !s.Pace(ctx, nil, wake, time.Second) {
+			return n
+		}
+	}
+}
+
+// TestALoopIsQuietWhileAConnectionListens holds how often a loop looks in a minute: every second while nothing listens, every ten while something does, never
+// more often than every second however much is notified, and at once when the connection is lost.
+func TestALoopIsQuietWhileAConnectionListens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s events.Signal
+		if n := rounds(t, &s, nil); n != 60 {
+			t.Errorf("%d rounds a minute while nothing listens", n)
+		}
+		lost := events.Listen(&s)
+		if n := rounds(t, &s, nil); n != 6 {
+			t.Errorf("%d rounds a minute while a connection listens", n)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute-time.Millisecond)
+		n := 1
+		for s.PaceWithin(ctx, nil, s.C(), time.Second, 3*time.Second) {
+			n++
+		}
+		cancel()
+		if n != 20 {
+			t.Errorf("%d rounds a minute of a loop that looks every three seconds", n)
+		}
+		storm := func(ctx context.Context) {
+			for ctx.Err() == nil {
+				s.Notify()
+				time.Sleep(10 * time.Millisecond) // simulated
+			}
+		}
+		if n = rounds(t, &s, storm); n < 55 || n > 60 {
+			t.Errorf("%d rounds a minute of a storm", n)
+		}
+		began := time.Now()
+		wake := s.C()
+		go func() {
+			time.Sleep(3 * time.Second) // simulated
+			lost()
+		}()
+		if !s.Pace(t.Context(), nil, wake, time.Second) || time.Since(began) != 3*time.Second {
+			t.Errorf("the loss of the connection was found after %s", time.Since(began))
+		}
+		if s.Listening() || s.Period(time.Second) != time.Second {
+			t.Error("it listens still")
+		}
+		now := make(chan struct{})
+		close(now)
+		began = time.Now()
+		if !s.Pace(t.Context(), now, nil, time.Hour) || time.Since(began) != 0 {
+			t.Errorf("what wakes at once took %s", time.Since(began))
+		}
+	})
+}
+
+// TestALostListenerIsKnown holds that a signal listens exactly while the connection lives: when the server ends it the loops are woken, and look often until
+// the next one stands.
+func TestALostListenerIsKnown(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	var numbered events.Signal
+	var cut atomic.Bool
+	config, err := pgxpool.ParseConfig(d.URL(pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if cut.Load() {
+			return errors.New("the network is cut")
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	l, err := events.NewListener(pool, &numbered, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, l.Run)
+	listens := func(want bool) {
+		t.Helper()
+		testkit.Eventually(t, testkit.Patience, func() error {
+			if numbered.Listening() != want {
+				return fmt.Errorf("listening: %v", !want)
+			}
+			return nil
+		})
+	}
+	listens(true)
+	admin, err := pgx.Connect(ctx, d.AdminURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	cut.Store(true)                               // no new connection either, so that it stays lost
+	woken := numbered.C()
+	if _, err := admin.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%LISTEN%'
+		AND pid <> pg_backend_pid()`); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-woken:
+	case <-ctx.Done():
+		t.Fatal(errors.New("nothing was woken"))
+	}
+	listens(false)
+	cut.Store(false)
+	listens(true)
+}
