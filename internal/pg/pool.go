@@ -66,7 +66,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		pc.MaxConns = cfg.MaxConns
 	}
 	pc.MinConns = cfg.MinConns
-	pc.MaxConnIdleTime = time.Minute // what a burst opened goes soon: each costs the server megabytes
+	pc.MaxConnIdleTime = 5 * time.Minute
 	pc.MaxConnLifetime = time.Hour
 	pc.MaxConnLifetimeJitter = 10 * time.Minute
 	pc.HealthCheckPeriod = 15 * time.Second
