@@ -21,7 +21,9 @@ func NewRing(key Key, verifiers *VerifierSet) *Ring {
 }
 
 // Replace puts another key and other verifiers in force.
-func (r *Ring) Replace(key Key, verifiers *VerifierSet) { r.current.Store(&ringState{key: key, verifiers: verifiers}) }
+func (r *Ring) Replace(key Key, verifiers *VerifierSet) {
+	r.current.Store(&ringState{key: key, verifiers: verifiers})
+}
 
 // Key returns the key that signs now.
 func (r *Ring) Key() Key { return r.current.Load().key }

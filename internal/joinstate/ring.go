@@ -12,7 +12,9 @@ func (r *Ring) Replace(keys *Keys) { r.current.Store(keys) }
 func (r *Ring) SigningID() string { return r.current.Load().SigningID() }
 
 // SignWith is SignWith of the present keys.
-func (r *Ring) SignWith(keyID string, s State) ([]byte, error) { return r.current.Load().SignWith(keyID, s) }
+func (r *Ring) SignWith(keyID string, s State) ([]byte, error) {
+	return r.current.Load().SignWith(keyID, s)
+}
 
 // Verify is Verify of the present keys.
 func (r *Ring) Verify(signed []byte) (State, error) { return r.current.Load().Verify(signed) }

@@ -67,7 +67,7 @@ func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
 	p.retired = time.Now()
 	c.clean()
 	for _, line := range c.lines {
-		s.deps.Logger.InfoContext(ctx, line, slog.String("kind", string(p.Kind)))
+		s.deps.Logger.InfoContext(ctx, "signing keys changed", slog.String("kind", string(p.Kind)), slog.String("change", line))
 	}
 	if p.keys, _, err = p.Files.read(p.Kind); err != nil {
 		return nil, err

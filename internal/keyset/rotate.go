@@ -30,8 +30,8 @@ type Request struct {
 }
 
 // Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through its overlap. The same
-// idempotency key gets the same rotation; fresh reports whether this call wrote it.
-func Ask(ctx context.Context, tx pgx.Tx, req Request) (rotation Rotation, fresh bool, err error) {
+// idempotency key gets the same rotation; the flag reports whether this call wrote it.
+func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
 		return Rotation{}, false, fmt.Errorf("take lock of rotations: %w", err)
 	}

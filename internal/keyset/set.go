@@ -220,7 +220,9 @@ func (s *Set) tellProblems(ctx context.Context, problems []string) {
 }
 
 // one does a round of one kind. It returns the words of what the replica holds, and what is wrong.
-func (s *Set) one(ctx context.Context, p *part, all []Key, open []Rotation, start bool) (holds, problems []string, err error) {
+func (s *Set) one(ctx context.Context, p *part, all []Key, open []Rotation, start bool) ([]string, []string, error) {
+	var holds, problems []string
+	var err error
 	rows := ofKind(p.Kind, all)
 	var bad map[string]string
 	if p.Signs {

@@ -128,7 +128,7 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	old := b.replica("replica", first)
 	old.admit(one)
 	old.admit(two)
-	need := func(key string, want string) {
+	need := func(key, want string) {
 		t.Helper()
 		if got, err := identity.NeedKey(b.ctx, b.pool, key, false); err != nil || got != want {
 			t.Errorf("key %s is needed by %q, %v; want %q", key, got, err, want)
