@@ -7,6 +7,7 @@ package sagatest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -128,6 +129,23 @@ func Conform(t *testing.T, c Case) {
 			tr.clean()
 		})
 	}
+	for _, name := range []string{"lease.opened", "lease.after_commit", "advance.before_commit"} {
+		at := point{name: name, step: 0, dir: "do"}
+		if len(c.Definition.Steps) == 1 || !slices.Contains(there, at) {
+			continue // it has no such point
+		}
+		t.Run("started beside a driver, crashes "+at.String(), func(t *testing.T) {
+			p := newPlan()
+			p.crash, p.beside = &at, true
+			tr := begin(t, p)
+			tr.ends("succeeded", c.Definition.States.Succeeded)
+			if got := tr.list(); len(got) != made {
+				t.Errorf("after the crash the resource lists %v: want %d", got, made)
+			}
+			tr.wasHit()
+			tr.clean()
+		})
+	}
 	for _, at := range distinct(back) {
 		if at.dir != "undo" && at.step != len(c.Definition.Steps)-1 {
 			continue // shown on the way there
@@ -216,11 +234,21 @@ func distinct(points []point) []point {
 
 func (tr *trial) db() pg.Beginner { return tr.c.DB.Pool(pg.RoleLifecycle) }
 
-// begin starts the run and a driver; if the plan has a crash, another driver waits for it.
+// begin starts the run and then a driver, which takes it from the queue, or as the plan wants it the other way round: then the start mostly leases
+// the run by itself. If the plan has a crash, another driver waits for it.
 func (tr *trial) begin() {
 	tr.t.Helper()
+	if tr.plan.beside {
+		tr.drive(func() {})
+		tr.start()
+		return
+	}
+	tr.drive(tr.start)
+}
+
+func (tr *trial) start() {
+	tr.t.Helper()
 	ctx := testkit.Context(tr.t)
-	tr.drive()
 	err := pg.InTx(ctx, tr.db(), func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if tr.c.Workspace != nil {
@@ -253,8 +281,8 @@ func plainWorkspace(ctx context.Context, core *saga.Core, tx pgx.Tx) (string, er
 }
 
 // drive starts a driver with an owner of its own. At the planned crash it ends as a killed process would, and the next one finds the lease
-// expired.
-func (tr *trial) drive() {
+// expired. before is called when there is a core, and no driver runs yet.
+func (tr *trial) drive(before func()) {
 	tr.t.Helper()
 	tr.owner++
 	registry, err := saga.NewRegistry(tr.plan.wrap(tr.c.Definition, func() *saga.Core { return tr.core }, tr.db()))
@@ -268,6 +296,7 @@ func (tr *trial) drive() {
 	driver, err := saga.NewDriver(core, saga.Config{
 		Owner: fmt.Sprintf("%s-%d", ids.New(), tr.owner), Workers: 4, Lease: lease, Heartbeat: time.Second, Poll: 20 * time.Millisecond,
 		CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second,
+		LeaseBatch: 1, // while it looks at the queue, the other workers are free for what is started
 	})
 	if err != nil {
 		tr.t.Fatal(err)
@@ -276,6 +305,7 @@ func (tr *trial) drive() {
 	if tr.c.Running != nil {
 		tr.c.Running(core)
 	}
+	before()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tr.t.Context()))
 	done := make(chan error, 1)
 	go func() { done <- driver.Run(ctx) }()
@@ -314,7 +344,7 @@ func (tr *trial) ends(state string, workspace commonv1.WorkspaceState) {
 		}
 		*tr.skew += lease + time.Second
 		testkit.SetClockOffset(tr.c.DB, *tr.skew)
-		tr.drive()
+		tr.drive(func() {})
 	}
 	pool := tr.c.DB.Pool(pg.RoleLifecycle)
 	var run saga.Run

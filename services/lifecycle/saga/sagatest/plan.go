@@ -32,6 +32,7 @@ type plan struct {
 	twice      bool // every Do and Undo is called twice
 	cancelAt   int  // step at which the run is cancelled before its work; -1 none
 	turnBack   bool // the run is cancelled after the work of its last step
+	beside     bool // the run is started beside a driver that runs already
 	crash      *point
 
 	mu      sync.Mutex
