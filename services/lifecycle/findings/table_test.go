@@ -110,13 +110,13 @@ func TestTheTableOfEdits(t *testing.T) {
 	run := b.text(`SELECT run_id::text FROM lifecycle.workspace WHERE id = $1`, id)
 	allocation := b.text(`SELECT allocation_id::text FROM lifecycle.allocation WHERE workspace_id = $1`, id)
 	// A row that lives: the guard passes over those whose life has ended unless they were written lately.
-	head := "| edit |"
+	head := []string{"edit"}
 	for _, w := range ways {
-		head += " " + w.name + " |"
+		head = append(head, w.name)
 	}
-	table := []string{head, "|---|" + strings.Repeat("---|", len(ways))}
+	table := []string{tableLine(head), "|" + strings.Repeat("---|", len(head))}
 	for _, e := range edits(id, run, allocation, ids.New()) {
-		line := "| " + e.class + " |"
+		line := []string{e.class}
 		for _, w := range ways {
 			var saw []string
 			for _, role := range w.roles {
@@ -125,9 +125,9 @@ func TestTheTableOfEdits(t *testing.T) {
 			if slices.IndexFunc(saw, func(s string) bool { return s != saw[0] }) >= 0 {
 				t.Errorf("%s, %s: as %v the guard sees %q", e.class, w.name, w.roles, saw)
 			}
-			line += " " + saw[0] + " |"
+			line = append(line, saw[0])
 		}
-		table = append(table, line)
+		table = append(table, tableLine(line))
 	}
 	doc, err := os.ReadFile("../../../docs/findings.md")
 	if err != nil {
@@ -139,6 +139,8 @@ func TestTheTableOfEdits(t *testing.T) {
 		t.Errorf("docs/findings.md tells another table (-told +made):\n%s\n%s", cmp.Diff(told, made), made)
 	}
 }
+
+func tableLine(cells []string) string { return "| " + strings.Join(cells, " | ") + " |" }
 
 // outcome makes an edit, says how the guard sees it, and takes it back until nothing is found.
 func (b *bed) outcome(e edit, w way, role string) string {

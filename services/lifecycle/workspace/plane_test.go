@@ -151,6 +151,7 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 	pc.MaxConns, pc.PrepareConn = 10, s.pass
 	pc.ConnConfig.Tracer = cfg.tracer
 	pc.ConnConfig.RuntimeParams["timezone"] = "UTC"
+	pc.ConnConfig.RuntimeParams[pg.WriterSetting] = pg.WriterProduct
 	maps.Copy(pc.ConnConfig.RuntimeParams, saga.PoolSettings())
 	if s.pool, err = pgxpool.NewWithConfig(p.t.Context(), pc); err != nil {
 		p.t.Fatal(err)

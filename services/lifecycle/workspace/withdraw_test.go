@@ -67,7 +67,7 @@ func (p *plane) traced(d *deadlocks) *pgxpool.Pool {
 		p.t.Fatal(err)
 	}
 	cfg.MaxConns, cfg.ConnConfig.Tracer = 4, d
-	maps.Copy(cfg.ConnConfig.RuntimeParams, map[string]string{"timezone": "UTC"})
+	maps.Copy(cfg.ConnConfig.RuntimeParams, map[string]string{"timezone": "UTC", pg.WriterSetting: pg.WriterProduct})
 	pool, err := pgxpool.NewWithConfig(p.t.Context(), cfg)
 	if err != nil {
 		p.t.Fatal(err)
