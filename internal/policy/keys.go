@@ -53,6 +53,8 @@ const (
 	SagaCancelGraceSeconds        = "saga.cancel_grace_seconds"
 	ChurnRecreatesPerHour         = "churn.recreates_per_hour"
 	BrakeFleetFraction            = "brake.fleet_fraction"
+	BrakeIdentityFraction         = "brake.identity_fraction"
+	BrakeIdentityLeast            = "brake.identity_least"
 	WorkloadCrashLoopRestarts     = "workload.crash_loop_restarts"
 )
 
@@ -179,6 +181,15 @@ var keys = prepare([]Key{
 	{
 		Name: BrakeFleetFraction, Kind: Fraction, Default: "0.2", Min: "0.01", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",
 		Meaning: "the share of the fleet that may drift within five minutes before we suspect ourselves and stop automatic repair",
+	},
+	{
+		Name: BrakeIdentityFraction, Kind: Fraction, Default: "0.01", Min: "0.001", Max: "0.5", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Meaning: "the share of the active nodes that may be refused or held within five minutes because recovery lacks a record of theirs, before it suspects " +
+			"itself, engages the brake and tells them to wait. Such nodes come singly, machine by machine; many at once lack what we have lost",
+	},
+	{
+		Name: BrakeIdentityLeast, Kind: Count, Default: "3", Min: "1", Max: "1000", Tightens: Lower, Severity: P0, Owner: "recovery",
+		Meaning: "how many nodes may be refused or held in this way however small the fleet is",
 	},
 })
 

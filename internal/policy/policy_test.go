@@ -28,7 +28,7 @@ func TestKeysAreWhole(t *testing.T) {
 		"audit.dedupe_window_seconds": "300", "node.certificate_ttl_seconds": "28800", "node.stream_max_age_seconds": "3600", "node.auto_recovery": "true",
 		"node.recovery_attempts_per_hour": "6", "trust.dwell_seconds": "600", "saga.step_stall_seconds": "300", "saga.wait_ready_stall_seconds": "600",
 		"saga.stall_seconds": "900", "saga.retry_limit": "3", "saga.cancel_grace_seconds": "30", "churn.recreates_per_hour": "4", "brake.fleet_fraction": "0.2",
-		"workload.crash_loop_restarts": "3",
+		"workload.crash_loop_restarts": "3", "brake.identity_fraction": "0.01", "brake.identity_least": "3",
 	}
 	got := map[string]string{}
 	for _, k := range policy.Keys() {
@@ -81,6 +81,8 @@ func TestDefaultsByGetter(t *testing.T) {
 		"churn":     {s.ChurnRecreatesPerHour(), 4},
 		"crashes":   {s.WorkloadCrashLoopRestarts(), 3},
 		"brake":     {s.BrakeFleetFraction(), 0.2},
+		"share":     {s.BrakeIdentityFraction(), 0.01},
+		"least":     {s.BrakeIdentityLeast(), 3},
 	} {
 		if got.got != got.want {
 			t.Errorf("%s: %v, want %v", name, got.got, got.want)

@@ -153,5 +153,11 @@ func (s Set) ChurnRecreatesPerHour() int { return int(s.number(ChurnRecreatesPer
 // BrakeFleetFraction is the share of the fleet whose drift sets the brake.
 func (s Set) BrakeFleetFraction() float64 { return s.number(BrakeFleetFraction) }
 
+// BrakeIdentityFraction is the share of the active nodes that may be refused for records that recovery lacks.
+func (s Set) BrakeIdentityFraction() float64 { return s.number(BrakeIdentityFraction) }
+
+// BrakeIdentityLeast is how many nodes may be refused so in any fleet.
+func (s Set) BrakeIdentityLeast() int { return int(s.number(BrakeIdentityLeast)) }
+
 // WorkloadCrashLoopRestarts is how many restarts of a workload that is not ready yet make a crash loop.
 func (s Set) WorkloadCrashLoopRestarts() int { return int(s.number(WorkloadCrashLoopRestarts)) }

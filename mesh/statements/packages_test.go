@@ -35,4 +35,5 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/policyadmin"
 	_ "github.com/gpuaas/mesh/services/recovery/rollback"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"
+	_ "github.com/gpuaas/mesh/services/recovery/wave"
 )

@@ -89,7 +89,7 @@ func (s *Service) build(ctx context.Context) error {
 	metrics := b.Registry.ForService(b.Name)
 	wakes := &signals{}
 	identities, err := identity.New(identity.Deps{
-		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit,
+		Logger: b.Logger, Pool: b.DB, Keys: &s.keys.join, Replica: b.ReplicaID, Wake: b.Wake, Changed: &wakes.changed, Told: &wakes.told, Audit: b.Audit, Policy: b.Policy,
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose

@@ -96,8 +96,9 @@ func stateRefusal(r *identity.Record, held bool) error {
 		return fault.New(commonv1.Reason_REASON_IDENTITY_HELD, "")
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
 		return fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "")
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED,
-		commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+		return fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, "")
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_QUARANTINED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED:
 		return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")
 	default:
 		return fault.New(commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED, "")

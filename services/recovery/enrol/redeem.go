@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
 // redemption is one attempt to enrol, after its proof.
@@ -41,7 +42,7 @@ func (e *Enroller) Enroll(ctx context.Context, from string, req *recoveryv1.Enro
 	resp, repeated, err := e.enroll(ctx, from, req, &who)
 	if who.NodeID != "" || fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
 		// The node or its token may be of a history that the database has lost.
-		err = rollback.SoftenError(ctx, e.deps.Pool, err)
+		err = wave.Soften(ctx, e.deps.Pool, rollback.SoftenError(ctx, e.deps.Pool, err))
 	}
 	e.count("token", repeated, err)
 	noteForeignKey(&who, err)
@@ -207,6 +208,9 @@ func repeatOf(ctx context.Context, tx pgx.Tx, r *identity.Record, a *redemption)
 	s, found, err := identity.SerialByKey(ctx, tx, r.NodeID, a.key)
 	if err != nil {
 		return nil, err
+	}
+	if s.Unreadable {
+		return nil, fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, "")
 	}
 	live := s.State == commonv1.SerialState_SERIAL_STATE_NEXT || s.State == commonv1.SerialState_SERIAL_STATE_CURRENT
 	if !found || !live || s.InstanceID != r.InstanceID {

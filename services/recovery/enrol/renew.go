@@ -18,12 +18,14 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/services/recovery/identity"
+	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
 // Renew issues the next certificate over an admitted session. The present one stays valid until a session is ready on the next. The same key is
 // given its chain again while half its life remains; after that a new key is asked for.
 func (e *Enroller) Renew(ctx context.Context, req *recoveryv1.RenewCertificateRequest) (identity.Serial, error) {
 	s, repeated, err := e.renew(ctx, req)
+	err = wave.Refuse(ctx, e.deps.Pool, wave.LimitsOf(e.deps.Policy), req.GetNodeId(), err)
 	e.count("session", repeated, err)
 	if fault.Has(err, commonv1.Reason_REASON_KEY_REUSE) {
 		refused := audit.Entry{
@@ -111,6 +113,9 @@ func (e *Enroller) claimRenewal(ctx context.Context, req *recoveryv1.RenewCertif
 		s, known, err := identity.SerialByKey(ctx, tx, r.NodeID, key)
 		if err != nil {
 			return err
+		}
+		if s.Unreadable {
+			return fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, "")
 		}
 		if known {
 			live := s.InstanceID == r.InstanceID &&

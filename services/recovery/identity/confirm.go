@@ -70,12 +70,14 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 	changed := map[string]*Record{}
 	var order []*Record
 	var promoted []promotion
+	var missing suspects
 	for _, c := range sessions {
 		result := &recoveryv1.ConfirmResult{SessionId: c.GetSessionId()}
 		results = append(results, result)
 		r := records[c.GetNodeId()]
 		if r == nil {
 			result.Denial = denial(ctx, rollback.Soften(commonv1.Reason_REASON_IDENTITY_UNKNOWN, moment.RolledBack))
+			missing.add(c.GetNodeId(), commonv1.Reason_REASON_IDENTITY_UNKNOWN, CertificateUse{}, &result.Denial)
 			continue
 		}
 		ready := Ready{
@@ -89,6 +91,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 		verdict := JudgeReady(r.Standing(moment.Era), r.ConfirmedSession, ready)
 		if !verdict.Admitted {
 			result.Denial = denial(ctx, rollback.Soften(verdict.Reason, moment.RolledBack))
+			missing.add(c.GetNodeId(), verdict.Reason, ready.Certificate, &result.Denial)
 			continue
 		}
 		result.Admitted = true
@@ -111,6 +114,9 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 	if err := promote(ctx, tx, promoted); err != nil {
 		return fail(err)
 	}
+	if err := missing.judge(ctx, tx, s.limits(), moment); err != nil {
+		return fail(err)
+	}
 	if _, err := Save(ctx, tx, order...); err != nil {
 		return fail(err)
 	}
@@ -119,7 +125,7 @@ func (s *Identities) confirm(ctx context.Context, tx pgx.Tx, sessions []*recover
 
 // ReportChallenge closes a challenge. An answer that proves a copy, or a lost join state, puts the node on hold: of two holders nobody knows
 // which is the right one. In rollback mode nobody is put on hold: what the database knows of the two may be older than
-// both.
+// both. In a wave of lost join states nobody is put on hold for that.
 func (s *Identities) ReportChallenge(ctx context.Context, req *recoveryv1.ReportChallengeRequest) (*commonv1.Denial, error) {
 	var reason commonv1.Reason
 	held := false
@@ -162,6 +168,8 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 	case row == nil || row.NodeID != r.NodeID || row.Verdict != verdictChallenge:
 		// Nobody convicts on a challenge that was never put.
 		return 0, false, fault.New(commonv1.Reason_REASON_SESSION_UNKNOWN, "")
+	case row.Unreadable:
+		return commonv1.Reason_REASON_RECORD_UNREADABLE, false, nil
 	case row.Answer != commonv1.Reason_REASON_UNSPECIFIED:
 		return rollback.Soften(row.Answer, m.RolledBack), false, nil
 	}
@@ -169,7 +177,9 @@ func (s *Identities) reportChallenge(ctx context.Context, tx pgx.Tx, req *recove
 	if row.InstanceID == r.InstanceID {
 		reason = JudgeChallenge(r.Standing(m.Era), row.FenceEpoch, r.FenceEpoch, row.PutFor, req.GetAnswered())
 	}
-	reason = rollback.Soften(reason, m.RolledBack)
+	if reason, err = s.brakeHold(ctx, tx, r, rollback.Soften(reason, m.RolledBack)); err != nil {
+		return 0, false, err
+	}
 	tag, err := pg.Exec(ctx, tx, recordAnswer, row.SessionID, names.Of(reason))
 	if err != nil {
 		return 0, false, fmt.Errorf("record answer: %w", err)

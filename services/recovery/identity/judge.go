@@ -30,6 +30,8 @@ type Presented struct {
 type CertificateUse struct {
 	State commonv1.SerialState // unspecified: not one that we issued to this instance
 	Used  bool                 // a session has been ready on it
+	// Unreadable says that it was issued to this instance, and that this build does not know its state.
+	Unreadable bool
 }
 
 // Hello is one attempt to open a session, as far as it decides.
@@ -90,6 +92,9 @@ type Verdict struct {
 func Judge(s Standing, h Hello) Verdict {
 	if reason := s.refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return deny(reason)
+	}
+	if h.Certificate.Unreadable {
+		return deny(commonv1.Reason_REASON_RECORD_UNREADABLE)
 	}
 	p := h.Presented
 	if p.Form == FormForeign {
@@ -158,10 +163,12 @@ func RefusalOf(state commonv1.NodeIdentityState) commonv1.Reason {
 		return commonv1.Reason_REASON_IDENTITY_REVOKED_OR_FENCED
 	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED:
 		return commonv1.Reason_REASON_IDENTITY_RETIRED
-	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED, commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_PENDING:
 		return commonv1.Reason_REASON_IDENTITY_UNKNOWN
+	case commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED:
+		return commonv1.Reason_REASON_RECORD_UNREADABLE
 	default:
-		return commonv1.Reason_REASON_IDENTITY_UNKNOWN
+		return commonv1.Reason_REASON_RECORD_UNREADABLE
 	}
 }
 
@@ -196,6 +203,9 @@ func JudgeReady(s Standing, confirmedSession string, r Ready) ReadyVerdict {
 		return ReadyVerdict{Admitted: true, Again: true}
 	case r.Generation != s.Issued:
 		return ReadyVerdict{Reason: commonv1.Reason_REASON_SESSION_SUPERSEDED}
+	}
+	if r.Certificate.Unreadable {
+		return ReadyVerdict{Reason: commonv1.Reason_REASON_RECORD_UNREADABLE}
 	}
 	switch r.Certificate.State {
 	case commonv1.SerialState_SERIAL_STATE_CURRENT, commonv1.SerialState_SERIAL_STATE_NEXT:

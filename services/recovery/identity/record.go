@@ -47,6 +47,8 @@ type Record struct {
 
 	correlationForNext string          `db:"-"`
 	ended              commonv1.Reason `db:"-"` // what a retired instance is told; see MarkEnded
+	unreadState        string          `db:"-"` // as it is stored, where this build does not know it
+	unreadRefusal      string          `db:"-"`
 	decided            string          `db:"-"` // the audit action of a change of state that is not written yet
 }
 
@@ -60,6 +62,9 @@ func (r *Record) Standing(era int64) Standing {
 
 // Fencing says that lifecycle has not acknowledged the present fence yet.
 func (r *Record) Fencing() bool { return r.FenceAcked < r.FenceEpoch }
+
+// Readable reports whether this build knows the state of the node. Of one that it does not know it decides nothing.
+func (r *Record) Readable() bool { return r.unreadState == "" }
 
 // Proto is the node as events and answers show it.
 func (r *Record) Proto() *recoveryv1.NodeIdentity {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -25,6 +26,7 @@ type Serial struct {
 	NotBefore         time.Time            `db:"not_before"`
 	NotAfter          time.Time            `db:"not_after"`
 	Ready             bool                 `db:"ready" expr:"@.ready_at IS NOT NULL"` // a session was ready on it
+	Unreadable        bool                 `db:"-"`                                   // this build does not know the state
 }
 
 // storedSerial is a certificate as its row has it.
@@ -57,13 +59,20 @@ func readSerial(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any)
 	if pg.IsNoRows(err) {
 		return Serial{}, false, nil
 	}
-	if err == nil {
-		row.State, err = names.Parse[commonv1.SerialState](row.StateText)
-	}
 	if err != nil {
 		return Serial{}, false, fmt.Errorf("read serial: %w", err)
 	}
+	row.State, row.Unreadable = serialState(ctx, row.Serial.Serial, row.StateText)
 	return row.Serial, true, nil
+}
+
+// serialState returns the state of a certificate. One that this build does not know is reported, and the bool is true.
+func serialState(ctx context.Context, serial, text string) (commonv1.SerialState, bool) {
+	state, err := names.Parse[commonv1.SerialState](text)
+	if err != nil {
+		aside.Note(ctx, "serial", serial, err)
+	}
+	return state, err != nil
 }
 
 // Use is how the certificate counts for a node as it is now: those of earlier enrolments and of other nodes are revoked.
@@ -74,7 +83,7 @@ func (s Serial) Use(r *Record) CertificateUse {
 	case s.NodeID != r.NodeID || s.InstanceID != r.InstanceID:
 		return CertificateUse{State: commonv1.SerialState_SERIAL_STATE_REVOKED}
 	default:
-		return CertificateUse{State: s.State, Used: s.Ready}
+		return CertificateUse{State: s.State, Used: s.Ready, Unreadable: s.Unreadable}
 	}
 }
 
@@ -85,13 +94,11 @@ func loadUses(ctx context.Context, tx pgx.Tx, serials []string) (map[string]Seri
 	}
 	out := make(map[string]Serial, len(rows))
 	for _, u := range rows {
-		state, err := names.Parse[commonv1.SerialState](u.State)
-		if err != nil {
-			return nil, fmt.Errorf("read serial: %w", err)
+		s := Serial{
+			Serial: u.Serial, NodeID: u.NodeID, InstanceID: u.InstanceID, KeySHA256: u.KeySHA256, NotAfter: u.NotAfter, Ready: u.Ready,
 		}
-		out[u.Serial] = Serial{
-			Serial: u.Serial, NodeID: u.NodeID, InstanceID: u.InstanceID, KeySHA256: u.KeySHA256, State: state, NotAfter: u.NotAfter, Ready: u.Ready,
-		}
+		s.State, s.Unreadable = serialState(ctx, u.Serial, u.State)
+		out[u.Serial] = s
 	}
 	return out, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
@@ -22,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/services/recovery/keys"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
@@ -45,6 +47,8 @@ type Deps struct {
 	Wake, Changed, Told *events.Signal
 	// Audit writes down certificates that were refused because they are not the ones issued. Nil: the log alone.
 	Audit *audit.Log
+	// Policy has the limits of a wave of refusals. Nil: the defaults.
+	Policy policy.Reader
 }
 
 // Identities decides about sessions and states of nodes. Safe for concurrent use.
@@ -108,6 +112,7 @@ type opened struct {
 	Answer        commonv1.Reason `db:"-"`
 	ReplacesNonce string          `db:"replaces_nonce"`
 	KeyID         string          `db:"key_id"` // that signed the join state
+	Unreadable    bool            `db:"-"`      // this build does not know what it was put for, or its answer
 
 	facts *recoveryv1.OpenSession `db:"-"`
 }
@@ -132,11 +137,12 @@ func loadOpened(ctx context.Context, tx pgx.Tx, sessionIDs []string) (map[string
 	out := make(map[string]*opened, len(rows))
 	for i := range rows {
 		o := &rows[i].opened
-		if o.PutFor, err = parseReason(rows[i].PutForText); err != nil {
-			return nil, err
-		}
-		if o.Answer, err = parseReason(rows[i].AnswerText); err != nil {
-			return nil, err
+		var errPut, errAnswer error
+		o.PutFor, errPut = parseReason(rows[i].PutForText)
+		o.Answer, errAnswer = parseReason(rows[i].AnswerText)
+		if err := errors.Join(errPut, errAnswer); err != nil {
+			o.Unreadable = true
+			aside.Note(ctx, "session", o.SessionID, err)
 		}
 		out[o.SessionID] = o
 	}
@@ -218,6 +224,7 @@ type opening struct {
 	evidence   []rollback.Evidence
 	unknown    []keys.Unknown // join states that this replica cannot verify
 	mode       *rollback.Mode // that this batch set; else nil
+	suspects   suspects
 	results    []*recoveryv1.OpenResult
 }
 
@@ -266,6 +273,9 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	b.reported = b.reported || told
+	if err := b.suspects.judge(b.ctx, tx, b.identities.limits(), b.moment); err != nil {
+		return err
+	}
 	for _, r := range b.changed {
 		delete(b.issued, r.NodeID)
 	}
@@ -279,7 +289,7 @@ func (b *opening) run(tx pgx.Tx, sessions []*recoveryv1.OpenSession) error {
 func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenResult, error) {
 	r := b.records[o.GetNodeId()]
 	if r == nil {
-		return b.denied(o, nil, commonv1.Reason_REASON_IDENTITY_UNKNOWN), nil
+		return b.refused(o, nil, commonv1.Reason_REASON_IDENTITY_UNKNOWN, CertificateUse{}), nil
 	}
 	if before := b.known[o.GetSessionId()]; before != nil {
 		return b.again(o, r, before)
@@ -313,9 +323,9 @@ func (b *opening) one(tx pgx.Tx, o *recoveryv1.OpenSession) (*recoveryv1.OpenRes
 		if verdict.Reason == commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN {
 			b.unknown = append(b.unknown, keys.Unknown{KeyID: presented.KeyID, NodeID: r.NodeID})
 		}
-		return b.denied(o, r, verdict.Reason), nil
+		return b.refused(o, r, verdict.Reason, certificate.Use(r)), nil
 	default:
-		return b.denied(o, r, verdict.Reason), nil
+		return b.refused(o, r, verdict.Reason, certificate.Use(r)), nil
 	}
 	b.fresh = append(b.fresh, row)
 	b.known[row.SessionID] = row
@@ -417,6 +427,9 @@ func (b *opening) again(o *recoveryv1.OpenSession, r *Record, row *opened) (*rec
 	if reason := r.Standing(b.moment.Era).refusal(); reason != commonv1.Reason_REASON_UNSPECIFIED {
 		return b.denied(o, r, reason), nil
 	}
+	if row.Unreadable {
+		return b.denied(o, r, commonv1.Reason_REASON_RECORD_UNREADABLE), nil
+	}
 	result := &recoveryv1.OpenResult{SessionId: o.GetSessionId(), Era: row.Era, FenceEpoch: r.FenceEpoch}
 	if row.Verdict == verdictChallenge {
 		if row.Answer != commonv1.Reason_REASON_UNSPECIFIED {
@@ -443,6 +456,13 @@ func (b *opening) denied(o *recoveryv1.OpenSession, r *Record, reason commonv1.R
 	if r != nil {
 		result.FenceEpoch = r.FenceEpoch
 	}
+	return result
+}
+
+// refused is denied of a node of which nothing is known but what it shows now. A refusal for want of a record is judged with those of the batch.
+func (b *opening) refused(o *recoveryv1.OpenSession, r *Record, reason commonv1.Reason, use CertificateUse) *recoveryv1.OpenResult {
+	result := b.denied(o, r, reason)
+	b.suspects.add(o.GetNodeId(), reason, use, &result.Denial)
 	return result
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
@@ -28,22 +29,25 @@ type storedRecord struct {
 	Ends        *time.Time `db:"certificate_not_after"`
 }
 
-// read returns the record of a row.
-func (s *storedRecord) read() (*Record, error) {
+// read returns the record of a row. A state that this build does not know is reported and left unspecified: the node opens nothing, is told to wait, and
+// keeps what is stored. Others are not concerned.
+func (s *storedRecord) read(ctx context.Context) *Record {
 	var err error
 	r := &s.Record
 	if r.State, err = names.Parse[commonv1.NodeIdentityState](s.StateText); err != nil {
-		return nil, fmt.Errorf("read node %s: %w", r.NodeID, err)
+		r.unreadState = s.StateText
+		aside.Note(ctx, "identity", r.NodeID, err)
 	}
 	if s.RefusalText != "" {
 		if r.LastRefusal, err = names.Parse[commonv1.Reason](s.RefusalText); err != nil {
-			return nil, fmt.Errorf("read node %s: %w", r.NodeID, err)
+			r.unreadRefusal = s.RefusalText
+			aside.Note(ctx, "identity", r.NodeID, err)
 		}
 	}
 	if s.Ends != nil {
 		r.CertificateEnds = *s.Ends
 	}
-	return r, nil
+	return r
 }
 
 // readOne runs a statement that returns one node.
@@ -52,7 +56,7 @@ func readOne(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) (*
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it read
 	}
-	return row.read()
+	return row.read(ctx), nil
 }
 
 // readAll runs a statement that returns nodes.
@@ -63,9 +67,7 @@ func readAll(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) ([
 	}
 	out := make([]*Record, len(rows))
 	for i := range rows {
-		if out[i], err = rows[i].read(); err != nil {
-			return nil, err
-		}
+		out[i] = rows[i].read(ctx)
 	}
 	return out, nil
 }
@@ -196,8 +198,14 @@ func (r *Record) row() row {
 		IssuerFingerprint: r.IssuerFingerprint, Mints: r.Mints, RefusedRegisters: r.RefusedRegisters, AuthoritySeq: r.AuthoritySeq, Version: r.Version,
 	}
 	out.JoinKeys = append([]string{}, r.JoinKeys...)
-	if r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED {
+	if r.State == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED && r.unreadState != "" {
+		out.State = r.unreadState
+	}
+	switch {
+	case r.LastRefusal != commonv1.Reason_REASON_UNSPECIFIED:
 		out.LastRefusal = names.Of(r.LastRefusal)
+	case r.RefusedRegisters > 0:
+		out.LastRefusal = r.unreadRefusal
 	}
 	return out
 }

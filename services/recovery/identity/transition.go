@@ -28,6 +28,9 @@ func Transition(from commonv1.NodeIdentityState, verb recoveryv1.IdentityVerb, r
 	if to == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED {
 		return to, fault.New(commonv1.Reason_REASON_INVALID_ARGUMENT, "the verb is not one that changes an identity")
 	}
+	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_UNSPECIFIED {
+		return from, fault.New(commonv1.Reason_REASON_RECORD_UNREADABLE, "")
+	}
 	if from == commonv1.NodeIdentityState_NODE_IDENTITY_STATE_RETIRED {
 		return from, fault.New(commonv1.Reason_REASON_IDENTITY_RETIRED, "")
 	}

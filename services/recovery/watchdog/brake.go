@@ -3,6 +3,7 @@ package watchdog
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,6 +13,7 @@ import (
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
 // brake is the row of the fleet brake.
@@ -27,8 +29,15 @@ type brake struct {
 	ReleaseReason string     `db:"release_reason"`
 	ReleasedAt    *time.Time `db:"released_at"`
 	CalmSince     *time.Time `db:"calm_since"`
+	Cause         string     `db:"cause"`
 	Version       int64      `db:"version"`
 }
+
+// What engages the brake.
+const (
+	causeFailures = "failures" // of workspaces and machines
+	causeRecords  = "records"  // of nodes, which recovery lacks
+)
 
 // affected counts units that failed lately, and those that are still broken.
 type affected struct {
@@ -41,7 +50,7 @@ var (
 
 	updateBrake = pg.Define(pg.RoleRecovery, "watchdog.update_brake", `
 		UPDATE recovery.brake SET engaged = $1, reason = $2, affected = $3, fleet = $4, most = $5, since = $6, incident_id = $7,
-			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12`)
+			released_by = $8, release_reason = $9, released_at = $10, calm_since = $11, version = $12, cause = $13`)
 
 	countAffected = pg.Define(pg.RoleRecovery, "watchdog.count_affected", `
 		SELECT count(DISTINCT unit) FILTER (WHERE at > $1)::int AS lately, count(DISTINCT unit) FILTER (WHERE broken)::int AS still FROM (
@@ -82,7 +91,7 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 		b.Version++
 	}
 	_, err := pg.Exec(ctx, tx, updateBrake, b.Engaged, b.Reason, b.Affected, b.Fleet, b.Most, b.Since, b.IncidentID, b.ReleasedBy, b.ReleaseReason,
-		b.ReleasedAt, b.CalmSince, b.Version)
+		b.ReleasedAt, b.CalmSince, b.Version, b.Cause)
 	if err != nil {
 		return "", fmt.Errorf("write the brake: %w", err)
 	}
@@ -111,25 +120,53 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 	if err != nil {
 		return fmt.Errorf("count the affected: %w", err)
 	}
-	lately, still := count.Lately, count.Still
 	most := mostAffected(fleet, fraction)
+	missing, err := wave.Read(ctx, j.tx, j.limits)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	j.out.Engaged = b.Engaged
-	if b.Engaged {
-		return j.whileEngaged(ctx, still, fleet, most)
+	switch {
+	case b.Engaged:
+		return j.whileEngaged(ctx, count.Still, fleet, most, missing)
+	case missing.Over(j.limits):
+		return j.engageForRecords(ctx, missing)
+	case count.Lately > most:
+		b.Affected, b.Fleet, b.Most, b.Cause = count.Lately, fleet, most, causeFailures
+		b.Reason = fmt.Sprintf("%d of %d instances and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
+			count.Lately, fleet, cfg.BrakeWindow, most)
+		return j.engage(ctx, &incident{
+			OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
+			NextAction: "find what they have in common: `gpuaas incidents get`, `gpuaas status`; then `gpuaas brake release --reason TEXT`",
+		})
 	}
-	if lately <= most {
-		return nil
+	return nil
+}
+
+// engageForRecords engages the brake because recovery lacks records of too many nodes.
+func (j *judging) engageForRecords(ctx context.Context, missing wave.State) error {
+	b, most := j.brake, j.limits.Most(missing.Fleet)
+	reasons, nodes, err := wave.Describe(ctx, j.tx)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
 	}
-	now := j.now
-	b.Engaged, b.Affected, b.Fleet, b.Most, b.Since, b.CalmSince = true, lately, fleet, most, &now, nil
+	b.Affected, b.Fleet, b.Most, b.Cause = missing.Suspects, missing.Fleet, most, causeRecords
+	b.Reason = fmt.Sprintf("recovery lacks records of %d nodes that asked within %s (%s), more than %d: they are told to wait, and automatic remedies have stopped, "+
+		"since what is missing is rather lost by us than wrong with them", missing.Suspects, wave.Window, reasons, most)
+	return j.engage(ctx, &incident{
+		OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_DATABASE, Nodes: nodes,
+		NextAction: "find out what recovery has lost: was its database restored (docs/restore.md), do its replicas have the same keys? Nodes come back by themselves " +
+			"once the records are back; to refuse those that wait for good: `gpuaas brake release --reason TEXT`",
+	})
+}
+
+// engage stops automatic remedies and opens the incident. The brake has its numbers and its reason.
+func (j *judging) engage(ctx context.Context, i *incident) error {
+	b, now := j.brake, j.now
+	b.Engaged, b.Since, b.CalmSince = true, &now, nil
 	b.ReleasedBy, b.ReleaseReason, b.ReleasedAt = "", "", nil
-	b.Reason = fmt.Sprintf("%d of %d instances and machines failed within %s, more than %d: automatic remedies have stopped, since the cause is rather ours than theirs",
-		lately, fleet, cfg.BrakeWindow, most)
 	j.out.Engaged = true
-	i := &incident{
-		Kind: kindBrake, Key: "fleet", Severity: commonv1.Severity_SEVERITY_P0, Summary: b.Reason, OwnerLayer: commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW,
-		NextAction: "find what they have in common: `gpuaas incidents get`, `gpuaas status`; then `gpuaas brake release --reason TEXT`",
-	}
+	i.Kind, i.Key, i.Severity, i.Summary = kindBrake, "fleet", commonv1.Severity_SEVERITY_P0, b.Reason
 	for _, r := range j.records {
 		i.about(r.TenantID, r.WorkspaceID, r.NodeID)
 	}
@@ -137,11 +174,11 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 		return err
 	}
 	b.IncidentID = i.ID
-	j.w.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped")
+	j.w.deps.Logger.ErrorContext(ctx, "the fleet brake is engaged: automatic remedies have stopped", slog.String("cause", b.Cause))
 	if err := decided(ctx, j.tx, b, "brake.engage", b.Reason); err != nil {
 		return err
 	}
-	_, err = b.save(ctx, j.tx, true)
+	_, err := b.save(ctx, j.tx, true)
 	return err
 }
 
@@ -154,19 +191,23 @@ func decided(ctx context.Context, tx pgx.Tx, b *brake, action, reason string) er
 	return err //nolint:wrapcheck // it says what it did
 }
 
-func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32) error {
+func (j *judging) whileEngaged(ctx context.Context, still, fleet, most int32, missing wave.State) error {
 	b := j.brake
 	before := *b
-	b.Affected, b.Fleet, b.Most = still, fleet, most
-	aloud := before.Affected != still || before.Most != most
+	if b.Cause == causeRecords {
+		b.Affected = missing.Suspects
+	} else {
+		b.Affected, b.Fleet, b.Most = still, fleet, most
+	}
+	aloud := before.Affected != b.Affected || before.Most != b.Most
 	switch {
-	case still > most:
+	case still > most, missing.Over(j.limits):
 		b.CalmSince = nil
 	case b.CalmSince == nil:
 		now := j.now
 		b.CalmSince = &now
 	case j.now.Sub(*b.CalmSince) >= j.w.cfg.BrakeDwell:
-		if err := release(ctx, j.tx, b, requesterName, fmt.Sprintf("no more than %d have been affected for %s", most, j.w.cfg.BrakeDwell), j.now); err != nil {
+		if err := release(ctx, j.tx, b, requesterName, fmt.Sprintf("no more than %d have been affected for %s", b.Most, j.w.cfg.BrakeDwell), j.now); err != nil {
 			return err
 		}
 		j.out.Engaged, aloud = false, true

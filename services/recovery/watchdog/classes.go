@@ -6,6 +6,7 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -72,7 +73,7 @@ func (j *judging) classes(ctx context.Context) error {
 		}
 		if c.Layer != "" {
 			if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](c.Layer); err != nil {
-				return fmt.Errorf("look for classes: %w", err)
+				aside.Note(ctx, "watchdog.class", i.Key, err)
 			}
 		}
 		i.NextAction = "this is one cause, not one of each: do not retry them one by one"

@@ -12,6 +12,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -80,22 +81,21 @@ var (
 		WHERE i.kind = $1 AND i.key = $2 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
 )
 
-// read returns the incident of a row.
-func (r *incidentRow) read() (*incident, error) {
-	var err error
+// read returns the incident of a row. What this build does not know of it is reported, shown as unspecified, and stays as it is stored.
+func (r *incidentRow) read(ctx context.Context) *incident {
 	i := &r.incident
-	if i.Kind, err = names.Parse[commonv1.IncidentKind](r.KindText); err != nil {
-		return nil, fmt.Errorf("read incident: %w", err)
-	}
-	if i.Severity, err = names.Parse[commonv1.Severity](r.SeverityText); err != nil {
-		return nil, fmt.Errorf("read incident: %w", err)
-	}
+	var errs [3]error
+	i.Kind, errs[0] = names.Parse[commonv1.IncidentKind](r.KindText)
+	i.Severity, errs[1] = names.Parse[commonv1.Severity](r.SeverityText)
 	if r.LayerText != "" {
-		if i.OwnerLayer, err = names.Parse[commonv1.OwnerLayer](r.LayerText); err != nil {
-			return nil, fmt.Errorf("read incident: %w", err)
+		i.OwnerLayer, errs[2] = names.Parse[commonv1.OwnerLayer](r.LayerText)
+	}
+	for _, err := range errs {
+		if err != nil {
+			aside.Note(ctx, "watchdog.incident", i.ID, err)
 		}
 	}
-	return i, nil
+	return i
 }
 
 // readIncident runs a statement that returns one incident.
@@ -104,7 +104,7 @@ func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) 
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it did
 	}
-	return r.read()
+	return r.read(ctx), nil
 }
 
 // about adds who is concerned; empty ids are nobody's.
@@ -234,10 +234,7 @@ func (j *judging) closeOthers(ctx context.Context, kind commonv1.IncidentKind, g
 		return fmt.Errorf("read incidents: %w", err)
 	}
 	for _, row := range rows {
-		i, err := row.read()
-		if err != nil {
-			return err
-		}
+		i := row.read(ctx)
 		if goesOn(i) {
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -168,8 +169,9 @@ func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now 
 			return nil, err //nolint:wrapcheck // wrapped below
 		}
 		var err error
+		// A state that this build does not know is no state in which anything is done.
 		if s.State, err = names.Parse[commonv1.WorkspaceState](state); err != nil {
-			return nil, err //nolint:wrapcheck // wrapped below
+			aside.Note(ctx, "watchdog.workspace", s.WorkspaceID, err)
 		}
 		if node != nil {
 			s.NodeID = *node
@@ -196,10 +198,13 @@ func loadOpen(ctx context.Context, tx pgx.Tx) (map[string]*record, error) {
 		return nil, fmt.Errorf("read open recoveries: %w", err)
 	}
 	out := make(map[string]*record, len(rows))
-	for i := range rows {
-		if out[rows[i].WorkspaceID], err = rows[i].read(); err != nil {
-			return nil, err
-		}
+	// One that this build cannot read stays open and is left to a replica that can.
+	list, err := aside.Rows(ctx, "watchdog.recovery", rows, func(r recordRow) string { return r.ID }, func(r recordRow) (*record, error) { return r.read() })
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	for _, r := range list {
+		out[r.WorkspaceID] = r
 	}
 	return out, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/wave"
 )
 
 // Round counts what one round did.
@@ -74,6 +75,7 @@ type judging struct {
 	now      time.Time
 	brake    *brake
 	fraction float64          // of the fleet that may fail at once
+	limits   wave.Limits      // of nodes whose records are missing
 	boxes    map[string]int32 // of each placement
 	subjects []*subject
 	of       map[string]*subject
@@ -100,7 +102,7 @@ func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
 		}
 		set := w.deps.Policy.Current()
 		// The brake's row is the lock under which everything is judged: two who act at once take turns.
-		j := &judging{w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}}
+		j := &judging{w: w, tx: tx, now: now, rate: set.ChurnRecreatesPerHour(), out: out, of: map[string]*subject{}, limits: wave.LimitsOf(w.deps.Policy)}
 		if j.brake, err = readBrake(ctx, tx); err != nil {
 			return err
 		}
@@ -169,6 +171,9 @@ func (j *judging) all(ctx context.Context, fraction float64) ([]*record, error) 
 	}
 	if j.now.Sub(j.w.forgot) > time.Minute {
 		j.w.forgot = j.now
+		if err := wave.Forget(ctx, j.tx); err != nil {
+			return nil, err //nolint:wrapcheck // it says what it did
+		}
 		return asks, forget(ctx, j.tx)
 	}
 	return asks, nil

@@ -1,0 +1,211 @@
+package wave
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// Window is how long a node counts after it was last seen without a record.
+const Window = 5 * time.Minute
+
+// mostNamed bounds the nodes that State names.
+const mostNamed = 32
+
+// waveLock makes those who count suspects at the same time take turns.
+const waveLock = 0x67707561_0060
+
+// Limits says how many nodes may be refused within the window.
+type Limits struct {
+	Fraction float64 // of the active nodes
+	Least    int     // in any fleet
+}
+
+// LimitsOf returns the limits of a policy; those of the defaults for nil.
+func LimitsOf(reader policy.Reader) Limits {
+	set := policy.Defaults()
+	if reader != nil {
+		set = reader.Current()
+	}
+	return Limits{Fraction: set.BrakeIdentityFraction(), Least: set.BrakeIdentityLeast()}
+}
+
+// Suspect is a node that would be refused because a record is missing.
+type Suspect struct {
+	NodeID string
+	Reason commonv1.Reason
+}
+
+// State is a wave as it stands.
+type State struct {
+	Engaged  bool  `db:"engaged"`  // the fleet brake
+	Suspects int32 `db:"suspects"` // within the window, and not known at a person's release
+	// Fleet counts the active nodes, as far as that matters: it is exact if the suspects are above the share of them, and else at least as many as the share
+	// takes. It is not counted while the suspects are no more than the least number.
+	Fleet int32 `db:"fleet"`
+}
+
+// Most returns the number of suspects above which there is a wave.
+func (l Limits) Most(fleet int32) int32 {
+	return max(int32(l.Fraction*float64(fleet)+1e-9), int32(min(l.Least, math.MaxInt32))) //nolint:gosec // bounded
+}
+
+// Over reports whether there are more suspects than the limits allow.
+func (s State) Over(l Limits) bool { return s.Suspects > l.Most(s.Fleet) }
+
+// braked reports whether suspects wait.
+func (s State) braked(l Limits) bool { return s.Engaged || s.Over(l) }
+
+// group is the suspects of one reason.
+type group struct {
+	Reason string   `db:"reason"`
+	Count  int32    `db:"count"`
+	Nodes  []string `db:"nodes"`
+}
+
+var (
+	takeLock = pg.Define(pg.RoleRecovery, "wave.take_lock", `SELECT pg_advisory_xact_lock($1)`)
+
+	noteSuspects = pg.Define(pg.RoleRecovery, "wave.note_suspects", `
+		INSERT INTO recovery.suspect AS s (node_id, reason, first_at, last_at)
+		SELECT DISTINCT ON (n.node_id) n.node_id, n.reason, mesh.clock(), mesh.clock() FROM unnest($1::uuid[], $2::text[]) AS n (node_id, reason)
+		ORDER BY n.node_id
+		ON CONFLICT (node_id) DO UPDATE SET reason = excluded.reason, last_at = excluded.last_at, times = s.times + 1,
+			first_at = CASE WHEN s.last_at <= excluded.last_at - make_interval(secs => $3) THEN excluded.first_at ELSE s.first_at END`)
+
+	// The active nodes are counted only if that can decide, and only up to where it does.
+	readState = pg.Define(pg.RoleRecovery, "wave.read_state", `
+		SELECT b.engaged, s.suspects, CASE WHEN s.suspects <= $2 THEN 0 ELSE (SELECT count(*)::int FROM (
+			SELECT FROM recovery.identity i WHERE i.state = 'active' LIMIT ceil((s.suspects + 1) / $3::float8)::bigint) f) END AS fleet
+		FROM recovery.brake b CROSS JOIN LATERAL (SELECT count(*)::int AS suspects FROM recovery.suspect x
+			WHERE x.last_at > mesh.clock() - make_interval(secs => $1) AND x.first_at > COALESCE(b.released_at, '-infinity')) s`)
+
+	readGroups = pg.Define(pg.RoleRecovery, "wave.read_groups", `
+		SELECT x.reason, count(*)::int AS count, (array_agg(x.node_id::text ORDER BY x.first_at, x.node_id))[1:$2] AS nodes
+		FROM recovery.suspect x, recovery.brake b
+		WHERE x.last_at > mesh.clock() - make_interval(secs => $1) AND x.first_at > COALESCE(b.released_at, '-infinity')
+		GROUP BY x.reason ORDER BY count(*) DESC, x.reason`)
+
+	readEngaged = pg.Define(pg.RoleRecovery, "wave.read_engaged", `SELECT b.engaged FROM recovery.brake b`)
+
+	// Rows that somebody notes again at this moment are left alone.
+	forgetSuspects = pg.Define(pg.RoleRecovery, "wave.forget_suspects", `
+		DELETE FROM recovery.suspect WHERE node_id IN (
+			SELECT x.node_id FROM recovery.suspect x WHERE x.last_at < mesh.clock() - interval '1 hour' LIMIT 10000 FOR UPDATE SKIP LOCKED)`)
+)
+
+// Judge notes suspects and reports whether they are told to wait in place of being refused. The caller holds what they are about; the lock that Judge takes
+// comes after that and after rollback's, and before that of the authority view.
+func Judge(ctx context.Context, tx pgx.Tx, limits Limits, suspects []Suspect) (bool, error) {
+	if len(suspects) == 0 {
+		return false, nil
+	}
+	nodes, reasons := make([]string, len(suspects)), make([]string, len(suspects))
+	for i, s := range suspects {
+		nodes[i], reasons[i] = s.NodeID, names.Of(s.Reason)
+	}
+	if _, err := pg.Exec(ctx, tx, takeLock, int64(waveLock)); err != nil {
+		return false, fmt.Errorf("take lock of suspects: %w", err)
+	}
+	// The statements after the lock read what its last holder committed.
+	if _, err := pg.Exec(ctx, tx, noteSuspects, nodes, reasons, Window.Seconds()); err != nil {
+		return false, fmt.Errorf("note suspects: %w", err)
+	}
+	s, err := Read(ctx, tx, limits)
+	if err != nil {
+		return false, err
+	}
+	return s.braked(limits), nil
+}
+
+// Read returns the wave as it stands.
+func Read(ctx context.Context, q pg.Querier, limits Limits) (State, error) {
+	s, err := pg.One[State](ctx, q, readState, Window.Seconds(), limits.Least, limits.Fraction)
+	if err != nil {
+		return State{}, fmt.Errorf("count suspects: %w", err)
+	}
+	return s, nil
+}
+
+// Describe returns the suspects by reason in words, such as "serial_unknown 180, identity_unknown 20", and some of them.
+func Describe(ctx context.Context, q pg.Querier) (string, []string, error) {
+	groups, err := pg.All[group](ctx, q, readGroups, Window.Seconds(), mostNamed)
+	if err != nil {
+		return "", nil, fmt.Errorf("read suspects: %w", err)
+	}
+	words, nodes := make([]string, len(groups)), []string{}
+	for i, g := range groups {
+		words[i] = fmt.Sprintf("%s %d", g.Reason, g.Count)
+		nodes = append(nodes, g.Nodes...)
+	}
+	nodes = nodes[:min(len(nodes), mostNamed)]
+	slices.Sort(nodes)
+	return strings.Join(words, ", "), nodes, nil
+}
+
+// Forget deletes suspects that were not seen for an hour.
+func Forget(ctx context.Context, tx pgx.Tx) error {
+	if _, err := pg.Exec(ctx, tx, forgetSuspects); err != nil {
+		return fmt.Errorf("forget suspects: %w", err)
+	}
+	return nil
+}
+
+// Refusal is the fault of a node that waits.
+func Refusal(cause error) *fault.Error {
+	return fault.New(commonv1.Reason_REASON_RECORDS_MISSING, "", fault.Cause(cause))
+}
+
+// rests reports whether a refusal follows from a record that is missing.
+func rests(err error) bool {
+	return fault.Has(err, commonv1.Reason_REASON_SERIAL_UNKNOWN) || fault.Has(err, commonv1.Reason_REASON_IDENTITY_UNKNOWN)
+}
+
+// Refuse notes a node that is refused with an error because a record is missing, and returns what it is told: the error, or that it waits. Other errors are
+// returned as they are.
+func Refuse(ctx context.Context, pool *pgxpool.Pool, limits Limits, nodeID string, err error) error {
+	if !rests(err) {
+		return err
+	}
+	var braked bool
+	failed := pg.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+		var err2 error
+		braked, err2 = Judge(ctx, tx, limits, []Suspect{{NodeID: nodeID, Reason: fault.ReasonOf(err)}})
+		return err2
+	})
+	switch {
+	case failed != nil:
+		return fmt.Errorf("note suspect: %w", failed)
+	case braked:
+		return Refusal(err)
+	}
+	return err
+}
+
+// Soften returns what a caller is told of whom nothing is proved: while the brake is engaged, one whose token is not known waits. Such a caller counts for
+// nothing, since it may be anybody.
+func Soften(ctx context.Context, q pg.Querier, err error) error {
+	if !rests(err) && !fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
+		return err
+	}
+	engaged, failed := pg.Value[bool](ctx, q, readEngaged)
+	switch {
+	case failed != nil:
+		return fmt.Errorf("read whether the brake is engaged: %w", failed)
+	case engaged:
+		return Refusal(err)
+	}
+	return err
+}
