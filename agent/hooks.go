@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/agent/task"
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/observation"
 )
 
 // Bounds of one Observation frame.
@@ -114,7 +114,7 @@ func (a *Agent) wakeObserver() {
 
 // observe tells the control plane of the workloads: at once when one changed, all of them at the start of a session and every ObserveEvery.
 func (a *Agent) observe(ctx context.Context) error {
-	told := map[string][sha256.Size]byte{}
+	told := map[string]observation.Digest{}
 	full := time.NewTicker(a.cfg.ObserveEvery)
 	defer full.Stop()
 	for {
@@ -146,7 +146,7 @@ func (a *Agent) pause(ctx context.Context, d time.Duration) error {
 }
 
 // observeOnce queues an observation for each workspace whose last one differs. What the session does not take is told again later.
-func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]byte) {
+func (a *Agent) observeOnce(ctx context.Context, told map[string]observation.Digest) {
 	a.mu.Lock()
 	client := a.client
 	a.mu.Unlock()
@@ -168,12 +168,11 @@ func (a *Agent) observeOnce(ctx context.Context, told map[string][sha256.Size]by
 		for _, w := range workloads {
 			message.Epoch = max(message.GetEpoch(), w.GetEpoch())
 		}
-		encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(lasting(message))
+		digest, err := observation.Of(message)
 		if err != nil {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelError, "observation not encoded", slog.Any("error", err))
 			continue
 		}
-		digest := sha256.Sum256(encoded)
 		if told[workspace] == digest {
 			continue
 		}
@@ -195,19 +194,6 @@ func (a *Agent) observeStorage(ctx context.Context, workspaceID string) *nodev1.
 		return nil
 	}
 	return &nodev1.StorageReport{Names: present}
-}
-
-// lasting returns an observation without what changes from moment to moment: how long a workload has run, and in a crash loop everything that another
-// exit changes.
-func lasting(message *nodev1.Observation) *nodev1.Observation {
-	out := proto.CloneOf(message)
-	for i, w := range out.GetWorkloads() {
-		w.Detail = ""
-		if w.GetCrashLoop() {
-			out.Workloads[i] = &nodev1.WorkloadStatus{Name: w.GetName(), Epoch: w.GetEpoch(), CrashLoop: true}
-		}
-	}
-	return out
 }
 
 // facts is what is known of the host, and what of it was told.

@@ -145,7 +145,7 @@ func (s *Service) build(ctx context.Context) error {
 	s.server, err = session.New(session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: both{reporter, dispatcher}, Authority: recovery, Gate: gates, Metrics: m,
 		Observe: func(sess *roster.Session, o *nodev1.Observation) {
-			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), o)
+			s.facts.Observed(sess.Identity.NodeID, sess.InstanceID(), sess.Generation(), o)
 		},
 		Output:   func(sess *roster.Session, chunk *nodev1.OutputChunk) { outputs.Chunk(sess.Identity.NodeID, chunk) },
 		Gone:     func(sess *roster.Session) { outputs.Gone(sess.Identity.NodeID, sess) },

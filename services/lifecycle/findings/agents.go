@@ -159,25 +159,39 @@ type storedReport struct {
 	Payload json.RawMessage `db:"payload"`
 }
 
-var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports",
-	`SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.observed_at, o.payload FROM lifecycle.observed_workload o
-		WHERE o.observed_at > mesh.clock() - make_interval(secs => $1)`)
+// vouched is how far behind its replica's beat a session speaks for what its agent reported before: nodeapi reports as stale what an agent whose session
+// stands has not repeated for 150 s.
+const vouched = "150 seconds"
+
+// A report is written when it differs from the one before. It is fresh while it is young, and as long as the session of its node stands at a replica that
+// lives: what changes is reported at once, and what is not repeated is reported as stale. Since when a session stands is how far back it can speak.
+var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `
+	SELECT o.workspace_id::text AS workspace_id, o.node_id::text AS node_id, o.payload,
+		GREATEST(o.observed_at, CASE WHEN g.session_ready_at < r.beat_at - interval '`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at
+	FROM lifecycle.observed_workload o
+	LEFT JOIN lifecycle.node_gate g ON g.node_id = o.node_id AND g.session_open AND NOT g.retired
+	LEFT JOIN lifecycle.replica_seen r ON r.replica_id = g.replica_id AND r.beat_at > mesh.clock() - make_interval(secs => $1)
+	WHERE o.observed_at > mesh.clock() - make_interval(secs => $1) OR r.replica_id IS NOT NULL`)
 
 func (s *Sweeper) reports(ctx context.Context) ([]report, error) {
 	list, err := pg.All[storedReport](ctx, s.deps.DB, freshReports, s.cfg.Fresh.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read agents' reports: %w", err)
 	}
-	out := make([]report, len(list))
-	for i, d := range list {
+	out := make([]report, 0, len(list))
+	for _, d := range list {
 		o := &nodev1.Observation{}
 		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(d.Payload, o); err != nil {
 			return nil, fmt.Errorf("read report on workspace %s: %w", d.WorkspaceID, err)
 		}
-		out[i] = report{place: d.place, at: d.At, workloads: map[string]nodev1.WorkloadPhase{}, storage: o.GetStorage()}
-		for _, w := range o.GetWorkloads() {
-			out[i].workloads[w.GetName()] = w.GetPhase()
+		if o.GetStaleSince() != nil {
+			continue // the agent has not repeated it: no evidence of what is now
 		}
+		r := report{place: d.place, at: d.At, workloads: map[string]nodev1.WorkloadPhase{}, storage: o.GetStorage()}
+		for _, w := range o.GetWorkloads() {
+			r.workloads[w.GetName()] = w.GetPhase()
+		}
+		out = append(out, r)
 	}
 	return out, nil
 }

@@ -2,7 +2,8 @@
 // heartbeat of an agent is never written.
 //
 // Guarantees: the newest fact of each session is written at least once while the database can be reached; older ones of the same session that had not
-// been written yet are skipped, since each fact carries the whole session. The writer holds at most one fact a session.
+// been written yet are skipped, since each fact carries the whole session. The writer holds at most one fact a session. What an agent saw of its workloads is
+// written once and not again until it differs, by whichever replica has the node's session; what a session does not repeat any more is reported as stale.
 package facts
 
 import (
@@ -52,17 +53,11 @@ type Writer struct {
 	seen    map[held]*observed
 	poke    chan struct{}
 	lastOK  time.Time
-}
 
-// held names a workspace as one node has it: what another says of it is another's word.
-type held struct{ workspaceID, nodeID string }
-
-// observed is the newest observation of one workspace's workloads that has not been written.
-type observed struct {
-	nodeID, instanceID string
-	fact               *nodev1.Observation
-	at                 time.Time // when it came, by this process's monotonic clock
-	waited             bool      // the database could not be written
+	observers map[string]*observer // by node: the newest session here
+	unread    map[string]int64     // generations of those whose rows were not read
+	pruned    time.Time            // when prune ran last; of the writing goroutine alone
+	now       func() time.Time
 }
 
 // New makes a writer. wake tells this process's sequencer of new events; onTime is given each reading of the database's clock.
@@ -70,6 +65,7 @@ func New(logger *slog.Logger, db *pgxpool.Pool, replica Replica, wake func(), co
 	return &Writer{
 		logger: logger, db: db, wake: wake, replica: replica, counts: counts, onTime: onTime,
 		pending: map[string]*nodev1.SessionChanged{}, seen: map[held]*observed{}, poke: make(chan struct{}, 1),
+		observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
 	}
 }
 
@@ -82,7 +78,12 @@ func (w *Writer) Session(f *nodev1.SessionChanged) {
 		w.order = append(w.order, f.GetSessionId())
 	}
 	w.pending[f.GetSessionId()] = f
+	w.followLocked(f)
+	w.pokeLocked()
 	w.mu.Unlock()
+}
+
+func (w *Writer) pokeLocked() {
 	select {
 	case w.poke <- struct{}{}:
 	default:
@@ -102,23 +103,6 @@ func keep(newer, old *nodev1.SessionChanged) {
 	}
 }
 
-// observationsPending bounds the workspaces whose newest observation waits to be written; agents say it again.
-const observationsPending = 16384
-
-// Observed takes what an agent saw of its workloads: untrusted evidence, written when it changed. It does not block.
-func (w *Writer) Observed(nodeID, instanceID string, f *nodev1.Observation) {
-	w.mu.Lock()
-	at := held{f.GetWorkspaceId(), nodeID}
-	if _, waits := w.seen[at]; waits || len(w.seen) < observationsPending {
-		w.seen[at] = &observed{nodeID: nodeID, instanceID: instanceID, fact: f, at: time.Now()}
-	}
-	w.mu.Unlock()
-	select {
-	case w.poke <- struct{}{}:
-	default:
-	}
-}
-
 // Run writes facts and beats until ctx ends.
 func (w *Writer) Run(ctx context.Context) error {
 	tick := time.NewTicker(BeatEvery)
@@ -129,10 +113,20 @@ func (w *Writer) Run(ctx context.Context) error {
 		case <-w.poke:
 		case <-tick.C:
 			w.beat(ctx, false)
+			w.tidy(ctx)
 		case <-ctx.Done():
 			return nil
 		}
 		w.flush(ctx)
+	}
+}
+
+// tidy writes what follows from time alone.
+func (w *Writer) tidy(ctx context.Context) {
+	for _, do := range []func(context.Context) error{w.fade, w.prune} {
+		if err := do(ctx); err != nil && ctx.Err() == nil {
+			w.logger.WarnContext(ctx, "observations not tidied", slog.Any("error", err))
+		}
 	}
 }
 
@@ -141,20 +135,6 @@ func (w *Writer) Leave(ctx context.Context) error {
 	w.flush(ctx)
 	w.beat(ctx, true)
 	return nil
-}
-
-func (w *Writer) takeObserved() []*observed {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	out := make([]*observed, 0, min(len(w.seen), flushMost))
-	for id, o := range w.seen {
-		if len(out) == flushMost {
-			break
-		}
-		out = append(out, o)
-		delete(w.seen, id)
-	}
-	return out
 }
 
 func (w *Writer) take() []*nodev1.SessionChanged {
@@ -183,26 +163,15 @@ func (w *Writer) giveBack(facts []*nodev1.SessionChanged) {
 	}
 }
 
-func (w *Writer) giveBackObserved(seen []*observed) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, o := range seen {
-		o.waited = true
-		at := held{o.fact.GetWorkspaceId(), o.nodeID}
-		if _, newer := w.seen[at]; !newer {
-			w.seen[at] = o
-		}
-	}
-}
-
 func (w *Writer) flush(ctx context.Context) {
 	for {
 		facts, seen := w.take(), w.takeObserved()
-		if len(facts) == 0 && len(seen) == 0 {
+		unread := w.takeUnread(seen)
+		if len(facts) == 0 && len(seen) == 0 && len(unread) == 0 {
 			return
 		}
 		call, cancel := context.WithTimeout(ctx, 10*time.Second)
-		err := w.write(call, facts, seen)
+		err := w.write(call, facts, seen, unread)
 		cancel()
 		if err != nil {
 			w.giveBack(facts)
@@ -216,7 +185,7 @@ func (w *Writer) flush(ctx context.Context) {
 	}
 }
 
-func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen []*observed) error {
+func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen []*observed, unread map[string]int64) error {
 	evs := make([]events.Event, len(facts))
 	for i, f := range facts {
 		evs[i] = events.Event{
@@ -224,39 +193,22 @@ func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen
 			Correlation: events.Correlation{NodeID: f.GetNodeId(), NodeInstanceID: f.GetNodeInstanceId()},
 		}
 	}
+	var done *written
 	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
 		if len(evs) > 0 {
 			if _, err := events.Append(ctx, tx, evs...); err != nil {
 				return err //nolint:wrapcheck // wrapped below
 			}
 		}
-		if len(seen) > 0 {
-			if _, err := events.AppendSeen(ctx, tx, observations(seen)...); err != nil {
-				return err //nolint:wrapcheck // wrapped below
-			}
-		}
-		return nil
+		var err error
+		done, err = w.writeObserved(ctx, tx, seen, unread)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("write session facts: %w", err)
 	}
+	w.settle(done)
 	return nil
-}
-
-// observations returns them as events. One that is written at once is as old as its event: replicas write within moments, and those of one replica keep
-// their order. One that had to wait keeps its age, since the agent may have told another replica more since.
-func observations(seen []*observed) []events.Seen {
-	evs := make([]events.Seen, len(seen))
-	for i, o := range seen {
-		evs[i].Event = events.Event{
-			Kind: "workload.observed", AggregateType: "observation", AggregateID: o.fact.GetWorkspaceId(), Payload: o.fact,
-			Correlation: events.Correlation{WorkspaceID: o.fact.GetWorkspaceId(), NodeID: o.nodeID, NodeInstanceID: o.instanceID},
-		}
-		if o.waited {
-			evs[i].Ago = time.Since(o.at)
-		}
-	}
-	return evs
 }
 
 // beat says that this replica listens, and reads the database's clock on the way.

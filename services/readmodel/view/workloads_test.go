@@ -98,6 +98,12 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	expect("one has finished, and one cannot be started", view.ReasonCrashLoop, temporary, "cannot be started: side, no room; finished: main", "--workload side --previous")
 	observe(k.A.NodeID, 2, exited("no-such-workload", 1))
 	expect("a workload that the spec does not name", "", normal)
+	// The agent is heard and has not repeated it: nothing is known of it now, and that is said.
+	k.Observe(k.A.NodeID, &nodev1.Observation{WorkspaceId: k.A.WorkspaceID, Epoch: 2, Workloads: []*nodev1.WorkloadStatus{loop}, StaleSince: at})
+	expect("it is stale", "", normal)
+	if w, err := k.workspace(scope, k.A.WorkspaceName); err != nil || !strings.Contains(w.GetAgentDetail(), "since 2026-01-02T03:04:05Z") {
+		t.Errorf("stale: %q, %v", w.GetAgentDetail(), err)
+	}
 	observe(k.A.NodeID, 2)
 	expect("nothing is reported", "", normal)
 

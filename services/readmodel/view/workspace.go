@@ -32,7 +32,7 @@ const workspaceFrom = `readmodel.workspace w
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
 	LEFT JOIN readmodel.node n ON n.node_id = w.node_id
 	LEFT JOIN readmodel.observed o ON o.workspace_id = w.workspace_id AND o.node_id = w.node_id AND w.state = 'active'
-		AND o.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")'` + nodeSession
+		AND (o.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")' OR o.body @? '$.stale_since')` + nodeSession
 
 // A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
 // workspace last came up, for one that is being provisioned.
@@ -134,7 +134,11 @@ func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmo
 		if err != nil {
 			return nil, err
 		}
-		f.Workloads = DescribeWorkloads(w, seen)
+		if since := seen.GetStaleSince(); since != nil {
+			f.Agent.Detail = "the agent has not reported its workloads since " + since.AsTime().UTC().Format(time.RFC3339) + ": what they do now is not known"
+		} else {
+			f.Workloads = DescribeWorkloads(w, seen)
+		}
 	}
 	out := &readmodelv1.Workspace{
 		WorkspaceId: w.GetWorkspaceId(), Name: w.GetName(), Tenant: w.GetTenant(), TenantId: w.GetTenantId(), State: w.GetState(),

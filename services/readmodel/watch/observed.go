@@ -41,6 +41,9 @@ const mostObserved = 1 << 16
 // troubleOf spells which workloads of an observation do not go on.
 func troubleOf(seen *nodev1.Observation) string {
 	var out strings.Builder
+	if seen.GetStaleSince() != nil {
+		out.WriteString("stale;")
+	}
 	for _, w := range seen.GetWorkloads() {
 		switch {
 		case w.GetCrashLoop():

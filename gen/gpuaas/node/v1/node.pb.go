@@ -1914,12 +1914,14 @@ func (x *TaskCancel) GetMore() []*TaskRef {
 
 // Observation is a fact about a workload seen by the agent.
 type Observation struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorkspaceId   string                 `protobuf:"bytes,1,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
-	Epoch         int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Workloads     []*WorkloadStatus      `protobuf:"bytes,3,rep,name=workloads,proto3" json:"workloads,omitempty"`
-	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
-	Storage       *StorageReport         `protobuf:"bytes,5,opt,name=storage,proto3" json:"storage,omitempty"` // absent: the agent does not report directories, or could not read them
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	WorkspaceId string                 `protobuf:"bytes,1,opt,name=workspace_id,json=workspaceId,proto3" json:"workspace_id,omitempty"`
+	Epoch       int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Workloads   []*WorkloadStatus      `protobuf:"bytes,3,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	ObservedAt  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
+	Storage     *StorageReport         `protobuf:"bytes,5,opt,name=storage,proto3" json:"storage,omitempty"` // absent: the agent does not report directories, or could not read them
+	// Set by nodeapi alone: since when the agent, whose session stands, has not repeated this. It is no evidence of what is now.
+	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,60,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1985,6 +1987,13 @@ func (x *Observation) GetObservedAt() *timestamppb.Timestamp {
 func (x *Observation) GetStorage() *StorageReport {
 	if x != nil {
 		return x.Storage
+	}
+	return nil
+}
+
+func (x *Observation) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
 	}
 	return nil
 }
@@ -2703,14 +2712,16 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x04task\x18\x01 \x01(\v2\x17.gpuaas.node.v1.TaskRefR\x04task\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12+\n" +
-	"\x04more\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x04more\"\x8e\x02\n" +
+	"\x04more\x18\x04 \x03(\v2\x17.gpuaas.node.v1.TaskRefR\x04more\"\xcb\x02\n" +
 	"\vObservation\x12+\n" +
 	"\fworkspace_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\vworkspaceId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12F\n" +
 	"\tworkloads\x18\x03 \x03(\v2\x1e.gpuaas.node.v1.WorkloadStatusB\b\xbaH\x05\x92\x01\x02\x10@R\tworkloads\x12;\n" +
 	"\vobserved_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"observedAt\x127\n" +
-	"\astorage\x18\x05 \x01(\v2\x1d.gpuaas.node.v1.StorageReportR\astorage\"/\n" +
+	"\astorage\x18\x05 \x01(\v2\x1d.gpuaas.node.v1.StorageReportR\astorage\x12;\n" +
+	"\vstale_since\x18< \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\"/\n" +
 	"\rStorageReport\x12\x1e\n" +
 	"\x05names\x18\x01 \x03(\tB\b\xbaH\x05\x92\x01\x02\x10@R\x05names\"^\n" +
 	"\x10DiagnosticReport\x12J\n" +
@@ -2880,21 +2891,22 @@ var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	44, // 58: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
 	40, // 59: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
 	23, // 60: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
-	38, // 61: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	33, // 62: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	39, // 63: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	43, // 64: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	41, // 65: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	45, // 66: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	33, // 67: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	46, // 68: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 69: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 70: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	70, // [70:71] is the sub-list for method output_type
-	69, // [69:70] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	40, // 61: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
+	38, // 62: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	33, // 63: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	39, // 64: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	43, // 65: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	41, // 66: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	45, // 67: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	33, // 68: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	46, // 69: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 70: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 71: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	71, // [71:72] is the sub-list for method output_type
+	70, // [70:71] is the sub-list for method input_type
+	70, // [70:70] is the sub-list for extension type_name
+	70, // [70:70] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }

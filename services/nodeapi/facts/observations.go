@@ -1,0 +1,434 @@
+package facts
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/observation"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+const (
+	// observationsPending bounds the workspaces whose newest observation waits to be written; agents say it again.
+	observationsPending = 16384
+	// staleAfter is how long an agent whose session stands may leave an observation unrepeated before it is no evidence any more: it repeats all each minute.
+	staleAfter = 150 * time.Second
+	// pruneEvery is how often rows of nodes that are gone are deleted.
+	pruneEvery = time.Hour
+)
+
+// held names a workspace as one node has it: what another says of it is another's word.
+type held struct{ workspaceID, nodeID string }
+
+// observed is the newest observation of one workspace's workloads that has not been compared with what is written, or differs from it.
+type observed struct {
+	nodeID, instanceID string
+	generation         int64 // of the session that told it
+	fact               *nodev1.Observation
+	digest             observation.Digest
+	at                 time.Time // when it came, by this process's monotonic clock
+	waited             bool      // the database could not be written
+}
+
+// observer is the session of one node, as far as its observations go.
+type observer struct {
+	generation int64
+	known      map[string]*repeated // by workspace: what is written. Nil until it was read
+}
+
+// repeated is an observation that is written, and when the session told it last.
+type repeated struct {
+	digest observation.Digest
+	heard  time.Time
+}
+
+// Observed takes what the agent of a session saw of its workloads: untrusted evidence, written when it differs from what is written. It does not block.
+func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1.Observation) {
+	f.StaleSince = nil // only a replica says so
+	digest, err := observation.Of(f)
+	if err != nil {
+		w.logger.Warn("observation not taken", "error", err)
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o := w.observerLocked(nodeID, generation)
+	if o == nil {
+		return // a newer session tells it all
+	}
+	at, now := held{f.GetWorkspaceId(), nodeID}, w.now()
+	if k := o.known[at.workspaceID]; k != nil && k.digest == digest {
+		k.heard = now
+		delete(w.seen, at)
+		return
+	}
+	if _, waits := w.seen[at]; waits || len(w.seen) < observationsPending {
+		w.seen[at] = &observed{nodeID: nodeID, instanceID: instanceID, generation: generation, fact: f, digest: digest, at: now}
+	}
+	w.pokeLocked()
+}
+
+// observerLocked returns the state of a node's session, and begins it with the first word of a newer one. Nil: a newer session has begun.
+func (w *Writer) observerLocked(nodeID string, generation int64) *observer {
+	o := w.observers[nodeID]
+	switch {
+	case o == nil || o.generation < generation:
+		o = &observer{generation: generation}
+		w.observers[nodeID] = o
+		w.unread[nodeID] = generation
+	case o.generation > generation:
+		return nil
+	}
+	return o
+}
+
+// follow keeps the observers to the sessions that stand. What an earlier session told and this one does not repeat becomes stale, so each one is followed
+// from its admission on.
+func (w *Writer) followLocked(f *nodev1.SessionChanged) {
+	switch f.GetState() { //nolint:exhaustive // the others begin and end nothing
+	case commonv1.SessionState_SESSION_STATE_ADMITTED:
+		w.observerLocked(f.GetNodeId(), f.GetGeneration())
+	case commonv1.SessionState_SESSION_STATE_CLOSED:
+		if o := w.observers[f.GetNodeId()]; o != nil && o.generation == f.GetGeneration() {
+			delete(w.observers, f.GetNodeId())
+			delete(w.unread, f.GetNodeId())
+		}
+	}
+}
+
+func (w *Writer) takeObserved() []*observed {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := make([]*observed, 0, min(len(w.seen), flushMost))
+	for id, o := range w.seen {
+		if len(out) == flushMost {
+			break
+		}
+		out = append(out, o)
+		delete(w.seen, id)
+	}
+	return out
+}
+
+func (w *Writer) giveBackObserved(seen []*observed) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range seen {
+		o.waited = true
+		at := held{o.fact.GetWorkspaceId(), o.nodeID}
+		if _, newer := w.seen[at]; !newer {
+			w.seen[at] = o
+		}
+	}
+}
+
+// takeUnread returns some of the sessions whose nodes' rows were not read, and the sessions of what is about to be written in any case.
+func (w *Writer) takeUnread(seen []*observed) map[string]int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := map[string]int64{}
+	for _, o := range seen {
+		if now := w.observers[o.nodeID]; now == nil || now.known == nil || now.generation != o.generation {
+			out[o.nodeID] = max(out[o.nodeID], o.generation)
+		}
+	}
+	for node, generation := range w.unread {
+		if len(out) >= flushMost {
+			break
+		}
+		out[node] = max(out[node], generation)
+	}
+	return out
+}
+
+// written is what a transaction did about observations.
+type written struct {
+	read     map[string]int64                         // the generations of the nodes whose rows were read
+	stored   map[string]map[string]observation.Digest // those rows
+	settled  []*observed                              // written, or as they are written already
+	overtook map[string]bool                          // nodes of which a newer session has told something
+}
+
+// writeObserved writes those observations that differ from what is written, in a transaction. A session is registered with its first word, and what an
+// earlier one told is not written after that, however long it waited: the rows always are what the newest session told.
+func (w *Writer) writeObserved(ctx context.Context, tx pgx.Tx, seen []*observed, unread map[string]int64) (*written, error) {
+	out := &written{read: unread, stored: map[string]map[string]observation.Digest{}, overtook: map[string]bool{}}
+	told := map[string]int64{}
+	for _, o := range seen {
+		told[o.nodeID] = max(told[o.nodeID], o.generation)
+	}
+	for node, generation := range unread {
+		told[node] = max(told[node], generation)
+	}
+	if len(told) == 0 {
+		return out, nil
+	}
+	nodes := make([]string, 0, len(told))
+	for node := range told {
+		nodes = append(nodes, node)
+	}
+	slices.Sort(nodes) // one order of locks
+	generations := make([]int64, len(nodes))
+	for i, node := range nodes {
+		generations[i] = told[node]
+	}
+	if len(unread) > 0 {
+		if _, err := pg.Exec(ctx, tx, registerObservers, nodes, generations); err != nil {
+			return nil, fmt.Errorf("register sessions of observations: %w", err)
+		}
+	}
+	standing, err := pg.All[observerRow](ctx, tx, lockObservers, nodes)
+	if err != nil {
+		return nil, fmt.Errorf("read sessions of observations: %w", err)
+	}
+	newest := make(map[string]int64, len(standing))
+	for _, s := range standing {
+		newest[s.NodeID] = s.Generation
+		out.overtook[s.NodeID] = s.Generation > told[s.NodeID]
+	}
+	if err := w.readStored(ctx, tx, unread, out); err != nil {
+		return nil, err
+	}
+	var changed []*observed
+	for _, o := range seen {
+		switch digest, stored := w.digestOf(o, out); {
+		case newest[o.nodeID] > o.generation: // what it told is over
+		case stored && digest == o.digest:
+			out.settled = append(out.settled, o)
+		default:
+			out.settled, changed = append(out.settled, o), append(changed, o)
+		}
+	}
+	return out, w.writeChanged(ctx, tx, changed)
+}
+
+// readStored reads what is written of nodes.
+func (w *Writer) readStored(ctx context.Context, tx pgx.Tx, unread map[string]int64, out *written) error {
+	if len(unread) == 0 {
+		return nil
+	}
+	nodes := make([]string, 0, len(unread))
+	for node := range unread {
+		nodes = append(nodes, node)
+		out.stored[node] = map[string]observation.Digest{}
+	}
+	rows, err := pg.All[digestRow](ctx, tx, readDigests, nodes)
+	if err != nil {
+		return fmt.Errorf("read what is written of observations: %w", err)
+	}
+	for _, r := range rows {
+		out.stored[r.NodeID][r.WorkspaceID] = observation.Digest(r.Digest)
+	}
+	return nil
+}
+
+// digestOf returns what is written of an observation's workspace on its node.
+func (w *Writer) digestOf(o *observed, out *written) (observation.Digest, bool) {
+	if stored, ok := out.stored[o.nodeID]; ok {
+		d, found := stored[o.fact.GetWorkspaceId()]
+		return d, found
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := w.observers[o.nodeID]; now != nil && now.generation == o.generation {
+		if k := now.known[o.fact.GetWorkspaceId()]; k != nil {
+			return k.digest, true
+		}
+	}
+	return observation.Digest{}, false
+}
+
+func (w *Writer) writeChanged(ctx context.Context, tx pgx.Tx, changed []*observed) error {
+	if len(changed) == 0 {
+		return nil
+	}
+	if _, err := events.AppendSeen(ctx, tx, w.observations(changed)...); err != nil {
+		return err //nolint:wrapcheck // wrapped by the caller
+	}
+	var nodes, workspaces, goneNodes, goneWorkspaces []string
+	var digests, bodies [][]byte
+	for _, o := range changed {
+		if observation.Gone(o.fact) {
+			goneNodes, goneWorkspaces = append(goneNodes, o.nodeID), append(goneWorkspaces, o.fact.GetWorkspaceId())
+			continue
+		}
+		body, err := proto.Marshal(o.fact)
+		if err != nil {
+			return fmt.Errorf("encode observation: %w", err)
+		}
+		nodes, workspaces = append(nodes, o.nodeID), append(workspaces, o.fact.GetWorkspaceId())
+		digests, bodies = append(digests, o.digest[:]), append(bodies, body)
+	}
+	if len(nodes) > 0 {
+		if _, err := pg.Exec(ctx, tx, keepObservations, nodes, workspaces, digests, bodies); err != nil {
+			return fmt.Errorf("keep observations: %w", err)
+		}
+	}
+	if len(goneNodes) > 0 {
+		if _, err := pg.Exec(ctx, tx, dropObservations, goneNodes, goneWorkspaces); err != nil {
+			return fmt.Errorf("drop observations: %w", err)
+		}
+	}
+	return nil
+}
+
+// settle takes over what a transaction did, after its commit.
+func (w *Writer) settle(done *written) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	for node, generation := range done.read {
+		if w.unread[node] == generation {
+			delete(w.unread, node)
+		}
+		o := w.observers[node]
+		if o == nil || o.generation != generation || o.known != nil {
+			continue
+		}
+		o.known = map[string]*repeated{}
+		if done.overtook[node] {
+			continue // another replica has the node's newer session: nothing is this one's to follow
+		}
+		for workspace, digest := range done.stored[node] {
+			o.known[workspace] = &repeated{digest: digest, heard: now}
+		}
+	}
+	for _, s := range done.settled {
+		o := w.observers[s.nodeID]
+		switch {
+		case o == nil || o.generation != s.generation:
+		case observation.Gone(s.fact):
+			delete(o.known, s.fact.GetWorkspaceId())
+		default:
+			o.known[s.fact.GetWorkspaceId()] = &repeated{digest: s.digest, heard: s.at}
+		}
+	}
+}
+
+// observations returns them as events. One that is written at once is as old as its event. One that had to wait keeps its age.
+func (w *Writer) observations(seen []*observed) []events.Seen {
+	evs := make([]events.Seen, len(seen))
+	for i, o := range seen {
+		evs[i].Event = observationEvent(o.nodeID, o.instanceID, o.fact)
+		if age := w.now().Sub(o.at); o.waited || age > BeatEvery {
+			evs[i].Ago = age
+		}
+	}
+	return evs
+}
+
+func observationEvent(nodeID, instanceID string, fact *nodev1.Observation) events.Event {
+	return events.Event{
+		Kind: "workload.observed", AggregateType: "observation", AggregateID: fact.GetWorkspaceId(), Payload: fact,
+		Correlation: events.Correlation{WorkspaceID: fact.GetWorkspaceId(), NodeID: nodeID, NodeInstanceID: instanceID},
+	}
+}
+
+// overdue is an observation that its session has not repeated.
+type overdue struct {
+	held
+
+	generation int64
+	heard      time.Time
+}
+
+// takeOverdue returns observations that sessions which stand have not repeated for too long, some of them.
+func (w *Writer) takeOverdue() []overdue {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now()
+	var out []overdue
+	for node, o := range w.observers {
+		for workspace, k := range o.known {
+			if len(out) < flushMost && now.Sub(k.heard) > staleAfter {
+				out = append(out, overdue{held{workspace, node}, o.generation, k.heard})
+			}
+		}
+	}
+	return out
+}
+
+// fade reports observations that are no evidence any more, and forgets that they are written: the next one is.
+func (w *Writer) fade(ctx context.Context) error {
+	late := w.takeOverdue()
+	if len(late) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error { return w.writeStale(ctx, tx, late) })
+	if err != nil {
+		return fmt.Errorf("report stale observations: %w", err)
+	}
+	w.mu.Lock()
+	for _, l := range late {
+		if o := w.observers[l.nodeID]; o != nil && o.generation == l.generation && o.known[l.workspaceID] != nil && o.known[l.workspaceID].heard.Equal(l.heard) {
+			delete(o.known, l.workspaceID)
+		}
+	}
+	w.mu.Unlock()
+	w.wake()
+	return nil
+}
+
+func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) error {
+	nodes := make([]string, len(late))
+	for i, l := range late {
+		nodes[i] = l.nodeID
+	}
+	slices.Sort(nodes)
+	standing, err := pg.All[observerRow](ctx, tx, lockObservers, slices.Compact(slices.Clone(nodes)))
+	if err != nil {
+		return fmt.Errorf("read sessions of observations: %w", err)
+	}
+	newest := map[string]int64{}
+	for _, s := range standing {
+		newest[s.NodeID] = s.Generation
+	}
+	heard := map[held]time.Time{}
+	var ofNodes, workspaces []string
+	for _, l := range late {
+		if newest[l.nodeID] <= l.generation {
+			heard[l.held] = l.heard
+			ofNodes, workspaces = append(ofNodes, l.nodeID), append(workspaces, l.workspaceID)
+		}
+	}
+	dropped, err := pg.All[droppedRow](ctx, tx, dropObservations, ofNodes, workspaces)
+	if err != nil || len(dropped) == 0 {
+		return err //nolint:wrapcheck // wrapped by the caller
+	}
+	evs := make([]events.Seen, len(dropped))
+	for i, d := range dropped {
+		fact := &nodev1.Observation{}
+		if err := proto.Unmarshal(d.Body, fact); err != nil {
+			fact = &nodev1.Observation{WorkspaceId: d.WorkspaceID} // what it said does not matter any more
+		}
+		fact.StaleSince = timestamppb.New(d.Now.Add(-w.now().Sub(heard[held{d.WorkspaceID, d.NodeID}])))
+		evs[i].Event = observationEvent(d.NodeID, "", fact)
+	}
+	_, err = events.AppendSeen(ctx, tx, evs...)
+	return err //nolint:wrapcheck // wrapped by the caller
+}
+
+// prune deletes rows of nodes that had no session for days. What such a node tells when it comes back is written anew.
+func (w *Writer) prune(ctx context.Context) error {
+	if w.now().Sub(w.pruned) < pruneEvery {
+		return nil
+	}
+	w.pruned = w.now()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := pg.Exec(ctx, w.db, pruneObservers); err != nil {
+		return fmt.Errorf("delete observations of nodes that are gone: %w", err)
+	}
+	return nil
+}
