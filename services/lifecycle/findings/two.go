@@ -26,16 +26,28 @@ const (
 		"a recreation of the workspace ends every other instance of it"
 )
 
+// errStillAsked says that a placement has not answered an earlier sweep.
+var errStillAsked = errors.New("the placement has not answered an earlier question for its list")
+
+// lastWord is how long a sweep that is to end waits for placements which heed that.
+const lastWord = time.Second
+
 // SweepTwoInstances finds the workspaces of which a placement runs two instances at once. It is a sweep of its own, and each placement is asked by itself:
-// no other check, and no other placement, that fails or does not answer keeps it from its finding.
+// no other check, and no other placement, that fails or does not answer keeps it from its finding. It returns when ctx ends; a placement that heeds no
+// context is not asked again until it has answered.
 func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 	type result struct {
 		swept Swept
 		err   error
 	}
-	results := make(chan result, len(s.deps.Drivers))
+	results := make(chan result, len(s.deps.Drivers)) // with room for all: none that is left behind waits for a reader
 	for kind, driver := range s.deps.Drivers {
+		if _, asked := s.asked.LoadOrStore(kind, true); asked {
+			results <- result{err: fmt.Errorf("%s/%s: %w", sourceTwo, names.Of(kind), errStillAsked)}
+			continue
+		}
 		go func() {
+			defer s.asked.Delete(kind)
 			var one result
 			one.err = app.Protect(ctx, func(ctx context.Context) error {
 				return s.check(ctx, detector{sourceTwo + "/" + names.Of(kind), func(ctx context.Context) ([]Seen, error) {
@@ -48,9 +60,20 @@ func (s *Sweeper) SweepTwoInstances(ctx context.Context) (Swept, error) {
 	var total Swept
 	var errs []error
 	for range s.deps.Drivers {
-		one := <-results
-		total.add(one.swept)
-		errs = append(errs, one.err)
+		select {
+		case one := <-results:
+			total.add(one.swept)
+			errs = append(errs, one.err)
+		case <-ctx.Done():
+			// What has ended with it says more than that it ended.
+			select {
+			case one := <-results:
+				total.add(one.swept)
+				errs = append(errs, one.err)
+			case <-time.After(lastWord):
+				return total, errors.Join(append(errs, fmt.Errorf("%s: a placement does not answer: %w", sourceTwo, context.Cause(ctx)))...)
+			}
+		}
 	}
 	return total, errors.Join(errs...)
 }

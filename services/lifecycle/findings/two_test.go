@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,64 @@ type unanswering struct{ placement.Driver }
 func (unanswering) List(ctx context.Context) ([]placement.Instance, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// deaf is a placement that answers a question for its list when it is let go, and heeds no context.
+type deaf struct {
+	placement.Driver
+
+	asked atomic.Int32
+	let   chan struct{}
+}
+
+// List blocks until the test lets it go.
+func (d *deaf) List(context.Context) ([]placement.Instance, error) {
+	d.asked.Add(1)
+	<-d.let
+	return nil, errors.New("let go")
+}
+
+// TestADeafPlacementHoldsUpNoSweep: a placement that heeds no context keeps the sweep neither from ending with its own nor from asking the others, and is
+// not asked again meanwhile.
+func TestADeafPlacementHoldsUpNoSweep(t *testing.T) {
+	b := newBed(t, Config{})
+	d := &deaf{let: make(chan struct{})}
+	b.sweeper.deps.Drivers = maps.Clone(b.sweeper.deps.Drivers)
+	b.sweeper.deps.Drivers[commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER] = d
+	sweep := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		swept := make(chan error, 1)
+		go func() {
+			_, err := b.sweeper.SweepTwoInstances(ctx)
+			swept <- err
+		}()
+		select {
+		case err := <-swept:
+			return err
+		case <-time.After(time.Minute):
+			close(d.let)
+			<-swept
+			t.Fatal("the sweep did not end with its context")
+			return nil
+		}
+	}
+	if err := sweep(); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the first sweep: %v", err)
+	}
+	if err := sweep(); !errors.Is(err, errStillAsked) {
+		t.Fatalf("the second sweep: %v", err)
+	}
+	if n := d.asked.Load(); n != 1 {
+		t.Errorf("it was asked %d times", n)
+	}
+	close(d.let)
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if _, asked := b.sweeper.asked.Load(commonv1.PlacementDriver_PLACEMENT_DRIVER_DOCKER); asked {
+			return errStillAsked
+		}
+		return nil
+	})
 }
 
 // TestTwoInstancesAreFoundWhateverTheOtherChecksDo: with every other check failing or hanging, and another placement that does not answer, the finding on
