@@ -93,14 +93,14 @@ func (s *site) write(w *Writer) {
 // written are the observations in the log, in their order.
 func (s *site) written() []*nodev1.Observation {
 	s.t.Helper()
-	rows, err := s.pool.Query(s.ctx, `SELECT payload, workspace_id::text FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
+	rows, err := s.pool.Query(s.ctx, `SELECT body, body_type, workspace_id::text FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (*nodev1.Observation, error) {
 		var r events.Record
 		o := &nodev1.Observation{}
-		if err := row.Scan(&r.Payload, &r.WorkspaceID); err != nil {
+		if err := row.Scan(&r.Body, &r.BodyType, &r.WorkspaceID); err != nil {
 			return nil, err
 		}
 		return o, r.Decode(o)
