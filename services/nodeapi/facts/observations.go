@@ -3,6 +3,7 @@ package facts
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -56,7 +57,7 @@ func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1
 	f.StaleSince = nil // only a replica says so
 	digest, err := observation.Of(f)
 	if err != nil {
-		w.logger.Warn("observation not taken", "error", err)
+		w.logger.Warn("observation not taken", slog.Any("error", err))
 		return
 	}
 	w.mu.Lock()

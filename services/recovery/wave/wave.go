@@ -168,9 +168,10 @@ func Refusal(cause error) *fault.Error {
 	return fault.New(commonv1.Reason_REASON_RECORDS_MISSING, "", fault.Cause(cause))
 }
 
-// rests reports whether a refusal follows from a record that is missing.
+// rests reports whether a refusal follows from a record that is missing. What it was softened to already counts, and not what caused that.
 func rests(err error) bool {
-	return fault.Has(err, commonv1.Reason_REASON_SERIAL_UNKNOWN) || fault.Has(err, commonv1.Reason_REASON_IDENTITY_UNKNOWN)
+	reason := fault.ReasonOf(err)
+	return reason == commonv1.Reason_REASON_SERIAL_UNKNOWN || reason == commonv1.Reason_REASON_IDENTITY_UNKNOWN
 }
 
 // Refuse notes a node that is refused with an error because a record is missing, and returns what it is told: the error, or that it waits. Other errors are
@@ -197,7 +198,7 @@ func Refuse(ctx context.Context, pool *pgxpool.Pool, limits Limits, nodeID strin
 // Soften returns what a caller is told of whom nothing is proved: while the brake is engaged, one whose token is not known waits. Such a caller counts for
 // nothing, since it may be anybody.
 func Soften(ctx context.Context, q pg.Querier, err error) error {
-	if !rests(err) && !fault.Has(err, commonv1.Reason_REASON_TOKEN_INVALID) {
+	if !rests(err) && fault.ReasonOf(err) != commonv1.Reason_REASON_TOKEN_INVALID {
 		return err
 	}
 	engaged, failed := pg.Value[bool](ctx, q, readEngaged)
