@@ -99,10 +99,13 @@ var (
 			t.table(), sessionsKept)
 	}, target{"", "session"}, target{scratchPrefix, "session"})
 
-	// fadeObservations deletes what earlier nodes of a workspace reported: it is on one node at a time.
+	// fadeObservations deletes what earlier nodes of a workspace reported: it is on one node at a time. What its own node reported stays, however many others
+	// have spoken since: it is not repeated while it does not change.
 	fadeObservations = pg.DefineDynamic(pg.RoleReadmodel, "project.fade_observations", func(t target) string {
-		return fmt.Sprintf(`DELETE FROM %[1]s WHERE workspace_id = $1 AND node_id NOT IN (
-		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)`, t.table(), observationsKept)
+		return fmt.Sprintf(`DELETE FROM %[1]s o WHERE o.workspace_id = $1 AND o.node_id NOT IN (
+		SELECT k.node_id FROM %[1]s k WHERE k.workspace_id = $1 ORDER BY k.version DESC, k.node_id LIMIT %[2]d)
+		AND NOT EXISTS (SELECT FROM %[3]s w WHERE w.workspace_id = o.workspace_id AND w.node_id = o.node_id)`,
+			t.table(), observationsKept, target{t.prefix, "workspace"}.table())
 	}, target{"", "observed"}, target{scratchPrefix, "observed"})
 )
 

@@ -107,14 +107,19 @@ func TestAnActiveWorkspaceShowsItsWorkloads(t *testing.T) {
 	observe(k.A.NodeID, 2)
 	expect("nothing is reported", "", normal)
 
-	// What other nodes report of it fades.
+	// What other nodes report of it fades, and never what its own reported before them.
 	for range 12 {
 		observe(ids.New(), 1, loop)
 	}
 	k.sync()
 	var kept int
 	err := k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1`, k.A.WorkspaceID).Scan(&kept)
-	if err != nil || kept != 8 {
-		t.Errorf("%d observations are kept, %v", kept, err)
+	if err != nil || kept != 9 {
+		t.Errorf("%d observations are kept, %v; want eight and that of its own node", kept, err)
+	}
+	err = k.DB.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT count(*) FROM readmodel.observed WHERE workspace_id = $1 AND node_id = $2`,
+		k.A.WorkspaceID, k.A.NodeID).Scan(&kept)
+	if err != nil || kept != 1 {
+		t.Errorf("%d observations of its own node are kept, %v", kept, err)
 	}
 }
