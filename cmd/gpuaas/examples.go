@@ -38,6 +38,7 @@ func examples() map[string][]string {
 	for _, bench := range []string{"sagas", "join", "cancel", "resume", "all"} {
 		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench, "gpuaas bench " + bench + " -o json"}
 	}
+	out["gpuaas bench idle"] = []string{"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"}
 	for _, bench := range []string{"streams", "tasks"} {
 		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench + " --agents 500"}
 	}
