@@ -118,8 +118,11 @@ type part struct {
 	retired time.Time    // when former keys were last looked at
 }
 
+// openEvery is how often a replica that starts asks for a database that cannot be reached.
+const openEvery = 250 * time.Millisecond
+
 // Open reads files and tables, makes the first key of a kind where this service signs and there has been none, and refuses a replica whose files
-// differ from the set with fault signing_keys_differ.
+// differ from the set with fault signing_keys_differ. A database that cannot be reached is waited for until ctx ends.
 func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
 		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
@@ -128,10 +131,19 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	for _, p := range parts {
 		s.parts = append(s.parts, &part{Part: p})
 	}
-	if err := s.round(ctx, true); err != nil {
-		return nil, fmt.Errorf("open keys: %w", err)
+	for {
+		err := s.round(ctx, true)
+		if err == nil {
+			return s, nil
+		}
+		if !pg.IsConnError(err) {
+			return nil, fmt.Errorf("open keys: %w", err)
+		}
+		deps.Logger.WarnContext(ctx, "keys not read at the start", obs.Err(err))
+		if !app.Sleep(ctx, openEvery) {
+			return nil, fmt.Errorf("open keys: %w", errors.Join(err, context.Cause(ctx)))
+		}
 	}
-	return s, nil
 }
 
 // Run follows files and tables until ctx ends.
