@@ -137,7 +137,11 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		if res.more {
 			continue
 		}
-		if !sleep(ctx, c.deps.Numbered.Period(c.cfg.Poll), wake) {
+		rest := c.deps.Numbered.Period(c.cfg.Poll)
+		if res.busy {
+			rest = c.cfg.Poll // whoever has the cursor may die with it
+		}
+		if !sleep(ctx, rest, wake) {
 			return nil
 		}
 		select {

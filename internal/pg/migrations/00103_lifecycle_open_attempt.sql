@@ -11,15 +11,6 @@ ALTER TABLE lifecycle.saga_run
     ADD COLUMN open_attempt integer     NOT NULL DEFAULT 0,
     ADD COLUMN open_since   timestamptz;
 
--- +goose StatementBegin
-DO $$
-BEGIN
-    IF to_regprocedure('lifecycle.seal_again()') IS NOT NULL THEN
-        CALL lifecycle.seal_again();
-    END IF;
-END $$;
--- +goose StatementEnd
-
 -- +goose Down
 -- What is open in runs' rows becomes rows of saga_step again.
 INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, started_at, stall_after)

@@ -17,7 +17,7 @@ CREATE TABLE lifecycle.node_room (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01);
 
 CREATE INDEX node_room_open ON lifecycle.node_room (replica_id, free, used, node_id) WHERE open AND used < slots AND failed = 0;
-CREATE INDEX node_room_devices ON lifecycle.node_room (devices);
+CREATE INDEX node_room_devices ON lifecycle.node_room (devices) WHERE open;
 
 -- +goose StatementBegin
 CREATE FUNCTION lifecycle.room_of_gate() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -28,7 +28,7 @@ BEGIN
             AND coalesce(NEW.host->'stateDisk'->>'full', '') <> 'true',
         NEW.replica_id, NEW.slots, jsonb_array_length(coalesce(NEW.host->'gpus', '[]')),
         count(*), coalesce(sum(a.gpus), 0), count(*) FILTER (WHERE a.state = 'release_failed')
-    FROM lifecycle.allocation a WHERE a.node_id = NEW.node_id AND a.state <> 'released'
+    FROM lifecycle.allocation a WHERE a.node_id = NEW.node_id AND a.state <> 'released' AND a.slot IS NOT NULL
     ON CONFLICT (node_id) DO UPDATE
         SET open = EXCLUDED.open, replica_id = EXCLUDED.replica_id, slots = EXCLUDED.slots, devices = EXCLUDED.devices;
     RETURN NULL;
@@ -70,7 +70,7 @@ SELECT g.node_id, g.admitted AND NOT g.cordoned AND NOT g.retired AND g.session_
     g.replica_id, g.slots, jsonb_array_length(coalesce(g.host->'gpus', '[]')), coalesce(a.used, 0), coalesce(a.held, 0), coalesce(a.failed, 0)
 FROM lifecycle.node_gate g LEFT JOIN (
     SELECT node_id, count(*) AS used, sum(gpus) AS held, count(*) FILTER (WHERE state = 'release_failed') AS failed
-    FROM lifecycle.allocation WHERE state <> 'released' GROUP BY node_id
+    FROM lifecycle.allocation WHERE state <> 'released' AND slot IS NOT NULL GROUP BY node_id
 ) a USING (node_id)
 WHERE g.instance_id IS NULL;
 

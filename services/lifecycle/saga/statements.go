@@ -52,7 +52,7 @@ var (
 	quarantineRun = pg.Define(pg.RoleLifecycle, "saga.quarantine_run", `
 		UPDATE lifecycle.saga_run r SET state = 'stuck', owner = NULL, lease_until = NULL,
 			stuck_reason = 'unreadable: ' || $2::text, why_waiting = 'waiting for an operator: ' || $2::text,
-				open_attempt = 0, version = r.version + 1
+				open_attempt = 0, open_since = NULL, version = r.version + 1
 		WHERE r.id = $1 AND r.state IN ('pending', 'running', 'waiting', 'compensating') RETURNING `+runColumns)
 	loseOpenAttempts = pg.Define(pg.RoleLifecycle, "saga.lose_open_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'lost', finished_at = mesh.clock(), outcome = 'lost', version = s.version + 1

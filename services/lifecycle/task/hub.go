@@ -108,6 +108,9 @@ func (h *Hub) Run(ctx context.Context) error {
 		case <-told.C:
 			whole, last = true, time.Now()
 		case <-elsewhere:
+			if time.Since(last) >= sweepEvery { // it may be a cancel
+				whole, last = true, time.Now()
+			}
 		case <-ctx.Done():
 			told.Stop()
 			return nil

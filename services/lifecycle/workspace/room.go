@@ -24,7 +24,7 @@ const openRoomSQL = `r.open AND r.used < r.slots AND r.failed = 0 AND NOT EXISTS
 // of each number of free GPUs, by the index, so that what is read depends on neither machines nor workspaces.
 const candidatesSQL = `
 		SELECT c.node_id, c.used FROM lifecycle.replica_seen s
-		CROSS JOIN generate_series($1::integer, (SELECT max(devices) FROM lifecycle.node_room)) AS level (free)
+		CROSS JOIN generate_series($1::integer, (SELECT max(devices) FROM lifecycle.node_room WHERE open)) AS level (free)
 		CROSS JOIN LATERAL (SELECT r.node_id, r.used FROM lifecycle.node_room r
 			WHERE r.replica_id = s.replica_id AND r.free = level.free AND ` + openRoomSQL + `
 			ORDER BY r.used, r.node_id LIMIT 16) c
@@ -56,7 +56,7 @@ const (
 	recountRoomSQL = `
 		UPDATE lifecycle.node_room r SET used = x.used, held = x.held, failed = x.failed
 		FROM (SELECT count(*) AS used, coalesce(sum(a.gpus), 0) AS held, count(*) FILTER (WHERE a.state = 'release_failed') AS failed
-			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state <> 'released') x
+			FROM lifecycle.allocation a WHERE a.node_id = $1 AND a.state <> 'released' AND a.slot IS NOT NULL) x
 		WHERE r.node_id = $1`
 )
 

@@ -79,8 +79,12 @@ func NewTeller(deps TellerDeps, cfg TellerConfig) (*Teller, error) {
 	return &Teller{deps: deps, cfg: cfg.withDefaults()}, nil
 }
 
+// stillOwed is how long after a failure what was not told is asked for at the short period: each try puts it off by a second.
+const stillOwed = 15 * time.Second
+
 // Run tells until ctx ends.
 func (t *Teller) Run(ctx context.Context) error {
+	var owed time.Time
 	for {
 		wake, numbered := t.deps.Told.C(), t.deps.Numbered.C()
 		told, err := t.runOnce(ctx)
@@ -92,12 +96,20 @@ func (t *Teller) Run(ctx context.Context) error {
 			continue
 		}
 		if err != nil { // neither who wakes us nor an event mends it
+			owed = time.Now().Add(stillOwed)
 			timer := time.NewTimer(t.cfg.Poll)
 			select {
 			case <-ctx.Done():
 			case <-timer.C:
 			}
 			timer.Stop()
+			continue
+		}
+		if time.Now().Before(owed) {
+			// What could not be told is due again in a moment, and nothing wakes us for it.
+			if !t.deps.Numbered.PaceWithin(ctx, wake, numbered, t.cfg.Poll, t.cfg.Poll) {
+				return nil
+			}
 			continue
 		}
 		// A fence of another replica comes with an event.
