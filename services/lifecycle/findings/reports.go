@@ -110,9 +110,11 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 
 var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
 	`DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)
-		AND NOT (o.payload ? 'workloads' AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND g.session_open))`)
+		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
+			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)
 
-// forgetOldReports drops old reports, apart from those of workloads on a node whose session stands: they still count.
+// forgetOldReports drops old reports, apart from those that say that something is on a node which is not retired: nodeapi
+// does not write again what has not changed, however often the node's session is lost meanwhile.
 func (s *Sweeper) forgetOldReports(ctx context.Context) error {
 	_, err := pg.Exec(ctx, s.deps.DB, forgetReports, s.cfg.Keep.Seconds())
 	if err != nil {
