@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// probing asks nodes for work without a pause until it is stopped. It counts what was done, and keeps the first answer that a rotation must not give.
+// probing asks nodes for work, ten times a second at most, until it is stopped. It counts what was done, and keeps the first answer that a rotation must not give.
 type probing struct {
 	done atomic.Int64
 	mu   sync.Mutex
@@ -34,7 +34,16 @@ func (p *probing) spoil(err error) {
 }
 
 func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
-	for ctx.Err() == nil {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	next := func() bool {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+		return ctx.Err() == nil
+	}
+	for next() {
 		asked, err := c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
 		if err != nil {
 			// A replica that was killed is an answer that may be asked again; a person who is not believed is not.
@@ -43,7 +52,7 @@ func (p *probing) run(ctx context.Context, c *cluster.Cluster, node string) {
 			}
 			continue
 		}
-		for ctx.Err() == nil {
+		for next() {
 			got, err := c.Client.Query.GetTask(ctx, &readmodelv1.GetTaskRequest{TaskId: asked.GetTask().GetTaskId(), MinPos: asked.GetPos()})
 			if err != nil {
 				continue
@@ -80,7 +89,7 @@ func keysOf(ctx context.Context, c *person.Client, kind recoveryv1.KeyKind) ([]*
 // TestKeysRollUnderLoad rotates the keys of join states and of assertions while nodes work, replicas of the service that signs are killed in the
 // middle, and agents come back with join states of either key.
 func TestKeysRollUnderLoad(tt *testing.T) {
-	t := within(tt, 12*time.Minute)
+	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Nodes: 2})
 	security, err := c.Person(t.ctx, "", person.Session{Subject: "sam", Roles: []string{"security"}, Life: time.Hour})
 	if err != nil {
