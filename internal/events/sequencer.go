@@ -230,6 +230,9 @@ func (s *Sequencer) Drain(ctx context.Context) error {
 		}
 		if res.Numbered > 0 {
 			s.deps.Numbered.Notify()
+			if _, err := pg.Exec(ctx, s.deps.Pool, notifyAll, Channel); err != nil {
+				return fmt.Errorf("notify other processes: %w", err)
+			}
 		}
 		if res.Numbered < s.cfg.Batch {
 			return nil

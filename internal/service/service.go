@@ -197,7 +197,7 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
 	}
-	b.Health.Ready("database", Seldom(10*time.Second, func(ctx context.Context) error {
+	b.Health.Ready("database", Seldom(3*time.Second, func(ctx context.Context) error {
 		if err := b.DB.Ping(ctx); err != nil {
 			return errors.New("the database does not answer")
 		}

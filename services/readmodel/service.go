@@ -97,7 +97,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	// Nothing takes a migration away but a restore.
-	b.Health.Ready("migrations", service.Seldom(time.Minute, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
+	b.Health.Ready("migrations", service.Seldom(10*time.Second, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
 	b.Add(
 		app.Task{Name: "people", Phase: app.PhaseDrain, Run: s.people.Run},
 		app.Task{Name: "projections", Run: s.projector.Run},

@@ -341,7 +341,7 @@ func TestPolicyService(t *testing.T) {
 	console, url := m.client("readmodel")
 	admin := recoveryv1connect.NewPolicyServiceClient(console, url, rpc.ClientOptions(rpc.ClientConfig{Asserter: m.asserter})...)
 	list, err := admin.GetPolicy(m.asPerson("viewer"), &recoveryv1.GetPolicyRequest{})
-	if err != nil || len(list.GetKeys()) != 17 {
+	if err != nil || len(list.GetKeys()) != 19 {
 		t.Fatalf("%d keys, %v", len(list.GetKeys()), err)
 	}
 	set := func(key, value, reason string, ack bool) (*recoveryv1.SetPolicyResponse, error) {
