@@ -11,6 +11,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
@@ -48,6 +49,18 @@ func up(t *testing.T, cfg cluster.Config) *cluster.Cluster {
 // probe asks a node through everything that stands between a person and an agent.
 func probe(ctx context.Context, c *cluster.Cluster, node string) error {
 	resp, err := c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
+	for range 100 {
+		// A node that has just been enrolled may be connected before lifecycle has been told of it.
+		if !fault.Has(err, commonv1.Reason_REASON_NOT_FOUND) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(50 * time.Millisecond):
+		}
+		resp, err = c.Client.Command.ProbeNode(ctx, &readmodelv1.ProbeNodeRequest{Node: node})
+	}
 	if err != nil {
 		return err
 	}
