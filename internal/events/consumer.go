@@ -139,7 +139,7 @@ func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 		}
 		rest := c.deps.Numbered.Period(c.cfg.Poll)
 		if res.busy {
-			rest = c.cfg.Poll // whoever has the cursor may die with it
+			rest = c.cfg.Poll // the replica that holds the cursor may die
 		}
 		if !sleep(ctx, rest, wake) {
 			return nil

@@ -50,8 +50,9 @@ func (s *Signal) Listening() bool {
 	return s.listening > 0
 }
 
-// listen notes that a connection begins to listen, and returns what notes its end. Both wake all who hold the channel: at the beginning for what was notified
-// while nobody listened, at the end since they now have to look by themselves, and often.
+// listen notes that a connection begins to listen, and returns a function that notes its end. Both wake all loops that
+// hold the channel: at the beginning since notifications may have been missed before, at the end since the loops have
+// to poll at their short period from then on.
 func (s *Signal) listen() func() {
 	change := func(by int) {
 		s.mu.Lock()
@@ -63,8 +64,8 @@ func (s *Signal) listen() func() {
 	return sync.OnceFunc(func() { change(-1) })
 }
 
-// quiet is how long a loop that other processes wake sleeps without being woken, while a connection listens for them. What nobody notified is found this late:
-// a notification that was lost with its sender.
+// quiet is how long a loop that other processes wake sleeps at most while a connection listens for their notifications.
+// A change whose notification was lost with its sender is found that late.
 const quiet = 10 * time.Second
 
 // Period returns how long a loop may sleep that s wakes: the shorter time, or ten seconds if that is more and a connection listens.

@@ -46,7 +46,8 @@ type Part struct {
 	Signs bool
 	// Outstanding describes what still needs a former key; "" is nothing. first says that the key was there before the set was kept. Nil: nothing.
 	Outstanding func(ctx context.Context, q pg.Querier, keyID string, first bool) (string, error)
-	// Distributed describes who has yet to get a key before it may sign, beside the replicas; "" is nobody. Nil: nobody.
+	// Distributed describes what else must hold a key before it may sign, beside the replicas, and does not yet; it
+	// returns "" if there is nothing. It may be nil.
 	Distributed func(ctx context.Context, q pg.Querier, keyID string) (string, error)
 	// Changed is called with each new view, the first within Open.
 	Changed func(View) error
