@@ -69,6 +69,10 @@ gen-check: $(BUF) ## Fail if generated code is not what the sources generate, or
 bench: build postgres redis ## Measure against the raw baselines (ARGS="streams --agents 5000")
 	@$(ENV) exec bin/gpuaas bench $(or $(ARGS),all)
 
+.PHONY: peers
+peers: build ## Build the other engines for `gpuaas bench peers`
+	$(GO) build -C bench/peers -o ../../bin/gpuaas-bench-peers .
+
 .PHONY: drill
 drill: build postgres redis ## Run the failure drills (ARGS="ca-restart-drift")
 	@$(ENV) exec bin/gpuaas drill run $(or $(ARGS),--all)

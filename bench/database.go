@@ -61,6 +61,12 @@ func (d *Database) URL(role string) string {
 	return d.server.URL(pg.DatabaseMesh, role, d.passwords[role])
 }
 
+// AdminURL is the connection string of the superuser, for databases of others on the same server.
+func (d *Database) AdminURL() string { return d.server.AdminURL() }
+
+// PID returns the process id of the postmaster.
+func (d *Database) PID() int { return d.server.PID() }
+
 // Close stops the server and removes its directory.
 func (d *Database) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) //nolint:forbidigo // the bench's context may have ended

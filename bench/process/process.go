@@ -58,6 +58,9 @@ func Start(command Command, kind string) (*Child, error) {
 	return &Child{cmd: cmd, in: in, out: bufio.NewReaderSize(out, 1<<20)}, nil
 }
 
+// PID returns the process id.
+func (c *Child) PID() int { return c.cmd.Process.Pid }
+
 // Ask asks the child and waits for its answer, for at most the given time. result may be nil.
 func (c *Child) Ask(ctx context.Context, within time.Duration, verb string, args, result any) error {
 	raw, err := json.Marshal(args)

@@ -78,19 +78,61 @@ func (c *cost) add(from, to cost) {
 	}
 }
 
+// Written returns how many bytes of the write-ahead log the server has written, and how many full-page images are among them.
+func (r *Rig) Written(ctx context.Context) (int64, int64, error) {
+	log, err := pg.One[written](ctx, r.Owner, walWritten)
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the write-ahead log's length: %w", err)
+	}
+	return log.Bytes, log.Pages, nil
+}
+
 // ProcessorTime returns how long a process has run, by /proc; zero if it is not there.
 func ProcessorTime(pid int32) time.Duration {
-	const tick = time.Second / 100 // USER_HZ
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/stat")
+	return processorTimes(int(pid)).own
+}
+
+// ServerTime returns how long a database server has run: the postmaster, its children, and those of its children that have ended.
+func ServerTime(postmaster int) time.Duration {
+	server := processorTimes(postmaster)
+	total := server.own + server.ended
+	all, err := os.ReadDir("/proc")
 	if err != nil {
-		return 0
+		return total
+	}
+	for _, entry := range all {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if child := processorTimes(pid); child.parent == postmaster {
+			total += child.own
+		}
+	}
+	return total
+}
+
+// times is how long a process has run and how long its ended children did, with its parent.
+type times struct {
+	own, ended time.Duration
+	parent     int
+}
+
+// processorTimes reads the times of a process (proc(5), stat); zeros if it is not there.
+func processorTimes(pid int) times {
+	const tick = time.Second / 100 // USER_HZ
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return times{}
 	}
 	_, rest, _ := strings.Cut(string(raw), ") ") // behind the name, which may hold spaces
 	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0
+	if len(fields) < 15 {
+		return times{}
 	}
-	user, _ := strconv.ParseInt(fields[11], 10, 64)
-	system, _ := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * tick
+	number := func(i int) int64 {
+		n, _ := strconv.ParseInt(fields[i], 10, 64)
+		return n
+	}
+	return times{own: time.Duration(number(11)+number(12)) * tick, ended: time.Duration(number(13)+number(14)) * tick, parent: int(number(1))}
 }

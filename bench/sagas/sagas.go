@@ -59,9 +59,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// load is a replica and the runs that are under way.
-type load struct {
-	replica *rig.Replica
+// Load is a replica of lifecycle, workspaces, and the runs that are under way on them.
+type Load struct {
+	replica    *rig.Replica
+	workspaces []string
+	stop       func()
 
 	mu    sync.Mutex
 	runs  map[string]*watched
@@ -83,40 +85,21 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
 	defer base.Close(ctx)
-	r := &load{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
-	steps := make([]saga.Step, stepCount)
-	for i := range steps {
-		steps[i] = saga.Step{
-			Name: fmt.Sprintf("noop %d", i+1), Class: saga.Pure,
-			Do: func(context.Context, *saga.Env) (saga.Outcome, error) { return saga.Done(nil), nil },
-		}
-	}
-	r.replica, err = rig.NewReplica(ctx, rig.ReplicaConfig{
-		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 24, Workers: opts.Workers, Logger: opts.Logger, OnPoint: r.onPoint,
-		Definitions: []saga.Definition{{Name: definition, Version: 1, Steps: steps, States: rig.States}},
-	})
-	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it made
-	}
-	defer r.replica.Close()
-	defer r.replica.Start(ctx)()
-	workspaces, err := r.replica.Workspaces(ctx, opts.Clients*perClient)
+	r, err := Open(ctx, opts)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	if _, _, err := r.run(ctx, workspaces, time.Second); err != nil { // statements prepared, pools filled
-		return bench.Result{}, err
-	}
+	defer r.Close()
 	var loaded timings
 	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
-		rate, took, err := r.run(ctx, workspaces, length)
+		took, elapsed, err := r.run(ctx, r.workspaces, length)
 		loaded.add(took)
-		return rate, err
+		return float64(len(took.done)) / elapsed.Seconds(), err
 	})
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
 	}
-	_, idle, err := r.run(ctx, workspaces[:perClient], opts.Length)
+	idle, _, err := r.run(ctx, r.workspaces[:perClient], opts.Length)
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -129,8 +112,51 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	return base.AtLeast("sagas", "runs/s", rates, Required), nil
 }
 
+// Open makes the replica and the workspaces, and runs it until its statements are prepared and its pools are filled. Close ends it.
+func Open(ctx context.Context, opts Options) (*Load, error) {
+	opts = opts.withDefaults()
+	r := &Load{runs: map[string]*watched{}, early: map[string]time.Time{}, ended: map[string]time.Time{}}
+	steps := make([]saga.Step, stepCount)
+	for i := range steps {
+		steps[i] = saga.Step{
+			Name: fmt.Sprintf("noop %d", i+1), Class: saga.Pure,
+			Do: func(context.Context, *saga.Env) (saga.Outcome, error) { return saga.Done(nil), nil },
+		}
+	}
+	var err error
+	r.replica, err = rig.NewReplica(ctx, rig.ReplicaConfig{
+		LifecycleURL: opts.LifecycleURL, SequencerURL: opts.SequencerURL, Conns: 24, Workers: opts.Workers, Logger: opts.Logger, OnPoint: r.onPoint,
+		Definitions: []saga.Definition{{Name: definition, Version: 1, Steps: steps, States: rig.States}},
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	r.stop = r.replica.Start(ctx)
+	if r.workspaces, err = r.replica.Workspaces(ctx, opts.Clients*perClient); err == nil {
+		_, _, err = r.run(ctx, r.workspaces, time.Second)
+	}
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Stretch measures one stretch with a number of clients, at most those of the options, each with one run at a time. It returns how long each run took from
+// its start to its end, and the time until the last one ended.
+func (r *Load) Stretch(ctx context.Context, clients int, length time.Duration) ([]time.Duration, time.Duration, error) {
+	took, elapsed, err := r.run(ctx, r.workspaces[:min(clients*perClient, len(r.workspaces))], length)
+	return took.done, elapsed, err
+}
+
+// Close ends the replica.
+func (r *Load) Close() {
+	r.stop()
+	r.replica.Close()
+}
+
 // onPoint stamps the commits of a run's lease and of its end.
-func (r *load) onPoint(_ context.Context, name string, at saga.Place) error {
+func (r *Load) onPoint(_ context.Context, name string, at saga.Place) error {
 	if name != "lease.opened" && name != "finish.after_commit" {
 		return nil
 	}
@@ -152,7 +178,7 @@ func (r *load) onPoint(_ context.Context, name string, at saga.Place) error {
 }
 
 // watch begins to wait for a run; what came before it was registered counts.
-func (r *load) watch(runID string) *watched {
+func (r *Load) watch(runID string) *watched {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := &watched{done: make(chan time.Time, 1), claimed: r.early[runID]}
@@ -165,7 +191,7 @@ func (r *load) watch(runID string) *watched {
 	return w
 }
 
-func (r *load) forget(runID string) time.Time {
+func (r *Load) forget(runID string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	claimed := r.runs[runID].claimed
@@ -180,8 +206,9 @@ func (t *timings) add(o timings) {
 	t.claimed, t.done = append(t.claimed, o.claimed...), append(t.done, o.done...)
 }
 
-// run keeps one run open for each client, in turn on the workspaces of its own, for the length of time, and answers how many ended a second.
-func (r *load) run(ctx context.Context, workspaces []string, length time.Duration) (float64, timings, error) {
+// run keeps one run open for each client, in turn on the workspaces of its own, for the length of time. It returns what the runs took, and the time until
+// the last one ended.
+func (r *Load) run(ctx context.Context, workspaces []string, length time.Duration) (timings, time.Duration, error) {
 	var mu sync.Mutex
 	var all timings
 	var wg sync.WaitGroup
@@ -209,14 +236,14 @@ func (r *load) run(ctx context.Context, workspaces []string, length time.Duratio
 	took := time.Since(begin)
 	select {
 	case err := <-errs:
-		return 0, timings{}, err
+		return timings{}, took, err
 	default:
-		return float64(len(all.done)) / took.Seconds(), all, nil
+		return all, took, nil
 	}
 }
 
 // one starts a run and waits for its end.
-func (r *load) one(ctx context.Context, workspace string) (timings, error) {
+func (r *Load) one(ctx context.Context, workspace string) (timings, error) {
 	started, err := r.replica.Begin(ctx, workspace, definition)
 	committed := time.Now()
 	if err != nil {

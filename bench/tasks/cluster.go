@@ -50,6 +50,7 @@ type cluster struct {
 	nodes  []node
 	agents *process.Child
 	done   atomic.Int64
+	close  func()
 
 	mu      sync.Mutex
 	waiting map[string]*trip

@@ -78,8 +78,8 @@ func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	}
 }
 
-// load keeps a number of tasks open on every node for the length of time, and answers how many round trips were made a second and what each took.
-func (r *cluster) load(ctx context.Context, length time.Duration) (float64, []time.Duration, error) {
+// load keeps a number of tasks open on every node for the length of time. It returns what each round trip took, and the time until the last one ended.
+func (r *cluster) load(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
 	lanes := len(r.nodes) * r.opts.Outstanding
 	took := make([][]time.Duration, lanes)
 	errs := make(chan error, lanes)
@@ -102,14 +102,14 @@ func (r *cluster) load(ctx context.Context, length time.Duration) (float64, []ti
 	elapsed := time.Since(began)
 	select {
 	case err := <-errs:
-		return 0, nil, err
+		return nil, elapsed, err
 	default:
 	}
 	var all []time.Duration
 	for _, t := range took {
 		all = append(all, t...)
 	}
-	return float64(len(all)) / elapsed.Seconds(), all, nil
+	return all, elapsed, nil
 }
 
 // steady queues at a fixed rate, whatever comes of it, and answers what each round trip took.

@@ -71,25 +71,16 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it opened
 	}
 	defer base.Close(ctx)
-	dir, err := scratch.Make("bench")
-	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it made
-	}
-	defer func() { _ = dir.Remove() }()
-	r := &cluster{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
-	stop, err := r.start(ctx)
-	defer stop()
+	r, err := open(ctx, opts)
 	if err != nil {
 		return bench.Result{}, err
 	}
-	if _, _, err := r.load(ctx, time.Second); err != nil { // statements prepared, pools filled
-		return bench.Result{}, err
-	}
+	defer r.close()
 	var loaded []time.Duration
 	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
-		rate, took, err := r.load(ctx, length)
+		took, elapsed, err := r.load(ctx, length)
 		loaded = append(loaded, took...)
-		return rate, err
+		return float64(len(took)) / elapsed.Seconds(), err
 	})
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
@@ -111,6 +102,56 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	result.Passed = result.Passed && p50 <= MaxP50
 	return result, nil
 }
+
+// open brings up the mesh and runs it until its statements are prepared and its pools are filled. close ends it.
+func open(ctx context.Context, opts Options) (*cluster, error) {
+	dir, err := scratch.Make("bench")
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	r := &cluster{opts: opts, dir: dir.Path(), waiting: map[string]*trip{}}
+	stop, err := r.start(ctx)
+	r.close = func() {
+		stop()
+		_ = dir.Remove()
+	}
+	if err == nil {
+		_, _, err = r.load(ctx, time.Second)
+	}
+	if err != nil {
+		r.close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Load is a mesh for tasks that other benches measure.
+type Load struct{ cluster *cluster }
+
+// Open brings up the mesh and runs it until its statements are prepared and its pools are filled. Close ends it.
+func Open(ctx context.Context, opts Options) (*Load, error) {
+	opts = opts.withDefaults()
+	if opts.Database == nil || opts.Command == nil {
+		return nil, errors.New("bench tasks: no database or no command")
+	}
+	r, err := open(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Load{cluster: r}, nil
+}
+
+// Stretch measures one stretch with as many tasks open on each node as the options say. It returns how long each round trip took, and the time until the
+// last one ended.
+func (l *Load) Stretch(ctx context.Context, length time.Duration) ([]time.Duration, time.Duration, error) {
+	return l.cluster.load(ctx, length)
+}
+
+// Agents returns the process of the agents.
+func (l *Load) Agents() int { return l.cluster.agents.PID() }
+
+// Close ends the mesh.
+func (l *Load) Close() { l.cluster.close() }
 
 // describe adds what the ledgers did, and what their files can do at all.
 func (r *cluster) describe(ctx context.Context, details map[string]any) error {

@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/beside"
 	"github.com/gpuaas/mesh/bench/cancel"
 	"github.com/gpuaas/mesh/bench/idle"
 	"github.com/gpuaas/mesh/bench/join"
@@ -79,6 +81,14 @@ func benchResume(ctx context.Context, o benchOptions, db *bench.Database) (bench
 	})
 }
 
+func benchBesideDBOS(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return beside.Sagas(ctx, beside.Options{Database: db, Command: benchChild, Peers: benchPeers, Logger: o.logger})
+}
+
+func benchBesideRiver(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return beside.Tasks(ctx, beside.Options{Database: db, Command: benchChild, Peers: benchPeers, Logger: o.logger})
+}
+
 func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
 	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
@@ -116,6 +126,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	quiet := add("idle", "What a mesh costs in which nothing happens", 0, benchIdle)
 	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
+	add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0, benchBesideDBOS, benchBesideRiver)
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
@@ -132,6 +143,15 @@ func benchChild(kind string) *exec.Cmd {
 		self = os.Args[0]
 	}
 	return exec.Command(self, "bench", "child", kind) //nolint:gosec,noctx // this very program; process ends it
+}
+
+// benchPeers is the program of the other engines, which `make peers` puts beside this one.
+func benchPeers(kind string) *exec.Cmd {
+	at := "gpuaas-bench-peers"
+	if self, err := os.Executable(); err == nil {
+		at = filepath.Join(filepath.Dir(self), at)
+	}
+	return exec.Command(at, kind) //nolint:gosec,noctx // it stands beside this program; process ends it
 }
 
 func runBenchChild(cmd *cobra.Command, kind string) error {
