@@ -40,7 +40,11 @@ func (e Event) content() (content, error) {
 	if err != nil {
 		return content{}, fmt.Errorf("encode payload: %w", err)
 	}
-	name := string(e.Payload.ProtoReflect().Descriptor().FullName())
+	d := e.Payload.ProtoReflect().Descriptor()
+	if raw, err = slim(raw, d, e.Correlation); err != nil {
+		return content{}, fmt.Errorf("encode payload: %w", err)
+	}
+	name := string(d.FullName())
 	return content{body: raw, bodyType: &name}, nil
 }
 
@@ -78,7 +82,7 @@ func (r Record) decode(m proto.Message) error {
 	if name := m.ProtoReflect().Descriptor().FullName(); r.BodyType != "" && string(name) != r.BodyType {
 		return fmt.Errorf("the event carries a %s, not a %s", r.BodyType, name)
 	}
-	return proto.Unmarshal(r.Body, m) //nolint:wrapcheck // wrapped by Decode
+	return unmarshalBody(r.Body, r.Correlation, m)
 }
 
 // Payload returns the event's message as JSON, with the names of fields that the definition has. A message of a type that this build does not know comes

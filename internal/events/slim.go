@@ -1,0 +1,213 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// A slim body leaves out the ids that stand in the columns of its event anyway, a third of the events of a saga. It begins with a zero byte, with which no
+// message in the wire format of protobuf begins (a field's number is at least 1), and a byte that has a bit for each column of the correlation: the fields
+// of its name were equal to the column wherever the message has them, in itself and in the messages of its lists, and were left out. Reading puts them back,
+// so a message is read as it was written.
+const slimMark = 0
+
+// slimFields are the names of the fields that a column of the correlation may stand for, in the order of Correlation.texts. A run is a workflow.
+var slimFields = [8][]protoreflect.Name{
+	{"correlation_id"}, {"tenant_id"}, {"workspace_id"}, {"workflow_id", "run_id"}, {"allocation_id"}, {"task_id"}, {"node_id"}, {"node_instance_id"},
+}
+
+// slimPlan says where a message type has such fields.
+type slimPlan struct {
+	fields  []slimField
+	lists   []slimList
+	columns byte // those that some field stands for, lists included
+}
+
+type slimField struct {
+	number protowire.Number
+	column byte // its bit
+	index  int  // of the column
+	field  protoreflect.FieldDescriptor
+}
+
+// slimList is a list of messages that have such fields themselves.
+type slimList struct {
+	number protowire.Number
+	field  protoreflect.FieldDescriptor
+	plan   *slimPlan
+}
+
+var slimPlans sync.Map // *slimPlan by full name of the message type
+
+// planOf returns the plan of a message type. Lists are followed one level deep.
+func planOf(d protoreflect.MessageDescriptor) *slimPlan {
+	if known, ok := slimPlans.Load(d.FullName()); ok {
+		return known.(*slimPlan) //nolint:forcetypeassert // nothing else is kept
+	}
+	p := fieldsOf(d)
+	for i := range d.Fields().Len() {
+		f := d.Fields().Get(i)
+		if !f.IsList() || f.Message() == nil {
+			continue
+		}
+		if inner := fieldsOf(f.Message()); len(inner.fields) > 0 {
+			p.lists = append(p.lists, slimList{number: f.Number(), field: f, plan: inner})
+			p.columns |= inner.columns
+		}
+	}
+	slimPlans.Store(d.FullName(), p)
+	return p
+}
+
+// fieldsOf returns the plan of a message type without its lists.
+func fieldsOf(d protoreflect.MessageDescriptor) *slimPlan {
+	p := &slimPlan{}
+	for column, names := range slimFields {
+		for _, name := range names {
+			f := d.Fields().ByName(name)
+			if f == nil || f.IsList() || f.Kind() != protoreflect.StringKind || f.HasPresence() {
+				continue
+			}
+			p.fields = append(p.fields, slimField{number: f.Number(), column: 1 << column, index: column, field: f})
+			p.columns |= 1 << column
+		}
+	}
+	return p
+}
+
+// at returns the index of a field in fields, or -1.
+func (p *slimPlan) at(number protowire.Number) int {
+	return slices.IndexFunc(p.fields, func(f slimField) bool { return f.number == number })
+}
+
+func (p *slimPlan) list(number protowire.Number) *slimPlan {
+	for _, l := range p.lists {
+		if l.number == number {
+			return l.plan
+		}
+	}
+	return nil
+}
+
+var errWireFormat = errors.New("not a message in protobuf's wire format")
+
+// slim returns the body of an event whose message is encoded in raw: without the fields that its columns stand for, if there are any.
+func slim(raw []byte, d protoreflect.MessageDescriptor, c Correlation) ([]byte, error) {
+	p, ids := planOf(d), c.texts()
+	columns := p.columns
+	for column, id := range ids {
+		if id == "" {
+			columns &^= 1 << column
+		}
+	}
+	if columns == 0 {
+		return raw, nil
+	}
+	if err := p.compare(raw, &ids, &columns); err != nil || columns == 0 {
+		return raw, err
+	}
+	return p.cut(append(make([]byte, 0, len(raw)+2), slimMark, columns), raw, columns)
+}
+
+// compare takes from columns those that a field of the message differs from. What is empty is not in the encoding, and differs.
+func (p *slimPlan) compare(raw []byte, ids *[8]string, columns *byte) error {
+	var seen uint16
+	err := eachField(raw, func(number protowire.Number, _, value []byte) error {
+		if i := p.at(number); i >= 0 {
+			seen |= 1 << i
+			if string(value) != ids[p.fields[i].index] {
+				*columns &^= p.fields[i].column
+			}
+		} else if list := p.list(number); list != nil {
+			return list.compare(value, ids, columns)
+		}
+		return nil
+	})
+	for i, f := range p.fields {
+		if seen&(1<<i) == 0 {
+			*columns &^= f.column
+		}
+	}
+	return err
+}
+
+// cut appends the message to out without the fields of the columns.
+func (p *slimPlan) cut(out, raw []byte, columns byte) ([]byte, error) {
+	err := eachField(raw, func(number protowire.Number, whole, value []byte) error {
+		if i := p.at(number); i >= 0 && p.fields[i].column&columns != 0 {
+			return nil
+		}
+		list := p.list(number)
+		if list == nil {
+			out = append(out, whole...)
+			return nil
+		}
+		inner, err := list.cut(make([]byte, 0, len(value)), value, columns)
+		out = protowire.AppendBytes(protowire.AppendTag(out, number, protowire.BytesType), inner)
+		return err
+	})
+	return out, err
+}
+
+// eachField calls what for each field of an encoded message: its number, all of its bytes, and of a field with a length the bytes of its value.
+func eachField(raw []byte, what func(number protowire.Number, whole, value []byte) error) error {
+	for len(raw) > 0 {
+		number, kind, tag := protowire.ConsumeTag(raw)
+		if tag < 0 {
+			return errWireFormat
+		}
+		length := protowire.ConsumeFieldValue(number, kind, raw[tag:])
+		if length < 0 {
+			return errWireFormat
+		}
+		var value []byte
+		if kind == protowire.BytesType {
+			value, _ = protowire.ConsumeBytes(raw[tag:])
+		}
+		if err := what(number, raw[:tag+length], value); err != nil {
+			return err
+		}
+		raw = raw[tag+length:]
+	}
+	return nil
+}
+
+// unmarshalBody reads the message of a body, slim or not.
+func unmarshalBody(body []byte, c Correlation, m proto.Message) error {
+	if len(body) == 0 || body[0] != slimMark {
+		return proto.Unmarshal(body, m) //nolint:wrapcheck // wrapped by Decode
+	}
+	if len(body) < 2 {
+		return fmt.Errorf("a slim body of %d bytes: %w", len(body), errWireFormat)
+	}
+	if err := proto.Unmarshal(body[2:], m); err != nil {
+		return err //nolint:wrapcheck // wrapped by Decode
+	}
+	ids := c.texts()
+	planOf(m.ProtoReflect().Descriptor()).fill(m.ProtoReflect(), &ids, body[1])
+	return nil
+}
+
+// fill sets the fields of the columns.
+func (p *slimPlan) fill(m protoreflect.Message, ids *[8]string, columns byte) {
+	for _, f := range p.fields {
+		if f.column&columns != 0 {
+			m.Set(f.field, protoreflect.ValueOfString(ids[f.index]))
+		}
+	}
+	for _, l := range p.lists {
+		if l.plan.columns&columns == 0 {
+			continue
+		}
+		all := m.Get(l.field).List()
+		for i := range all.Len() {
+			l.plan.fill(all.Get(i).Message(), ids, columns)
+		}
+	}
+}
