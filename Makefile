@@ -45,11 +45,15 @@ build: ## Build bin/gpuaas and bin/gpuaas-node-agent
 ##@ Check
 
 .PHONY: test
-test: deps $(GRPCURL) ## Every test, under the race detector, those without I/O first
+test: deps $(GRPCURL) ## Every test, under the race detector
 	@scripts/test.sh
 
+.PHONY: test-long
+test-long: deps ## The tests that repeat what they claim, for as long as it is worth once in a while
+	@scripts/test-long.sh
+
 .PHONY: check
-check: $(BUF) $(LINTER) ## What is checked without running it: vet, the release build, lint, generated code
+check: $(BUF) $(LINTER) ## What is checked without running it: the release build, lint with vet, generated code
 	@scripts/check.sh
 
 .PHONY: test-fast

@@ -253,10 +253,12 @@ func (r *Run) recovered(ctx context.Context, what string, checklist func(ctx con
 	return nil
 }
 
-// pause between two looks.
-const pause = 50 * time.Millisecond
+// pause returns how long to wait between two checks of what has been waited for so long: a fiftieth of it, from 50 to 250 milliseconds.
+func pause(waited time.Duration) time.Duration {
+	return min(max(waited/50, 50*time.Millisecond), 250*time.Millisecond)
+}
 
-// await looks again until do succeeds or limit has passed; then it says what was waited for, and the last answer.
+// await checks again until do succeeds or limit has passed; then its error is what was waited for, with the last error of do.
 func await(ctx context.Context, what string, limit time.Duration, do func(ctx context.Context) error) error {
 	began := time.Now()
 	for {
@@ -270,7 +272,7 @@ func await(ctx context.Context, what string, limit time.Duration, do func(ctx co
 		if time.Since(began) > limit {
 			return fmt.Errorf("waited %.1f s for %s: %w", time.Since(began).Seconds(), what, err)
 		}
-		if !app.Sleep(ctx, pause) {
+		if !app.Sleep(ctx, pause(time.Since(began))) {
 			return fmt.Errorf("waited %.1f s for %s: %w", time.Since(began).Seconds(), what, errors.Join(context.Cause(ctx), err))
 		}
 	}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All tests: those without I/O first, so that a broken build shows in a minute,
-# then all of them under the race detector. The last line is "N passed, N failed".
+# All tests, under the race detector. The last line is "N passed, N failed".
+# With GPUAAS_TEST_LONG set, those that repeat what they claim do so for long.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/stages.sh
@@ -9,7 +9,11 @@ source scripts/stages.sh
 summary=$(mktemp)
 trap 'rm -f "$summary"' EXIT
 
-longest=(./mesh/e2e ./services/lifecycle/workspace ./drill)
+# The critical path: they start at once, and the others fill what they leave.
+longest=(./drill ./mesh/e2e ./services/lifecycle/workspace)
+
+# make check vets.
+flags=(-race -vet=off -timeout 25m)
 
 full_tests() {
   local wrap=
@@ -20,15 +24,13 @@ full_tests() {
   # own and mostly waits for them.
   # Up to two tests that fail are run once more, alone; what passes then is
   # listed as flaky in the last lines, with its first output under bin/flaky.
-  GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json -race -timeout 25m" \
-    scripts/gotest.sh -race -p 3 -timeout 25m "${longest[@]}" ./...
+  GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json ${flags[*]}" \
+    scripts/gotest.sh -p 3 "${flags[@]}" "${longest[@]}" ./...
 }
 
 totals() {
   if [[ -s $summary ]]; then cat "$summary"; else echo "0 passed, 1 failed"; fi
 }
 
-stage build go build ./... || finish totals
-stage test-fast scripts/gotest.sh -short ./... || true
 stage test full_tests
 finish totals

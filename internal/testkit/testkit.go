@@ -69,28 +69,35 @@ func (w *testWriter) close() {
 // Patience is what a machine that is busy with other packages may take for anything that a test waits for.
 const Patience = time.Minute
 
-// Eventually calls check until it returns nil, every few milliseconds, and fails the test with its last error after limit. Where the time is no
-// promise of the product, limit is Patience.
+// Eventually calls check until it returns nil, and fails the test with its last error after limit. Where the time is no promise of the product, limit is
+// Patience. It checks every few milliseconds at first and less often the longer it waits, since most checks read a database: what is waited for is seen
+// late by a tenth of its time at most.
 func Eventually(tb testing.TB, limit time.Duration, check func() error) {
 	tb.Helper()
-	const tick = 5 * time.Millisecond
+	began := time.Now()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
+	next := time.NewTimer(0)
+	defer next.Stop()
 	for {
 		err := check()
 		if err == nil {
 			return
 		}
+		next.Reset(Pause(time.Since(began)))
 		select {
 		case <-deadline.C:
 			tb.Fatalf("not within %s: %v", limit, err)
 		case <-tb.Context().Done():
 			tb.Fatalf("the test ended while waiting: %v", err)
-		case <-ticker.C:
+		case <-next.C:
 		}
 	}
+}
+
+// Pause returns how long to wait between two checks of what has been waited for so long: a tenth of it, from 5 to 100 milliseconds.
+func Pause(waited time.Duration) time.Duration {
+	return min(max(waited/10, 5*time.Millisecond), 100*time.Millisecond)
 }
 
 // Redis is a redis-server of this test's own.

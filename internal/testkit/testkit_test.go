@@ -81,3 +81,23 @@ func TestEventuallyReturnsAtTheFirstSuccess(t *testing.T) {
 		t.Fatalf("asked %d times", n)
 	}
 }
+
+func TestPausesGrowWithTheWait(t *testing.T) {
+	t.Parallel()
+	for waited, want := range map[time.Duration]time.Duration{
+		0: 5 * time.Millisecond, 20 * time.Millisecond: 5 * time.Millisecond, 400 * time.Millisecond: 40 * time.Millisecond, time.Minute: 100 * time.Millisecond,
+	} {
+		if got := testkit.Pause(waited); got != want {
+			t.Errorf("after %s it waits %s, want %s", waited, got, want)
+		}
+	}
+}
+
+func TestRepetitionsAreLongWhereTheyAreAskedFor(t *testing.T) {
+	for set, want := range map[string]int{"": 2, "1": 50} {
+		t.Setenv(testkit.EnvLong, set)
+		if got := testkit.Repeat(2, 50); got != want {
+			t.Errorf("%s=%q repeats %d times, want %d", testkit.EnvLong, set, got, want)
+		}
+	}
+}

@@ -23,6 +23,7 @@ import (
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/cluster"
 	"github.com/gpuaas/mesh/mesh/reap"
@@ -253,7 +254,7 @@ func quiet(t test, c *cluster.Cluster) {
 	})
 }
 
-// TestKillsAtRandom kills anything at any time during 50 creates at once.
+// TestKillsAtRandom kills anything at any time during 20 creates at once, or 50 in a long run.
 func TestKillsAtRandom(tt *testing.T) {
 	t := within(tt, 12*time.Minute)
 	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
@@ -282,7 +283,7 @@ func TestKillsAtRandom(tt *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone
 		}
 	})
-	all := wishes("w", 50)
+	all := wishes("w", testkit.Repeat(20, 50))
 	began := time.Now()
 	ctx := t.ctx
 	if err := createAll(ctx, c, all); err != nil {
@@ -290,7 +291,7 @@ func TestKillsAtRandom(tt *testing.T) {
 	}
 	t.Logf("all creates are answered after %.1f s", time.Since(began).Seconds())
 	// The killing goes on while sagas run, for as long as some are open, but not for ever; and until there was enough of it.
-	for (kills.Load() < enough || time.Since(began) < 40*time.Second) && app.Sleep(ctx, 500*time.Millisecond) {
+	for (kills.Load() < enough || time.Since(began) < testkit.Repeat(20*time.Second, time.Minute)) && app.Sleep(ctx, 500*time.Millisecond) {
 		open := kills.Load() < enough
 		for _, ws := range workspaces(t, c) {
 			open = open || !settled(ws.GetState())

@@ -64,14 +64,14 @@ func watched(t test, c *cluster.Cluster, beside ...func(context.Context)) (r *re
 }
 
 func (r *recoveries) watchReady(ctx context.Context, p *cluster.Process, seen int) {
-	for app.Sleep(ctx, 5*time.Millisecond) {
+	for app.Sleep(ctx, 20*time.Millisecond) {
 		exits := p.Exits()
 		if len(exits) == seen {
 			continue
 		}
 		seen = len(exits)
 		for p.PID() == exits[seen-1].PID || p.Ready(ctx) != nil {
-			if !app.Sleep(ctx, 10*time.Millisecond) {
+			if !app.Sleep(ctx, 25*time.Millisecond) {
 				return
 			}
 			if len(p.Exits()) > seen {
@@ -88,7 +88,7 @@ func (r *recoveries) watchReady(ctx context.Context, p *cluster.Process, seen in
 
 // watchRuns asks after each end of a driver which runs it held. A lease outlives its holder, so the answer stands until another takes them over.
 func (r *recoveries) watchRuns(ctx context.Context, p *cluster.Process, seen int) {
-	for app.Sleep(ctx, 5*time.Millisecond) {
+	for app.Sleep(ctx, 20*time.Millisecond) {
 		exits := p.Exits()
 		for _, exit := range exits[seen:] {
 			held, err := r.runsOf(ctx, exit)

@@ -153,6 +153,10 @@ type kit struct {
 	config      readmodel.Config
 }
 
+// Append writes as the services do: what they write is numbered at once, and the replica is notified of it. It does not wait for its own poll, which is
+// rare while it listens.
+func (k *kit) Append(m proto.Message) string { return k.Put(m) }
+
 func newKit(t *testing.T) *kit {
 	t.Helper()
 	testkit.IO(t)

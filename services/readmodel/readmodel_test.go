@@ -53,7 +53,7 @@ func TestOperatorSeesTheMeshOverEveryProtocol(t *testing.T) {
 	k := newKit(t)
 	ctx := testkit.Context(t)
 	token := k.token("", "operator")
-	last := k.Append(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "gamma"}) // the service numbers it
+	last := k.World.Append(&lifecyclev1.Tenant{TenantId: ids.New(), Name: "gamma"}) // the service numbers it
 	for name, opts := range map[string][]connect.ClientOption{"connect": nil, "grpc": {connect.WithGRPC()}, "grpc_web": {connect.WithGRPCWeb()}} {
 		q := k.query(token, opts...)
 		nodes, err := q.ListNodes(ctx, &readmodelv1.ListNodesRequest{MinPos: last})

@@ -122,7 +122,7 @@ func replicas(t *testing.T, n int) ([]*replica, *testkit.Database) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		driver, err := saga.NewDriver(core, saga.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 3 * time.Millisecond})
+		driver, err := saga.NewDriver(core, saga.Config{Owner: fmt.Sprintf("replica-%d", i), Workers: 2, Poll: 20 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}

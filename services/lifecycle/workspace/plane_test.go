@@ -125,7 +125,7 @@ func newPlane(t *testing.T, cfg planeConfig) *plane {
 	}
 	for n, s := range p.seats {
 		driver, err := saga.NewDriver(s.core, saga.Config{
-			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4, Poll: 20 * time.Millisecond,
+			Owner: fmt.Sprintf("seat-%d", n), Workers: max(cfg.workers, 8), Lease: cfg.lease, Heartbeat: cfg.lease / 4, Poll: 200 * time.Millisecond,
 			CancelGrace: 2 * time.Second, StopGrace: 2 * time.Second, StallSweep: time.Second, MaxLosses: 100,
 		})
 		if err != nil {

@@ -189,7 +189,7 @@ func (w *world) play(ctx context.Context) {
 		w.played++
 		w.mu.Unlock()
 		select {
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
 		}
 	}

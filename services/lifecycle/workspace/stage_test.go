@@ -36,6 +36,7 @@ type stage struct {
 	secrets   *secretenv.Keys
 	offset    time.Duration
 	lives     int
+	living    atomic.Pointer[saga.Core] // of the driver that lives; nil: none does
 
 	mu     sync.Mutex
 	faults map[string]string // step and direction → how it fails
@@ -57,11 +58,16 @@ func newStage(t *testing.T, joins func(int) *lock.Lock) *stage {
 	t.Cleanup(workloads.Close)
 	keys := secretKeys(t, secretenv.NewKey())
 	cfg := planeConfig{seats: 2, joins: joins, secrets: keys, signing: keys}
-	committed := func() {}
+	g := &stage{plane: p, workloads: workloads, secrets: keys, faults: map[string]string{}, hits: map[string]int{}}
+	committed := func() {
+		if core := g.living.Load(); core != nil {
+			core.Committed()
+		}
+	}
 	for n := range cfg.seats {
 		p.seats = append(p.seats, p.sit(n, cfg, workloads, p.world, committed))
 	}
-	g := &stage{plane: p, pool: p.seats[0].pool, workloads: workloads, tasks: p.world.tasks, secrets: keys, faults: map[string]string{}, hits: map[string]int{}}
+	g.pool, g.tasks = p.seats[0].pool, p.world.tasks
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan struct{})
 	go func() { defer close(done); p.world.play(ctx) }()
@@ -163,12 +169,14 @@ func (g *stage) drive(points int64, rested func() bool) bool {
 		g.t.Fatal(err)
 	}
 	driver, err := saga.NewDriver(core, saga.Config{
-		Owner: fmt.Sprintf("life-%d", g.lives), Workers: 2, Lease: stageLease, Heartbeat: stageLease / 4, Poll: 10 * time.Millisecond,
+		Owner: fmt.Sprintf("life-%d", g.lives), Workers: 2, Lease: stageLease, Heartbeat: stageLease / 4, Poll: 100 * time.Millisecond,
 		CancelGrace: 2 * time.Second, StopGrace: 5 * time.Second, StallSweep: time.Hour, MaxLosses: 1000,
 	})
 	if err != nil {
 		g.t.Fatal(err)
 	}
+	g.living.Store(core)
+	defer g.living.Store(nil)
 	ctx, stop := context.WithCancel(testkit.Context(g.t))
 	defer stop()
 	ended := make(chan error, 1)

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The packages with tests that repeat what they claim (testkit.Repeat), with the
+# repetitions that make test leaves out. The last line is "N passed, N failed".
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+mapfile -t packages < <(grep -rl --include='*_test.go' 'testkit\.Repeat(' . | xargs -n 1 dirname | sort -u)
+export GPUAAS_TEST_LONG=1
+GOTEST_WRAP="go run ./internal/testkit/pgserver --" \
+  scripts/gotest.sh -race -vet=off -p 2 -timeout 60m "${packages[@]}"
