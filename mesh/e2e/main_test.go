@@ -8,6 +8,7 @@ package e2e_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -36,6 +37,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	// Most of what these tests do is wait, so more of them run at once than there are processors; -parallel on the command line comes later and wins.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
 	}
 	testkit.Main(m)
 }

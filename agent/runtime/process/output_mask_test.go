@@ -67,10 +67,11 @@ func (r *reader) hides(t checker, raw []byte, values []string) {
 	t.Helper()
 	r.shown.WriteString(showable.Clean(r.carried))
 	r.carried = nil
+	texts := map[string]string{"pieces": string(r.data), "their clean text": showable.Clean(r.data), "the screen": r.shown.String()}
 	for _, value := range values {
 		for at := 0; at+len(showable.Masked) <= len(value); at++ {
 			part := value[at : at+len(showable.Masked)]
-			for what, text := range map[string]string{"pieces": string(r.data), "their clean text": showable.Clean(r.data), "the screen": r.shown.String()} {
+			for what, text := range texts {
 				if i := strings.Index(text, part); i >= 0 {
 					t.Fatalf("a part of %q is in %s: %q, of the output %q", value, what, text[max(0, i-40):min(len(text), i+40)], raw)
 				}

@@ -48,6 +48,7 @@ func (s standingBoxes) List(context.Context) ([]string, error) {
 // The steps that a recreation has of its own, and the first that it shares: the end of the former box and the launch of the next, with every fault at
 // every point. What comes after is held by the conformance of provisioning.
 func TestTheChangeOfBoxesKeepsTheContractOfTheSaga(t *testing.T) {
+	t.Parallel()
 	testkit.IO(t)
 	db := testkit.DB(t)
 	w := newWorld()

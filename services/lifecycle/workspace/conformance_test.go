@@ -54,6 +54,7 @@ func (r resource) List(ctx context.Context) ([]string, error) {
 }
 
 func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
+	t.Parallel()
 	testkit.IO(t)
 	db := testkit.DB(t)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: db.WorkloadURL(), MaxConns: 4})

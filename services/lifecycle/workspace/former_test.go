@@ -172,6 +172,7 @@ func TestARecreationWaitsForTheEndOfAFormerInstance(t *testing.T) {
 
 // An epoch that a lost history has used is refused for good, and neither the run's undo nor a sweep ends what stands there. The next epoch supersedes it.
 func TestALaunchAtAnEpochOfALostHistoryIsRefusedAndEndsNothing(t *testing.T) {
+	t.Parallel()
 	var driver strict
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, boxes: func(w *world) placement.Driver { driver = strict{w}; return driver }})
 	id := p.create(p.tenant(), "demo", byProcess)

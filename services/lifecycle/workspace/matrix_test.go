@@ -240,6 +240,7 @@ func lockStates(t *testing.T) map[string]func(t *testing.T) (*lock.Lock, func(wo
 }
 
 func TestEveryRequestInEveryState(t *testing.T) {
+	t.Parallel()
 	for store, open := range lockStates(t) {
 		if store == "flushed" || store == "dead" {
 			continue // to one caller at a time they are `up` and `paused`; a herd meets them below
@@ -307,6 +308,7 @@ func (d *desk) judge(state, what, id, got string, op *lifecyclev1.Operation, err
 
 // What the table of actions says, a request is answered.
 func TestActionsSayWhatRequestsAreAnswered(t *testing.T) {
+	t.Parallel()
 	d := &desk{bed: newBed(t, nil)}
 	for _, tenant := range []string{"acme", "other"} {
 		_, err := d.server.CreateTenant(t.Context(), &lifecyclev1.CreateTenantRequest{Name: tenant, Quota: &lifecyclev1.Quota{Workspaces: 1000, Gpus: 1000, StorageBytes: 1 << 60}})

@@ -58,6 +58,7 @@ func (p *plane) claimsOn(id, node, which string) int {
 
 // Former boxes on several machines are judged one by one: the word that was given for the dark one says nothing of the one that answers.
 func TestFormerBoxesAreJudgedEachByItsMachine(t *testing.T) {
+	t.Parallel()
 	const orphaned = `kind IN ('workload', 'storage') AND orphaned_at IS NOT NULL AND released_at IS NULL`
 	const removed = `kind IN ('workload', 'storage') AND orphaned_at IS NULL AND released_at IS NOT NULL AND deterministic_name = 'former'`
 	asked := `SELECT count(*) FROM lifecycle.task WHERE run_id = $1 AND node_id = $2`

@@ -168,6 +168,7 @@ func TestACancelledRecreationIsUndone(t *testing.T) {
 
 // A provider that confirms nothing holds a recreation up, unless an operator gives their word; what may stand is left to the sweep.
 func TestABoxThatCannotBeConfirmedEnded(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.world.mu.Lock()

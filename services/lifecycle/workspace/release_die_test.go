@@ -10,6 +10,7 @@ import (
 
 // TestAReleaseOutlivesItsDrivers has the driver of a retried and of a forced release die at every point in turn, until one gets through without.
 func TestAReleaseOutlivesItsDrivers(t *testing.T) {
+	t.Parallel()
 	g := newStage(t, nil)
 	tenant := g.tenant()
 	for _, force := range []bool{false, true} {

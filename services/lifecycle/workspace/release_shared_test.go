@@ -117,6 +117,7 @@ func (p *plane) givenUp(id, kind string) int {
 // A schema that cannot be dropped, since somebody reads it, is left behind by a forced release; nobody logs in any more all the same, and once the
 // reader has gone the sweep drops it. Until then it is tried less and less often.
 func TestAForcedReleaseLeavesNoLogin(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second, grace: 15 * time.Second})
 	p.machine("m1")
 	tenant := p.tenant()

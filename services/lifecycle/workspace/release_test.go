@@ -118,6 +118,7 @@ func TestAReleaseThatFailsIsSeenAndTriedAgain(t *testing.T) {
 }
 
 func TestAReleaseIsForcedOnAPersonsWord(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second, release: time.Second})
 	id, node, a := p.failedRelease()
 	allocations := NewAllocations(p.seats[0].server)

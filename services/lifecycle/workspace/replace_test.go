@@ -182,6 +182,7 @@ func TestTheWatchdogReplacesABoxThatDoesNotCome(t *testing.T) {
 // What the tenant has elsewhere outlives the box: schema and handle are kept, as in every recreation, though the
 // operation that had adopted them is cancelled.
 func TestAReplacedRecreationKeepsSchemaAndHandle(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	id := p.create(p.tenant(), "demo", byProcess)
 	p.dead(2)

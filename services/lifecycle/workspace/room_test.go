@@ -102,6 +102,7 @@ func counted(ctx context.Context, q *pgxpool.Pool) error {
 // TestRoomIsKept holds that the room of machines is kept in whatever order machines and allocations change, and that
 // a workspace is placed exactly where a look at all machines finds a place.
 func TestRoomIsKept(t *testing.T) {
+	t.Parallel()
 	testkit.IO(t)
 	r := newRooms(t)
 	rapid.Check(t, func(rt *rapid.T) {

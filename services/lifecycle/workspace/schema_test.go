@@ -46,6 +46,7 @@ func (p *plane) attemptsAt(runID, step, dir string) []saga.Attempt {
 
 // The statement that fails is what an operator looks for; a tenant's person reads one sentence.
 func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
 	tenant := p.tenant()
 	name := schemaName(tenant, "demo", "")
