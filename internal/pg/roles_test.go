@@ -50,6 +50,8 @@ func allowed(role, schema, table, statement string) bool {
 		return service && (statement == "SELECT" || (role == pg.RoleRecovery && statement != "DELETE" && statement != "TRUNCATE"))
 	case "mesh.era", "mesh.goose_db_version", "mesh.clock_offset":
 		return statement == "SELECT"
+	case "mesh.replica": // nodeapi keeps its own, and all judge by them
+		return service && (statement == "SELECT" || (role == pg.RoleNodeAPI && statement != "TRUNCATE"))
 	case "mesh.key_replica": // each service keeps the rows of its own replicas
 		return service && statement != "TRUNCATE"
 	case "mesh.signing_key": // whoever signs with a kind adds its keys

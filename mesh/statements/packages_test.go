@@ -12,6 +12,7 @@ import (
 	_ "github.com/gpuaas/mesh/internal/events"
 	_ "github.com/gpuaas/mesh/internal/keyset"
 	_ "github.com/gpuaas/mesh/internal/policy/policystore"
+	_ "github.com/gpuaas/mesh/internal/replicas"
 	_ "github.com/gpuaas/mesh/mesh/person"
 	_ "github.com/gpuaas/mesh/mesh/stores"
 	_ "github.com/gpuaas/mesh/services/lifecycle/findings"

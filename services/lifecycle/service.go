@@ -259,7 +259,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err
 	}
 	consumer, err := events.NewConsumer(events.ConsumerDeps{Pool: b.DB, Numbered: b.Numbered, Wake: b.Wake, Logger: b.Logger}, events.ConsumerConfig{
-		Name: "sessions", Schema: "lifecycle", Kinds: []string{"session.changed", "replica.beat"},
+		Name: "sessions", Schema: "lifecycle", Kinds: []string{"session.changed"},
 	})
 	if err != nil {
 		return fmt.Errorf("build consumer of sessions: %w", err)
@@ -271,7 +271,11 @@ func (s *Service) build(ctx context.Context) error {
 	b.Add(
 		app.Task{Name: "woken-instances", Run: func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) }},
 		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {
-			return app.Every(ctx, b.Logger, "woken-sweep", s.cfg.WokenSweep, func(ctx context.Context) error {
+			pause := func() func(context.Context) bool {
+				wake := b.Numbered.C() // what it looks for comes by an event
+				return func(ctx context.Context) bool { return b.Numbered.Pace(ctx, nil, wake, s.cfg.WokenSweep) }
+			}
+			return app.EveryPaced(ctx, b.Logger, "woken-sweep", pause, func(ctx context.Context) error {
 				_, err := finder.SweepWoken(ctx)
 				return err //nolint:wrapcheck // it says what it did
 			})
@@ -375,27 +379,16 @@ func (s *Service) drivers() (map[commonv1.PlacementDriver]placement.Driver, erro
 // committed follows every commit that wrote events or woke a run.
 func (s *Service) committed() { s.core.Committed() }
 
-// apply takes nodeapi's facts about sessions and replicas.
+// apply takes nodeapi's facts about sessions.
 func apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	switch r.Kind {
-	case "session.changed":
-		f := &nodev1.SessionChanged{}
-		if err := r.Decode(f); err != nil {
-			return err //nolint:wrapcheck // it says what it read
-		}
-		if err := gate.OnSession(ctx, tx, f); err != nil {
-			return err //nolint:wrapcheck // it says what it did
-		}
-		return findings.OnSession(ctx, tx, f) //nolint:wrapcheck // it says what it did
-	case "replica.beat":
-		f := &nodev1.ReplicaBeat{}
-		if err := r.Decode(f); err != nil {
-			return err //nolint:wrapcheck // it says what it read
-		}
-		return gate.OnBeat(ctx, tx, f) //nolint:wrapcheck // it says what it did
-	default:
-		return nil
+	f := &nodev1.SessionChanged{}
+	if err := r.Decode(f); err != nil {
+		return err //nolint:wrapcheck // it says what it read
 	}
+	if err := gate.OnSession(ctx, tx, f); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	return findings.OnSession(ctx, tx, f) //nolint:wrapcheck // it says what it did
 }
 
 // sweep ends stale tasks at the cadence of the policy.

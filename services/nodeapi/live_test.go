@@ -376,7 +376,7 @@ func TestShutdownSendsAgentsElsewhere(t *testing.T) {
 		}
 	}
 	var leaving bool
-	if err := k.db.OwnerPool().QueryRow(t.Context(), `SELECT leaving FROM nodeapi.replica WHERE replica_id = $1`, r.ReplicaID()).Scan(&leaving); err != nil || !leaving {
+	if err := k.db.OwnerPool().QueryRow(t.Context(), `SELECT leaving FROM mesh.replica WHERE replica_id = $1`, r.ReplicaID()).Scan(&leaving); err != nil || !leaving {
 		t.Errorf("last beat says leaving = %t, %v", leaving, err)
 	}
 }

@@ -1,7 +1,6 @@
 package nodeapi_test
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -46,14 +45,7 @@ func TestOutputIsReadThroughTheSession(t *testing.T) {
 	r := k.replica()
 	var address string
 	testkit.Eventually(t, patience, func() error {
-		list, err := testkit.ReadEvents(t.Context(), k.db.Pool(pg.RoleLifecycle), `kind = 'replica.beat' AND aggregate_id = $1`, r.ReplicaID())
-		if err == nil && len(list) == 0 {
-			err = errors.New("no beat yet")
-		}
-		if err == nil {
-			address = list[len(list)-1].Text("address")
-		}
-		return err
+		return k.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT address FROM mesh.replica WHERE replica_id = $1`, r.ReplicaID()).Scan(&address)
 	})
 	if address != r.Addr() {
 		t.Fatalf("the beat tells %q, the replica listens at %q", address, r.Addr())

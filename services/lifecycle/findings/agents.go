@@ -170,7 +170,7 @@ var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `
 		GREATEST(o.observed_at, CASE WHEN g.session_ready_at < r.beat_at - interval '`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at
 	FROM lifecycle.observed_workload o
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = o.node_id AND g.session_open AND NOT g.retired
-	LEFT JOIN lifecycle.replica_seen r ON r.replica_id = g.replica_id AND r.beat_at > mesh.clock() - make_interval(secs => $1)
+	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi' AND r.beat_at > mesh.clock() - make_interval(secs => $1)
 	WHERE o.observed_at > mesh.clock() - make_interval(secs => $1) OR r.replica_id IS NOT NULL`)
 
 func (s *Sweeper) reports(ctx context.Context) ([]report, error) {

@@ -9,6 +9,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // stands gives a node a session at a replica that lives, as of ten minutes ago.
@@ -16,8 +17,7 @@ func (b *bed) stands(node, replica string) {
 	b.t.Helper()
 	b.as(pg.RoleLifecycle, `UPDATE lifecycle.node_gate SET session_open = true, replica_id = $2, session_ready_at = mesh.clock() - interval '10 minutes'
 		WHERE node_id = $1`, node, replica)
-	b.as(pg.RoleLifecycle, `INSERT INTO lifecycle.replica_seen (replica_id, beat_at) VALUES ($1, mesh.clock())
-		ON CONFLICT (replica_id) DO UPDATE SET beat_at = mesh.clock()`, replica)
+	testkit.Beat(b.db, replica, "", 0, false)
 }
 
 // An agent's report is written when it changes, and counts for as long as its session stands: not when the replica is lost, and not when it is stale.

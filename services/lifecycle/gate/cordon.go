@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
@@ -113,24 +114,14 @@ func OnSession(ctx context.Context, tx pgx.Tx, f *nodev1.SessionChanged) error {
 	return nil
 }
 
-// OnBeat notes that a replica lives.
-func OnBeat(ctx context.Context, tx pgx.Tx, f *nodev1.ReplicaBeat) error {
-	_, err := pg.Exec(ctx, tx, noteReplica, f.GetReplicaId(), f.GetBeatAt().AsTime(), f.GetLeaving(), f.GetAddress())
-	if err != nil {
-		return fmt.Errorf("note replica: %w", err)
-	}
-	return nil
-}
+// Conditions about replicas of nodeapi, by their beats.
+var (
+	// ListeningSQL is the condition that a replica lives at which agents can have a session: without one their silence says nothing.
+	ListeningSQL = `EXISTS (SELECT 1 FROM mesh.replica r WHERE ` + replicas.Listens("r") + `)`
 
-// silentReplica is how long a replica may be silent before its sessions count as gone.
-const silentReplica = "15 seconds"
+	// LivingReplicaSQL is the condition, over mesh.replica s, that a replica was heard of lately.
+	LivingReplicaSQL = replicas.Lives("s")
 
-// ListeningSQL is the condition that a replica lives at which agents can have a session: without one their silence says nothing.
-const ListeningSQL = `EXISTS (SELECT 1 FROM lifecycle.replica_seen r WHERE NOT r.leaving AND r.beat_at > mesh.clock() - interval '` + silentReplica + `')`
-
-// LivingReplicaSQL is the condition, over replica_seen s, that a replica was heard of lately.
-const LivingReplicaSQL = `s.beat_at > mesh.clock() - interval '` + silentReplica + `'`
-
-// ConnectedSQL is the condition, over node_gate g, that its session is open at a replica that lives.
-const ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM lifecycle.replica_seen r
-	WHERE r.replica_id = g.replica_id AND r.beat_at > mesh.clock() - interval '` + silentReplica + `'))`
+	// ConnectedSQL is the condition, over node_gate g, that its session is open at a replica that lives.
+	ConnectedSQL = `(g.session_open AND EXISTS (SELECT 1 FROM mesh.replica r WHERE r.replica_id = g.replica_id AND ` + replicas.Lives("r") + `))`
+)

@@ -7,11 +7,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -170,13 +168,6 @@ func (k *kit) closed(node, sessionID string, state commonv1.SessionState) {
 	k.t.Helper()
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		return gate.OnSession(ctx, tx, &nodev1.SessionChanged{NodeId: node, SessionId: sessionID, State: state})
-	})
-}
-
-func (k *kit) beat(replica string, at time.Time, leaving bool) {
-	k.t.Helper()
-	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		return gate.OnBeat(ctx, tx, &nodev1.ReplicaBeat{ReplicaId: replica, BeatAt: timestamppb.New(at), Leaving: leaving})
 	})
 }
 

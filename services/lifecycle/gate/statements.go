@@ -112,9 +112,6 @@ var (
 		WHERE g.node_id = $1 AND g.cordoned AND g.cordoned_by = $2 RETURNING `+columns)
 	closeSession = pg.Define(pg.RoleLifecycle, "gate.close_session", `
 		UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1 AND session_id = $2 AND session_open`)
-	noteReplica = pg.Define(pg.RoleLifecycle, "gate.note_replica", `
-		INSERT INTO lifecycle.replica_seen AS r (replica_id, beat_at, leaving, address) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (replica_id) DO UPDATE SET beat_at = $2, leaving = $3, address = $4 WHERE r.beat_at < $2`)
 	nextCordon = pg.Define(pg.RoleLifecycle, "gate.next_cordon", `
 		SELECT w.by, w.reason FROM (
 			SELECT 'finding:' || f.finding_id AS by, f.summary AS reason, f.first_seen_at AS since

@@ -177,11 +177,11 @@ func (k *kit) session(n *node, open bool) {
 // beat makes the replica of a node's session one that lives.
 func (k *kit) beat(n *node) {
 	k.t.Helper()
-	k.tx(func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO lifecycle.replica_seen (replica_id, beat_at) SELECT replica_id, mesh.clock() FROM lifecycle.node_gate WHERE node_id = $1
-			ON CONFLICT (replica_id) DO UPDATE SET beat_at = mesh.clock()`, n.id)
-		return err
-	})
+	var replica string
+	if err := k.pool.QueryRow(k.t.Context(), `SELECT replica_id::text FROM lifecycle.node_gate WHERE node_id = $1`, n.id).Scan(&replica); err != nil {
+		k.t.Fatal(err)
+	}
+	testkit.Beat(k.db, replica, "", 0, false)
 }
 
 func (k *kit) tx(fn func(context.Context, pgx.Tx) error) {

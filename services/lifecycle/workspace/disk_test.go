@@ -23,7 +23,7 @@ func TestAMachineWithoutRoomIsNotPicked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO lifecycle.replica_seen (replica_id, beat_at) VALUES ($1, mesh.clock())`, replica)
+	testkit.Beat(db, replica, "", 0, false)
 	node := ids.New()
 	exec(`INSERT INTO lifecycle.node_gate (node_id, fence_epoch, admitted, session_open, replica_id, slots) VALUES ($1, 1, true, true, $2, 4)`, node, replica)
 	pick := func() (string, error) {

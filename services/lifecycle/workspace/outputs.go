@@ -116,7 +116,7 @@ func chosenWorkload(w saga.Workspace, name string) (string, error) {
 }
 
 var routeOfNode = pg.Define(pg.RoleLifecycle, "workspace.route_of_node",
-	`SELECT `+gate.ConnectedSQL+`, coalesce((SELECT r.address FROM lifecycle.replica_seen r WHERE r.replica_id = g.replica_id), '')
+	`SELECT `+gate.ConnectedSQL+`, coalesce((SELECT r.address FROM mesh.replica r WHERE r.replica_id = g.replica_id), '')
 		FROM lifecycle.node_gate g WHERE g.node_id = $1`)
 
 // relayOf returns the replica of nodeapi that has the node's session.

@@ -87,9 +87,9 @@ func TestOutputIsReadWhereTheWorkspaceRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sql(`UPDATE lifecycle.replica_seen SET address = ''`)
+	testkit.Beat(p.db, p.world.replica, "", 0, false)
 	refused("a replica of an earlier version", own, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_UNAVAILABLE)
-	sql(`UPDATE lifecycle.replica_seen SET address = 'x:1', beat_at = mesh.clock() - interval '1 minute'`)
+	testkit.Beat(p.db, p.world.replica, "x:1", -time.Minute, false)
 	refused("a replica that is gone", own, &lifecyclev1.ReadOutputRequest{}, commonv1.Reason_REASON_NODE_NOT_CONNECTED)
 	p.beat(time.Hour)
 	sql(`UPDATE lifecycle.node_gate SET session_open = false WHERE node_id = $1`, w.NodeID)

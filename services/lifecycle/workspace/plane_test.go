@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -205,15 +204,10 @@ func (p *plane) sit(n int, cfg planeConfig, workloads *pgxpool.Pool, boxes place
 // beat lets the agents' replica live until then, by the database's clock; a negative time makes it fall silent.
 func (p *plane) beat(until time.Duration) {
 	p.t.Helper()
-	_, err := p.db.Pool(pg.RoleLifecycle).Exec(p.t.Context(), `DELETE FROM lifecycle.replica_seen`)
-	if err == nil {
-		err = pg.InTx(p.t.Context(), p.db.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
-			return gate.OnBeat(ctx, tx, &nodev1.ReplicaBeat{ReplicaId: p.world.replica, Address: "nodeapi.example:7443", BeatAt: timestamppb.New(time.Now().Add(until))})
-		})
-	}
-	if err != nil {
+	if _, err := p.db.OwnerPool().Exec(p.t.Context(), `DELETE FROM mesh.replica`); err != nil {
 		p.t.Fatal(err)
 	}
+	testkit.Beat(p.db, p.world.replica, "nodeapi.example:7443", until, false)
 }
 
 // machine enrols a shared machine, whose agent connects.

@@ -22,8 +22,8 @@ const openRoomSQL = `r.open AND r.used < r.slots AND r.failed = 0 AND NOT EXISTS
 
 // candidatesSQL are the machines with the fewest workspaces among those that take one: the first of each replica and
 // of each number of free GPUs, by the index, so that what is read depends on neither machines nor workspaces.
-const candidatesSQL = `
-		SELECT c.node_id, c.used FROM lifecycle.replica_seen s
+var candidatesSQL = `
+		SELECT c.node_id, c.used FROM mesh.replica s
 		CROSS JOIN generate_series($1::integer, (SELECT max(devices) FROM lifecycle.node_room WHERE open)) AS level (free)
 		CROSS JOIN LATERAL (SELECT r.node_id, r.used FROM lifecycle.node_room r
 			WHERE r.replica_id = s.replica_id AND r.free = level.free AND ` + openRoomSQL + `
@@ -44,11 +44,12 @@ var (
 		WHERE g.host->'stateDisk'->>'full' = 'true' AND g.admitted AND NOT g.retired AND g.instance_id IS NULL AND `+gate.ConnectedSQL)
 )
 
-const (
-	lockRoomSQL = `
+var lockRoomSQL = `
 		SELECT r.node_id::text FROM lifecycle.node_room r JOIN (` + candidatesSQL + `) c USING (node_id)
 		WHERE r.free >= $1 AND ` + openRoomSQL + `
 		ORDER BY c.used, c.node_id LIMIT 1 FOR UPDATE OF r`
+
+const (
 	freeSlotSQL = `
 		SELECT n FROM lifecycle.node_room r CROSS JOIN LATERAL generate_series(0, r.slots - 1) n
 		WHERE r.node_id = $1 AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.node_id = r.node_id AND a.slot = n AND a.state <> 'released')

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -31,7 +32,7 @@ func newRooms(t *testing.T) *rooms {
 	t.Helper()
 	db := testkit.DB(t)
 	r := &rooms{t: t, pool: db.Pool(pg.RoleLifecycle), replica: ids.New(), tenant: ids.New()}
-	r.exec(`INSERT INTO lifecycle.replica_seen (replica_id, beat_at) VALUES ($1, mesh.clock() + interval '1 day')`, r.replica)
+	testkit.Beat(db, r.replica, "", 24*time.Hour, false)
 	r.exec(`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $2)`, r.tenant, "t-"+r.tenant[24:])
 	return r
 }

@@ -1,5 +1,5 @@
-// Package facts writes what a replica saw as events: transitions of sessions, and one beat for the whole replica. Nothing here is a verdict, and a
-// heartbeat of an agent is never written.
+// Package facts writes what a replica saw: transitions of sessions as events, and the beats of the whole replica into its row of mesh.replica. Nothing here
+// is a verdict, and a heartbeat of an agent is never written.
 //
 // Guarantees: the newest fact of each session is written at least once while the database can be reached; older ones of the same session that had not
 // been written yet are skipped, since each fact carries the whole session. The writer holds at most one fact a session. What an agent saw of its workloads is
@@ -20,14 +20,11 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 )
 
-const (
-	// BeatEvery is the cadence of a replica's beat.
-	BeatEvery = 5 * time.Second
-	// flushMost bounds the facts of one transaction.
-	flushMost = 512
-)
+// flushMost bounds the facts of one transaction.
+const flushMost = 512
 
 // Counts answers how many sessions stand here and how many are late.
 type Counts func() (sessions, late int)
@@ -105,7 +102,7 @@ func keep(newer, old *nodev1.SessionChanged) {
 
 // Run writes facts and beats until ctx ends.
 func (w *Writer) Run(ctx context.Context) error {
-	tick := time.NewTicker(BeatEvery)
+	tick := time.NewTicker(replicas.Every)
 	defer tick.Stop()
 	w.beat(ctx, false)
 	for {
@@ -211,44 +208,58 @@ func (w *Writer) write(ctx context.Context, facts []*nodev1.SessionChanged, seen
 	return nil
 }
 
-// beat says that this replica listens, and reads the database's clock on the way.
+// beat says that this replica listens, and reads the database's clock on the way. It is one statement. Events are written only of what changes: the replica
+// came, comes again after a silence in which it counted as gone, or leaves.
 func (w *Writer) beat(ctx context.Context, leaving bool) {
-	ctx, cancel := context.WithTimeout(ctx, BeatEvery)
+	ctx, cancel := context.WithTimeout(ctx, replicas.Every)
 	defer cancel()
 	sessions, late := w.counts()
+	beat := replicas.Beat{ReplicaID: w.replica.ID, Address: w.replica.Address, Sessions: sessions, Late: late, Leaving: leaving}
+	w.mu.Lock()
+	changed := leaving || w.now().Sub(w.lastOK) > replicas.SilentAfter
+	w.mu.Unlock()
 	sent := time.Now()
-	var beatAt time.Time
-	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
-		beat, err := pg.One[replicaRow](ctx, tx, beatReplica, w.replica.ID, sessions, late, leaving)
-		if err != nil {
-			return fmt.Errorf("write beat: %w", err)
-		}
-		beatAt = beat.BeatAt
-		_, err = events.Append(ctx, tx, events.Event{
-			Kind: "replica.beat", AggregateType: "replica", AggregateID: w.replica.ID, AggregateVersion: beat.Version,
-			Payload: &nodev1.ReplicaBeat{
-				ReplicaId: w.replica.ID, Address: w.replica.Address, StartedAt: timestamppb.New(beat.StartedAt), BeatAt: timestamppb.New(beatAt),
-				Sessions: int32(sessions), Late: int32(late), Leaving: leaving, Version: beat.Version, //nolint:gosec // counts of sessions of one process
-			},
-		})
-		return err //nolint:wrapcheck // logged below
-	})
+	written, err := w.writeBeat(ctx, beat, changed)
 	if err != nil {
 		w.logger.WarnContext(ctx, "replica beat not written", slog.Any("error", err))
 		return
 	}
-	w.onTime(sent, time.Now(), beatAt)
+	w.onTime(sent, time.Now(), written.BeatAt)
 	w.mu.Lock()
-	w.lastOK = time.Now()
+	w.lastOK = w.now()
 	w.mu.Unlock()
-	w.wake()
+	if changed {
+		w.wake()
+	}
+}
+
+func (w *Writer) writeBeat(ctx context.Context, beat replicas.Beat, changed bool) (replicas.Written, error) {
+	if !changed {
+		return replicas.Write(ctx, w.db, beat) //nolint:wrapcheck // it says what it did
+	}
+	var written replicas.Written
+	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if written, err = replicas.Write(ctx, tx, beat); err != nil {
+			return err //nolint:wrapcheck // it says what it did
+		}
+		_, err = events.Append(ctx, tx, events.Event{
+			Kind: "replica.beat", AggregateType: "replica", AggregateID: beat.ReplicaID, AggregateVersion: written.Version,
+			Payload: &nodev1.ReplicaBeat{
+				ReplicaId: beat.ReplicaID, Address: beat.Address, StartedAt: timestamppb.New(written.StartedAt), BeatAt: timestamppb.New(written.BeatAt),
+				Sessions: int32(beat.Sessions), Late: int32(beat.Late), Leaving: beat.Leaving, Version: written.Version, //nolint:gosec // counts of sessions of one process
+			},
+		})
+		return err //nolint:wrapcheck // it says what it did
+	})
+	return written, err //nolint:wrapcheck // logged by the caller
 }
 
 // Health explains a replica whose beat the rest of the mesh does not see.
 func (w *Writer) Health(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if since := time.Since(w.lastOK); since > 3*BeatEvery {
+	if since := w.now().Sub(w.lastOK); since > 3*replicas.Every {
 		return fmt.Errorf("no beat written for %s", since.Truncate(time.Second))
 	}
 	return nil

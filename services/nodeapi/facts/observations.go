@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/observation"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 )
 
 const (
@@ -320,7 +321,7 @@ func (w *Writer) observations(seen []*observed) []events.Seen {
 	evs := make([]events.Seen, len(seen))
 	for i, o := range seen {
 		evs[i].Event = observationEvent(o.nodeID, o.instanceID, o.fact)
-		if age := w.now().Sub(o.at); o.waited || age > BeatEvery {
+		if age := w.now().Sub(o.at); o.waited || age > replicas.Every {
 			evs[i].Ago = age
 		}
 	}
@@ -420,7 +421,7 @@ func (w *Writer) writeStale(ctx context.Context, tx pgx.Tx, late []overdue) erro
 	return err //nolint:wrapcheck // wrapped by the caller
 }
 
-// prune deletes rows of nodes that had no session for days. What such a node tells when it comes back is written anew.
+// prune deletes rows of nodes that had no session for days, and of replicas that are gone. What such a node tells when it comes back is written anew.
 func (w *Writer) prune(ctx context.Context) error {
 	if w.now().Sub(w.pruned) < pruneEvery {
 		return nil
@@ -431,5 +432,5 @@ func (w *Writer) prune(ctx context.Context) error {
 	if _, err := pg.Exec(ctx, w.db, pruneObservers); err != nil {
 		return fmt.Errorf("delete observations of nodes that are gone: %w", err)
 	}
-	return nil
+	return replicas.Forget(ctx, w.db) //nolint:wrapcheck // it says what it did
 }

@@ -26,7 +26,6 @@ import (
 const (
 	KindNode        = "node_identity.changed"
 	KindSession     = "session.changed"
-	KindReplica     = "replica.beat"
 	KindGate        = "gate.changed"
 	KindTenant      = "tenant.changed"
 	KindWorkspace   = "workspace.changed"
@@ -42,7 +41,7 @@ const (
 // Kinds answers all of them.
 func Kinds() []string {
 	return []string{
-		KindNode, KindSession, KindReplica, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
+		KindNode, KindSession, KindGate, KindTenant, KindWorkspace, KindRun, KindStep, KindAllocation, KindInstance, KindClaim,
 		KindTask, KindObservation, KindFinding, KindRecovery, KindIncident, KindBrake,
 	}
 }
@@ -88,8 +87,6 @@ func rowsOf(r events.Record) ([]row, error) {
 		return nodeRow(r)
 	case KindSession:
 		return sessionRow(r)
-	case KindReplica:
-		return replicaRow(r)
 	case KindGate:
 		m, body, err := decode(r, &lifecyclev1.NodeGate{})
 		if err != nil {
@@ -181,21 +178,6 @@ func sessionRow(r events.Record) ([]row, error) {
 		key(m.GetSessionId()), r.AggregateVersion, key(m.GetNodeId()), ref(m.GetReplicaId()), m.GetGeneration(), names.Of(m.GetState()),
 		Serving(m), r.CreatedAt, body,
 	})
-}
-
-func replicaRow(r events.Record) ([]row, error) {
-	m, body, err := decode(r, &nodev1.ReplicaBeat{})
-	if err != nil {
-		return nil, err
-	}
-	if m.GetBeatAt() == nil {
-		return nil, errors.New("the beat has no time")
-	}
-	started := moment(m.GetStartedAt())
-	if started == nil {
-		started = moment(m.GetBeatAt())
-	}
-	return one(r, "replica", []any{key(m.GetReplicaId()), r.AggregateVersion, started, moment(m.GetBeatAt()), m.GetLeaving(), body})
 }
 
 func stepRow(r events.Record) ([]row, error) {

@@ -21,9 +21,8 @@ type table struct {
 
 // tables are all that is projected.
 var tables = map[string]table{
-	"node":    {name: "node", key: []string{"node_id"}, columns: []string{"name", "state", "tenant_id"}},
-	"gate":    {name: "gate", key: []string{"node_id"}},
-	"replica": {name: "replica", key: []string{"replica_id"}, columns: []string{"started_at", "beat_at", "leaving"}},
+	"node": {name: "node", key: []string{"node_id"}, columns: []string{"name", "state", "tenant_id"}},
+	"gate": {name: "gate", key: []string{"node_id"}},
 	"session": {
 		name: "session", key: []string{"session_id"},
 		columns: []string{"node_id", "replica_id", "generation", "state", "serving", "since"},

@@ -73,12 +73,12 @@ func describeRegistering(w *lifecyclev1.Workspace) (string, string) {
 
 // nodeColumns are the facts of a node in what nodeSession joins.
 type nodeColumns struct {
-	Identity  []byte    `db:"identity" expr:"n.body"`
-	Gate      []byte    `db:"gate" expr:"g.body"`
-	Session   []byte    `db:"session" expr:"s.body"`
-	Since     time.Time `db:"since" expr:"COALESCE(s.since, 'epoch')"`
-	Connected bool      `db:"connected" expr:"COALESCE(s.connected, false)"`
-	Beat      []byte    `db:"beat" expr:"b.body"`
+	Identity  []byte     `db:"identity" expr:"n.body"`
+	Gate      []byte     `db:"gate" expr:"g.body"`
+	Session   []byte     `db:"session" expr:"s.body"`
+	Since     time.Time  `db:"since" expr:"COALESCE(s.since, 'epoch')"`
+	Connected bool       `db:"connected" expr:"COALESCE(s.connected, false)"`
+	BeatAt    *time.Time `db:"beat_at" expr:"b.beat_at"`
 }
 
 // facts decodes what was received.
@@ -99,11 +99,8 @@ func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (Node
 			return f, err //nolint:wrapcheck // wrapped by run
 		}
 	}
-	if n.Beat != nil {
-		f.Beat = &nodev1.ReplicaBeat{}
-		if err := project.Decode(n.Beat, f.Beat); err != nil {
-			return f, err //nolint:wrapcheck // wrapped by run
-		}
+	if n.BeatAt != nil {
+		f.BeatAt = *n.BeatAt
 	}
 	return f, nil
 }

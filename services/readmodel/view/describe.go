@@ -29,7 +29,7 @@ type NodeFacts struct {
 	Identity *recoveryv1.NodeIdentity
 	Gate     *lifecyclev1.NodeGate
 	Session  *nodev1.SessionChanged // the one that serves it, else the newest; nil: none was ever opened
-	Beat     *nodev1.ReplicaBeat    // of that session's replica
+	BeatAt   time.Time              // of that session's replica; zero: it never beat
 	// Connected: the session serves and its replica's beat is fresh.
 	Connected bool
 	// Since the session serves, or does not, as the log says.
@@ -122,8 +122,8 @@ func lastHeartbeat(f NodeFacts) time.Time {
 	if f.Session != nil && f.Session.GetLastSeenAt() != nil {
 		at = f.Session.GetLastSeenAt().AsTime()
 	}
-	if f.Connected && f.Beat.GetBeatAt() != nil && f.Beat.GetBeatAt().AsTime().After(at) {
-		at = f.Beat.GetBeatAt().AsTime()
+	if f.Connected && f.BeatAt.After(at) {
+		at = f.BeatAt
 	}
 	return at
 }
@@ -148,8 +148,8 @@ func since(f NodeFacts) time.Time {
 		return f.Identity.GetCreatedAt().AsTime()
 	case f.Session.GetClosedAt() != nil:
 		return f.Session.GetClosedAt().AsTime()
-	case project.Serving(f.Session) && f.Beat.GetBeatAt() != nil:
-		return f.Beat.GetBeatAt().AsTime() // its replica fell silent
+	case project.Serving(f.Session) && !f.BeatAt.IsZero():
+		return f.BeatAt // its replica fell silent
 	default:
 		return f.Since
 	}

@@ -29,7 +29,7 @@ func TestDescribeNode(t *testing.T) {
 	closed := func(seen time.Duration) *nodev1.SessionChanged {
 		return &nodev1.SessionChanged{State: commonv1.SessionState_SESSION_STATE_CLOSED, LastSeenAt: ago(seen), ClosedAt: ago(seen)}
 	}
-	beat := &nodev1.ReplicaBeat{BeatAt: ago(4 * time.Second)}
+	beat := now.Add(-4 * time.Second)
 	listening := now.Add(-time.Hour)
 	const (
 		normal    = commonv1.UserState_USER_STATE_NORMAL
@@ -45,32 +45,32 @@ func TestDescribeNode(t *testing.T) {
 		since  time.Duration
 	}{
 		"connected": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: admitted, Beat: beat, Connected: true, Since: now.Add(-time.Minute)},
+			facts: view.NodeFacts{Identity: active, Gate: open, Session: admitted, BeatAt: beat, Connected: true, Since: now.Add(-time.Minute)},
 			state: normal, heard: 4 * time.Second, since: time.Minute,
 		},
 		"heard after the beat": {
 			facts: view.NodeFacts{
-				Identity: active, Gate: open, Connected: true, Since: now.Add(-time.Second), Beat: beat,
+				Identity: active, Gate: open, Connected: true, Since: now.Add(-time.Second), BeatAt: beat,
 				Session: &nodev1.SessionChanged{State: commonv1.SessionState_SESSION_STATE_ADMITTED, LastSeenAt: ago(time.Second)},
 			},
 			state: normal, heard: time.Second, since: time.Second,
 		},
 		"cordoned": {
 			facts: view.NodeFacts{
-				Identity: active, Gate: &lifecyclev1.NodeGate{Admitted: true, Cordoned: true}, Session: admitted, Beat: beat, Connected: true, Since: now,
+				Identity: active, Gate: &lifecyclev1.NodeGate{Admitted: true, Cordoned: true}, Session: admitted, BeatAt: beat, Connected: true, Since: now,
 			},
 			state: normal, heard: 4 * time.Second,
 		},
 		"no room on its disk": {
 			facts: view.NodeFacts{
-				Identity: active, Session: admitted, Beat: beat, Connected: true, Since: now, Gate: &lifecyclev1.NodeGate{
+				Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now, Gate: &lifecyclev1.NodeGate{
 					Admitted: true, Host: &commonv1.HostFacts{StateDisk: &commonv1.StateDisk{Full: true, Path: "/var/lib/gpuaas"}},
 				},
 			},
 			state: commonv1.UserState_USER_STATE_OPERATOR_ACTION_REQUIRED, reason: "node_disk_full", heard: 4 * time.Second,
 		},
 		"gate not open": {
-			facts: view.NodeFacts{Identity: active, Session: admitted, Beat: beat, Connected: true, Since: now},
+			facts: view.NodeFacts{Identity: active, Session: admitted, BeatAt: beat, Connected: true, Since: now},
 			state: temporary, reason: "node_not_admitted", heard: 4 * time.Second,
 		},
 		"just lost": {
@@ -86,7 +86,7 @@ func TestDescribeNode(t *testing.T) {
 			state: temporary, reason: "disconnected", heard: time.Hour, since: time.Hour,
 		},
 		"nobody listens": {
-			facts: view.NodeFacts{Identity: active, Gate: open, Session: admitted, Beat: &nodev1.ReplicaBeat{BeatAt: ago(time.Minute)}, ListeningSince: time.Unix(0, 0)},
+			facts: view.NodeFacts{Identity: active, Gate: open, Session: admitted, BeatAt: now.Add(-time.Minute), ListeningSince: time.Unix(0, 0)},
 			state: temporary, reason: "control_plane_outage", heard: 10 * time.Minute, since: time.Minute,
 		},
 		"never connected": {
@@ -119,7 +119,7 @@ func TestDescribeNode(t *testing.T) {
 			state: operator, reason: "identity_revoked_or_fenced", since: time.Hour,
 		},
 		"fenced, still connected": {
-			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, ""), Gate: open, Session: admitted, Beat: beat, Connected: true, Since: now},
+			facts: view.NodeFacts{Identity: in(commonv1.NodeIdentityState_NODE_IDENTITY_STATE_FENCED, ""), Gate: open, Session: admitted, BeatAt: beat, Connected: true, Since: now},
 			state: operator, reason: "identity_revoked_or_fenced", heard: 4 * time.Second,
 		},
 		"retired": {

@@ -8,7 +8,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -30,9 +29,9 @@ const nodeSession = `
 		SELECT c.body, c.since, c.replica_id, COALESCE(c.serving AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval, false) AS connected
 		FROM (SELECT x.session_id, x.version, x.generation, x.serving, x.since, x.replica_id, x.body FROM readmodel.session x
 			WHERE x.node_id = n.node_id ORDER BY x.generation DESC, x.version DESC, x.session_id DESC LIMIT 5) c
-		LEFT JOIN readmodel.replica r ON r.replica_id = c.replica_id
+		LEFT JOIN mesh.replica r ON r.replica_id = c.replica_id
 		ORDER BY connected DESC, c.generation DESC, c.version DESC, c.session_id DESC LIMIT 1) s ON true
-	LEFT JOIN readmodel.replica b ON b.replica_id = s.replica_id`
+	LEFT JOIN mesh.replica b ON b.replica_id = s.replica_id`
 
 // nodeFrom is a node with all that, and what its slots hold.
 const nodeFrom = `readmodel.node n` + nodeSession + `
@@ -116,7 +115,7 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 }
 
 var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since", `
-	SELECT min(r.started_at) FROM readmodel.replica r WHERE NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval`)
+	SELECT min(r.started_at) FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval`)
 
 // listeningSince is when the replicas that listen now began, zero if none does.
 func (s *Snapshot) listeningSince(ctx context.Context) (time.Time, error) {
@@ -135,18 +134,20 @@ type Replica struct {
 	ID     string
 	BeatAt time.Time
 	Fresh  bool // beats, and is not leaving
-	Beat   *nodev1.ReplicaBeat
+	// Sessions stand there, Late of them are late.
+	Sessions, Late int32
 }
 
 type replicaRow struct {
-	ID     string    `db:"replica_id" expr:"@.replica_id::text"`
-	BeatAt time.Time `db:"beat_at"`
-	Fresh  bool      `db:"fresh" expr:"NOT @.leaving AND @.beat_at > $1::timestamptz - $2::interval"`
-	Body   []byte    `db:"body"`
+	ID       string    `db:"replica_id" expr:"@.replica_id::text"`
+	BeatAt   time.Time `db:"beat_at"`
+	Fresh    bool      `db:"fresh" expr:"NOT @.leaving AND @.beat_at > $1::timestamptz - $2::interval"`
+	Sessions int32     `db:"sessions"`
+	Late     int32     `db:"late"`
 }
 
 var listReplicas = pg.Define(pg.RoleReadmodel, "view.list_replicas", `
-	SELECT `+pg.Columns[replicaRow]("r")+` FROM readmodel.replica r WHERE r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
+	SELECT `+pg.Columns[replicaRow]("r")+` FROM mesh.replica r WHERE r.service = 'nodeapi' AND r.beat_at > $1::timestamptz - interval '10 minutes' ORDER BY r.replica_id`)
 
 // Replicas answers those that beat within the last ten minutes.
 func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
@@ -156,11 +157,7 @@ func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
 	}
 	replicas := make([]Replica, 0, len(rows))
 	for _, row := range rows {
-		beat, err := decode[nodev1.ReplicaBeat](row.Body)
-		if err != nil {
-			return nil, fmt.Errorf("read replicas: %w", err)
-		}
-		replicas = append(replicas, Replica{ID: row.ID, BeatAt: row.BeatAt, Fresh: row.Fresh, Beat: beat})
+		replicas = append(replicas, Replica{ID: row.ID, BeatAt: row.BeatAt, Fresh: row.Fresh, Sessions: row.Sessions, Late: row.Late})
 	}
 	return replicas, nil
 }

@@ -361,7 +361,7 @@ func TestWhatFollowsFromTheTimeIsSent(t *testing.T) {
 	w.until("gate", reason(true, ""))
 	testkit.SetClockOffset(k.DB, 20*time.Second)
 	w.until("outage", reason(false, "control_plane_outage"))
-	k.Append(&nodev1.ReplicaBeat{ReplicaId: ids.New(), StartedAt: timestamppb.New(k.Now()), BeatAt: timestamppb.New(k.Now())})
+	k.BeatOf(ids.New(), k.Now(), false)
 	k.sync()
 	w.until("disconnected", reason(false, "disconnected"))
 }

@@ -22,7 +22,7 @@ const ConsumerName = "watchdog"
 
 // Kinds of events that it is told.
 func Kinds() []string {
-	return []string{"workspace.changed", "run.changed", "step.changed", "instance.changed", "session.changed", "replica.beat"}
+	return []string{"workspace.changed", "run.changed", "step.changed", "instance.changed", "session.changed"}
 }
 
 // stalledStep is what two workspaces have in common that hang at the same step.
@@ -41,8 +41,6 @@ func Apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		return instanceChanged(ctx, tx, r)
 	case "session.changed":
 		return sessionChanged(ctx, tx, r)
-	case "replica.beat":
-		return replicaBeat(ctx, tx, r)
 	default:
 		return nil // nothing of ours
 	}
@@ -207,31 +205,6 @@ func sessionChanged(ctx context.Context, tx pgx.Tx, r events.Record) error {
 		s.GetNodeId())
 	if err != nil {
 		return fmt.Errorf("forget sessions: %w", err)
-	}
-	return nil
-}
-
-// beatGap is the time without any replica's beat after which listening begins anew: four of their cadence.
-const beatGap = 20 * time.Second
-
-func replicaBeat(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	b := &nodev1.ReplicaBeat{}
-	if err := r.Decode(b); err != nil {
-		return err //nolint:wrapcheck // it says what it read
-	}
-	beat := at(b.GetBeatAt(), r.CreatedAt)
-	err := pg.Queue(ctx, tx, noteBeat,
-		b.GetReplicaId(), beat, b.GetLeaving())
-	if err != nil {
-		return fmt.Errorf("note beat: %w", err)
-	}
-	if b.GetLeaving() {
-		return nil
-	}
-	err = pg.Queue(ctx, tx, noteListening,
-		beat, beatGap.Seconds())
-	if err != nil {
-		return fmt.Errorf("note listening: %w", err)
 	}
 	return nil
 }

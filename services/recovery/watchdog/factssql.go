@@ -42,16 +42,6 @@ var (
 		DELETE FROM recovery.watch_session o USING recovery.watch_session n
 		WHERE o.node_id = $1 AND n.node_id = $1 AND NOT o.serving AND (n.generation, n.session_id) > (o.generation, o.session_id)`)
 
-	noteBeat = pg.Define(pg.RoleRecovery, "watchdog.note_beat", `
-		INSERT INTO recovery.watch_replica AS t (replica_id, beat_at, leaving) VALUES ($1, $2, $3)
-		ON CONFLICT (replica_id) DO UPDATE SET beat_at = EXCLUDED.beat_at, leaving = EXCLUDED.leaving WHERE t.beat_at < EXCLUDED.beat_at`)
-
-	noteListening = pg.Define(pg.RoleRecovery, "watchdog.note_listening", `
-		INSERT INTO recovery.watch_listening AS t (since, beat_at) VALUES ($1, $1)
-		ON CONFLICT (singleton) DO UPDATE SET beat_at = EXCLUDED.beat_at,
-			since = CASE WHEN EXCLUDED.beat_at - t.beat_at > make_interval(secs => $2) THEN EXCLUDED.beat_at ELSE t.since END
-		WHERE t.beat_at < EXCLUDED.beat_at`)
-
 	noteRun = pg.Define(pg.RoleRecovery, "watchdog.note_run", `
 		INSERT INTO recovery.watch_run AS t (run_id, version, kind, state, phase, step, stalled, stuck_reason, attempt, attempt_ver, requester,
 			parent_run, cancel_by, error_code, error, error_layer, finished_at, workspace_id, tenant_id, created_at)
@@ -74,9 +64,6 @@ var whatIsOver = []*pg.Statement{
 		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.workspace_id = r.workspace_id AND w.run_id = r.run_id AND w.state = 'failed')`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sightings", `
 		DELETE FROM recovery.class_sighting WHERE seen_at < mesh.clock() - interval '1 day'`),
-	pg.Define(pg.RoleRecovery, "watchdog.forget_replicas", `
-		DELETE FROM recovery.watch_replica WHERE beat_at < mesh.clock() - interval '1 day' AND NOT EXISTS (
-		SELECT FROM recovery.watch_session s WHERE s.replica_id = watch_replica.replica_id AND s.serving)`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_ended_instances", `
 		DELETE FROM recovery.watch_instance i WHERE i.state = 'ended' AND i.epoch < (
 		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
@@ -84,7 +71,7 @@ var whatIsOver = []*pg.Statement{
 		DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
 		DELETE FROM recovery.watch_session s WHERE s.since < mesh.clock() - interval '1 day' AND (NOT s.serving OR NOT EXISTS (
-		SELECT FROM recovery.watch_replica p WHERE p.replica_id = s.replica_id AND p.beat_at > mesh.clock() - interval '1 day'))
+		SELECT FROM mesh.replica p WHERE p.replica_id = s.replica_id AND p.beat_at > mesh.clock() - interval '1 day'))
 		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_decommissioned_instances", `
 		DELETE FROM recovery.watch_instance i USING recovery.watch_workspace w

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/replicas"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
@@ -160,8 +161,6 @@ func (k *kit) append(m proto.Message) {
 		e.Kind, e.AggregateType, e.AggregateID = "instance.changed", "instance", x.GetInstanceId()
 	case *nodev1.SessionChanged:
 		role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "session.changed", "session", x.GetSessionId()
-	case *nodev1.ReplicaBeat:
-		role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, "replica.beat", "replica", x.GetReplicaId()
 	default:
 		k.t.Fatalf("no event of %T", m)
 	}
@@ -176,7 +175,8 @@ func (k *kit) append(m proto.Message) {
 // beat says that nodeapi listens.
 func (k *kit) beat() {
 	k.t.Helper()
-	k.put(&nodev1.ReplicaBeat{ReplicaId: k.replica, BeatAt: timestamppb.New(k.now())})
+	_, err := replicas.Write(k.ctx, k.db.Pool(pg.RoleNodeAPI), replicas.Beat{ReplicaID: k.replica})
+	k.must(err)
 }
 
 // listen lets time pass while nodeapi beats.
@@ -429,7 +429,6 @@ func (k *kit) digest() string {
 		(SELECT jsonb_agg(to_jsonb(x) - 'seen_at' ORDER BY x.run_id) FROM recovery.watch_run x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.workspace_id, x.epoch) FROM recovery.watch_instance x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.session_id) FROM recovery.watch_session x),
-		(SELECT jsonb_agg(to_jsonb(x)) FROM recovery.watch_replica x), (SELECT jsonb_agg(to_jsonb(x)) FROM recovery.watch_listening x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.record_id) FROM recovery.recovery_record x),
 		(SELECT jsonb_agg(to_jsonb(x) ORDER BY x.run_id, x.step, x.error_code) FROM recovery.class_sighting x))`).Scan(&out))
 	return out

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/replicas"
 )
 
 // run is what is known of a run that is worth a look.
@@ -72,15 +73,13 @@ func (s *subject) unit() string {
 const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled, %[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by,
 	%[1]s.error_code, %[1]s.error, %[1]s.error_layer, %[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
 
-// beatFresh is how old a beat may be for its replica to count as listening: three of its cadence.
-const beatFresh = 15 * time.Second
-
-// loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. $1 is the age of a fresh beat.
+// loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence counts from when some
+// replica of nodeapi has listened without a gap.
 var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
 WITH listening AS (
-	SELECT l.since, mesh.clock() - l.beat_at <= make_interval(secs => $1) AS fresh FROM recovery.watch_listening l
+	SELECT l.listening_since AS since FROM mesh.replica l WHERE l.service = 'nodeapi' ORDER BY l.beat_at DESC LIMIT 1
 ), fresh AS (
-	SELECT p.replica_id FROM recovery.watch_replica p WHERE NOT p.leaving AND mesh.clock() - p.beat_at <= make_interval(secs => $1)
+	SELECT p.replica_id FROM mesh.replica p WHERE `+replicas.Listens("p")+`
 ), served AS (
 	SELECT DISTINCT s.node_id FROM recovery.watch_session s JOIN fresh f USING (replica_id) WHERE s.serving
 ), wanted AS (
@@ -92,7 +91,7 @@ WITH listening AS (
 )
 SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
-	w.last_error, v.node_id IS NOT NULL, COALESCE((SELECT l.fresh FROM listening l), false),
+	w.last_error, v.node_id IS NOT NULL, EXISTS (SELECT FROM fresh),
 	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''), COALESCE(i.state, ''),
 	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
 FROM wanted x
@@ -102,7 +101,7 @@ LEFT JOIN served v ON v.node_id = COALESCE(w.node_id, i.node_id)
 LEFT JOIN LATERAL (
 	SELECT max(CASE WHEN s.serving THEN COALESCE(p.beat_at, s.since) ELSE s.since END) AS since,
 		(array_agg(s.close_reason ORDER BY s.generation DESC, s.version DESC))[1] AS reason
-	FROM recovery.watch_session s LEFT JOIN recovery.watch_replica p USING (replica_id) WHERE s.node_id = COALESCE(w.node_id, i.node_id)
+	FROM recovery.watch_session s LEFT JOIN mesh.replica p USING (replica_id) WHERE s.node_id = COALESCE(w.node_id, i.node_id)
 ) lost ON true
 LEFT JOIN recovery.identity d ON d.node_id = COALESCE(w.node_id, i.node_id)
 LEFT JOIN recovery.watch_run r ON r.run_id = w.run_id
@@ -150,7 +149,7 @@ func (n *nullRun) run() *run {
 
 // loadSubjects answers them by workspace, in the order of their ids.
 func loadSubjects(ctx context.Context, tx pgx.Tx, staleAfter time.Duration, now time.Time) ([]*subject, error) {
-	rows, err := pg.Query(ctx, tx, loadSuspects, beatFresh.Seconds())
+	rows, err := pg.Query(ctx, tx, loadSuspects)
 	if err != nil {
 		return nil, fmt.Errorf("read what may be wrong: %w", err)
 	}

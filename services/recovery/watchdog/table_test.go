@@ -62,7 +62,6 @@ func TestForgetting(t *testing.T) {
 		`SELECT count(*) FROM recovery.watch_session`:                              1,
 		`SELECT count(*) FROM recovery.class_sighting`:                             0,
 		`SELECT count(*) FROM recovery.watch_run`:                                  1, // the failed workspace's last one: a recreation by hand is measured from it
-		`SELECT count(*) FROM recovery.watch_replica`:                              1,
 		`SELECT count(*) FROM recovery.recovery_record`:                            0,
 		`SELECT count(*) FROM recovery.watchdog_lease`:                             1,
 		`SELECT count(*) FROM recovery.watch_workspace w WHERE w.state = 'active'`: 1,

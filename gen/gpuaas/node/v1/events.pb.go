@@ -228,7 +228,8 @@ func (x *SessionChanged) GetVersion() int64 {
 	return 0
 }
 
-// ReplicaBeat says that one nodeapi replica listens. Kind `replica.beat`, every five seconds; aggregate: replica.
+// ReplicaBeat says that one nodeapi replica began to listen to agents, does so again after a silence, or leaves. Kind `replica.beat`; aggregate: replica.
+// That it goes on listening is no event: the row of mesh.replica says so.
 type ReplicaBeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ReplicaId     string                 `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`

@@ -122,8 +122,6 @@ func event(m proto.Message) (string, events.Event) {
 		e.TenantID = m.GetTenantId()
 	case *nodev1.SessionChanged:
 		role, e.Kind, e.AggregateType, e.AggregateID, e.NodeID = pg.RoleNodeAPI, project.KindSession, "session", m.GetSessionId(), m.GetNodeId()
-	case *nodev1.ReplicaBeat:
-		role, e.Kind, e.AggregateType, e.AggregateID = pg.RoleNodeAPI, project.KindReplica, "replica", m.GetReplicaId()
 	case *nodev1.Observation:
 		role, e.Kind, e.AggregateType, e.AggregateID, e.WorkspaceID = pg.RoleNodeAPI, project.KindObservation, "observation", m.GetWorkspaceId(), m.GetWorkspaceId()
 	case *lifecyclev1.NodeGate:
@@ -184,8 +182,13 @@ func NewWorld(tb testing.TB) *World {
 // Beat writes a beat of the world's replica, now by the database.
 func (w *World) Beat(leaving bool) {
 	w.TB.Helper()
-	now := w.Now()
-	w.Append(&nodev1.ReplicaBeat{ReplicaId: w.Replica, StartedAt: timestamppb.New(now.Add(-time.Hour)), BeatAt: timestamppb.New(now), Leaving: leaving})
+	w.BeatOf(w.Replica, w.Now().Add(-time.Hour), leaving)
+}
+
+// BeatOf writes a beat of a replica, now by the database, that began at a time.
+func (w *World) BeatOf(replica string, started time.Time, leaving bool) {
+	w.TB.Helper()
+	testkit.BeatSince(w.DB, replica, started, leaving)
 }
 
 // Now is the database's time.

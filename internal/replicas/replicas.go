@@ -1,0 +1,81 @@
+// Package replicas keeps which replicas of nodeapi listen to agents, in mesh.replica: one row a replica, which only its own service writes and every
+// service reads. A beat is one statement by the database's clock, and no event: whoever judges by beats reads the table.
+package replicas
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+const (
+	// Every is the cadence of beats.
+	Every = 5 * time.Second
+	// SilentAfter is how long a replica may be silent before its sessions count as gone: three of the cadence.
+	SilentAfter = 15 * time.Second
+	// silent is SilentAfter in SQL.
+	silent = "15 seconds"
+	// gap is the time without any beat after which listening begins anew: four of the cadence.
+	gap = "20 seconds"
+	// keptFor is how long the row of a replica that is gone is kept: as long as somebody may ask since when its nodes have been silent.
+	keptFor = "7 days"
+)
+
+// Beat is what a replica says of itself.
+type Beat struct {
+	ReplicaID      string
+	Address        string // host:port at which other services reach it
+	Sessions, Late int    // sessions that stand here, and those of them that are late
+	Leaving        bool
+}
+
+// Written is a beat as it was written.
+type Written struct {
+	StartedAt time.Time `db:"started_at"`
+	BeatAt    time.Time `db:"beat_at"`
+	Version   int64     `db:"version"`
+}
+
+var (
+	// Listening began when the oldest of the chain of overlapping replicas began: a replica takes it over from those that were heard of lately.
+	write = pg.Define(pg.RoleNodeAPI, "replicas.beat", `
+		WITH c AS MATERIALIZED (SELECT mesh.clock() AS now)
+		INSERT INTO mesh.replica AS r (service, replica_id, address, started_at, beat_at, listening_since, sessions, late, leaving, version)
+		SELECT current_user, $1, $2, c.now, c.now, COALESCE((
+				SELECT min(o.listening_since) FROM mesh.replica o WHERE o.service = current_user AND o.beat_at > c.now - interval '`+gap+`'
+			), c.now), $3, $4, $5, 1
+		FROM c
+		ON CONFLICT (replica_id) DO UPDATE SET address = excluded.address, beat_at = excluded.beat_at, listening_since = excluded.listening_since,
+			sessions = excluded.sessions, late = excluded.late, leaving = excluded.leaving, version = r.version + 1
+		RETURNING `+pg.Columns[Written]("r"))
+
+	forget = pg.Define(pg.RoleNodeAPI, "replicas.forget", `
+		DELETE FROM mesh.replica r WHERE r.service = current_user AND r.beat_at < mesh.clock() - interval '`+keptFor+`'`)
+)
+
+// Write writes a beat.
+func Write(ctx context.Context, q pg.Querier, b Beat) (Written, error) {
+	w, err := pg.One[Written](ctx, q, write, b.ReplicaID, b.Address, b.Sessions, b.Late, b.Leaving)
+	if err != nil {
+		return Written{}, fmt.Errorf("write beat: %w", err)
+	}
+	return w, nil
+}
+
+// Forget deletes the rows of replicas that have been gone for a week.
+func Forget(ctx context.Context, q pg.Querier) error {
+	if _, err := pg.Exec(ctx, q, forget); err != nil {
+		return fmt.Errorf("forget replicas: %w", err)
+	}
+	return nil
+}
+
+// Lives returns the condition, over a row of mesh.replica, that the replica was heard of lately.
+func Lives(row string) string {
+	return row + `.service = 'nodeapi' AND ` + row + `.beat_at > mesh.clock() - interval '` + silent + `'`
+}
+
+// Listens returns the condition, over a row of mesh.replica, that agents can have a session there: it lives, and is not about to leave.
+func Listens(row string) string { return Lives(row) + ` AND NOT ` + row + `.leaving` }

@@ -1,0 +1,45 @@
+package facts
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// TestBeatsAreNoEvents: a minute of a replica's beats is thirteen writes of its row and one event, that it came; others say that it comes again, and leaves.
+func TestBeatsAreNoEvents(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	pool, replicaID, beats := db.Pool(pg.RoleNodeAPI), ids.New(), 0
+	w := New(testkit.Logger(t), pool, Replica{ID: replicaID, Address: "127.0.0.1:1"}, func() {},
+		func() (int, int) { return 0, 0 }, func(time.Time, time.Time, time.Time) { beats++ })
+	now := time.Now()
+	w.now = func() time.Time { return now }
+	events := func(when string, want int) {
+		t.Helper()
+		var got int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM events.event WHERE kind = 'replica.beat' AND aggregate_id = $1`, replicaID).Scan(&got); err != nil {
+			t.Fatal(err)
+		}
+		if got != want {
+			t.Errorf("%s: %d events of the replica, not %d", when, got, want)
+		}
+	}
+	for range 13 {
+		w.beat(t.Context(), false)
+		now = now.Add(5 * time.Second)
+	}
+	events("after a minute", 1)
+	var version int64
+	if err := pool.QueryRow(t.Context(), `SELECT version FROM mesh.replica WHERE replica_id = $1`, replicaID).Scan(&version); err != nil || version != 13 || beats != 13 {
+		t.Errorf("%d beats are known, the row is of version %d, %v", beats, version, err)
+	}
+	now = now.Add(20 * time.Second)
+	w.beat(t.Context(), false)
+	events("after a silence", 2)
+	w.beat(t.Context(), true)
+	events("on leaving", 3)
+}
