@@ -63,6 +63,29 @@ func (k privateKey) public() ed25519.PublicKey {
 	return public
 }
 
+// stamp describes the files of the directory by their names, sizes, modes and times: it differs when one was replaced.
+func (f Files) stamp() string {
+	entries, err := os.ReadDir(f.Dir)
+	if err != nil {
+		return err.Error()
+	}
+	var out strings.Builder
+	for _, entry := range entries {
+		if f.match(entry.Name()) {
+			out.WriteString(stamp(filepath.Join(f.Dir, entry.Name())))
+		}
+	}
+	return out.String()
+}
+
+func stamp(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%s %d %s %d\n", path, info.Size(), info.Mode(), info.ModTime().UnixNano())
+}
+
 // read reads the directory, in the order of names. A file that is bad is a problem, by its name, and no key.
 func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 	entries, err := os.ReadDir(f.Dir)

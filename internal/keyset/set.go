@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// PollEvery is how often a replica reads its files and the tables.
+	// PollEvery is how often a replica looks whether its files have changed, and reads the tables where something is under way or nothing is notified.
 	PollEvery = 2 * time.Second
 	// reportEvery is how often a replica says that it is alive, if what it holds does not change.
 	reportEvery = 10 * time.Second
@@ -84,6 +84,7 @@ type Deps struct {
 	Logger    *slog.Logger
 	Pool      *pgxpool.Pool
 	Wake      *events.Signal // notified after commits that appended events
+	Numbered  *events.Signal // tells that others have appended some; nil: tables are read at each poll
 	Service   string
 	ReplicaID string
 	// OnProblems is told the problems of each round, an empty list after they are gone. Nil: they are logged alone.
@@ -99,6 +100,7 @@ type Set struct {
 	reported   []string   // what was last reported
 	reportedAt time.Time
 	problems   []string
+	underWay   bool // a rotation, as of the last round; also where that failed
 
 	interrupt func(point string) error // of tests: ends a change at a point, as a kill does
 }
@@ -149,7 +151,7 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 
 // Run follows files and tables until ctx ends.
 func (s *Set) Run(ctx context.Context) error {
-	err := app.Every(ctx, s.deps.Logger, "keys", PollEvery, s.Refresh)
+	err := app.EveryPaced(ctx, s.deps.Logger, "keys", s.pause, s.Refresh)
 	// A replica that stops in order is not waited for. The context has ended, and the row goes with a bound of its own.
 	gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -159,12 +161,53 @@ func (s *Set) Run(ctx context.Context) error {
 	return err //nolint:wrapcheck // a panic, as it is
 }
 
+// pause sleeps between two rounds: a poll where a rotation is under way, whose next step waits for reports that no event tells of; else until files have
+// changed, or events have come, or it is time in any case.
+func (s *Set) pause() func(context.Context) bool {
+	wake, files, began := s.deps.Numbered.C(), s.files(), time.Now()
+	return func(ctx context.Context) bool {
+		for app.Sleep(ctx, PollEvery) {
+			select {
+			case <-wake:
+				return true
+			default:
+			}
+			if s.busy() || s.files() != files || time.Since(began) >= s.deps.Numbered.Period(PollEvery) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// busy reports whether the last round left something to be done soon.
+func (s *Set) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.underWay
+}
+
+// files describes the files of all parts, so that a change of any shows.
+func (s *Set) files() string {
+	var out strings.Builder
+	for _, p := range s.parts {
+		if p.Signs {
+			out.WriteString(p.Files.stamp())
+		}
+		if p.Pinned != "" {
+			out.WriteString(stamp(p.Pinned))
+		}
+	}
+	return out.String()
+}
+
 // Refresh reads files and tables once, and does what is due.
 func (s *Set) Refresh(ctx context.Context) error { return s.round(ctx, false) }
 
 func (s *Set) round(ctx context.Context, start bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.underWay = true
 	if start {
 		// Before anything is read: a key that is made from now on waits for this replica.
 		if err := s.report(ctx, nil, nil); err != nil {
@@ -194,6 +237,7 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		holds, problems = append(holds, held...), append(problems, bad...)
 	}
 	s.tellProblems(ctx, problems)
+	s.underWay = len(open) > 0 || slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly })
 	if slices.Equal(holds, s.reported) && !s.reportedAt.IsZero() && !start {
 		return nil
 	}

@@ -197,7 +197,7 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
 	}
-	b.Health.Ready("database", Seldom(3*time.Second, func(ctx context.Context) error {
+	b.Health.Ready("database", seldom(func() time.Duration { return b.Numbered.Period(3 * time.Second) }, func(ctx context.Context) error {
 		if err := b.DB.Ping(ctx); err != nil {
 			return errors.New("the database does not answer")
 		}
@@ -333,20 +333,31 @@ func (b *Base) Close() {
 	}
 }
 
-// Seldom returns a check that is not made again for a while after it has succeeded. One that fails is made each time.
+// Seldom returns a check that is not made again for a while after it has succeeded. One that fails is made each time. It holds no lock while it checks:
+// callers that come meanwhile check as well, each for as long as its own context lives.
 func Seldom(after time.Duration, check func(context.Context) error) func(context.Context) error {
+	return seldom(func() time.Duration { return after }, check)
+}
+
+func seldom(after func() time.Duration, check func(context.Context) error) func(context.Context) error {
 	var mu sync.Mutex
-	var until time.Time
+	var last time.Time // the beginning of the last one that succeeded
 	return func(ctx context.Context) error {
+		began := time.Now()
 		mu.Lock()
-		defer mu.Unlock()
-		if time.Now().Before(until) {
+		fresh := !last.IsZero() && began.Sub(last) < after()
+		mu.Unlock()
+		if fresh {
 			return nil
 		}
 		if err := check(ctx); err != nil {
 			return err
 		}
-		until = time.Now().Add(after)
+		mu.Lock()
+		defer mu.Unlock()
+		if last.Before(began) {
+			last = began
+		}
 		return nil
 	}
 }

@@ -73,8 +73,10 @@ type Core struct {
 	resuming func(ctx context.Context, tx pgx.Tx, runIDs []string) error
 	withdraw func(ctx context.Context, tx pgx.Tx, runID, reason string) error
 	onPoint  func(ctx context.Context, name string, at Place) error
-	cancels  events.Signal // a run of which a driver here may hold the lease was cancelled
-	asked    atomic.Bool   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
+	cancels  events.Signal                 // a run of which a driver here may hold the lease was cancelled
+	notified atomic.Pointer[events.Signal] // of what other replicas have done; nil until FollowElsewhere runs
+	resting  atomic.Bool                   // no run was live when a driver here last looked
+	asked    atomic.Bool                   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
 	stats    Stats
 
 	driving sync.Mutex

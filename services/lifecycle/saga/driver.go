@@ -102,12 +102,18 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	loops.Go(func() error {
 		return app.Every(ctx, d.log, "saga_stall", d.cfg.StallSweep, func(ctx context.Context) error {
+			if d.core.resting.Load() {
+				return nil // nothing can stall
+			}
 			_, err := d.core.MarkStalls(ctx, 2*d.cfg.Lease)
 			return err
 		})
 	})
 	loops.Go(func() error {
 		return app.Every(ctx, d.log, "saga_resume", resumeEvery*d.cfg.Poll, func(ctx context.Context) error {
+			if d.core.resting.Load() {
+				return nil // nothing stands still
+			}
 			_, err := d.core.Resume(ctx)
 			return err
 		})
@@ -156,7 +162,13 @@ func (d *Driver) dispatch(ctx, work context.Context) {
 			}
 			continue
 		}
-		if len(got) < free && !d.rest(ctx, woken, asked) {
+		atRest := false
+		if len(got) == 0 {
+			atRest = d.core.atRest(ctx)
+		} else {
+			d.core.resting.Store(false)
+		}
+		if len(got) < free && !d.rest(ctx, woken, asked, atRest) {
 			return
 		}
 		if since := time.Since(began); len(got) > 0 && since < leaseGather && !app.Sleep(ctx, leaseGather-since) {
@@ -187,9 +199,13 @@ func (d *Driver) takeSlots(ctx context.Context) int {
 	}
 }
 
-// rest waits for a wake, the next poll, or the earliest retry known here that was not due yet when runs were last asked for.
-func (d *Driver) rest(ctx context.Context, woken <-chan struct{}, asked time.Time) bool {
+// rest waits for a wake, the next poll, or the earliest retry known here that was not due yet when runs were last asked for. Without a live run there is
+// nothing that becomes due with time: each start comes with a wake, and the poll is for those whose wake was lost.
+func (d *Driver) rest(ctx context.Context, woken <-chan struct{}, asked time.Time, atRest bool) bool {
 	wait := d.cfg.Poll
+	if atRest {
+		wait = d.core.notified.Load().Period(wait)
+	}
 	d.mu.Lock()
 	if next, ok := d.dues.next(asked, time.Now()); ok {
 		wait = min(wait, next)

@@ -36,6 +36,8 @@ var (
 		FROM c WHERE r.id = c.id
 		RETURNING `+runColumns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
 			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since`)
+	anyLive = pg.Define(pg.RoleLifecycle, "saga.any_live", `
+		SELECT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.state IN ('pending', 'running', 'waiting', 'compensating'))`)
 	resumeAttempts = pg.Define(pg.RoleLifecycle, "saga.resume_attempts", `
 		UPDATE lifecycle.saga_step s SET state = 'running', fence = r.fence, why_waiting = '', heartbeat_at = mesh.clock(),
 			version = s.version + 1
