@@ -26,43 +26,8 @@ INSERT INTO mesh.replica (service, replica_id, address, started_at, beat_at, lis
 SELECT 'nodeapi', n.replica_id, COALESCE(s.address, ''), n.started_at, n.beat_at, COALESCE(l.since, n.started_at), n.sessions, n.late, n.leaving, n.version
 FROM nodeapi.replica n LEFT JOIN lifecycle.replica_seen s USING (replica_id) LEFT JOIN recovery.watch_listening l ON true;
 
--- What each service kept of beats that came as events.
-DROP TABLE nodeapi.replica, lifecycle.replica_seen, recovery.watch_replica, recovery.watch_listening, readmodel.replica, readmodel.scratch_replica;
+-- The tables in which each service kept beats that came as events (lifecycle.replica_seen, nodeapi.replica, readmodel.replica, recovery.watch_replica and
+-- recovery.watch_listening) are not used any more. They stay as they are until no build that reads them can be gone back to.
 
 -- +goose Down
-CREATE TABLE nodeapi.replica (
-    replica_id uuid PRIMARY KEY,
-    started_at timestamptz NOT NULL,
-    beat_at    timestamptz NOT NULL,
-    sessions   integer     NOT NULL DEFAULT 0 CHECK (sessions >= 0),
-    late       integer     NOT NULL DEFAULT 0 CHECK (late >= 0),
-    leaving    boolean     NOT NULL DEFAULT false,
-    version    bigint      NOT NULL
-) WITH (fillfactor = 50);
-CREATE TABLE lifecycle.replica_seen (
-    replica_id uuid        PRIMARY KEY,
-    beat_at    timestamptz NOT NULL,
-    leaving    boolean     NOT NULL DEFAULT false,
-    address    text        NOT NULL DEFAULT ''
-) WITH (fillfactor = 50);
-CREATE TABLE recovery.watch_replica (
-    replica_id uuid        PRIMARY KEY,
-    beat_at    timestamptz NOT NULL,
-    leaving    boolean     NOT NULL
-) WITH (fillfactor = 50);
-CREATE TABLE recovery.watch_listening (
-    singleton boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
-    since     timestamptz NOT NULL,
-    beat_at   timestamptz NOT NULL
-) WITH (fillfactor = 10);
-CREATE TABLE readmodel.replica (
-    replica_id uuid        PRIMARY KEY,
-    version    bigint      NOT NULL,
-    started_at timestamptz NOT NULL,
-    beat_at    timestamptz NOT NULL,
-    leaving    boolean     NOT NULL,
-    body       jsonb       NOT NULL
-) WITH (fillfactor = 50);
-CREATE UNLOGGED TABLE readmodel.scratch_replica (LIKE readmodel.replica INCLUDING ALL);
-INSERT INTO nodeapi.replica SELECT replica_id, started_at, beat_at, sessions, late, leaving, version FROM mesh.replica WHERE service = 'nodeapi';
 DROP TABLE mesh.replica;

@@ -20,7 +20,7 @@ func TestAWakeForgetsNoRetry(t *testing.T) {
 				woken <- struct{}{}
 			}
 			began := time.Now()
-			if !d.rest(t.Context(), woken, began) {
+			if !d.rest(t.Context(), woken, began, false) {
 				t.Fatal("the driver stops")
 			}
 			if got := time.Since(began); got != want {
