@@ -1,10 +1,12 @@
-// Package background runs what a service does once in a while on one of its replicas, whichever it is, on River over the service's own database.
+// Package background runs what a service does once in a while on one of its replicas, whichever it is.
 //
-// It believes the database about which replica leads, and about when a job last ran. It never carries truth: a job that is lost, late or run twice
-// changes only when something is noticed.
+// It believes the database about when a job is due: one row a job in mesh.periodic_job, which whoever finds it due moves by its period and then runs. It
+// never carries truth: a job that is lost, late or run twice changes only when something is noticed. A run that dies with its replica is made up for by the
+// next one, a period later.
 //
 // Guarantees: a job runs on one replica at a time and about once in its period, while any replica lives; it is ended when its stated time is over, and
-// holds up no other job; a database that is away at the start is waited for; Run returns only when no job of it runs any more, or its grace is over.
+// holds up no other job; a database that is away is waited for; Run returns only when no job of it runs any more, or its grace is over. A replica at rest
+// asks the database when a job is due, and not in between.
 package background
 
 import (
@@ -14,23 +16,26 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/obs"
 )
 
-// stopGrace is how long Run waits for a job that does not heed its context.
-const stopGrace = 5 * time.Second
-
-// poll is how often due work is looked for.
-const poll = 5 * time.Second
+const (
+	// stopGrace is how long Run waits for a job that does not heed its context.
+	stopGrace = 5 * time.Second
+	// shortestSleep is the least time between two looks at what is due: of two replicas that wake at the same moment the later finds it taken.
+	shortestSleep = 50 * time.Millisecond
+	// longestSleep bounds how long a replica does not look: a row may have been changed under it.
+	longestSleep = time.Minute
+	// retryMost bounds the pause after a look that failed.
+	retryMost = 5 * time.Second
+)
 
 // Job is one piece of periodic work. Run is idempotent: what one run leaves, the next one finds.
 type Job struct {
@@ -42,88 +47,25 @@ type Job struct {
 	Run     func(ctx context.Context) error
 }
 
-// Deps of the work.
+// Deps of the work. Pool logs in as the service.
 type Deps struct {
 	Pool       *pgxpool.Pool
-	Schema     string // where the service's River tables are; the name of its role
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 }
 
 // Runner is the periodic work of one replica.
 type Runner struct {
-	client *river.Client[pgx.Tx]
-	locks  *locks
-}
-
-// args is every job's row: its name, and nothing else.
-type args struct {
-	Job string `json:"job" river:"unique"`
-}
-
-// Kind names the rows.
-func (args) Kind() string { return "periodic" }
-
-type worker struct {
-	river.WorkerDefaults[args]
-
-	jobs    map[string]Job
-	logger  *slog.Logger
-	locks   *locks
-	metrics *metrics
-}
-
-// Timeout implements river.Worker.
-func (w *worker) Timeout(row *river.Job[args]) time.Duration { return w.jobs[row.Args.Job].Timeout }
-
-// Work does one job. A row of a job that this build does not know is another build's: it is dropped. So is one whose predecessor still runs.
-func (w *worker) Work(ctx context.Context, row *river.Job[args]) error {
-	job, ok := w.jobs[row.Args.Job]
-	if !ok {
-		return river.JobCancel(fmt.Errorf("no job %q", row.Args.Job)) //nolint:wrapcheck // River looks for its own
-	}
-	free, err := w.locks.take(ctx, job.Name)
-	if err != nil {
-		return w.failed(ctx, job, err)
-	}
-	if !free {
-		w.metrics.runs.WithLabelValues(job.Name, outcomeBusy).Inc()
-		return nil
-	}
-	defer w.locks.give(ctx, job.Name)
-	if row.AttemptedAt != nil {
-		w.metrics.lag.WithLabelValues(job.Name).Set(row.AttemptedAt.Sub(row.ScheduledAt).Seconds())
-	}
-	began := time.Now()
-	err = app.Protect(ctx, job.Run)
-	w.metrics.seconds.WithLabelValues(job.Name).Observe(time.Since(began).Seconds())
-	if err != nil {
-		return w.failed(ctx, job, err)
-	}
-	w.metrics.runs.WithLabelValues(job.Name, outcomeDone).Inc()
-	w.metrics.success.WithLabelValues(job.Name).SetToCurrentTime()
-	return nil
-}
-
-// failed counts and logs a run that failed. One that a stop of the process ended is neither.
-func (w *worker) failed(ctx context.Context, job Job, err error) error {
-	timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
-	switch {
-	case timedOut:
-		w.metrics.runs.WithLabelValues(job.Name, outcomeTimeout).Inc()
-		w.logger.WarnContext(ctx, "background work exceeded its time", slog.String("job", job.Name), slog.Duration("timeout", job.Timeout), obs.Err(err))
-	case ctx.Err() == nil:
-		w.metrics.runs.WithLabelValues(job.Name, outcomeFailed).Inc()
-		w.logger.WarnContext(ctx, "background work failed", slog.String("job", job.Name), obs.Err(err))
-	}
-	return fmt.Errorf("%s: %w", job.Name, err)
+	jobs     map[string]Job
+	schedule schedule
+	logger   *slog.Logger
+	locks    *locks
+	metrics  *metrics
 }
 
 // New makes the runner of jobs. Nothing runs before Run.
 func New(deps Deps, jobs ...Job) (*Runner, error) {
 	known := make(map[string]Job, len(jobs))
-	longest := time.Duration(0)
-	periodic := make([]*river.PeriodicJob, 0, len(jobs))
 	for _, j := range jobs {
 		if j.Name == "" || j.Every <= 0 || j.Timeout <= 0 || j.Run == nil {
 			return nil, fmt.Errorf("build background work: job %q has no name, no period, no timeout or no work", j.Name)
@@ -131,53 +73,105 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 		if _, twice := known[j.Name]; twice {
 			return nil, fmt.Errorf("build background work: two jobs %q", j.Name)
 		}
-		known[j.Name], longest = j, max(longest, j.Timeout)
-		periodic = append(periodic, river.NewPeriodicJob(river.PeriodicInterval(j.Every),
-			func() (river.JobArgs, *river.InsertOpts) {
-				return args{Job: j.Name}, &river.InsertOpts{MaxAttempts: 1, UniqueOpts: river.UniqueOpts{ByArgs: true, ByPeriod: j.Every}}
-			}, &river.PeriodicJobOpts{RunOnStart: true}))
+		known[j.Name] = j
 	}
-	counted, err := newMetrics(deps.Registerer, slices.Sorted(maps.Keys(known)))
+	names := slices.Sorted(maps.Keys(known))
+	counted, err := newMetrics(deps.Registerer, names)
 	if err != nil {
 		return nil, fmt.Errorf("build background work: %w", err)
+	}
+	plan := schedule{pool: deps.Pool, names: names}
+	for _, name := range names {
+		plan.every = append(plan.every, known[name].Every.Seconds())
 	}
 	held := &locks{pool: deps.Pool, logger: deps.Logger, held: map[string]bool{}}
-	workers := river.NewWorkers()
-	river.AddWorker(workers, &worker{jobs: known, logger: deps.Logger, locks: held, metrics: counted})
-	client, err := river.NewClient(riverpgxv5.New(deps.Pool), &river.Config{
-		Schema: deps.Schema, Logger: slog.New(warnings{deps.Logger.Handler()}), Workers: workers,
-		// A place for each job, and one for a run that is dropped because its predecessor goes on: no job waits for another.
-		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: len(jobs) + 1}},
-		// A row that says running long after its time is of a replica that died.
-		RescueStuckJobsAfter: longest + time.Minute,
-		// Periodic work may start a few seconds late; listening would cost a connection, and looking for it every second more than the work.
-		PollOnly: true, PeriodicJobs: periodic, FetchPollInterval: poll,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("build background work: %w", err)
-	}
-	return &Runner{client: client, locks: held}, nil
+	return &Runner{jobs: known, schedule: plan, logger: deps.Logger, locks: held, metrics: counted}, nil
 }
 
 // Run works until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
-	pause := 100 * time.Millisecond
-	for r.client.Start(context.WithoutCancel(ctx)) != nil {
-		if !app.Sleep(ctx, pause) {
-			return nil
-		}
-		pause = min(2*pause, 5*time.Second)
-	}
-	select {
-	case <-ctx.Done():
-	case <-r.client.Stopped():
-		return errors.New("background work stopped by itself")
-	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
-	defer cancel()
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var running sync.WaitGroup
+	r.dispatch(ctx, func(job Job, late time.Duration) {
+		running.Go(func() { r.work(work, job, late) })
+	})
+	stop()
 	defer r.locks.close(context.WithoutCancel(ctx)) // a job that does not heed its context keeps no connection of the pool
-	if err := r.client.StopAndCancel(grace); err != nil {
-		return fmt.Errorf("stop background work: %w", err)
+	ended := make(chan struct{})
+	go func() { running.Wait(); close(ended) }()
+	grace := time.NewTimer(stopGrace)
+	defer grace.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-grace.C:
+		return errors.New("stop background work: a job goes on after its context has ended")
 	}
-	return nil
+}
+
+// dispatch begins what is due until ctx ends.
+func (r *Runner) dispatch(ctx context.Context, begin func(Job, time.Duration)) {
+	failures := 0
+	for {
+		call, cancel := context.WithTimeout(ctx, retryMost)
+		due, left, err := r.schedule.take(call)
+		cancel()
+		switch {
+		case ctx.Err() != nil && err != nil:
+			return
+		case err != nil:
+			if failures++; failures%10 == 1 {
+				r.logger.WarnContext(ctx, "periodic work not looked for", slog.Int("failures", failures), obs.Err(err))
+			}
+			left = min(100*time.Millisecond<<min(failures, 6), retryMost)
+		default:
+			failures = 0
+		}
+		for _, name := range slices.Sorted(maps.Keys(due)) {
+			begin(r.jobs[name], due[name])
+		}
+		if !app.Sleep(ctx, max(left, shortestSleep)) {
+			return
+		}
+	}
+}
+
+// work does one job, unless a run of it goes on here or on another replica.
+func (r *Runner) work(ctx context.Context, job Job, late time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, job.Timeout)
+	defer cancel()
+	free, err := r.locks.take(ctx, job.Name)
+	if err != nil {
+		r.failed(ctx, job, err)
+		return
+	}
+	if !free {
+		r.metrics.runs.WithLabelValues(job.Name, outcomeBusy).Inc()
+		return
+	}
+	defer r.locks.give(ctx, job.Name)
+	r.metrics.lag.WithLabelValues(job.Name).Set(late.Seconds())
+	began := time.Now()
+	err = app.Protect(ctx, job.Run)
+	r.metrics.seconds.WithLabelValues(job.Name).Observe(time.Since(began).Seconds())
+	if err != nil {
+		r.failed(ctx, job, err)
+		return
+	}
+	r.metrics.runs.WithLabelValues(job.Name, outcomeDone).Inc()
+	r.metrics.success.WithLabelValues(job.Name).SetToCurrentTime()
+}
+
+// failed counts and logs a run that failed. One that a stop of the process ended is neither.
+func (r *Runner) failed(ctx context.Context, job Job, err error) {
+	timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	switch {
+	case timedOut:
+		r.metrics.runs.WithLabelValues(job.Name, outcomeTimeout).Inc()
+		r.logger.WarnContext(ctx, "background work exceeded its time", slog.String("job", job.Name), slog.Duration("timeout", job.Timeout), obs.Err(err))
+	case ctx.Err() == nil:
+		r.metrics.runs.WithLabelValues(job.Name, outcomeFailed).Inc()
+		r.logger.WarnContext(ctx, "background work failed", slog.String("job", job.Name), obs.Err(err))
+	}
 }

@@ -31,7 +31,7 @@ func startCounted(t *testing.T, db *testkit.Database, registry *prometheus.Regis
 		}
 	}
 	r, err := background.New(background.Deps{
-		Pool: db.Pool(pg.RoleLifecycle), Schema: pg.RoleLifecycle, Logger: testkit.Logger(t), Registerer: registry,
+		Pool: db.Pool(pg.RoleLifecycle), Logger: testkit.Logger(t), Registerer: registry,
 	}, jobs...)
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func TestJobsShareOneConnectionForTheirLocks(t *testing.T) {
 		return err
 	}})
 	r, err := background.New(background.Deps{
-		Pool: pool, Schema: pg.RoleLifecycle, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry(),
+		Pool: pool, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry(),
 	}, jobs...)
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func TestJobsAreWhole(t *testing.T) {
 		"no work":    {{Name: "a", Every: time.Second, Timeout: time.Second}},
 		"two alike":  {{Name: "a", Every: time.Second, Timeout: time.Second, Run: work}, {Name: "a", Every: time.Minute, Timeout: time.Second, Run: work}},
 	} {
-		deps := background.Deps{Schema: pg.RoleLifecycle, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()}
+		deps := background.Deps{Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()}
 		if _, err := background.New(deps, jobs...); err == nil {
 			t.Errorf("%s: it was taken", name)
 		}

@@ -1,9 +1,7 @@
 package background
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -54,27 +52,3 @@ func newMetrics(to prometheus.Registerer, jobs []string) (*metrics, error) {
 	}
 	return m, nil
 }
-
-// warnings passes on what River says at warning level or above: below it, River tells of every start, stop and count.
-type warnings struct{ slog.Handler }
-
-// Enabled implements slog.Handler.
-func (h warnings) Enabled(ctx context.Context, level slog.Level) bool {
-	return level >= slog.LevelWarn && h.Handler.Enabled(ctx, level)
-}
-
-// Handle implements slog.Handler.
-func (h warnings) Handle(ctx context.Context, r slog.Record) error {
-	if err := h.Handler.Handle(ctx, r); err != nil {
-		return fmt.Errorf("log: %w", err)
-	}
-	return nil
-}
-
-// WithAttrs implements slog.Handler.
-func (h warnings) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return warnings{h.Handler.WithAttrs(attrs)}
-}
-
-// WithGroup implements slog.Handler.
-func (h warnings) WithGroup(name string) slog.Handler { return warnings{h.Handler.WithGroup(name)} }

@@ -66,7 +66,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		pc.MaxConns = cfg.MaxConns
 	}
 	pc.MinConns = cfg.MinConns
-	pc.MaxConnIdleTime = 5 * time.Minute
+	pc.MaxConnIdleTime = time.Minute // the connection that was used last is used next, so those that a burst needed go
 	pc.MaxConnLifetime = time.Hour
 	pc.MaxConnLifetimeJitter = 10 * time.Minute
 	pc.HealthCheckPeriod = 15 * time.Second

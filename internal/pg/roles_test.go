@@ -52,6 +52,8 @@ func allowed(role, schema, table, statement string) bool {
 		return statement == "SELECT"
 	case "mesh.replica": // nodeapi keeps its own, and all judge by them
 		return service && (statement == "SELECT" || (role == pg.RoleNodeAPI && statement != "TRUNCATE"))
+	case "mesh.periodic_job": // each service that has periodic work sees its own rows
+		return service && role != pg.RoleNodeAPI && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.key_replica": // each service keeps the rows of its own replicas
 		return service && statement != "TRUNCATE"
 	case "mesh.signing_key": // whoever signs with a kind adds its keys

@@ -203,7 +203,7 @@ func (s *Service) build(ctx context.Context) error {
 	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
 	claims := &workspace.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
 	sweeps, err := background.New(background.Deps{
-		Pool: b.DB, Schema: pg.RoleLifecycle, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
+		Pool: b.DB, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
 	},
 		background.Job{Name: "orphans", Every: s.cfg.OrphanSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			// What the log and the database disagree on is with recovery before anything is ended.

@@ -119,7 +119,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	sweeps, err := newBackground(background.Deps{Pool: b.DB, Schema: pg.RoleRecovery, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
+	sweeps, err := newBackground(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
 		s.cfg.SweepEvery)
 	if err != nil {
 		return err

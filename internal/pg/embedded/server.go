@@ -286,6 +286,8 @@ func (s *Server) settings() map[string]string {
 		// Queue-like tables need a prompt vacuum.
 		"autovacuum_naptime": "10s",
 		"max_wal_size":       "1GB",
+		// The first change of a page after a checkpoint logs the whole page, which is most of what a mesh at rest writes.
+		"wal_compression": "on",
 	}
 	maps.Copy(set, s.cfg.Settings)
 	set["fsync"], set["full_page_writes"] = "on", "on"

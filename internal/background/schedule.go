@@ -1,0 +1,75 @@
+package background
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// dueRow is a job as a replica finds it when it looks what is due.
+type dueRow struct {
+	Name  string  `db:"name"`
+	Taken bool    `db:"taken"` // this replica runs it
+	Late  float64 `db:"late"`  // seconds after it was due; of one that is taken
+	Left  float64 `db:"left"`  // seconds until it is due next
+}
+
+var (
+	// A job that is new is due at once.
+	addJobs = pg.DefineShared(runners, "background.add_jobs", `
+		INSERT INTO mesh.periodic_job (service, name, due_at) SELECT current_user, n.name, mesh.clock() FROM unnest($1::text[]) AS n (name) ORDER BY n.name
+		ON CONFLICT (service, name) DO NOTHING`)
+
+	// takeJobs moves what is due by its period and returns all. What is due later than in a period is due as well: the period was longer when it was moved,
+	// or the database went back.
+	takeJobs = pg.DefineShared(runners, "background.take_jobs", `
+		WITH wanted AS (
+			SELECT n.name, make_interval(secs => n.every) AS every FROM unnest($1::text[], $2::float8[]) AS n (name, every)
+		), due AS (
+			SELECT j.name, j.due_at, w.every FROM mesh.periodic_job j JOIN wanted w USING (name)
+			WHERE j.service = current_user AND (j.due_at <= mesh.clock() OR j.due_at > mesh.clock() + w.every)
+			ORDER BY j.name FOR UPDATE OF j SKIP LOCKED
+		), taken AS (
+			UPDATE mesh.periodic_job j SET due_at = mesh.clock() + due.every FROM due WHERE j.service = current_user AND j.name = due.name
+			RETURNING j.name, j.due_at AS next_at, due.due_at
+		)
+		SELECT j.name, t.name IS NOT NULL AS taken, COALESCE(GREATEST(extract(epoch FROM mesh.clock() - t.due_at), 0), 0)::float8 AS late,
+			extract(epoch FROM COALESCE(t.next_at, j.due_at) - mesh.clock())::float8 AS left
+		FROM mesh.periodic_job j JOIN wanted w USING (name) LEFT JOIN taken t USING (name)
+		WHERE j.service = current_user`)
+)
+
+// schedule is when jobs are due, by the database's clock.
+type schedule struct {
+	pool  *pgxpool.Pool
+	names []string
+	every []float64 // seconds
+}
+
+// take returns the jobs that this replica has to run now, with how late they are, and how long to sleep until another is due.
+func (s *schedule) take(ctx context.Context) (map[string]time.Duration, time.Duration, error) {
+	rows, err := pg.All[dueRow](ctx, s.pool, takeJobs, s.names, s.every)
+	if err != nil {
+		return nil, 0, fmt.Errorf("take periodic work: %w", err)
+	}
+	if len(rows) < len(s.names) {
+		if _, err := pg.Exec(ctx, s.pool, addJobs, s.names); err != nil {
+			return nil, 0, fmt.Errorf("add periodic work: %w", err)
+		}
+		return nil, 0, nil
+	}
+	due, left := map[string]time.Duration{}, longestSleep
+	for _, row := range rows {
+		if row.Taken {
+			due[row.Name] = seconds(row.Late)
+		}
+		left = min(left, max(seconds(row.Left), 0))
+	}
+	return due, left, nil
+}
+
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }

@@ -1,0 +1,48 @@
+package background
+
+import (
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// TestAReplicaAtRestSleepsUntilAJobIsDue: what one replica takes, another leaves alone until it is due again; a period that was shortened counts at once.
+func TestAReplicaAtRestSleepsUntilAJobIsDue(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	hour := time.Hour.Seconds()
+	one := schedule{pool: db.Pool(pg.RoleLifecycle), names: []string{"first", "second"}, every: []float64{hour, 2 * hour}}
+	two := one
+	take := func(s schedule, want int) time.Duration {
+		t.Helper()
+		due, left, err := s.take(t.Context())
+		if err != nil || len(due) != want {
+			t.Fatalf("%v is due, not %d jobs: %v", due, want, err)
+		}
+		return left
+	}
+	if left := take(one, 0); left != 0 { // they are added
+		t.Errorf("jobs that were added are due in %s", left)
+	}
+	take(one, 2)
+	if left := take(two, 0); left != longestSleep {
+		t.Errorf("a replica that has nothing to do sleeps for %s", left)
+	}
+	testkit.SetClockOffset(db, time.Hour)
+	take(two, 1)
+	testkit.SetClockOffset(db, 2*time.Hour-50*time.Second)
+	if left := take(one, 0); left <= 0 || left > 50*time.Second {
+		t.Errorf("fifty seconds before two jobs are due a replica sleeps for %s", left)
+	}
+	testkit.SetClockOffset(db, 2*time.Hour)
+	take(one, 2)
+	two.every = []float64{1, hour}
+	if left := take(two, 2); left > time.Second { // both are due later than in their periods
+		t.Errorf("a job of each second is due in %s", left)
+	}
+	other := schedule{pool: db.Pool(pg.RoleRecovery), names: []string{"first"}, every: []float64{hour}}
+	take(other, 0)
+	take(other, 1) // a service's job is its own
+}
