@@ -48,6 +48,7 @@ type Writer struct {
 	pending map[string]*nodev1.SessionChanged
 	order   []string
 	seen    map[held]*observed
+	flying  map[held]bool // taken from seen, and being compared and written
 	poke    chan struct{}
 	lastOK  time.Time
 
@@ -61,7 +62,7 @@ type Writer struct {
 func New(logger *slog.Logger, db *pgxpool.Pool, replica Replica, wake func(), counts Counts, onTime func(sent, received, server time.Time)) *Writer {
 	return &Writer{
 		logger: logger, db: db, wake: wake, replica: replica, counts: counts, onTime: onTime,
-		pending: map[string]*nodev1.SessionChanged{}, seen: map[held]*observed{}, poke: make(chan struct{}, 1),
+		pending: map[string]*nodev1.SessionChanged{}, seen: map[held]*observed{}, flying: map[held]bool{}, poke: make(chan struct{}, 1),
 		observers: map[string]*observer{}, unread: map[string]int64{}, now: time.Now,
 	}
 }
@@ -173,11 +174,13 @@ func (w *Writer) flush(ctx context.Context) {
 		if err != nil {
 			w.giveBack(facts)
 			w.giveBackObserved(seen)
+			w.landed()
 			if ctx.Err() == nil {
 				w.logger.WarnContext(ctx, "session facts not written", slog.Int("facts", len(facts)), slog.Any("error", err))
 			}
 			return // the next beat tries again
 		}
+		w.landed()
 		w.wake()
 	}
 }

@@ -68,7 +68,8 @@ func (w *Writer) Observed(nodeID, instanceID string, generation int64, f *nodev1
 		return // a newer session tells it all
 	}
 	at, now := held{f.GetWorkspaceId(), nodeID}, w.now()
-	if k := o.known[at.workspaceID]; k != nil && k.digest == digest {
+	// While an earlier one of the same workspace is being written, what is written is not known.
+	if k := o.known[at.workspaceID]; k != nil && k.digest == digest && !w.flying[at] {
 		k.heard = now
 		delete(w.seen, at)
 		return
@@ -117,8 +118,16 @@ func (w *Writer) takeObserved() []*observed {
 		}
 		out = append(out, o)
 		delete(w.seen, id)
+		w.flying[id] = true
 	}
 	return out
+}
+
+// landed notes that what was taken is written or given back.
+func (w *Writer) landed() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.flying)
 }
 
 func (w *Writer) giveBackObserved(seen []*observed) {

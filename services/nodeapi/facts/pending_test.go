@@ -25,3 +25,25 @@ func TestAFullWriterTakesNewerObservations(t *testing.T) {
 		t.Errorf("%d observations wait, want %d", n, observationsPending)
 	}
 }
+
+// TestAnObservationBesideOneThatIsWrittenIsKept: a workload that goes from one state to another and back, while the other is being written, is as it was.
+func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
+	w := New(slog.New(slog.DiscardHandler), nil, Replica{}, func() {}, nil, nil)
+	node, workspace := ids.New(), ids.New()
+	observe := func(epoch int64) { w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: epoch, Workloads: []*nodev1.WorkloadStatus{{Name: "main"}}}) }
+	observe(1)
+	w.settle(&written{read: map[string]int64{node: 1}, settled: w.takeObserved()})
+	w.landed()
+	observe(2)
+	flying := w.takeObserved()
+	observe(1)
+	w.settle(&written{settled: flying})
+	w.landed()
+	if left := w.takeObserved(); len(flying) != 1 || len(left) != 1 || left[0].fact.GetEpoch() != 1 {
+		t.Errorf("%d were being written, %d wait after them", len(flying), len(left))
+	}
+	w.landed()
+	if observe(1); len(w.seen) != 1 { // what is written is of epoch 2 still
+		t.Errorf("%d observations wait, want the one that differs from what is written", len(w.seen))
+	}
+}
