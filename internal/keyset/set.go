@@ -220,13 +220,9 @@ func (s *Set) round(ctx context.Context, start bool) error {
 			return err
 		}
 	}
-	rows, err := ReadKeys(ctx, s.deps.Pool)
+	rows, open, err := readSet(ctx, s.deps.Pool)
 	if err != nil {
 		return err
-	}
-	open, err := pg.All[Rotation](ctx, s.deps.Pool, readOpenRotations)
-	if err != nil {
-		return fmt.Errorf("read rotations: %w", err)
 	}
 	var holds, problems []string
 	for _, p := range s.parts {

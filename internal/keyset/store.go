@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -88,6 +89,27 @@ func ReadKeys(ctx context.Context, q pg.Querier) ([]Key, error) {
 		return nil, fmt.Errorf("read keys: %w", err)
 	}
 	return rows, nil
+}
+
+// readSet returns the whole set and the rotations that are open, in one transaction.
+func readSet(ctx context.Context, pool *pgxpool.Pool) ([]Key, []Rotation, error) {
+	var keys []Key
+	var open []Rotation
+	var batch pg.Batch
+	batch.Queue(readKeys).Query(func(rows pgx.Rows) error {
+		var err error
+		keys, err = pgx.CollectRows(rows, pgx.RowToStructByName[Key])
+		return err //nolint:wrapcheck // wrapped below
+	})
+	batch.Queue(readOpenRotations).Query(func(rows pgx.Rows) error {
+		var err error
+		open, err = pgx.CollectRows(rows, pgx.RowToStructByName[Rotation])
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err := batch.Send(ctx, pool); err != nil {
+		return nil, nil, fmt.Errorf("read keys: %w", err)
+	}
+	return keys, open, nil
 }
 
 func ofKind(kind Kind, rows []Key) []Key {
