@@ -20,12 +20,12 @@ full_tests() {
   if [[ -d internal/testkit/pgserver ]]; then
     wrap="go run ./internal/testkit/pgserver --"
   fi
-  # Three packages at a time, the longest first: each brings processes of its
+  # Four packages at a time, the longest first: each brings processes of its
   # own and mostly waits for them.
   # Up to two tests that fail are run once more, alone; what passes then is
   # listed as flaky in the last lines, with its first output under bin/flaky.
   GOTEST_WRAP=$wrap GOTEST_SUMMARY=$summary GOTEST_AGAIN="$wrap go test -json ${flags[*]}" \
-    scripts/gotest.sh -p 3 "${flags[@]}" "${longest[@]}" ./...
+    scripts/gotest.sh -p 4 "${flags[@]}" "${longest[@]}" ./...
 }
 
 totals() {
