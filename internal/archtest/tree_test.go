@@ -91,7 +91,18 @@ func walk(t *testing.T, visit func(rel string)) {
 	}
 }
 
+// parsed is the tree that the first test has loaded. No test changes it.
+var parsed *tree
+
 func load(t *testing.T) *tree {
+	t.Helper()
+	if parsed == nil {
+		parsed = parse(t)
+	}
+	return parsed
+}
+
+func parse(t *testing.T) *tree {
 	t.Helper()
 	tr := &tree{root: root(t), fset: token.NewFileSet(), pkgs: map[string]*pkg{}}
 	linux := build.Default
@@ -105,7 +116,7 @@ func load(t *testing.T) *tree {
 		if err != nil {
 			t.Fatal(err)
 		}
-		parsed, err := parser.ParseFile(tr.fset, rel, src, parser.ParseComments|parser.SkipObjectResolution)
+		syntax, err := parser.ParseFile(tr.fset, rel, src, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			t.Errorf("%s does not parse: %v", rel, err)
 			return
@@ -117,12 +128,12 @@ func load(t *testing.T) *tree {
 		f := &file{
 			path:      rel,
 			test:      strings.HasSuffix(rel, "_test.go"),
-			generated: ast.IsGenerated(parsed),
+			generated: ast.IsGenerated(syntax),
 			inBuild:   match,
 			lines:     strings.Count(string(src), "\n"),
-			ast:       parsed,
+			ast:       syntax,
 		}
-		for _, spec := range parsed.Imports {
+		for _, spec := range syntax.Imports {
 			name, err := strconv.Unquote(spec.Path.Value)
 			if err != nil {
 				t.Fatal(err)
@@ -136,7 +147,7 @@ func load(t *testing.T) *tree {
 			tr.pkgs[dir] = p
 		}
 		if !f.test || p.name == "" {
-			p.name = strings.TrimSuffix(parsed.Name.Name, "_test")
+			p.name = strings.TrimSuffix(syntax.Name.Name, "_test")
 		}
 		p.files = append(p.files, f)
 	})
