@@ -33,6 +33,7 @@ func diskFull() Drill {
 		Mutation: "the agent is started with --room-every of an hour: the check that is to notice the disk runs as before and never gets there; the disk fills as " +
 			"before, and writes to it are refused",
 		mutated: StageDetected,
+		scale:   10, // the agent looks for room every few seconds in either form
 		able:    mayMount,
 		run:     runDiskFull,
 	}
