@@ -87,6 +87,8 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))
 	setMillis(set, "idle_in_transaction_session_timeout", orDefault(cfg.IdleInTxTimeout, 30*time.Second))
 	setMillis(set, "lock_timeout", cfg.LockTimeout)
+	// Compiling the long statements of sweeps and counts takes longer than running them, and a session compiles anew for each call.
+	set["jit"] = "off"
 	maps.Copy(set, cfg.Settings)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {

@@ -145,7 +145,7 @@ func (s *Sweeper) wokenInstances(ctx context.Context) ([]Seen, error) {
 }
 
 var workspaceOfStrays = pg.Define(pg.RoleLifecycle, "findings.workspace_of_strays",
-	`SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id::text = $1`)
+	`SELECT w.id::text, w.tenant_id::text FROM lifecycle.workspace w WHERE w.id = $1::uuid`)
 
 // strays makes findings of the ended instances whose processes the driver found running, and ended, within the last
 // hour.

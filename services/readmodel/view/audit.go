@@ -39,10 +39,10 @@ type auditRow struct {
 	Hash     []byte `db:"hash"`
 }
 
-var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(conditions []condition) string {
-	where, n := filter(auditList, "($1::text IS NULL OR a.tenant_id = $1)", 1, conditions, auditConditions)
+var listAudit = pg.DefineDynamic(pg.RoleReadmodel, "view.list_audit", func(p parts) string {
+	where, n := filter(auditList, scope{"a.tenant_id", p.scoped}, 1, p.conditions, auditConditions)
 	return "SELECT " + pg.Columns[auditRow]("a") + " FROM readmodel.audit a" + where + " ORDER BY a.number DESC LIMIT $" + strconv.Itoa(n+1)
-}, nil, auditConditions)
+}, parts{}, parts{conditions: auditConditions}, parts{scoped: true}, parts{conditions: auditConditions, scoped: true})
 
 // Audit answers one page of the audit log, newest first.
 func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*readmodelv1.AuditRow, string, error) {
@@ -69,7 +69,7 @@ func (s *Snapshot) Audit(ctx context.Context, f AuditFilter, page Page) ([]*read
 		l.and(auditBefore, before)
 	}
 	limit := page.limit()
-	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(l.where), append(l.args, limit+1)...)
+	rows, err := pg.All[auditRow](ctx, s.tx, listAudit.For(parts{conditions: l.where, scoped: !s.scope.all}), append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list audit entries: %w", err)
 	}

@@ -86,7 +86,7 @@ const (
 )
 
 var taskLayout = layout{
-	name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id", lead: 1, always: "($1::uuid IS NULL OR t.tenant_id = $1)",
+	name: "tasks", columns: "t.body", from: "readmodel.task t", id: "t.task_id", lead: 1, tenant: "t.tenant_id",
 	conditions: []condition{tasksOnNode, tasksOfWorkspace, tasksInState, tasksCurrent, tasksByID},
 }
 
@@ -200,7 +200,7 @@ const (
 // boxLayout is that of a list of what belongs to workspaces.
 func boxLayout(name, table, id string, more ...condition) layout {
 	return layout{
-		name: name, columns: "x.body", from: "readmodel." + table + " x", id: "x." + id, lead: 1, always: "($1::uuid IS NULL OR x.tenant_id = $1)",
+		name: name, columns: "x.body", from: "readmodel." + table + " x", id: "x." + id, lead: 1, tenant: "x.tenant_id",
 		conditions: append([]condition{ofWorkspace, byIDs(id)}, more...),
 	}
 }
@@ -297,7 +297,7 @@ func (s *Snapshot) Runs(ctx context.Context, f RunFilter, page Page) ([]*lifecyc
 
 var stepsOfRuns = pg.Define(pg.RoleReadmodel, "view.steps_of_runs", `
 	SELECT t.body FROM readmodel.step t JOIN readmodel.run r ON r.run_id = t.run_id
-	WHERE t.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1)
+	WHERE r.run_id = ANY($2::uuid[]) AND ($1::uuid IS NULL OR r.tenant_id = $1) AND t.run_id = ANY($2::uuid[])
 	ORDER BY t.run_id, t.step, t.direction, t.attempt LIMIT 10000`)
 
 // Steps answers all attempts of runs, in the order of the steps. It is scoped by the runs' tenants. What a step left for later ones is the saga's own

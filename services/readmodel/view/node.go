@@ -61,7 +61,7 @@ const (
 
 var nodeLayout = layout{
 	name: "nodes", columns: pg.Columns[nodeDetail]("n"), from: nodeFrom, sort: "n.name", id: "n.node_id", lead: 3,
-	always:     "($3::uuid IS NULL OR n.tenant_id = $3)",
+	tenant:     "n.tenant_id",
 	conditions: []condition{nodesConnected, nodesDisconnected, nodesNotRetired, nodesOfName, theNode, nodesByID},
 }
 

@@ -75,7 +75,7 @@ type layout struct {
 	sort       string      // expression of text
 	id         string      // column of uuid
 	lead       int         // how many arguments stand before those of the conditions
-	always     string      // the condition that every page has, over these; empty: none
+	tenant     string      // column of the tenant, which the last of these arguments is compared with; empty: none
 	conditions []condition // those that a request may add
 }
 
@@ -83,10 +83,13 @@ type layout struct {
 type parts struct {
 	conditions []condition
 	after      bool // it goes on behind a place in the order
+	scoped     bool // it is of one tenant
 }
 
 // samples have every condition.
-func (l *layout) samples() []parts { return []parts{{}, {conditions: l.conditions, after: true}} }
+func (l *layout) samples() []parts {
+	return []parts{{}, {conditions: l.conditions, after: true}, {scoped: true}, {conditions: l.conditions, after: true, scoped: true}}
+}
 
 // compose makes the statement.
 func (l *layout) compose(p parts) string {
@@ -99,17 +102,32 @@ func (l *layout) compose(p parts) string {
 	if p.after {
 		conditions = append(conditions, next)
 	}
-	where, n := filter(l.name, l.always, l.lead, conditions, append(slices.Clone(l.conditions), next))
+	where, n := filter(l.name, scope{l.tenant, p.scoped}, l.lead, conditions, append(slices.Clone(l.conditions), next))
 	return "SELECT " + sortExpr + " AS page_sort, " + l.id + "::text AS page_id, " + l.columns + " FROM " + l.from + where +
 		" ORDER BY " + order + " LIMIT $" + strconv.Itoa(n+1)
 }
 
-// filter returns the WHERE clause of a list with the condition that it always has, over its first n arguments, and further ones; and how many arguments
+// scope is the tenant's part of a statement. A comparison with a tenant that may be NULL cannot use an index in a plan that serves all arguments, so that
+// a statement of one tenant has another text than that of all.
+type scope struct {
+	column string
+	one    bool
+}
+
+// condition compares the n-th argument.
+func (s scope) condition(n int) string {
+	if s.one {
+		return s.column + " = $" + strconv.Itoa(n)
+	}
+	return "$" + strconv.Itoa(n) + "::text IS NULL"
+}
+
+// filter returns the WHERE clause of a list with the tenant, which is the last of its first n arguments, and further conditions; and how many arguments
 // there are then. It panics over a condition that the list does not have: no sample would have it.
-func filter(list, always string, n int, conditions, known []condition) (string, int) {
+func filter(list string, of scope, n int, conditions, known []condition) (string, int) {
 	var where []string
-	if always != "" {
-		where = append(where, always)
+	if of.column != "" {
+		where = append(where, of.condition(n))
 	}
 	for _, c := range conditions {
 		if !slices.Contains(known, c) {
@@ -162,7 +180,7 @@ func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l l
 		l.args = append(l.args, c.ID)
 	}
 	limit := page.limit()
-	statement := l.statement.For(parts{conditions: l.where, after: page.Token != ""})
+	statement := l.statement.For(parts{conditions: l.where, after: page.Token != "", scoped: !s.scope.all})
 	rows, err := pg.All[R](ctx, s.tx, statement, append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)

@@ -65,7 +65,7 @@ const (
 
 var workspaceLayout = layout{
 	name: "workspaces", columns: workspaceColumns + pg.Columns[nodeColumns]("n"), from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
-	lead: 3, always: "($3::uuid IS NULL OR w.tenant_id = $3)",
+	lead: 3, tenant: "w.tenant_id",
 	conditions: []condition{
 		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName, workspacesByID,
 	},
@@ -174,7 +174,7 @@ const theTenant condition = "t.tenant_id = ?::uuid"
 
 var tenantLayout = layout{
 	name: "tenants", columns: "t.body", from: "readmodel.tenant t", sort: "t.name", id: "t.tenant_id", lead: 1,
-	always: "($1::uuid IS NULL OR t.tenant_id = $1)", conditions: []condition{theTenant},
+	tenant: "t.tenant_id", conditions: []condition{theTenant},
 }
 
 var listTenants = pg.DefineDynamic(pg.RoleReadmodel, "view.list_tenants", tenantLayout.compose, tenantLayout.samples()...)

@@ -107,11 +107,6 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 	b, cfg := j.brake, j.w.cfg
 	j.fraction = fraction
-	fleet, boxes, err := loadFleet(ctx, j.tx)
-	if err != nil {
-		return err
-	}
-	j.boxes = boxes
 	since := j.now.Add(-cfg.BrakeWindow)
 	if b.ReleasedAt != nil && b.ReleasedAt.After(since) {
 		since = *b.ReleasedAt // what was known when it was released does not engage it again
@@ -119,6 +114,13 @@ func (j *judging) brakeFleet(ctx context.Context, fraction float64) error {
 	count, err := pg.One[affected](ctx, j.tx, countAffected, since)
 	if err != nil {
 		return fmt.Errorf("count the affected: %w", err)
+	}
+	// How large the fleet is takes reading all of it, and is only asked where something has failed.
+	var fleet int32
+	if b.Engaged || count.Lately > 0 {
+		if fleet, err = j.fleet(ctx); err != nil {
+			return err
+		}
 	}
 	most := mostAffected(fleet, fraction)
 	missing, err := wave.Read(ctx, j.tx, j.limits)

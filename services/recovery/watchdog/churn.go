@@ -62,6 +62,9 @@ var (
 
 // take takes a token of both buckets, or of none and answers what has to be waited for.
 func (j *judging) take(ctx context.Context, r *record) (*wait, error) {
+	if _, err := j.fleet(ctx); err != nil {
+		return nil, err
+	}
 	perWorkspace := float64(j.rate)
 	perPlacement := perWorkspace * math.Max(1, math.Ceil(j.fraction*float64(j.boxes[r.Placement])))
 	var longest *wait

@@ -74,20 +74,26 @@ const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.
 	%[1]s.error_code, %[1]s.error, %[1]s.error_layer, %[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
 
 // loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence counts from when some
-// replica of nodeapi has listened without a gap.
+// replica of nodeapi has listened without a gap. The active ones that no replica serves are found by the replicas that are named as serving, of
+// which there are few: those of none, and of each that has fallen silent.
 var loadSuspects = pg.Define(pg.RoleRecovery, "watchdog.load_subjects", `
-WITH listening AS (
+WITH RECURSIVE listening AS (
 	SELECT l.listening_since AS since FROM mesh.replica l WHERE l.service = 'nodeapi' ORDER BY l.beat_at DESC LIMIT 1
 ), fresh AS (
 	SELECT p.replica_id FROM mesh.replica p WHERE `+replicas.Listens("p")+`
-), served AS (
-	SELECT DISTINCT s.node_id FROM recovery.watch_session s JOIN fresh f USING (replica_id) WHERE s.serving
+), server AS (
+	(SELECT w.served_by FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by IS NOT NULL ORDER BY w.served_by LIMIT 1)
+	UNION ALL
+	SELECT (SELECT w.served_by FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by > s.served_by ORDER BY w.served_by LIMIT 1)
+	FROM server s WHERE s.served_by IS NOT NULL
 ), wanted AS (
 	SELECT c.workspace_id FROM recovery.recovery_record c WHERE c.ended_at IS NULL
 	UNION SELECT r.workspace_id FROM recovery.watch_run r WHERE r.stalled
 	UNION SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.register_failures > 0
-	UNION SELECT w.workspace_id FROM recovery.watch_workspace w LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
-		WHERE w.state = 'active' AND NOT EXISTS (SELECT FROM served v WHERE v.node_id = COALESCE(w.node_id, i.node_id))
+	UNION SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by IS NULL
+	UNION SELECT u.workspace_id FROM server s CROSS JOIN LATERAL (
+			SELECT w.workspace_id FROM recovery.watch_workspace w WHERE w.state = 'active' AND w.served_by = s.served_by) u
+		WHERE s.served_by NOT IN (SELECT f.replica_id FROM fresh f)
 )
 SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
@@ -97,7 +103,10 @@ SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.sta
 FROM wanted x
 JOIN recovery.watch_workspace w USING (workspace_id)
 LEFT JOIN recovery.watch_instance i ON i.workspace_id = w.workspace_id AND i.epoch = w.epoch
-LEFT JOIN served v ON v.node_id = COALESCE(w.node_id, i.node_id)
+LEFT JOIN LATERAL (
+	SELECT s.node_id FROM recovery.watch_session s JOIN fresh f USING (replica_id)
+	WHERE s.node_id = COALESCE(w.node_id, i.node_id) AND s.serving LIMIT 1
+) v ON true
 LEFT JOIN LATERAL (
 	SELECT max(CASE WHEN s.serving THEN COALESCE(p.beat_at, s.since) ELSE s.since END) AS since,
 		(array_agg(s.close_reason ORDER BY s.generation DESC, s.version DESC))[1] AS reason
@@ -221,4 +230,16 @@ func loadFleet(ctx context.Context, tx pgx.Tx) (int32, map[string]int32, error) 
 		of[row.Placement] = row.Boxes
 	}
 	return fleet, of, nil
+}
+
+// fleet returns how many of the fleet can fail as one. It counts once a round, and the boxes with them.
+func (j *judging) fleet(ctx context.Context) (int32, error) {
+	if j.boxes == nil {
+		units, boxes, err := loadFleet(ctx, j.tx)
+		if err != nil {
+			return 0, err
+		}
+		j.units, j.boxes = units, boxes
+	}
+	return j.units, nil
 }

@@ -76,7 +76,8 @@ type judging struct {
 	brake    *brake
 	fraction float64          // of the fleet that may fail at once
 	limits   wave.Limits      // of nodes whose records are missing
-	boxes    map[string]int32 // of each placement
+	boxes    map[string]int32 // of each placement; nil until fleet has counted them
+	units    int32            // of the fleet, counted with them
 	subjects []*subject
 	of       map[string]*subject
 	records  map[string]*record // open ones, by workspace
