@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pg/embedded"
 	"github.com/gpuaas/mesh/internal/scratch"
@@ -66,6 +68,15 @@ func (d *Database) AdminURL() string { return d.server.AdminURL() }
 
 // PID returns the process id of the postmaster.
 func (d *Database) PID() int { return d.server.PID() }
+
+// MeshURL is the connection string of the server's administrator to this database, for loading what no service may write.
+func (d *Database) MeshURL() string {
+	cfg, err := pgx.ParseConfig(d.server.AdminURL())
+	if err != nil {
+		return d.server.AdminURL()
+	}
+	return d.server.URL(pg.DatabaseMesh, cfg.User, cfg.Password)
+}
 
 // Close stops the server and removes its directory.
 func (d *Database) Close() error {

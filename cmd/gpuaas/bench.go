@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/beside"
 	"github.com/gpuaas/mesh/bench/cancel"
+	"github.com/gpuaas/mesh/bench/fleet"
 	"github.com/gpuaas/mesh/bench/idle"
 	"github.com/gpuaas/mesh/bench/join"
 	"github.com/gpuaas/mesh/bench/resume"
@@ -34,6 +36,10 @@ type benchOptions struct {
 	logger  *slog.Logger
 	agents  int
 	minutes int
+	table   io.Writer // gets what a bench prints before its result
+	nodes   int
+	spaces  int
+	history bool
 	alone   bool // without a database of the bench's
 	verbose bool
 }
@@ -94,6 +100,13 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
 }
 
+func benchFleet(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	version, _ := obs.Build()
+	return fleet.Run(ctx, fleet.Options{
+		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, Database: db, Version: version, Out: o.table, Logger: o.logger,
+	})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -127,6 +140,12 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
 	add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0, benchBesideDBOS, benchBesideRiver)
+	large := add("fleet", "Rows, buffers and time of every statement on fleets of three sizes", 0, benchFleet)
+	large.Long = "Copies the rows of one machine and one workspace that a mesh has written, for a tenth, three tenths and all of the fleet, and runs every\n" +
+		"statement of the services on each. The table on stderr says what each costs on the largest one, and how that grew: x 1 is as the fleet."
+	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
+	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
+	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),
@@ -180,6 +199,7 @@ func runBenches(cmd *cobra.Command, o benchOptions, which []bencher) error {
 		level = slog.LevelInfo
 	}
 	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	o.table = cmd.ErrOrStderr()
 	ctx, release := app.WithSignals(cmd.Context(), o.logger, halt.Force())
 	defer release()
 	halt.Sweep(ctx, o.logger)

@@ -14,6 +14,7 @@ import (
 	_ "github.com/gpuaas/mesh/internal/policy/policystore"
 	_ "github.com/gpuaas/mesh/internal/replicas"
 	_ "github.com/gpuaas/mesh/mesh/person"
+	_ "github.com/gpuaas/mesh/mesh/plans"
 	_ "github.com/gpuaas/mesh/mesh/stores"
 	_ "github.com/gpuaas/mesh/services/lifecycle/findings"
 	_ "github.com/gpuaas/mesh/services/lifecycle/gate"

@@ -1,0 +1,265 @@
+// Package fleet measures what every statement of the product costs on fleets of three sizes, and how that grows.
+//
+// The rows are copies of those that a real mesh wrote for one machine and one workspace; see package plans. No service runs on the database, so that what is
+// measured is the statement alone, as its role and with a plan that serves all arguments.
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/plans"
+)
+
+// What is required of the largest fleet: MostTime of a point statement at the 99th percentile, in milliseconds, and MostGrowth of its buffers, as the
+// exponent over the size of the fleet.
+const (
+	MostTime   = 50.0
+	MostGrowth = 0.2
+)
+
+// grown is how many buffers a statement may touch, whatever its growth says: of small tables a plan reads all.
+const grown = 200
+
+// Options says what to measure.
+type Options struct {
+	Nodes, Workspaces int // of the largest fleet; 1,000 and 10,000
+	Calls             int // of each statement; 20
+	History           bool
+	Database          *bench.Database
+	Agent, Version    string
+	Out               io.Writer // gets the table; nil: none
+	Logger            *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	o.Nodes, o.Workspaces, o.Calls = cmp.Or(o.Nodes, 1000), cmp.Or(o.Workspaces, 10000), cmp.Or(o.Calls, 20)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Out == nil {
+		o.Out = io.Discard
+	}
+	return o
+}
+
+// bytesOf a workspace in the database, with and without its history, each with room for the log of the load.
+func bytesOf(history bool) uint64 {
+	if history {
+		return 200 << 10
+	}
+	return 100 << 10
+}
+
+// ErrNoRoom is the error of Run if the disk has no room for the fleet.
+var ErrNoRoom = errors.New("there is no room on the disk for a fleet of this size")
+
+// room refuses a fleet for which the directory of temporary files has no room.
+func room(o Options) error {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(os.TempDir(), &fs); err != nil {
+		return fmt.Errorf("look for room in %s: %w", os.TempDir(), err)
+	}
+	need, free := uint64(o.Workspaces)*bytesOf(o.History), fs.Bavail*uint64(fs.Bsize) //nolint:gosec // neither is negative
+	if need > free {
+		return fmt.Errorf("%w: %s has %d MiB, and %d MiB are needed", ErrNoRoom, os.TempDir(), free>>20, need>>20)
+	}
+	return nil
+}
+
+// figure is what one statement cost on one fleet.
+type figure struct {
+	p50, p99      float64 // milliseconds
+	rows, buffers int64
+	returned      int64
+}
+
+// measured is one statement on all fleets.
+type measured struct {
+	name  string
+	whole bool
+	of    []figure
+}
+
+// growth returns the exponent by which a figure grew with the fleet. What stays below a floor does not grow.
+func growth(few, many, floor, times float64) float64 {
+	few, many = max(few, floor), max(many, floor)
+	return math.Log(many/few) / math.Log(times)
+}
+
+// Run measures.
+func Run(ctx context.Context, o Options) (bench.Result, error) {
+	o = o.withDefaults()
+	if o.Nodes < 10 || o.Workspaces < 10*10 {
+		return bench.Result{}, errors.New("a fleet of fewer than 10 machines or 100 workspaces shows no growth")
+	}
+	if err := room(o); err != nil {
+		return bench.Result{}, err
+	}
+	tmpl, err := plans.Make(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Logger: o.Logger})
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it made
+	}
+	var sizes []plans.Size
+	for _, tenths := range []int{1, 3, 10} {
+		sizes = append(sizes, plans.Size{Nodes: o.Nodes * tenths / 10, Workspaces: o.Workspaces * tenths / 10, Events: o.History})
+	}
+	all := map[string]*measured{}
+	var loads []string
+	for _, size := range sizes {
+		began := time.Now()
+		if err := tmpl.Load(ctx, o.Database.MeshURL(), size); err != nil {
+			return bench.Result{}, err //nolint:wrapcheck // it says what it loaded
+		}
+		loads = append(loads, fmt.Sprintf("%d/%d in %.0f s", size.Nodes, size.Workspaces, time.Since(began).Seconds()))
+		if err := measureAll(ctx, o, all); err != nil {
+			return bench.Result{}, err
+		}
+	}
+	details, err := environment(ctx, o)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	details["fleets"] = loads
+	return judge(o, all, sizes, details)
+}
+
+func environment(ctx context.Context, o Options) (map[string]any, error) {
+	owner, err := pg.Open(ctx, pg.Config{URL: o.Database.URL(pg.RoleOwner), ApplicationName: "gpuaas-bench", MaxConns: 1})
+	if err != nil {
+		return nil, fmt.Errorf("open the database: %w", err)
+	}
+	defer owner.Close()
+	return bench.Environment(ctx, owner) //nolint:wrapcheck // it says what it read
+}
+
+// measureAll runs each statement on the fleet that is loaded.
+func measureAll(ctx context.Context, o Options, all map[string]*measured) error {
+	admin, err := pgx.Connect(ctx, o.Database.MeshURL())
+	if err != nil {
+		return fmt.Errorf("connect to the database: %w", err)
+	}
+	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	args, err := plans.NewArguments(ctx, admin)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	pools := map[string]*pgxpool.Pool{}
+	defer func() {
+		for _, p := range pools {
+			p.Close()
+		}
+	}()
+	variants := map[string]int{}
+	for _, s := range plans.Measured() {
+		role := s.Roles()[0]
+		if pools[role] == nil {
+			if pools[role], err = pg.Open(ctx, pg.Config{URL: o.Database.URL(role), ApplicationName: "gpuaas-bench", MaxConns: 1}); err != nil {
+				return fmt.Errorf("open the database as %s: %w", role, err)
+			}
+		}
+		variants[s.Name()]++
+		key := s.Name()
+		if n := variants[s.Name()]; n > 1 {
+			key = fmt.Sprintf("%s (%d)", key, n)
+		}
+		f, err := measure(ctx, o, args, pools[role], s)
+		if err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			o.Logger.InfoContext(ctx, "statement not measured", slog.String("statement", key), slog.Any("error", err))
+			continue
+		}
+		if all[key] == nil {
+			all[key] = &measured{name: key, whole: plans.Whole(s)}
+		}
+		all[key].of = append(all[key].of, f)
+	}
+	return nil
+}
+
+// measure calls one statement as often as asked, or for two seconds.
+func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpool.Pool, s *pg.Statement) (figure, error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return figure{}, fmt.Errorf("take a connection: %w", err)
+	}
+	literals, err := args.For(ctx, conn.Conn(), s)
+	conn.Release()
+	if err != nil {
+		return figure{}, err //nolint:wrapcheck // it says which statement
+	}
+	var f figure
+	var took []time.Duration
+	for began := time.Now(); len(took) < o.Calls && (len(took) < 2 || time.Since(began) < 2*time.Second); {
+		cost, err := plans.Explain(ctx, pool, s, literals)
+		if err != nil {
+			return figure{}, err //nolint:wrapcheck // it says which statement
+		}
+		took = append(took, cost.Took)
+		f.rows, f.buffers, f.returned = cost.Rows, cost.Buffers, cost.Returned
+	}
+	f.p50, f.p99 = bench.Percentile(took, 0.5), bench.Percentile(took, 0.99)
+	return f, nil
+}
+
+// judge prints the table, the costliest first, and compares it with what is required.
+func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[string]any) (bench.Result, error) {
+	var list []*measured
+	for _, m := range all {
+		if len(m.of) == len(sizes) {
+			list = append(list, m)
+		}
+	}
+	last := len(sizes) - 1
+	slices.SortFunc(list, func(a, b *measured) int {
+		return cmp.Or(cmp.Compare(b.of[last].rows, a.of[last].rows), cmp.Compare(a.name, b.name))
+	})
+	times := float64(sizes[last].Workspaces) / float64(sizes[0].Workspaces)
+	var worst float64
+	var wrong []string
+	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms", "rows", "returned", "buffers", "x time", "x buf", "rows by fleet"); err != nil {
+		return bench.Result{}, fmt.Errorf("print the table: %w", err)
+	}
+	for _, m := range list {
+		few, many := m.of[0], m.of[last]
+		inTime, inBuffers := growth(few.p50, many.p50, 1, times), growth(float64(few.buffers), float64(many.buffers), grown, times)
+		mark := ""
+		switch {
+		case m.whole:
+			mark = "of the whole fleet"
+		case many.p99 > MostTime || inBuffers > MostGrowth || many.rows > 10*(many.returned+100):
+			mark = "OVER"
+			wrong = append(wrong, m.name)
+		}
+		if !m.whole {
+			worst = max(worst, many.p99)
+		}
+		_, err := fmt.Fprintf(o.Out, "%-44s %9.2f %9.2f %9d %9d %9d %6.2f %6.2f %d %d %d %s\n", m.name, many.p50, many.p99, many.rows, many.returned, many.buffers,
+			inTime, inBuffers, m.of[0].rows, m.of[1].rows, m.of[2].rows, mark)
+		if err != nil {
+			return bench.Result{}, fmt.Errorf("print the table: %w", err)
+		}
+	}
+	details["statements"], details["over"] = len(list), wrong
+	details["baseline"] = "milliseconds that a statement may take at the 99th percentile on the largest fleet, if it does not look at the whole fleet"
+	return bench.Result{
+		Name: "fleet", Value: worst, Unit: "ms, the slowest statement at the 99th percentile", Baseline: MostTime, Ratio: worst / MostTime, Required: 1,
+		Passed: len(wrong) == 0, Details: details,
+	}, nil
+}

@@ -1,0 +1,328 @@
+package plans
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Size is how large a fleet is.
+type Size struct {
+	Nodes, Workspaces int
+	// Tenants is one for each hundred workspaces if it is 0.
+	Tenants int
+	// Events reports whether the history is loaded too: it is most of what there is.
+	Events bool
+}
+
+func (s Size) tenants() int {
+	if s.Tenants > 0 {
+		return s.Tenants
+	}
+	return max(1, s.Workspaces/100)
+}
+
+// piece is a part of a row: text that each copy has, or an id or a name that each copy has its own of.
+type piece struct {
+	text  string
+	token string
+	form  form
+}
+
+// form is how an id stands in a row.
+type form int
+
+const (
+	plain   form = iota
+	hexed        // the text in a binary message
+	bare         // without its dashes
+	hexbare      // without its dashes, in a binary message
+)
+
+func (f form) of(token string) string {
+	switch f {
+	case hexed:
+		return hex.EncodeToString([]byte(token))
+	case bare:
+		return strings.ReplaceAll(token, "-", "")
+	case hexbare:
+		return hex.EncodeToString([]byte(strings.ReplaceAll(token, "-", "")))
+	case plain:
+	}
+	return token
+}
+
+// split cuts a row at the ids and names that copies replace.
+func (t *Template) split(row string) []piece {
+	parts := []piece{{text: row}}
+	for _, at := range []level{ofWorkspace, ofNode, ofTenant} {
+		for _, token := range t.tokens(at) {
+			forms := []form{plain, hexed}
+			if uuids.MatchString(token) {
+				forms = append(forms, bare, hexbare)
+			}
+			for _, f := range forms {
+				parts = cut(parts, f.of(token), piece{token: token, form: f})
+			}
+		}
+	}
+	// The names of schemas have the names of tenant and workspace with other separators.
+	for _, name := range []string{workspaceName, tenantName} {
+		parts = cut(parts, strings.ReplaceAll(name, "-", "_"), piece{token: name, form: -1})
+	}
+	return parts
+}
+
+func cut(parts []piece, text string, at piece) []piece {
+	var out []piece
+	for _, p := range parts {
+		if p.token != "" {
+			out = append(out, p)
+			continue
+		}
+		for i, part := range strings.Split(p.text, text) {
+			if i > 0 {
+				out = append(out, at)
+			}
+			if part != "" {
+				out = append(out, piece{text: part})
+			}
+		}
+	}
+	return out
+}
+
+// name returns what the copy with the given number has in the place of an id or a name; the first has the template's.
+func name(token string, n int) string {
+	switch {
+	case n == 0:
+		return token
+	case token == tenantName || token == nodeName || token == workspaceName:
+		prefix := strings.TrimRight(token, "0")
+		return prefix + fmt.Sprintf("%0*d", len(token)-len(prefix), n)
+	case strings.HasPrefix(token, `\\x`):
+		sum := sha256.Sum256([]byte(token + strconv.Itoa(n)))
+		return `\\x` + hex.EncodeToString(sum[:])
+	}
+	sum := sha256.Sum256([]byte(token + strconv.Itoa(n)))
+	own := hex.EncodeToString(sum[:])
+	if !uuids.MatchString(token) {
+		return own[:len(token)]
+	}
+	// The time in the id is n seconds earlier, so that ids of one copy keep their order.
+	at, err := strconv.ParseInt(token[:8]+token[9:13], 16, 64)
+	if err != nil {
+		return token
+	}
+	when := fmt.Sprintf("%012x", at-int64(n)*1000)
+	return when[:8] + "-" + when[8:] + "-" + token[14:15] + own[:3] + "-" + token[19:20] + own[3:6] + "-" + own[6:18]
+}
+
+// copier writes the copies of one table.
+type copier struct {
+	size  Size
+	table table
+	rows  [][]piece
+	level []level
+	slot  int // the column that has the slot; -1: none
+	seq   int // the column that numbers rows; -1: none
+}
+
+func (t *Template) copier(tab table, size Size) *copier {
+	c := &copier{size: size, table: tab, slot: -1, seq: -1}
+	for i, name := range tab.columns {
+		switch {
+		case name == "slot":
+			c.slot = i
+		case name == "seq" && tab.name == "events.event":
+			c.seq = i
+		}
+	}
+	for _, row := range tab.rows {
+		at := ofMesh
+		if copied(tab.name) {
+			at = t.levelOf(row)
+		}
+		pieces := []piece{{text: row}}
+		if at > ofMesh {
+			pieces = t.split(row)
+		}
+		c.rows, c.level = append(c.rows, pieces), append(c.level, at)
+	}
+	return c
+}
+
+// numbers returns which tenant, machine and workspace the copy with the given number has.
+func (s Size) numbers(at level, n int) (tenant, node, workspace int) {
+	switch at {
+	case ofTenant:
+		return n, 0, 0
+	case ofNode:
+		return 0, n, 0
+	case ofWorkspace:
+		return n % s.tenants(), n % s.Nodes, n
+	case ofMesh:
+	}
+	return 0, 0, 0
+}
+
+func (s Size) copies(at level) int {
+	return map[level]int{ofMesh: 1, ofTenant: s.tenants(), ofNode: s.Nodes, ofWorkspace: s.Workspaces}[at]
+}
+
+// write writes all copies, those of one object together, in the order of their numbers.
+func (c *copier) write(w io.Writer, levels map[string]level) error {
+	seq := 0
+	for at := ofMesh; at <= ofWorkspace; at++ {
+		for n := range c.size.copies(at) {
+			tenant, node, workspace := c.size.numbers(at, n)
+			of := map[level]int{ofTenant: tenant, ofNode: node, ofWorkspace: workspace}
+			names := map[string]string{}
+			for i, row := range c.rows {
+				if c.level[i] != at {
+					continue
+				}
+				var b strings.Builder
+				for _, p := range row {
+					if p.token == "" {
+						b.WriteString(p.text)
+						continue
+					}
+					own, ok := names[p.token]
+					if !ok {
+						own = name(p.token, of[levels[p.token]])
+						names[p.token] = own
+					}
+					if p.form < 0 {
+						b.WriteString(strings.ReplaceAll(own, "-", "_"))
+						continue
+					}
+					b.WriteString(p.form.of(own))
+				}
+				seq++
+				if _, err := io.WriteString(w, c.renumber(b.String(), n, seq, at)); err != nil {
+					return err //nolint:wrapcheck // wrapped by Load
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// renumber sets the columns whose numbers differ between copies.
+func (c *copier) renumber(row string, n, seq int, at level) string {
+	if c.slot < 0 && c.seq < 0 {
+		return row
+	}
+	fields := strings.Split(row, "\t")
+	if c.slot >= 0 && at == ofWorkspace {
+		fields[c.slot] = strconv.Itoa(n / c.size.Nodes)
+	}
+	if c.seq >= 0 {
+		fields[c.seq] = strconv.Itoa(seq)
+	}
+	return strings.Join(fields, "\t")
+}
+
+var (
+	asProduct   = pg.Define(pg.RoleOwner, "plans.write_as_the_product", `SELECT set_config('gpuaas.writer', 'product', false)`)
+	withoutKeys = pg.Define(pg.RoleOwner, "plans.without_foreign_keys", `SELECT set_config('session_replication_role', 'replica', false)`)
+	// The slots of the machines, and what is used of them, as the triggers would keep it.
+	giveSlots = pg.Define(pg.RoleOwner, "plans.give_slots", `UPDATE lifecycle.node_gate SET slots = $1 WHERE instance_id IS NULL`)
+	countRoom = pg.Define(pg.RoleOwner, "plans.count_room", `
+	UPDATE lifecycle.node_room r SET slots = $1, used = x.used
+	FROM (SELECT g.node_id, count(a.node_id)::int AS used FROM lifecycle.node_gate g
+		LEFT JOIN lifecycle.allocation a ON a.node_id = g.node_id AND a.state <> 'released' GROUP BY 1) x
+	WHERE x.node_id = r.node_id`)
+	numberEvents = pg.Define(pg.RoleOwner, "plans.number_events", `
+	INSERT INTO events.numbered (seqs, oldest, xid, first_pos, last_pos, before, highest, open)
+	SELECT int8multirange(int8range(lo, hi, '[]')), pg_current_xact_id(), pg_current_xact_id(), base + lo, base + hi, lo - 1, hi,
+		int8multirange(int8range(hi + 1, NULL))
+	FROM (SELECT min(e.seq) AS lo, max(e.seq) AS hi FROM events.event e GROUP BY e.seq / 100) x, (SELECT era << 40 AS base FROM mesh.era) y`)
+	restartEvents = pg.Define(pg.RoleOwner, "plans.restart_events",
+		`SELECT setval(pg_get_serial_sequence('events.event', 'seq'), greatest((SELECT max(seq) FROM events.event), 1))`)
+	// Replicas that beat for a day, so that the sessions of the fleet stand.
+	beat = pg.DefineDynamic(pg.RoleOwner, "plans.beat", func(table string) string {
+		return `UPDATE ` + table + ` SET beat_at = mesh.clock() + interval '1 day'`
+	}, "recovery.watch_replica", "recovery.watch_listening", "readmodel.replica", "lifecycle.replica_seen", "nodeapi.replica")
+	cursorsToEnd = pg.DefineDynamic(pg.RoleOwner, "plans.cursors_to_end", func(schema string) string {
+		return `UPDATE ` + schema + `.event_cursor SET pos = coalesce((SELECT max(last_pos) FROM events.numbered), 0)`
+	}, "lifecycle", "recovery", "readmodel", "nodeapi")
+)
+
+// slots is how many each machine has: one more than are used, so that a new workspace finds one.
+func (s Size) slots() int { return (s.Workspaces+s.Nodes-1)/s.Nodes + 1 }
+
+// Load replaces what a migrated database has by copies of the template; url logs in as the administrator. Nothing else may use the database.
+func (t *Template) Load(ctx context.Context, url string, size Size) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return fmt.Errorf("connect to the database of the fleet: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // what is not committed is not wanted
+	for _, s := range []*pg.Statement{asProduct, withoutKeys} {
+		if _, err := pg.Exec(ctx, conn, s); err != nil {
+			return fmt.Errorf("prepare to load the fleet: %w", err)
+		}
+	}
+	var all []string
+	for _, tab := range t.tables {
+		all = append(all, tab.name)
+	}
+	if _, err := conn.PgConn().Exec(ctx, "TRUNCATE "+strings.Join(all, ", ")).ReadAll(); err != nil {
+		return fmt.Errorf("empty the database of the fleet: %w", err)
+	}
+	for _, tab := range t.tables {
+		if len(tab.rows) == 0 || tab.name == "events.numbered" || tab.name == "events.event" && !size.Events {
+			continue
+		}
+		if err := t.loadTable(ctx, conn, tab, size); err != nil {
+			return err
+		}
+	}
+	return t.settle(ctx, conn, size)
+}
+
+func (t *Template) loadTable(ctx context.Context, conn *pgx.Conn, tab table, size Size) error {
+	read, write := io.Pipe()
+	c := t.copier(tab, size)
+	go func() { write.CloseWithError(c.write(write, t.levels)) }()
+	_, err := conn.PgConn().CopyFrom(ctx, read, "COPY "+tab.name+" ("+strings.Join(tab.columns, ", ")+") FROM STDIN")
+	read.CloseWithError(err)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", tab.name, err)
+	}
+	return nil
+}
+
+// settle makes what is counted and numbered over all copies, and the statistics of the planner.
+func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error {
+	type call struct {
+		statement *pg.Statement
+		args      []any
+	}
+	calls := []call{{giveSlots, []any{size.slots()}}, {countRoom, []any{size.slots()}}, {numberEvents, nil}, {restartEvents, nil}}
+	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
+		calls = append(calls, call{cursorsToEnd.For(schema), nil})
+	}
+	for _, table := range []string{"recovery.watch_replica", "recovery.watch_listening", "readmodel.replica", "lifecycle.replica_seen", "nodeapi.replica"} {
+		calls = append(calls, call{beat.For(table), nil})
+	}
+	for _, c := range calls {
+		if _, err := pg.Exec(ctx, conn, c.statement, c.args...); err != nil {
+			return fmt.Errorf("settle the fleet: %s: %w", c.statement.Name(), err)
+		}
+	}
+	if _, err := conn.PgConn().Exec(ctx, "VACUUM (ANALYZE)").ReadAll(); err != nil {
+		return fmt.Errorf("analyze the fleet: %w", err)
+	}
+	return nil
+}

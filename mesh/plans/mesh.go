@@ -1,0 +1,188 @@
+package plans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/embedded"
+	"github.com/gpuaas/mesh/internal/scratch"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/halt"
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// The names in a template. They have one width, so that what replaces them fits into stored messages.
+const (
+	tenantName    = "tenant-00000"
+	nodeName      = "node-000000"
+	workspaceName = "w-00000000"
+)
+
+// Source says how to make a template.
+type Source struct {
+	Agent   string // the agent's program; empty: beside this one
+	Version string
+	Logger  *slog.Logger
+}
+
+// discard takes what a person would read.
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once nothing happens any more.
+func Make(ctx context.Context, src Source) (_ *Template, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	dir, err := scratch.Make(halt.Bench)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	defer func() { err = errors.Join(err, dir.Remove()) }()
+	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: src.Logger})
+	if err != nil {
+		return nil, fmt.Errorf("start the database of the template: %w", err)
+	}
+	defer func() {
+		stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer stop()
+		err = errors.Join(err, server.Stop(stopCtx))
+	}()
+	mesh, err := dev.New(ctx, dev.Deps{Logger: src.Logger, Out: discard{}, Err: discard{}, Version: src.Version, Began: time.Now()},
+		dev.Config{Ephemeral: true, NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL()})
+	if err != nil {
+		return nil, fmt.Errorf("build the mesh of the template: %w", err)
+	}
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- mesh.Run(running) }()
+	var tmpl *Template
+	select {
+	case err = <-ended:
+		return nil, errors.Join(errors.New("the mesh of the template ended by itself"), err)
+	case <-ctx.Done():
+		err = fmt.Errorf("start the mesh of the template: %w", context.Cause(ctx))
+	case <-mesh.Ready():
+		tmpl, err = fromMesh(running, src, mesh, server)
+	}
+	stop()
+	if last := <-ended; last != nil && err == nil {
+		err = fmt.Errorf("end the mesh of the template: %w", last)
+	}
+	return tmpl, err
+}
+
+// fromMesh furnishes the mesh and captures its rows.
+func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.Server) (_ *Template, err error) {
+	binary, err := agents.Find(src.Agent)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it looked for
+	}
+	plan := mesh.Plan()
+	agent, err := agents.New(src.Logger, agents.Config{
+		Name: nodeName, Dir: filepath.Join(mesh.Dir(), "agents", nodeName), Binary: binary, TrustDomain: plan.TrustDomain, GPUs: 8,
+		APIURL: plan.Addresses.Agents, EnrollURL: "https://" + plan.Addresses.Enroll, CAFile: plan.Material.ServiceRoots(),
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it made
+	}
+	list := []*agents.Agent{agent}
+	if err := errors.Join(agent.Furnish(""), agents.Enrol(ctx, mesh.Client(), list)); err != nil {
+		return nil, fmt.Errorf("enrol the machine of the template: %w", err)
+	}
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- agent.Run(running) }()
+	defer func() {
+		stop()
+		err = errors.Join(err, <-ended)
+	}()
+	if n, err := agents.Await(ctx, mesh.Client(), list, time.Minute); err != nil || n != 1 {
+		return nil, errors.Join(errors.New("the machine of the template did not connect"), err)
+	}
+	if err := provision(ctx, mesh.Client()); err != nil {
+		return nil, err
+	}
+	url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
+	if err != nil {
+		return nil, err
+	}
+	// As the administrator: the event log shows the owner nothing.
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the database of the template: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	if err := rest(ctx, conn); err != nil {
+		return nil, err
+	}
+	return capture(ctx, conn)
+}
+
+// provision makes the tenant and the workspace, and waits until it is active.
+func provision(ctx context.Context, client *person.Client) error {
+	if _, err := client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{Name: tenantName}); err != nil {
+		return fmt.Errorf("create the tenant of the template: %w", err)
+	}
+	_, err := client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{
+		Tenant: tenantName, Name: workspaceName, Spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+	})
+	if err != nil {
+		return fmt.Errorf("create the workspace of the template: %w", err)
+	}
+	for {
+		ws, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: tenantName + "/" + workspaceName})
+		if err == nil && ws.GetWorkspace().GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
+			return nil
+		}
+		if !app.Sleep(ctx, 50*time.Millisecond) {
+			return errors.Join(errors.New("the workspace of the template did not become active"), err)
+		}
+	}
+}
+
+// administrator returns the address of a database for the administrator of its server.
+func administrator(adminURL, database string) (string, error) {
+	cfg, err := pgx.ParseConfig(adminURL)
+	if err != nil {
+		return "", fmt.Errorf("read the address of the database: %w", err)
+	}
+	return pg.WithUser(adminURL, cfg.User, cfg.Password, database) //nolint:wrapcheck // it says what it read
+}
+
+var atRest = pg.Define(pg.RoleOwner, "plans.at_rest", `
+	SELECT EXISTS (SELECT FROM readmodel.observed)
+		AND EXISTS (SELECT FROM lifecycle.observed_workload)
+		AND EXISTS (SELECT FROM readmodel.run r WHERE NOT r.live)
+		AND NOT EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.finished_at IS NULL)
+		AND NOT EXISTS (SELECT FROM lifecycle.task t WHERE t.open)
+		AND (SELECT min(c.pos) FROM readmodel.event_cursor c) >= (SELECT max(c.pos) FROM lifecycle.event_cursor c)`)
+
+// rest waits until the workspace's first report is projected and nothing is under way.
+func rest(ctx context.Context, conn *pgx.Conn) error {
+	for {
+		done, err := pg.Value[bool](ctx, conn, atRest)
+		if err != nil {
+			return fmt.Errorf("wait until the mesh of the template is at rest: %w", err)
+		}
+		if done {
+			return nil
+		}
+		if !app.Sleep(ctx, 100*time.Millisecond) {
+			return errors.New("the mesh of the template does not come to rest")
+		}
+	}
+}

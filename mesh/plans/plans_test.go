@@ -1,0 +1,93 @@
+package plans_test
+
+import (
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/mesh/agents"
+	"github.com/gpuaas/mesh/mesh/meshtest"
+	"github.com/gpuaas/mesh/mesh/plans"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// size of the fleet that the test plans statements on.
+var size = plans.Size{Nodes: 1000, Workspaces: 10000}
+
+// TestStatementsReadWhatTheirAnswersNeed: on 1,000 machines with 10,000 workspaces no statement reads more than ten times the rows that its answer needs,
+// with a plan that serves all arguments. Those that look at the whole fleet are named with their bound.
+func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	tmpl, err := plans.Make(ctx, plans.Source{
+		Agent: filepath.Join(meshtest.Programs(t), agents.Program), Version: "test", Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tmpl.Load(ctx, db.AdminURL(), size); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := pgx.Connect(ctx, db.AdminURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close(ctx) //nolint:errcheck // the test is over
+	if few := tmpl.Few(size); len(few) > 0 {
+		t.Errorf("the template has no rows of these tables, though they have ids of machines or workspaces: %q", few)
+	}
+	args, err := plans.NewArguments(ctx, admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, s := range plans.Measured() {
+		role := s.Roles()[0]
+		conn, err := db.Pool(role).Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		literals, err := args.For(ctx, conn.Conn(), s)
+		conn.Release()
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		cost, err := plans.Explain(ctx, db.Pool(role), s, literals)
+		switch {
+		case errors.Is(err, plans.ErrNoPlan):
+			continue
+		case err != nil:
+			// What writes a row of its own takes values that no row of another table has.
+			t.Log(err)
+			continue
+		}
+		ran++
+		if most := plans.Most(s, size, cost.Returned); cost.Rows > most {
+			t.Errorf("%s as %s reads %d rows for %d, more than %d:\n%s\n%q\n%s", s.Name(), role, cost.Rows, cost.Returned, most, s.SQL(), literals, cost.Plan)
+		}
+	}
+	if ran < 400 {
+		t.Errorf("only %d statements ran", ran)
+	}
+}
+
+// TestTheListsOfTheFleetAreOfStatements: a bound of a statement that is gone bounds nothing.
+func TestTheListsOfTheFleetAreOfStatements(t *testing.T) {
+	var names []string
+	for _, s := range pg.Statements() {
+		names = append(names, s.Name())
+	}
+	for _, name := range plans.Named() {
+		if !slices.Contains(names, name) {
+			t.Errorf("there is no statement %s", name)
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package plans
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each runs in a sweep every 30 s or more
+// seldom, or when something failed, and none on the way of a request.
+var whole = map[string]float64{
+	"findings.claimed_schemas":    7,  // compares the schemas of all workspaces with those that are there
+	"findings.contradictions":     25, // compares the tables of holds, claims and instances with each other
+	"findings.forget_reports":     2,
+	"findings.fresh_reports":      3,
+	"findings.misfits":            1, // reads every row that has a seal
+	"findings.provisions_of":      1, // the argument of the test lies before most runs
+	"findings.standing_by_rows":   6,
+	"launchlog.live_instances":    1,
+	"static.list_slots":           1,
+	"saga.quarantine_workspace":   1, // once for a row that cannot be read
+	"watchdog.count_fleet":        1, // when something has failed
+	"view.count_workspaces":       2, // the sums of the status page
+	"view.count_nodes":            1,
+	"enrol.read_token_of_request": 1, // all tokens of the template have the same empty key
+	// Rebuilding projections reads and writes all of them.
+	"project.compare":     40,
+	"project.empty_table": 20,
+	// The log's own statements; the test loads no history.
+	"events.measure_lag": 1,
+}
+
+// few are the rows that any statement may read beside those that it returns.
+const few = 100
+
+// Most returns how many rows a statement may read on a fleet for an answer of so many rows.
+func Most(s *pg.Statement, size Size, returned int64) int64 {
+	if perWorkspace, ok := whole[s.Name()]; ok {
+		return int64(perWorkspace*float64(size.Workspaces)) + 10*few
+	}
+	return 10 * (returned + few)
+}
+
+// Whole reports whether a statement looks at the whole fleet.
+func Whole(s *pg.Statement) bool {
+	_, ok := whole[s.Name()]
+	return ok
+}
+
+// Named returns the names of the statements that look at the whole fleet.
+func Named() []string { return slices.Sorted(maps.Keys(whole)) }
+
+// Measured returns the statements of services that can be planned on a migrated database.
+func Measured() []*pg.Statement {
+	return slices.DeleteFunc(pg.Statements(), func(s *pg.Statement) bool {
+		role := s.Roles()[0]
+		return s.Unprepared() != "" || role == pg.RoleOwner || role == pg.RoleWorkloadAdmin
+	})
+}
+
+// without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those that belong to what has failed.
+var without = []string{
+	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion", "lifecycle.unaccounted_instance",
+	"lifecycle.woken_instance", "readmodel.finding", "readmodel.observation", "readmodel.recovery_record", "recovery.class_sighting", "recovery.instance",
+	"recovery.recovery_record", "recovery.suspect", "recovery.watch_run", "recovery.workspace_epoch",
+}
+
+// Few returns the tables with columns for ids of machines or workspaces of which Load makes fewer rows than the fleet has machines. A table that is added
+// to the product must be filled by the template, or named as one that a fleet at rest has no rows of.
+func (t *Template) Few(size Size) []string {
+	var out []string
+	for _, tab := range t.tables {
+		if !slices.ContainsFunc(tab.columns, func(c string) bool { return c == "node_id" || c == "workspace_id" }) ||
+			!copied(tab.name) || slices.Contains(without, tab.name) {
+			continue
+		}
+		rows := 0
+		for _, row := range tab.rows {
+			rows += size.copies(t.levelOf(row))
+		}
+		if rows < size.Nodes {
+			out = append(out, tab.name)
+		}
+	}
+	return out
+}
