@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
-	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -85,6 +84,9 @@ type Hub struct {
 	read   int64
 	looked time.Time
 	nodes  map[string]string     // reason of each node that is not connected
+	events map[string]struct{}   // the nodes whose events were read since the last look
+	beats  string                // which replicas beat at the last look
+	whole  time.Time             // of the last look over all nodes
 	seen   map[observedOn]string // what the workloads of each observed workspace last showed
 
 	slow prometheus.Counter
@@ -144,6 +146,7 @@ func (h *Hub) runOnce(ctx context.Context) (time.Duration, error) {
 	h.mu.Unlock()
 	if !watched || start < 0 {
 		h.dirty, h.sent, h.nodes, h.seen, h.read = map[key]mark{}, map[key]time.Time{}, nil, map[observedOn]string{}, -1
+		h.events = nil
 		return time.Minute, nil
 	}
 	h.read = max(h.read, start)
@@ -174,6 +177,7 @@ func (h *Hub) readLog(ctx context.Context) error {
 		for _, r := range records {
 			if r.Pos <= to && h.shows(r) {
 				add(h.dirty, r)
+				h.noteNodes(r)
 			}
 		}
 		if next <= h.read {
@@ -181,49 +185,6 @@ func (h *Hub) readLog(ctx context.Context) error {
 		}
 		h.read = min(next, to)
 	}
-	return nil
-}
-
-// look finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has grown old.
-func (h *Hub) look(ctx context.Context) error {
-	now := map[string]string{}
-	for page := (view.Page{Size: 1000}); ; {
-		var more string
-		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
-			nodes, next, err := s.Nodes(ctx, view.NodeFilter{Disconnected: true}, page)
-			for _, n := range nodes {
-				now[n.GetNodeId()] = n.GetReason()
-			}
-			more = next
-			return err //nolint:wrapcheck // it says what
-		})
-		if err != nil {
-			return err //nolint:wrapcheck // it says what
-		}
-		if more == "" {
-			break
-		}
-		page.Token = more
-	}
-	touch := func(id string) {
-		k := key{readmodelv1.Topic_TOPIC_NODES, id}
-		if _, ok := h.dirty[k]; !ok {
-			h.dirty[k] = mark{pos: noPosition}
-		}
-	}
-	if h.nodes != nil {
-		for id, reason := range now {
-			if old, ok := h.nodes[id]; !ok || old != reason {
-				touch(id)
-			}
-		}
-		for id := range h.nodes {
-			if _, ok := now[id]; !ok {
-				touch(id)
-			}
-		}
-	}
-	h.nodes = now
 	return nil
 }
 

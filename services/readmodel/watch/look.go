@@ -1,0 +1,141 @@
+package watch
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/services/readmodel/view"
+)
+
+// wholeLook is how often all nodes are looked at though nothing asks for it: a policy may have changed how old a silence counts.
+const wholeLook = 5 * time.Minute
+
+// noteNodes notes the nodes that an event changes, for the next look.
+func (h *Hub) noteNodes(r events.Record) {
+	for _, k := range changedBy(r) {
+		if _, err := uuid.Parse(k.id); err != nil || k.topic != readmodelv1.Topic_TOPIC_NODES {
+			continue
+		}
+		if h.events == nil {
+			h.events = map[string]struct{}{}
+		}
+		h.events[k.id] = struct{}{}
+	}
+}
+
+// look finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has grown old. While the same replicas beat,
+// these can only be nodes whose events have come since the last look, and those whose silence is not old yet.
+func (h *Hub) look(ctx context.Context) error {
+	beats, err := h.readBeats(ctx)
+	if err != nil {
+		return err
+	}
+	var now map[string]string
+	whole := h.nodes == nil || beats != h.beats || time.Since(h.whole) >= wholeLook
+	if whole {
+		now, err = h.disconnected(ctx, nil)
+	} else {
+		now, err = h.lookAgain(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if whole {
+		h.beats, h.whole = beats, time.Now()
+	}
+	h.events = nil
+	h.touch(now)
+	h.nodes = now
+	return nil
+}
+
+// readBeats returns which replicas beat, as text that changes with them.
+func (h *Hub) readBeats(ctx context.Context) (string, error) {
+	var fresh []string
+	err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+		replicas, err := s.Replicas(ctx)
+		fresh = nil
+		for _, r := range replicas {
+			if r.Fresh {
+				fresh = append(fresh, r.ID)
+			}
+		}
+		return err //nolint:wrapcheck // it says what
+	})
+	return strings.Join(fresh, " "), err //nolint:wrapcheck // it says what
+}
+
+// lookAgain returns the nodes that are not connected, from the last look and from those that may have changed since.
+func (h *Hub) lookAgain(ctx context.Context) (map[string]string, error) {
+	again := maps.Clone(h.events)
+	if again == nil {
+		again = map[string]struct{}{}
+	}
+	for id, reason := range h.nodes {
+		if reason == view.ReasonDisconnected {
+			again[id] = struct{}{}
+		}
+	}
+	now := maps.Clone(h.nodes)
+	for part := range slices.Chunk(slices.Sorted(maps.Keys(again)), chunk) {
+		found, err := h.disconnected(ctx, part)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range part {
+			delete(now, id)
+		}
+		maps.Copy(now, found)
+	}
+	return now, nil
+}
+
+// disconnected reads the nodes that are not connected, with their reasons: those among ids, or all if that is nil.
+func (h *Hub) disconnected(ctx context.Context, ids []string) (map[string]string, error) {
+	out := map[string]string{}
+	for page := (view.Page{Size: 1000}); ; {
+		var more string
+		err := h.deps.Reader.Read(ctx, view.All(), func(ctx context.Context, s *view.Snapshot) error {
+			nodes, next, err := s.Nodes(ctx, view.NodeFilter{Disconnected: true, IDs: ids}, page)
+			for _, n := range nodes {
+				out[n.GetNodeId()] = n.GetReason()
+			}
+			more = next
+			return err //nolint:wrapcheck // it says what
+		})
+		if err != nil || more == "" {
+			return out, err //nolint:wrapcheck // it says what
+		}
+		page.Token = more
+	}
+}
+
+// touch has the nodes sent whose reason is another than at the last look.
+func (h *Hub) touch(now map[string]string) {
+	if h.nodes == nil {
+		return
+	}
+	changed := func(id string) {
+		k := key{readmodelv1.Topic_TOPIC_NODES, id}
+		if _, ok := h.dirty[k]; !ok {
+			h.dirty[k] = mark{pos: noPosition}
+		}
+	}
+	for id, reason := range now {
+		if old, ok := h.nodes[id]; !ok || old != reason {
+			changed(id)
+		}
+	}
+	for id := range h.nodes {
+		if _, ok := now[id]; !ok {
+			changed(id)
+		}
+	}
+}
