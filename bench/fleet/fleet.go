@@ -1,7 +1,8 @@
 // Package fleet measures what every statement of the product costs on fleets of three sizes, and how that grows.
 //
-// The rows are copies of those that a real mesh wrote for one machine and one workspace; see package plans. No service runs on the database, so that what is
-// measured is the statement alone, as its role and with a plan that serves all arguments.
+// The rows are copies of those that a real mesh wrote for one machine and one workspace; see package plans. No
+// service runs on the database, so that what is measured is the statement alone, as its role and with a plan that
+// serves all arguments.
 package fleet
 
 import (
@@ -25,8 +26,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// What is required of the largest fleet: MostTime of a point statement at the 99th percentile, in milliseconds, and MostGrowth of its buffers, as the
-// exponent over the size of the fleet.
+// What is required of the largest fleet: MostTime of a point statement at the 99th percentile, in milliseconds,
+// and MostGrowth of its buffers, as the exponent over the size of the fleet.
 const (
 	MostTime   = 50.0
 	MostGrowth = 0.2

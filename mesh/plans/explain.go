@@ -42,7 +42,8 @@ type node struct {
 	ConflictsWith float64 `json:"Conflicting Tuples"`
 }
 
-// read returns how many rows a plan reads: those that come from tables, and those that conditions threw away on the way.
+// read returns how many rows a plan reads: those that come from tables, and those that conditions threw away on
+// the way.
 func (n *node) read() float64 {
 	rows := n.ByFilter + n.ByJoin + n.ByRecheck
 	if n.Relation != "" && n.Type != "ModifyTable" {
@@ -175,7 +176,8 @@ var (
 	limits     = regexp.MustCompile(`LIMIT \$(\d+)`)
 )
 
-// For returns SQL literals for the parameters of a statement: a parameter that is compared with a column has the value of a row of that table.
+// For returns SQL literals for the parameters of a statement: a parameter that is compared with a column has the
+// value of a row of that table.
 func (a *Arguments) For(ctx context.Context, conn *pgx.Conn, s *pg.Statement) ([]string, error) {
 	prepared, err := conn.Prepare(ctx, "", s.SQL())
 	if err != nil {

@@ -261,7 +261,8 @@ var (
 // slots is how many each machine has: one more than are used, so that a new workspace finds one.
 func (s Size) slots() int { return (s.Workspaces+s.Nodes-1)/s.Nodes + 1 }
 
-// Load replaces what a migrated database has by copies of the template; url logs in as the administrator. Nothing else may use the database.
+// Load replaces what a migrated database has by copies of the template; url logs in as the administrator. Nothing
+// else may use the database.
 func (t *Template) Load(ctx context.Context, url string, size Size) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -42,7 +42,8 @@ type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once nothing happens any more.
+// Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once nothing
+// happens any more.
 func Make(ctx context.Context, src Source) (_ *Template, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()

@@ -21,8 +21,9 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // size of the fleet that the test plans statements on.
 var size = plans.Size{Nodes: 1000, Workspaces: 10000}
 
-// TestStatementsReadWhatTheirAnswersNeed: on 1,000 machines with 10,000 workspaces no statement reads more than ten times the rows that its answer needs,
-// with a plan that serves all arguments. Those that look at the whole fleet are named with their bound.
+// TestStatementsReadWhatTheirAnswersNeed: on 1,000 machines with 10,000 workspaces no statement reads more than
+// ten times the rows that its answer needs, with a plan that serves all arguments. Those that look at the whole
+// fleet are named with their bound.
 func TestStatementsReadWhatTheirAnswersNeed(t *testing.T) {
 	testkit.IO(t)
 	ctx, db := testkit.Context(t), testkit.DB(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each runs in a sweep every 30 s or more
-// seldom, or when something failed, and none on the way of a request.
+// whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each
+// runs in a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
 	"findings.claimed_schemas":    7,  // compares the schemas of all workspaces with those that are there
 	"findings.contradictions":     25, // compares the tables of holds, claims and instances with each other
@@ -59,15 +59,17 @@ func Measured() []*pg.Statement {
 	})
 }
 
-// without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those that belong to what has failed.
+// without are the tables with ids of machines or workspaces of which a fleet at rest has no rows, and those that
+// belong to what has failed.
 var without = []string{
 	"lifecycle.finding", "lifecycle.gpu_hold", "lifecycle.late_evidence", "lifecycle.orphan_try", "lifecycle.suspicion", "lifecycle.unaccounted_instance",
 	"lifecycle.woken_instance", "readmodel.finding", "readmodel.observation", "readmodel.recovery_record", "recovery.class_sighting", "recovery.instance",
 	"recovery.recovery_record", "recovery.suspect", "recovery.watch_run", "recovery.workspace_epoch",
 }
 
-// Few returns the tables with columns for ids of machines or workspaces of which Load makes fewer rows than the fleet has machines. A table that is added
-// to the product must be filled by the template, or named as one that a fleet at rest has no rows of.
+// Few returns the tables with columns for ids of machines or workspaces of which Load makes fewer rows than the
+// fleet has machines. A table that is added to the product must be filled by the template, or named as one that a
+// fleet at rest has no rows of.
 func (t *Template) Few(size Size) []string {
 	var out []string
 	for _, tab := range t.tables {

@@ -45,7 +45,8 @@ type column struct {
 	Type   string `db:"column_type"`
 }
 
-// What counts for the whole mesh, or is derived from the log by numbers that copies cannot have, is taken as it is and not copied.
+// What counts for the whole mesh, or is derived from the log by numbers that copies cannot have, is taken as it is
+// and not copied.
 var columnsOfTables = pg.Define(pg.RoleOwner, "plans.columns_of_tables", `
 	SELECT format('%I.%I', n.nspname, c.relname) AS table_name, quote_ident(a.attname) AS column_name, format_type(a.atttypid, NULL) AS column_type
 	FROM pg_class c
@@ -89,7 +90,8 @@ func capture(ctx context.Context, conn *pgx.Conn) (*Template, error) {
 	return tmpl, tmpl.classify()
 }
 
-// shared are the columns whose ids belong to the mesh, and ofMachine those whose ids belong to the machine wherever they stand.
+// shared are the columns whose ids belong to the mesh, and ofMachine those whose ids belong to the machine
+// wherever they stand.
 var (
 	shared    = []string{"replica_id", "person_id", "session_key"}
 	ofMachine = []string{"node_id", "node_instance_id", "session_id", "ledger_id", "confirmed_session_id", "enrollment_id", "token_id"}
@@ -108,7 +110,8 @@ func idsOf(row string) []string {
 	return found
 }
 
-// classify gives each id its level: the ids of certain columns first, then whatever else stands in the rows of the workspace, of the machine, of the tenant.
+// classify gives each id its level: the ids of certain columns first, then whatever else stands in the rows of the
+// workspace, of the machine, of the tenant.
 func (t *Template) classify() error {
 	general := map[string]bool{}
 	for _, tab := range t.tables {
@@ -171,7 +174,8 @@ func (t *Template) levelOf(row string) level {
 	return at
 }
 
-// copied reports whether the rows of a table are copied: those of the audit log are a chain, and those of the sequencer are made anew.
+// copied reports whether the rows of a table are copied: those of the audit log are a chain, and those of the
+// sequencer are made anew.
 func copied(table string) bool {
 	return !slices.Contains([]string{"readmodel.audit", "readmodel.audit_head", "events.numbered", "readmodel.person", "readmodel.person_session"}, table)
 }

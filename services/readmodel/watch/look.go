@@ -14,7 +14,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
 
-// wholeLook is how often all nodes are looked at though nothing asks for it: a policy may have changed how old a silence counts.
+// wholeLook is how often all nodes are looked at though nothing asks for it: a policy may have changed how old a
+// silence counts.
 const wholeLook = 5 * time.Minute
 
 // noteNodes notes the nodes that an event changes, for the next look.
@@ -30,8 +31,9 @@ func (h *Hub) noteNodes(r events.Record) {
 	}
 }
 
-// look finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has grown old. While the same replicas beat,
-// these can only be nodes whose events have come since the last look, and those whose silence is not old yet.
+// look finds the nodes whose state follows from the time alone: a replica that fell silent, a silence that has
+// grown old. While the same replicas beat, these can only be nodes whose events have come since the last look, and
+// those whose silence is not old yet.
 func (h *Hub) look(ctx context.Context) error {
 	beats, err := h.readBeats(ctx)
 	if err != nil {
