@@ -250,9 +250,7 @@ var (
 	restartEvents = pg.Define(pg.RoleOwner, "plans.restart_events",
 		`SELECT setval(pg_get_serial_sequence('events.event', 'seq'), greatest((SELECT max(seq) FROM events.event), 1))`)
 	// Replicas that beat for a day, so that the sessions of the fleet stand.
-	beat = pg.DefineDynamic(pg.RoleOwner, "plans.beat", func(table string) string {
-		return `UPDATE ` + table + ` SET beat_at = mesh.clock() + interval '1 day'`
-	}, "recovery.watch_replica", "recovery.watch_listening", "readmodel.replica", "lifecycle.replica_seen", "nodeapi.replica")
+	beat         = pg.Define(pg.RoleOwner, "plans.beat", `UPDATE mesh.replica SET beat_at = mesh.clock() + interval '1 day'`)
 	cursorsToEnd = pg.DefineDynamic(pg.RoleOwner, "plans.cursors_to_end", func(schema string) string {
 		return `UPDATE ` + schema + `.event_cursor SET pos = coalesce((SELECT max(last_pos) FROM events.numbered), 0)`
 	}, "lifecycle", "recovery", "readmodel", "nodeapi")
@@ -314,9 +312,7 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}
-	for _, table := range []string{"recovery.watch_replica", "recovery.watch_listening", "readmodel.replica", "lifecycle.replica_seen", "nodeapi.replica"} {
-		calls = append(calls, call{beat.For(table), nil})
-	}
+	calls = append(calls, call{beat, nil})
 	for _, c := range calls {
 		if _, err := pg.Exec(ctx, conn, c.statement, c.args...); err != nil {
 			return fmt.Errorf("settle the fleet: %s: %w", c.statement.Name(), err)
