@@ -30,13 +30,13 @@ var taskRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_TASK_OUTSIDE_WINDOW: {
 		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerLifecycle,
 		Public: "the task may not be started at this time",
-		Remedy: "requeue it, if it is still wanted; check the node's clock",
+		Remedy: "ask for it again, if it is still wanted; check the node's clock",
 		Impact: "this task only; it had no effect",
 	},
 	commonv1.Reason_REASON_TASK_TYPE_UNSUPPORTED: {
 		Code: connect.CodeUnimplemented, Action: stop, Owner: ownerOperator,
 		Public: "this agent does not know that type of task",
-		Remedy: "update the agent first, then requeue the task",
+		Remedy: "update the agent first, then ask for the work again",
 		Impact: "work of this type is refused on this node",
 	},
 	commonv1.Reason_REASON_TASK_NOT_CURRENT: {

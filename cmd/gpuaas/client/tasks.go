@@ -60,7 +60,7 @@ func transitionText(all []*lifecyclev1.TaskTransition, _ int, tr *lifecyclev1.Ta
 func (p *Program) tasksCommand() *cobra.Command {
 	return group("tasks", "Tasks of node agents", []string{"task"},
 		p.tasksList(), p.tasksGet(), p.tasksChange("cancel", "Cancel a task; one that has not reached its agent ends at once"),
-		p.tasksChange("requeue", "Queue a task again that ended without an effect"),
+		p.tasksChange("requeue", "Queue a probe or a collection of diagnostics again that ended without an effect"),
 		p.tasksChange("close", "Close a task whose outcome is unknown and stays so"))
 }
 

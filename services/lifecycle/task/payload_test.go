@@ -68,40 +68,49 @@ func TestPayloadsGoAtEveryEnd(t *testing.T) {
 	k.ready(n)
 	k.carries("cancelled before the agent had it", unwanted.TaskID, cancelled, false)
 
-	late := k.enqueue(n, ofType(restart))
+	again := k.enqueue(n, carrying)
+	k.result(n, k.lease(n), unknown)
+	k.carries("of unknown outcome, of a type that may be done twice", again.TaskID, unknown, false)
+
+	late, deploy := k.enqueue(n, ofType(restart)), k.enqueue(n, carrying)
 	testkit.SetClockOffset(k.db, 2*time.Minute)
 	if _, err := k.tasks.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	k.carries("expired, and not to be done twice", late.TaskID, expired, false)
+	k.carries("expired, of a type that may be done twice", deploy.TaskID, expired, false)
 }
 
-// TestAPayloadWaitsADayForAnotherTry: what has expired, or ended with an unknown outcome, may be queued again for a
-// day, and not later.
-func TestAPayloadWaitsADayForAnotherTry(t *testing.T) {
+// TestOnlyWhatCarriesNothingIsQueuedAgain: what a task carried is gone with its end, so that only a task which an empty
+// payload describes can be queued again.
+func TestOnlyWhatCarriesNothingIsQueuedAgain(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
-	asked, closed := k.enqueue(n, carrying), k.enqueue(n, carrying)
-	sweep := func(offset time.Duration) {
-		t.Helper()
-		testkit.SetClockOffset(k.db, offset)
-		if _, err := k.tasks.Sweep(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	sweep(2 * time.Minute)
-	k.carries("expired", asked.TaskID, expired, true)
-	sweep(23 * time.Hour)
-	k.carries("expired a while ago", asked.TaskID, expired, true)
-	if _, err := k.change(asked.TaskID, lifecyclev1.TaskVerb_TASK_VERB_REQUEUE); err != nil {
+	probe, deploy := k.enqueue(n), k.enqueue(n, carrying)
+	testkit.SetClockOffset(k.db, 2*time.Minute)
+	if _, err := k.tasks.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	k.carries("queued again", asked.TaskID, queued, true)
-	sweep(24*time.Hour + 5*time.Minute)
-	k.carries("expired again", asked.TaskID, expired, true)
-	k.carries("expired for a day", closed.TaskID, expired, false)
-	_, err := k.change(closed.TaskID, lifecyclev1.TaskVerb_TASK_VERB_REQUEUE)
+	_, err := k.change(deploy.TaskID, lifecyclev1.TaskVerb_TASK_VERB_REQUEUE)
 	wantReason(t, err, commonv1.Reason_REASON_PRECONDITION_FAILED)
-	sweep(49 * time.Hour)
-	k.carries("expired again for a day", asked.TaskID, expired, false)
+	if got, err := k.change(probe.TaskID, lifecyclev1.TaskVerb_TASK_VERB_REQUEUE); err != nil || got.GetState() != queued {
+		t.Fatalf("requeue of a probe: %v, %v", got, err)
+	}
+}
+
+// TestPayloadsOfEarlierBuildsAreCleared: a sweep clears what an earlier build left with tasks that have ended, and
+// nothing of a task that has not.
+func TestPayloadsOfEarlierBuildsAreCleared(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	left, open := k.enqueue(n, carrying), k.enqueue(n, carrying)
+	_, err := k.pool.Exec(t.Context(), `UPDATE lifecycle.task SET state = 'expired', expires_at = mesh.clock() WHERE task_id = $1`, left.TaskID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.tasks.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	k.carries("left by an earlier build", left.TaskID, expired, false)
+	k.carries("open", open.TaskID, queued, true)
 }

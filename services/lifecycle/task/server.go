@@ -208,15 +208,8 @@ func (s *Server) requeue(ctx context.Context, tx pgx.Tx, r Row, reason string) (
 	if r.State != commonv1.TaskState_TASK_STATE_OUTCOME_UNKNOWN && r.State != commonv1.TaskState_TASK_STATE_EXPIRED {
 		unmet = append(unmet, "the task is "+names.Of(r.State)+", not outcome_unknown or expired")
 	}
-	if !Idempotent(r.Type) {
-		unmet = append(unmet, "a task of type "+r.Type+" must not be done twice")
-	}
-	keeps, err := keepsPayload(ctx, tx, r.TaskID)
-	if err != nil {
-		return Row{}, "", err
-	}
-	if !keeps {
-		unmet = append(unmet, "the task ended more than "+PayloadKept+" ago, and what it carried is gone")
+	if !Requeueable(r.Type) {
+		unmet = append(unmet, "what a task of type "+r.Type+" carried went with its end: the operation that wanted it queues it anew")
 	}
 	if len(unmet) > 0 {
 		return Row{}, "", fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "this task cannot be queued again", fault.Unmet(unmet...))

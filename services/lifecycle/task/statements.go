@@ -210,12 +210,10 @@ var (
 	clearPayloads = pg.Define(pg.RoleLifecycle, "task.clear_payloads", `
 		WITH over AS (
 			SELECT t.task_id FROM lifecycle.task t
-			WHERE NOT t.open AND t.payload <> '' AND `+payloadOver+` AND NOT (SELECT mesh.rolled_back())
+			WHERE NOT t.open AND t.payload <> '' AND NOT (SELECT mesh.rolled_back())
 			ORDER BY t.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED
 		)
 		UPDATE lifecycle.task t SET payload = '' FROM over WHERE t.task_id = over.task_id`)
-	hasPayloadStill = pg.Define(pg.RoleLifecycle, "task.keeps_payload", `
-		SELECT NOT (`+payloadOver+`) FROM lifecycle.task t WHERE t.task_id = $1`)
 	lockInFlight = pg.Define(pg.RoleLifecycle, "task.lock_in_flight", `
 		SELECT FROM lifecycle.task t
 		WHERE t.task_id IN (`+inFlight("ANY ($1::uuid[])")+`) AND t.node_id = ANY ($1::uuid[])

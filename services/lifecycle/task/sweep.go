@@ -27,8 +27,8 @@ const sweepBatch = 500
 // Sweep ends tasks whose last moment to start has passed: the queued ones as expired; those on their way or running at
 // a node that has no session as outcome_unknown. Both are history afterwards. A task that runs at a connected node is
 // left to its step's deadline; one that a connected node has not even stored is never offered again, and ends a while
-// later. In rollback mode nothing is dispatched, so that nothing is late either. Sweep also clears what ended tasks
-// carry longer than PayloadKept.
+// later. In rollback mode nothing is dispatched, so that nothing is late either. Sweep also clears what tasks
+// carry that an earlier build ended.
 func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	for {
