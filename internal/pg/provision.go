@@ -24,6 +24,8 @@ const (
 	RoleReadmodel     = "readmodel"
 	RoleSequencer     = "sequencer"
 	RoleWorkloadAdmin = "workload_admin"
+	// RoleRetention owns the functions that cut what has reached the end of its term, and never logs in.
+	RoleRetention = "mesh_retention"
 )
 
 // Default database names.
@@ -175,6 +177,12 @@ func (a *admin) roles(ctx context.Context, verifiers map[string]string) {
 		// who logs in by hand gets it here.
 		a.exec(ctx, "ALTER ROLE "+quote(role)+" SET idle_in_transaction_session_timeout = '"+IdleInTxTimeout+"'")
 	}
+	// Migrations, as the owner, give it the functions that cut.
+	if !a.exists(ctx, "SELECT FROM pg_roles WHERE rolname = $1", RoleRetention) {
+		a.exec(ctx, "CREATE ROLE "+quote(RoleRetention))
+	}
+	a.exec(ctx, "ALTER ROLE "+quote(RoleRetention)+" NOLOGIN NOCREATEDB NOINHERIT NOCREATEROLE")
+	a.exec(ctx, "GRANT "+quote(RoleRetention)+" TO "+quote(RoleOwner))
 	if !super {
 		// Without being superuser one gives away a database only to a role that one may take.
 		for _, role := range []string{RoleOwner, RoleWorkloadAdmin} {

@@ -56,6 +56,8 @@ func allowed(role, schema, table, statement string) bool {
 		return service && role != pg.RoleNodeAPI && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.key_replica": // each service keeps the rows of its own replicas
 		return service && statement != "TRUNCATE"
+	case "mesh.retention": // each service writes down what it has cut
+		return service && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.signing_key": // whoever signs with a kind adds its keys
 		return service && (statement == "SELECT" || (statement == "INSERT" && role != pg.RoleNodeAPI))
 	case "mesh.key_rotation":
@@ -185,15 +187,24 @@ func TestRolesOwnAndCreateNothing(t *testing.T) {
 		t.Errorf("memberships: %v", members)
 	}
 	if definers := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema')
-		ORDER BY 1`); !slices.Equal(definers, []string{"mesh.raise_era_after_rollback(text)", "mesh.rolled_back()"}) {
+		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND pg_get_userbyid(p.proowner) <> $1
+		ORDER BY 1`, pg.RoleRetention); !slices.Equal(definers, []string{"mesh.raise_era_after_rollback(text)", "mesh.rolled_back()"}) {
 		t.Errorf("functions that run with their owner's rights: %v", definers)
 	}
-	// They are the schema owner's, take no names from the caller's search path, and are no public property.
+	// What cuts belongs to a role that owns nothing else, reads and deletes, and neither logs in nor has members but the owner.
+	if odd := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p WHERE pg_get_userbyid(p.proowner) = $1
+			AND (NOT p.prosecdef OR p.proname NOT LIKE 'cut\_%')
+		UNION ALL SELECT c.oid::regclass::text FROM pg_class c WHERE pg_get_userbyid(c.relowner) = $1
+		UNION ALL SELECT 'logs in' FROM pg_roles WHERE rolname = $1 AND (rolcanlogin OR rolsuper OR rolbypassrls OR rolcreaterole)
+		UNION ALL SELECT member::regrole::text FROM pg_auth_members WHERE roleid::regrole::text = $1 AND member::regrole::text <> $2
+			AND NOT (SELECT rolsuper FROM pg_roles WHERE oid = member)`, pg.RoleRetention, pg.RoleOwner); len(odd) > 0 {
+		t.Errorf("of the role that cuts: %v", odd)
+	}
+	// They are the schema owner's or the cutting role's, take no names from the caller's search path, and are no public property.
 	if loose := list(t, admin, `SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND (pg_get_userbyid(p.proowner) <> $1
+		WHERE p.prosecdef AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND (pg_get_userbyid(p.proowner) NOT IN ($1, $2)
 			OR NOT COALESCE('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)
-			OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0) OR p.proacl IS NULL)`, pg.RoleOwner); len(loose) > 0 {
+			OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0) OR p.proacl IS NULL)`, pg.RoleOwner, pg.RoleRetention); len(loose) > 0 {
 		t.Errorf("functions that run with their owner's rights and are not closed: %v", loose)
 	}
 	schemas := list(t, admin, "SELECT nspname::text FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%'")

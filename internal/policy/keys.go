@@ -56,6 +56,17 @@ const (
 	BrakeIdentityFraction         = "brake.identity_fraction"
 	BrakeIdentityLeast            = "brake.identity_least"
 	WorkloadCrashLoopRestarts     = "workload.crash_loop_restarts"
+	OperationKeyPromiseSeconds    = "operation.key_promise_seconds"
+	RetentionTasksSeconds         = "retention.tasks_seconds"
+	RetentionRunsSeconds          = "retention.runs_seconds"
+	RetentionWorkspacesSeconds    = "retention.workspaces_seconds"
+	RetentionOperationKeysSeconds = "retention.operation_keys_seconds"
+	RetentionFindingsSeconds      = "retention.findings_seconds"
+	RetentionIdentitiesSeconds    = "retention.identities_seconds"
+	RetentionCredentialsSeconds   = "retention.credentials_seconds"
+	RetentionRecoveriesSeconds    = "retention.recoveries_seconds"
+	RetentionTimelineSeconds      = "retention.timeline_seconds"
+	RetentionEventsSeconds        = "retention.events_seconds"
 )
 
 // Kind is the type of a key's value.
@@ -190,6 +201,50 @@ var keys = prepare([]Key{
 	{
 		Name: BrakeIdentityLeast, Kind: Count, Default: "3", Min: "1", Max: "1000", Tightens: Lower, Severity: P0, Owner: "recovery",
 		Meaning: "how many nodes may be refused or held in this way however small the fleet is",
+	},
+	{
+		Name: OperationKeyPromiseSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long an operation's idempotency key gets the same answer",
+	},
+	{
+		Name: RetentionTasksSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long a task stays in the rows of its owner after its end, with what came late of it",
+	},
+	{
+		Name: RetentionRunsSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long runs, their steps, released claims, released allocations and ended instances stay after their end",
+	},
+	{
+		Name: RetentionWorkspacesSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long a workspace stays after it was decommissioned",
+	},
+	{
+		Name: RetentionOperationKeysSeconds, Kind: Seconds, Default: "2592000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long idempotency keys of operations are kept; not less than operation.key_promise_seconds",
+	},
+	{
+		Name: RetentionFindingsSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "lifecycle",
+		Meaning: "how long a finding stays after it was resolved, and settled evidence of changes by hand",
+	},
+	{
+		Name: RetentionIdentitiesSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Meaning: "how long a retired node stays, with its gate and its tombstones",
+	},
+	{
+		Name: RetentionCredentialsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Meaning: "how long certificates, tokens and enrolments of nodes stay after they are of no use",
+	},
+	{
+		Name: RetentionRecoveriesSeconds, Kind: Seconds, Default: "15552000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "recovery",
+		Meaning: "how long recovery records and incidents stay after their end",
+	},
+	{
+		Name: RetentionTimelineSeconds, Kind: Seconds, Default: "7776000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
+		Meaning: "how long what has ended is shown: timelines, tasks, instances, decommissioned workspaces, retired nodes",
+	},
+	{
+		Name: RetentionEventsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
+		Meaning: "how long events stay that every consumer has read",
 	},
 })
 

@@ -34,6 +34,16 @@ func NewSet(values map[string]string) (Set, error) {
 		}
 		s = s.with(name, value, n)
 	}
+	// A term that is too short counts as absent; if its default is too short as well, what is longer does.
+	for key, err := s.tooShort(); err != nil; key, err = s.tooShort() {
+		problems = append(problems, err)
+		if !s.Overridden(key) {
+			for _, f := range s.floorsOf(key) {
+				s = s.without(f.of)
+			}
+		}
+		s = s.without(key)
+	}
 	if err := s.consistent(); err != nil {
 		problems = append(problems, err)
 		s = s.without(CertificateTTLSeconds)

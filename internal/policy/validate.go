@@ -107,6 +107,9 @@ func (s Set) Validate(key, value string, ack Ack) error {
 
 // consistent refuses values that are each within bounds and wrong together.
 func (s Set) consistent() error {
+	if _, err := s.tooShort(); err != nil {
+		return err
+	}
 	ttl, age := s.number(CertificateTTLSeconds), s.number(RecoveryTokenMaxAgeSeconds)
 	if ttl*3 <= age {
 		return nil

@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -30,6 +31,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/policy/policystore"
+	"github.com/gpuaas/mesh/internal/retention"
 	"github.com/gpuaas/mesh/internal/rpc"
 )
 
@@ -53,11 +55,13 @@ type Config struct {
 	Listen           string            `koanf:"listen"`
 	OpsListen        string            `koanf:"ops_listen"`
 	DebugSocket      string            `koanf:"debug_socket"` // a unix socket for profiles; empty: none
+	// RetentionSweep is how often what has reached the end of its term is cut; nodeapi cuts nothing.
+	RetentionSweep time.Duration `koanf:"retention_sweep"`
 }
 
 // Default answers the shared defaults.
 func Default() Config {
-	return Config{TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0"}
+	return Config{TrustDomain: "mesh.local", DatabaseConns: 16, Listen: "127.0.0.1:0", OpsListen: "127.0.0.1:0", RetentionSweep: retention.Every}
 }
 
 // Validate reports everything that is missing.
@@ -77,6 +81,9 @@ func (c Config) Validate() error {
 	need(c.OpsListen, "ops_listen")
 	if c.ReplicaID != "" && !ids.Valid(c.ReplicaID) {
 		errs = append(errs, errors.New("replica_id is not a UUID"))
+	}
+	if c.RetentionSweep < time.Second {
+		errs = append(errs, errors.New("retention_sweep is shorter than a second"))
 	}
 	if c.DatabaseConns < 2 {
 		errs = append(errs, errors.New("database_conns is below 2"))
@@ -160,6 +167,20 @@ func (b *Base) Pool(ctx context.Context, purpose string, conns int32) (*pgxpool.
 	}
 	b.pools = append(b.pools, pool)
 	return pool, nil
+}
+
+// Retention returns the periodic work that cuts what of the service has reached the end of its term. It has connections of its own: its statements read
+// many rows.
+func (b *Base) Retention(ctx context.Context, cuts ...retention.Cut) (background.Job, error) {
+	pool, err := b.Pool(ctx, "retention", retention.Conns)
+	if err != nil {
+		return background.Job{}, err
+	}
+	walker, err := retention.New(retention.Deps{Logger: b.Logger, DB: pool, Policy: b.Policy, Registerer: b.Registry.ForService(b.Name)}, cuts...)
+	if err != nil {
+		return background.Job{}, err //nolint:wrapcheck // it says what it did
+	}
+	return walker.Job(b.Config.RetentionSweep), nil
 }
 
 func (b *Base) open(ctx context.Context) error {

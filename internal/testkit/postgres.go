@@ -187,7 +187,7 @@ func installMovableClock(ctx context.Context, ownerURL string) error {
 	_, err = conn.Exec(ctx, `
 		CREATE TABLE mesh.clock_offset (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton), by interval NOT NULL);
 		INSERT INTO mesh.clock_offset (by) VALUES ('0');
-		GRANT SELECT ON mesh.clock_offset TO nodeapi, lifecycle, recovery, readmodel, sequencer;
+		GRANT SELECT ON mesh.clock_offset TO nodeapi, lifecycle, recovery, readmodel, sequencer, mesh_retention;
 		CREATE OR REPLACE FUNCTION mesh.clock() RETURNS timestamptz LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 		BEGIN
 			RETURN pg_catalog.clock_timestamp() + (SELECT o.by FROM mesh.clock_offset o);

@@ -202,6 +202,10 @@ func (s *Service) build(ctx context.Context) error {
 	})
 	machines := workspace.NewMachineReaper(workspace.MachineReaperDeps{Logger: b.Logger, DB: b.DB, Tasks: tasks, Committed: s.committed})
 	claims := &workspace.ClaimConfirmer{Logger: b.Logger, DB: b.DB, Committed: s.committed}
+	walk, err := b.Retention(ctx, cuts...)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	sweeps, err := background.New(background.Deps{
 		Pool: b.DB, Logger: b.Logger, Registerer: b.Registry.ForService(b.Name),
 	},
@@ -225,6 +229,7 @@ func (s *Service) build(ctx context.Context) error {
 			_, err := claims.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did
 		}},
+		walk,
 		background.Job{Name: "findings", Every: s.cfg.FindingSweep, Timeout: sweepTimeout, Run: func(ctx context.Context) error {
 			_, err := finder.Sweep(ctx)
 			return err //nolint:wrapcheck // it says what it did

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1/readmodelv1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/background"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -96,6 +97,14 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	walk, err := b.Retention(ctx, cuts...)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleReadmodel, Logger: b.Logger, Registerer: metrics}, walk)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	// Nothing takes a migration away but a restore.
 	b.Health.Ready("migrations", service.Seldom(10*time.Second, func(ctx context.Context) error { return pg.CheckMigrated(ctx, b.DB) }))
 	b.Add(
@@ -104,6 +113,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "audit-log", Run: audit.Run},
 		app.Task{Name: "projection-lag", Run: s.projector.Measure},
 		app.Task{Name: "watches", Run: hub.Run},
+		app.Task{Name: "background", Run: sweeps.Run},
 		app.Task{Name: "person-sessions", Run: func(ctx context.Context) error {
 			return app.Every(ctx, b.Logger, "person-sessions", time.Hour, s.sessions.Sweep)
 		}},

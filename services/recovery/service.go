@@ -119,8 +119,12 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
+	walk, err := b.Retention(ctx, cuts...)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
 	sweeps, err := newBackground(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
-		s.cfg.SweepEvery)
+		s.cfg.SweepEvery, walk)
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,10 @@ import (
 )
 
 // newBackground is the service's periodic work.
-func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration) (*background.Runner, error) {
-	return background.New(deps, //nolint:wrapcheck // it says what it did
+func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration,
+	walk background.Job,
+) (*background.Runner, error) {
+	return background.New(deps, walk, //nolint:wrapcheck // it says what it did
 		background.Job{Name: "enrolments", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			swept, err := enroller.Sweep(ctx)
 			if err != nil {

@@ -127,7 +127,17 @@ func joined(ws saga.Workspace, run saga.Run) *lifecyclev1.Operation {
 }
 
 var operationKey = pg.Define(pg.RoleLifecycle, "workspace.operation_key",
-	`SELECT digest, run_id::text FROM lifecycle.operation_key WHERE tenant_id = $1 AND key = $2`)
+	`SELECT `+pg.Columns[keptOperation]("k")+` FROM lifecycle.operation_key k WHERE k.tenant_id = $1 AND k.key = $2`)
+
+// keptOperation is what a key was used for, and what it was answered. A key of an earlier build has the run alone.
+type keptOperation struct {
+	Digest      string `db:"digest"`
+	RunID       string `db:"run_id" expr:"@.run_id::text"`
+	WorkspaceID string `db:"workspace_id" expr:"coalesce(@.workspace_id::text, '')"`
+	Kind        string `db:"kind" expr:"coalesce(@.kind, '')"`
+	Epoch       int64  `db:"epoch" expr:"coalesce(@.epoch, 0)"`
+	RunKept     bool   `db:"run_kept" expr:"EXISTS (SELECT FROM lifecycle.saga_run r WHERE r.id = @.run_id)"`
+}
 
 // replay answers what an idempotency key was answered before; same says whether that was for this request.
 func (s *Server) replay(
@@ -136,20 +146,23 @@ func (s *Server) replay(
 	if key == "" {
 		return nil, false, nil
 	}
-	var was, runID string
-	err := pg.QueryRow(ctx, q, operationKey, tenantID, key).Scan(&was, &runID)
+	kept, err := pg.One[keptOperation](ctx, q, operationKey, tenantID, key)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, false, nil
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read operation key: %w", err)
 	}
-	if ok, err := same(was); err != nil {
+	if ok, err := same(kept.Digest); err != nil {
 		return nil, false, err
 	} else if !ok {
-		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "this idempotency key was used for another request", fault.Conflicting(runID))
+		return nil, false, fault.New(commonv1.Reason_REASON_IDEMPOTENCY_KEY_REUSED, "this idempotency key was used for another request", fault.Conflicting(kept.RunID))
 	}
-	run, err := saga.GetRun(ctx, q, runID)
+	if !kept.RunKept {
+		op, err := kept.answer(ctx, q)
+		return op, err == nil, err
+	}
+	run, err := saga.GetRun(ctx, q, kept.RunID)
 	if err != nil {
 		return nil, false, err //nolint:wrapcheck // it says what it read
 	}
@@ -160,6 +173,27 @@ func (s *Server) replay(
 	op := joined(ws, run)
 	op.Joined, op.Replayed = false, true
 	return op, true, nil
+}
+
+// answer is what the key was answered whose run has been cut: the workspace is as it is now, or decommissioned if it has been cut as well.
+func (k keptOperation) answer(ctx context.Context, q pg.Querier) (*lifecyclev1.Operation, error) {
+	kind, _ := names.Parse[commonv1.OperationKind](k.Kind) //nolint:errcheck // unspecified of a key of an earlier build
+	op := &lifecyclev1.Operation{
+		OperationId: k.RunID, WorkspaceId: k.WorkspaceID, Kind: kind, Epoch: k.Epoch, Replayed: true,
+		State: commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED,
+	}
+	if k.WorkspaceID == "" {
+		return op, nil
+	}
+	ws, err := saga.GetWorkspace(ctx, q, k.WorkspaceID)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return op, nil
+	case err != nil:
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	op.State, _ = names.Parse[commonv1.WorkspaceState](ws.State) //nolint:errcheck // unspecified of a newer build's
+	return op, nil
 }
 
 var lockOperationKey = pg.Define(pg.RoleLifecycle, "workspace.lock_operation_key",
@@ -177,9 +211,10 @@ func lockKey(ctx context.Context, tx pgx.Tx, tenantID, key string) error {
 }
 
 var insertOperationKey = pg.Define(pg.RoleLifecycle, "workspace.insert_operation_key",
-	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id) VALUES ($1, $2, $3, $4)`)
+	`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id, workspace_id, kind, epoch)
+		SELECT $1, $2, $3, r.id, r.workspace_id, r.kind, r.epoch FROM lifecycle.saga_run r WHERE r.id = $4`)
 
-// keepKey writes down what a key was answered, for ever.
+// keepKey writes down what a key was answered, for as long as operation.key_promise_seconds says and at least as long as its run is kept open.
 func keepKey(ctx context.Context, tx pgx.Tx, tenantID, key, digest, runID string) error {
 	_, err := pg.Exec(ctx, tx, insertOperationKey, tenantID, key, digest, runID)
 	if err != nil {

@@ -157,7 +157,7 @@ type auditRow struct {
 	Hash     []byte `db:"hash"`
 }
 
-// Verify walks the log and the events side by side, in one snapshot. The first row that does not fit ends it. One check at a time is made here; another
+// Verify walks the log and the events side by side, in one snapshot. Of rows whose events have been cut at the end of their term the chain is checked alone. The first row that does not fit ends it. One check at a time is made here; another
 // is refused as overloaded.
 func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
 	if !a.checking.TryLock() {
@@ -186,6 +186,7 @@ type walk struct {
 	last    []byte // hash of the last row that fits
 
 	until, after int64 // positions: of the cursor, and up to which events were read
+	first        int64 // the first position whose event is still there: rows before it are checked by their chain alone
 	log          []events.Record
 }
 
@@ -193,12 +194,14 @@ func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.
 
 type auditEnd struct {
 	Until int64 `db:"until"`
+	First int64 `db:"first"`
 	auditHead
 }
 
 var (
 	endOfAudit = pg.Define(pg.RoleReadmodel, "project.end_of_audit", `
 	SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS until,
+		COALESCE((SELECT min(n.first_pos) FROM events.numbered n), 0) AS first,
 		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash FROM readmodel.audit_head h), '') AS hash`)
 	auditRowsAfter = pg.Define(pg.RoleReadmodel, "project.audit_rows_after", `
 	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
@@ -209,7 +212,7 @@ func (w *walk) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
-	w.until = end.Until
+	w.until, w.first = end.Until, end.First
 	for w.verdict.Intact() {
 		rows, err := w.rows(ctx)
 		if err != nil {
@@ -287,6 +290,8 @@ func (w *walk) step(ctx context.Context, row auditRow) error {
 		w.broken(number, "it does not follow from the row before")
 	case !bytes.Equal(row.Hash, link(row.Previous, []byte(row.Entry), row.EventID, row.Source)):
 		w.broken(number, "the row was changed after it was written")
+	case row.Pos < w.first:
+		w.verdict.Rows, w.last = number, row.Hash
 	case e == nil || e.Pos > row.Pos:
 		w.broken(number, "its event "+row.EventID+" is gone")
 	case e.Pos < row.Pos:

@@ -174,3 +174,27 @@ func TestTamperingIsFound(t *testing.T) {
 		})
 	}
 }
+
+// TestAuditIsCheckedWhereItsEventsAreGone: rows whose events have been cut are held by their chain, and the others by
+// their events as before.
+func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
+	c := newChain(t, 7)
+	for _, schema := range []string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel} {
+		_, err := c.DB.Pool(schema).Exec(testkit.Context(t), `UPDATE `+schema+`.event_cursor SET pos = 7`)
+		must(t, err)
+	}
+	c.record(pg.RoleLifecycle, audit.Entry{Action: "workspace.cancel", SubjectType: "workspace", SubjectID: ids.New()})
+	c.settle()
+	var cut int64
+	must(t, c.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(t), `SELECT x.cut FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100) x`).Scan(&cut))
+	if cut != 7 {
+		t.Fatalf("%d events were cut, want 7", cut)
+	}
+	if v := c.verify(); !v.Intact() || v.Rows != 8 {
+		t.Errorf("after the cut: %+v", v)
+	}
+	c.asAdmin(`UPDATE readmodel.audit SET entry = replace(entry, 'because', 'for fun') WHERE number = 3`)
+	if v := c.verify(); v.BrokenAt != 3 {
+		t.Errorf("a row was changed whose event is gone: %+v", v)
+	}
+}

@@ -10,7 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -93,6 +95,8 @@ var (
 		}
 		return `SELECT pos FROM readmodel.event_cursor WHERE name = $1`
 	}, false, true)
+	historyCut = pg.Define(pg.RoleReadmodel, "project.history_cut", `
+	SELECT EXISTS (SELECT FROM mesh.retention r WHERE r.service = 'readmodel' AND r.total > 0)`)
 	parkedPositions = pg.Define(pg.RoleReadmodel, "project.parked_positions", `
 	SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos`)
 )
@@ -103,7 +107,14 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 	if _, err := pg.Exec(ctx, tx, keepRebuildsApart, rebuildLock); err != nil {
 		return report, fmt.Errorf("keep other rebuilds away: %w", err)
 	}
-	var err error
+	cut, err := pg.Value[bool](ctx, tx, historyCut)
+	if err != nil {
+		return report, fmt.Errorf("ask whether history was cut: %w", err)
+	}
+	if cut {
+		return report, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the log does not begin at its beginning any more: history was cut at the end of its term",
+			fault.Unmet("events or projections have been cut, and the rest of the log does not make the projection"))
+	}
 	if report.Position, err = pg.Value[int64](ctx, tx, cursorPosition.For(replace), ConsumerName); err != nil && !pg.IsNoRows(err) {
 		return report, fmt.Errorf("read cursor: %w", err)
 	}

@@ -1,0 +1,48 @@
+package retention
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// walkers are the roles whose services cut.
+var walkers = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
+
+// Account is what is known of one cut of one service.
+type Account struct {
+	Service string     `db:"service"`
+	Cut     string     `db:"cut"`
+	Key     string     `db:"policy_key"`
+	Total   int64      `db:"total"`
+	Last    int64      `db:"last_cut"`
+	BeganAt time.Time  `db:"began_at"`
+	DoneAt  *time.Time `db:"done_at"`
+	Oldest  *time.Time `db:"oldest_at"`
+	Failure string     `db:"failure"`
+	// Lag is how long ago the last walk that came to its end began to be over, by the database's clock.
+	Lag time.Duration `db:"lag" expr:"mesh.clock() - coalesce(@.done_at, @.began_at)"`
+}
+
+var (
+	readClock   = pg.DefineShared(walkers, "retention.read_clock", `SELECT mesh.clock()`)
+	keepAccount = pg.DefineShared(walkers, "retention.keep_account", `
+		INSERT INTO mesh.retention AS r (service, cut, policy_key, total, last_cut, began_at, done_at, oldest_at, failure)
+		VALUES (current_user, $1, $2, $3, $3, $4, CASE WHEN $6 = '' THEN mesh.clock() END, $5, $6)
+		ON CONFLICT (service, cut) DO UPDATE SET policy_key = EXCLUDED.policy_key, total = r.total + EXCLUDED.total,
+			last_cut = EXCLUDED.last_cut, began_at = EXCLUDED.began_at, done_at = coalesce(EXCLUDED.done_at, r.done_at),
+			oldest_at = EXCLUDED.oldest_at, failure = EXCLUDED.failure`)
+	listAccounts = pg.Define(pg.RoleReadmodel, "retention.list_accounts", `
+		SELECT `+pg.Columns[Account]("r")+` FROM mesh.retention r ORDER BY r.service, r.cut`)
+)
+
+// Accounts lists what every service has cut.
+func Accounts(ctx context.Context, q pg.Querier) ([]Account, error) {
+	list, err := pg.All[Account](ctx, q, listAccounts)
+	if err != nil {
+		return nil, fmt.Errorf("read accounts of retention: %w", err)
+	}
+	return list, nil
+}

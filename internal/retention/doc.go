@@ -1,0 +1,9 @@
+// Package retention ends history: it walks what has reached the end of its term and has it cut, in bounded batches.
+//
+// It owns the walk, its pace and its account (mesh.retention). It believes the policy about terms, and decides about no
+// row: the functions of the database that it calls, each of the schema of the service that owns the tables, look at
+// every row themselves and keep what is open, live or unread, whatever the term.
+//
+// Guarantees: one replica walks at a time; a walk that is stopped, or fails, is taken up by the next one from the
+// beginning, and cuts nothing twice; each batch is a transaction of its own; in rollback mode nothing is cut.
+package retention

@@ -1,0 +1,210 @@
+package retention
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/background"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+// batch is how many rows one transaction looks at.
+const batch = 500
+
+// Every is how often a service walks unless its configuration says otherwise.
+const Every = 10 * time.Minute
+
+// Conns is how many connections a walk needs.
+const Conns = 2
+
+// timeout bounds a walk over all cuts: what is left is the next one's.
+const timeout = 10 * time.Minute
+
+// beforeAll is the id that a walk begins after.
+const beforeAll = "00000000-0000-0000-0000-000000000000"
+
+// Cut is one kind of rows that have a term.
+type Cut struct {
+	// Name names it in the account, such as "tasks".
+	Name string
+	// Key is the policy key of its term.
+	Key string
+	// Statement cuts one batch: it takes the term in seconds, the id to go on after and how many rows to look at, and
+	// returns a Batch.
+	Statement *pg.Statement
+	// Oldest returns when the oldest row that is left was made; nil if that is not known without reading all.
+	Oldest *pg.Statement
+}
+
+// Batch is what one statement has done.
+type Batch struct {
+	Cut  int64   `db:"cut"`
+	Next *string `db:"next"` // where to go on; nil at the end
+}
+
+// Table is a kind of rows that have a term, as a service lists its own.
+type Table struct {
+	// Name is the cut's, and that of its function behind "cut_".
+	Name string
+	Key  string
+	// Schema is that of the function, if it is none of the service's own.
+	Schema string
+	// Table and ID are the table, and its column that rises with time; empty where there is none.
+	Table, ID string
+}
+
+// Of makes the cuts of tables. batch and oldest return the statements of one.
+func Of(tables []Table, batch, oldest func(Table) *pg.Statement) []Cut {
+	cuts := make([]Cut, 0, len(tables))
+	for _, t := range tables {
+		c := Cut{Name: t.Name, Key: t.Key, Statement: batch(t)}
+		if t.Table != "" {
+			c.Oldest = oldest(t)
+		}
+		cuts = append(cuts, c)
+	}
+	return cuts
+}
+
+// Call returns the text of a Cut's Statement over the function of the service's schema, or of the Table's.
+func (t Table) Call(schema string) string {
+	if t.Schema != "" {
+		schema = t.Schema
+	}
+	return `SELECT x.cut, x.next::text AS next FROM ` + schema + `.cut_` + t.Name + `(make_interval(secs => $1), $2::uuid, $3) x`
+}
+
+// Oldest returns the text of a Cut's Oldest over the table of a schema.
+func (t Table) Oldest(schema string) string {
+	if t.Table == "" {
+		return `SELECT NULL::timestamptz WHERE false`
+	}
+	return `SELECT mesh.id_time(t.` + t.ID + `) FROM ` + schema + `.` + t.Table + ` t ORDER BY t.` + t.ID + ` LIMIT 1`
+}
+
+// Deps is what a walker works with. DB logs in as the service.
+type Deps struct {
+	Logger     *slog.Logger
+	DB         *pgxpool.Pool
+	Policy     *policy.Source
+	Registerer prometheus.Registerer
+}
+
+// Walker cuts what is over.
+type Walker struct {
+	deps    Deps
+	cuts    []Cut
+	rows    *prometheus.CounterVec
+	success *prometheus.GaugeVec
+}
+
+// New makes a walker over cuts, which are walked in their order.
+func New(deps Deps, cuts ...Cut) (*Walker, error) {
+	w := &Walker{
+		deps: deps, cuts: slices.Clone(cuts),
+		rows: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "retention_rows_cut_total", Help: "Rows that were cut at the end of their term.",
+		}, []string{"cut"}),
+		success: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "retention_last_walk_timestamp_seconds", Help: "When a walk over the rows last came to its end on this replica.",
+		}, []string{"cut"}),
+	}
+	for _, c := range cuts {
+		if key, ok := policy.Lookup(c.Key); c.Name == "" || c.Statement == nil || !ok || key.Kind != policy.Seconds {
+			return nil, fmt.Errorf("build retention: cut %q has no name, no statement or no policy key of seconds", c.Name)
+		}
+		w.rows.WithLabelValues(c.Name)
+	}
+	if deps.Registerer != nil {
+		if err := errors.Join(deps.Registerer.Register(w.rows), deps.Registerer.Register(w.success)); err != nil {
+			return nil, fmt.Errorf("register metrics of retention: %w", err)
+		}
+	}
+	return w, nil
+}
+
+// Job is the walk as periodic work.
+func (w *Walker) Job(every time.Duration) background.Job {
+	return background.Job{Name: "retention", Every: every, Timeout: timeout, Run: w.Walk}
+}
+
+// Walk walks every cut once. One that fails does not keep the others from being walked.
+func (w *Walker) Walk(ctx context.Context) error {
+	var errs []error
+	for _, c := range w.cuts {
+		if err := w.walk(ctx, c); err != nil {
+			errs = append(errs, fmt.Errorf("cut %s: %w", c.Name, err))
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// pause lets others have the database between two batches: a walk has time.
+const pause = 20 * time.Millisecond
+
+func (w *Walker) walk(ctx context.Context, c Cut) error {
+	began, err := pg.Value[time.Time](ctx, w.deps.DB, readClock)
+	if err != nil {
+		return fmt.Errorf("read clock: %w", err)
+	}
+	term := w.deps.Policy.Current().Duration(c.Key)
+	total, err := w.batches(ctx, c, term)
+	w.rows.WithLabelValues(c.Name).Add(float64(total))
+	failure := ""
+	if err != nil {
+		failure = obs.Redact(err.Error())
+		if ctx.Err() != nil {
+			failure = "it was stopped, and goes on with the next walk"
+		}
+	} else {
+		w.success.WithLabelValues(c.Name).SetToCurrentTime()
+	}
+	var oldest *time.Time
+	ctx = context.WithoutCancel(ctx)
+	if c.Oldest != nil {
+		at, oldestErr := pg.Value[time.Time](ctx, w.deps.DB, c.Oldest)
+		if oldestErr == nil {
+			oldest = &at
+		} else if !pg.IsNoRows(oldestErr) {
+			err = errors.Join(err, fmt.Errorf("read the oldest row: %w", oldestErr))
+		}
+	}
+	if _, keepErr := pg.Exec(ctx, w.deps.DB, keepAccount, c.Name, c.Key, total, began, oldest, failure); keepErr != nil {
+		err = errors.Join(err, fmt.Errorf("write account: %w", keepErr))
+	}
+	if total > 0 {
+		w.deps.Logger.DebugContext(ctx, "rows cut at the end of their term", slog.String("cut", c.Name), slog.Int64("rows", total))
+	}
+	return err
+}
+
+func (w *Walker) batches(ctx context.Context, c Cut, term time.Duration) (int64, error) {
+	total, after := int64(0), beforeAll
+	for {
+		done, err := pg.One[Batch](ctx, w.deps.DB, c.Statement, term.Seconds(), after, batch)
+		if err != nil {
+			return total, err //nolint:wrapcheck // wrapped by Walk
+		}
+		total += done.Cut
+		if done.Next == nil {
+			return total, nil
+		}
+		after = *done.Next
+		if !app.Sleep(ctx, pause) {
+			return total, ctx.Err() //nolint:wrapcheck // wrapped by Walk
+		}
+	}
+}

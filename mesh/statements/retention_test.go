@@ -1,0 +1,85 @@
+package statements_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// kept are the tables whose rows no cut takes away, with the reason.
+var kept = map[string]string{
+	"lifecycle.tenant":         "one row a tenant, which stands",
+	"lifecycle.gpu_hold":       "is taken away with the release",
+	"lifecycle.suspicion":      "is taken away by the sweep that no longer sees it",
+	"lifecycle.audit_window":   "is taken away when its window is over",
+	"lifecycle.launch_log":     "one row a placement",
+	"lifecycle.replica_seen":   "one row a replica that was started",
+	"nodeapi.audit_window":     "is taken away when its window is over",
+	"nodeapi.observation":      "is replaced by the next session of its node, or taken away with its observer",
+	"nodeapi.observer":         "is taken away once its node is silent for long",
+	"nodeapi.replica":          "one row a replica that was started",
+	"recovery.authority_head":  "one row",
+	"recovery.audit_window":    "is taken away when its window is over",
+	"recovery.brake":           "one row",
+	"recovery.churn_bucket":    "is taken away after a day by the watchdog",
+	"recovery.class_sighting":  "is taken away after a day by the watchdog",
+	"recovery.policy_version":  "one row a policy key",
+	"recovery.rollback":        "one row",
+	"recovery.watch_instance":  "is taken away by the watchdog",
+	"recovery.watch_listening": "one row",
+	"recovery.watch_replica":   "is taken away after a day by the watchdog",
+	"recovery.watch_run":       "is taken away after two hours by the watchdog",
+	"recovery.watch_session":   "is taken away by the watchdog",
+	"recovery.watch_workspace": "is taken away after a day by the watchdog",
+	"recovery.watchdog_lease":  "one row",
+	"readmodel.audit":          "is the truth of what was done, and a chain",
+	"readmodel.audit_head":     "one row",
+	"readmodel.audit_window":   "is taken away when its window is over",
+	"readmodel.brake":          "one row a brake",
+	"readmodel.tenant":         "one row a tenant, which stands",
+	"readmodel.person":         "is taken away thirty days after its end",
+	"readmodel.person_session": "is taken away a week after its end",
+	"mesh.era":                 "one row",
+	"mesh.policy":              "one row a policy key",
+	"mesh.goose_db_version":    "one row a migration",
+	"mesh.retention":           "one row a cut",
+	"mesh.signing_key":         "the chain of keys is what later ones are believed by",
+	"mesh.key_rotation":        "one row a rotation",
+	"mesh.key_replica":         "is taken away after a day",
+	"mesh.clock_offset":        "of the test kit",
+}
+
+// TestEveryTableHasATerm: a table whose rows are never cut is a decision. The role that cuts may delete from the others.
+func TestEveryTableHasATerm(t *testing.T) {
+	testkit.IO(t)
+	db := testkit.DB(t)
+	rows, err := db.OwnerPool().Query(t.Context(), `SELECT n.nspname || '.' || c.relname, has_table_privilege('mesh_retention', c.oid, 'DELETE')
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname IN ('lifecycle', 'nodeapi', 'recovery', 'readmodel', 'events', 'mesh')
+			AND c.relname NOT LIKE 'river\_%' AND c.relname NOT LIKE 'scratch\_%' AND c.relname NOT IN ('event_cursor', 'parked_event')`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	left := maps.Clone(kept)
+	for rows.Next() {
+		var name string
+		var cut bool
+		if err := rows.Scan(&name, &cut); err != nil {
+			t.Fatal(err)
+		}
+		_, stays := left[name]
+		delete(left, name)
+		if cut == stays {
+			t.Errorf("%s: a cut takes its rows away: %t; it is listed as kept: %t", name, cut, stays)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if len(left) > 0 {
+		t.Errorf("listed and not there: %v", slices.Sorted(maps.Keys(left)))
+	}
+}

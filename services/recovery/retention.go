@@ -1,0 +1,29 @@
+package recovery
+
+import (
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/retention"
+)
+
+// terms are the kinds of rows of recovery that have a term, in an order in which what hangs on a row goes before it.
+var terms = []retention.Table{
+	{Name: "enrollments", Key: policy.RetentionCredentialsSeconds, Table: "enrollment", ID: "enrollment_id"},
+	{Name: "tokens", Key: policy.RetentionCredentialsSeconds, Table: "token", ID: "token_id"},
+	{Name: "serials", Key: policy.RetentionCredentialsSeconds},
+	{Name: "instances", Key: policy.RetentionIdentitiesSeconds, Table: "instance", ID: "instance_id"},
+	{Name: "identities", Key: policy.RetentionIdentitiesSeconds, Table: "identity", ID: "node_id"},
+	{Name: "epochs", Key: policy.RetentionIdentitiesSeconds, Table: "workspace_epoch", ID: "workspace_id"},
+	{Name: "records", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_record", ID: "record_id"},
+	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
+}
+
+var (
+	cutBatch = pg.DefineDynamic(pg.RoleRecovery, "recovery.cut_batch",
+		func(t retention.Table) string { return t.Call("recovery") }, terms...)
+	oldestLeft = pg.DefineDynamic(pg.RoleRecovery, "recovery.oldest_left",
+		func(t retention.Table) string { return t.Oldest("recovery") }, terms...)
+
+	// cuts are what recovery cuts.
+	cuts = retention.Of(terms, cutBatch.For, oldestLeft.For)
+)
