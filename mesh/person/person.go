@@ -96,6 +96,7 @@ type Client struct {
 	Rollback  readmodelv1connect.RollbackServiceClient
 	Keys      readmodelv1connect.KeyServiceClient
 	Instances readmodelv1connect.InstanceServiceClient
+	Retention readmodelv1connect.RetentionServiceClient
 
 	http *http.Client
 }
@@ -128,6 +129,7 @@ func Dial(cfg Config) (*Client, error) {
 		Rollback:  readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
 		Keys:      readmodelv1connect.NewKeyServiceClient(hc, base, options...),
 		Instances: readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
+		Retention: readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
 		http:      hc,
 	}, nil
 }

@@ -41,6 +41,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedAuditServiceHandler
 	readmodelv1connect.UnimplementedRollbackServiceHandler
 	readmodelv1connect.UnimplementedKeyServiceHandler
+	readmodelv1connect.UnimplementedRetentionServiceHandler
 	readmodelv1connect.UnimplementedPeopleServiceHandler
 
 	path string // of the contexts file
@@ -192,6 +193,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewAuditServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRollbackServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewPeopleServiceHandler(f, options...) },
 	} {

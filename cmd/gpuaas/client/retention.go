@@ -1,0 +1,78 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+)
+
+var retentionView = view[*readmodelv1.RetentionCut]{
+	name: func(c *readmodelv1.RetentionCut) string { return c.GetService() + "/" + c.GetCut() },
+	columns: []column[*readmodelv1.RetentionCut]{
+		{title: "SERVICE", path: "service"},
+		{title: "ROWS", path: "cut"},
+		{title: "TERM", of: func(_ *printer, c *readmodelv1.RetentionCut) string { return spelledTerm(c.GetTermSeconds()) }},
+		{title: "CUT", path: "rows"},
+		{title: "OLDEST", drop: 2, moves: true, path: "oldest_at"},
+		{title: "LAST WALK", drop: 1, moves: true, path: "done_at"},
+		{title: "FAILURE", text: true, path: "failure"},
+		{title: "POLICY KEY", path: "policy_key", wide: true},
+		{title: "CUT LAST", path: "last_rows", wide: true},
+		{title: "BEGAN", path: "began_at", wide: true},
+	},
+}
+
+// spelledTerm spells a number of seconds in whole days where it is some.
+func spelledTerm(seconds int64) string {
+	const day = 24 * 60 * 60
+	if seconds > 0 && seconds%day == 0 {
+		return fmt.Sprintf("%d d", seconds/day)
+	}
+	return (time.Duration(seconds) * time.Second).String()
+}
+
+// mebibytes spells a size.
+func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+
+func (p *Program) retentionCommand() *cobra.Command {
+	return group("retention", "How long history is kept, and what of it was cut", nil, p.retentionStatus())
+}
+
+func (p *Program) retentionStatus() *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "Show the terms of history, what was cut at their end, and the size of the event log",
+		Long: "Show each kind of rows that has a term: the term by its policy key, the rows cut so far, the oldest row that is left, and the last walk\n" +
+			"that came to its end (docs/retention.md). Under the list stand the size of the event log, the oldest event that is parked, which keeps\n" +
+			"all events behind it, and the lag: how long ago the slowest of the walks came to its end.",
+		Example: "  gpuaas retention status\n  gpuaas retention status -o json --jq '.lag_seconds'",
+		Args:    args(),
+		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
+			answer, err := s.client.Retention.GetRetention(ctx, &readmodelv1.GetRetentionRequest{})
+			if err != nil {
+				return err
+			}
+			if s.structured() {
+				return object(s.printer, answer)
+			}
+			if err := list(s.printer, retentionView, answer.GetCuts(), ""); err != nil || s.format == formatName {
+				return err
+			}
+			if err := s.section("NAME", "VALUE"); err != nil {
+				return err
+			}
+			parked := "none"
+			if at := answer.GetOldestParkedAt(); at != nil {
+				parked = at.AsTime().UTC().Format(time.RFC3339)
+			}
+			return s.pairs([][2]string{
+				{"EVENT LOG", mebibytes(answer.GetEventsBytes()) + " of " + mebibytes(answer.GetDatabaseBytes())},
+				{"OLDEST PARKED EVENT", parked},
+				{"LAG", (time.Duration(answer.GetLagSeconds()) * time.Second).String()},
+			})
+		}),
+	}
+}
