@@ -63,7 +63,7 @@ const (
 	RetentionOperationKeysSeconds = "retention.operation_keys_seconds"
 	RetentionFindingsSeconds      = "retention.findings_seconds"
 	RetentionIdentitiesSeconds    = "retention.identities_seconds"
-	RetentionCredentialsSeconds   = "retention.credentials_seconds"
+	RetentionCredentialsSeconds   = "retention.credentials_seconds" //nolint:gosec // the name of a key
 	RetentionRecoveriesSeconds    = "retention.recoveries_seconds"
 	RetentionTimelineSeconds      = "retention.timeline_seconds"
 	RetentionEventsSeconds        = "retention.events_seconds"

@@ -34,32 +34,48 @@ func (l *life) insert(ctx context.Context, db *pgxpool.Pool) error {
 		args []any
 	}{
 		{`INSERT INTO lifecycle.tenant (id, name) VALUES ($1, $1::uuid::text)`, []any{l.of["tenant"]}},
-		{`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch, run_id, state_at)
+		{
+			`INSERT INTO lifecycle.workspace (id, tenant_id, name, state, epoch, run_id, state_at)
 			VALUES ($1, $2, 'w', $3, 2, $4, mesh.clock() - make_interval(secs => $5))`,
-			[]any{l.of["workspace"], l.of["tenant"], l.workspace, l.of["run"], age}},
-		{`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch, state, why_waiting,
+			[]any{l.of["workspace"], l.of["tenant"], l.workspace, l.of["run"], age},
+		},
+		{
+			`INSERT INTO lifecycle.saga_run (id, workspace_id, tenant_id, kind, definition, def_version, step_names, epoch, state, why_waiting,
 				stuck_reason, finished_at)
 			VALUES ($1, $2, $3, 'create', 'd', 1, '{a}', 1, $4, 'w', 's',
 				CASE WHEN $4 IN ('succeeded', 'failed') THEN mesh.clock() - make_interval(secs => $5) END)`,
-			[]any{l.of["run"], l.of["workspace"], l.of["tenant"], l.run, age}},
-		{`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
+			[]any{l.of["run"], l.of["workspace"], l.of["tenant"], l.run, age},
+		},
+		{
+			`INSERT INTO lifecycle.saga_step (run_id, step, name, dir, attempt, workspace_id, tenant_id, fence, op_seq, state, idem_key, stall_after)
 			VALUES ($1, 0, 'a', 'do', 1, $2, $3, 1, 1, 'succeeded', 'k', '1 minute')`,
-			[]any{l.of["run"], l.of["workspace"], l.of["tenant"]}},
-		{`INSERT INTO lifecycle.task (task_id, type, node_id, workspace_id, run_id, state, idem_key, payload, expires_at, state_at)
+			[]any{l.of["run"], l.of["workspace"], l.of["tenant"]},
+		},
+		{
+			`INSERT INTO lifecycle.task (task_id, type, node_id, workspace_id, run_id, state, idem_key, payload, expires_at, state_at)
 			VALUES ($1, 'probe.noop', $2, $3, $4, $5, $1::uuid::text, '', mesh.clock(), mesh.clock() - make_interval(secs => $6))`,
-			[]any{l.of["task"], l.of["node"], l.of["workspace"], l.of["run"], l.task, age}},
-		{`INSERT INTO lifecycle.late_evidence (task_id, attempt, node_id, session_epoch, state) VALUES ($1, 1, $2, 1, 'succeeded')`,
-			[]any{l.of["task"], l.of["node"]}},
-		{`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at, released_at)
+			[]any{l.of["task"], l.of["node"], l.of["workspace"], l.of["run"], l.task, age},
+		},
+		{
+			`INSERT INTO lifecycle.late_evidence (task_id, attempt, node_id, session_epoch, state) VALUES ($1, 1, $2, 1, 'succeeded')`,
+			[]any{l.of["task"], l.of["node"]},
+		},
+		{
+			`INSERT INTO lifecycle.resource_claim (id, workspace_id, tenant_id, run_id, step, kind, scope, deterministic_name, epoch, orphaned_at, released_at)
 			VALUES ($1, $2, $3, $4, 0, 'storage', 'shared', 'n', 1, CASE WHEN $5 = 'orphaned' THEN mesh.clock() - make_interval(secs => $6) END,
 				CASE WHEN $5 = 'released' THEN mesh.clock() - make_interval(secs => $6) END)`,
-			[]any{l.of["claim"], l.of["workspace"], l.of["tenant"], l.of["run"], l.claim, age}},
-		{`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, occupancy, state_at)
+			[]any{l.of["claim"], l.of["workspace"], l.of["tenant"], l.of["run"], l.claim, age},
+		},
+		{
+			`INSERT INTO lifecycle.allocation (allocation_id, workspace_id, tenant_id, epoch, state, placement, occupancy, state_at)
 			VALUES ($1, $2, $3, 1, $4, 'process', CASE WHEN $4 = 'released' THEN 'none' ELSE 'cleanup' END, mesh.clock() - make_interval(secs => $5))`,
-			[]any{l.of["allocation"], l.of["workspace"], l.of["tenant"], l.allocation, age}},
-		{`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement, ended_at)
+			[]any{l.of["allocation"], l.of["workspace"], l.of["tenant"], l.allocation, age},
+		},
+		{
+			`INSERT INTO lifecycle.instance (instance_id, workspace_id, tenant_id, epoch, state, placement, ended_at)
 			VALUES ($1, $2, $3, 1, $4, 'process', CASE WHEN $4 = 'ended' THEN mesh.clock() - make_interval(secs => $5) END)`,
-			[]any{l.of["instance"], l.of["workspace"], l.of["tenant"], l.instance, age}},
+			[]any{l.of["instance"], l.of["workspace"], l.of["tenant"], l.instance, age},
+		},
 		{`INSERT INTO lifecycle.operation_key (tenant_id, key, digest, run_id, created_at)
 			VALUES ($1, 'k', 'd', $2, mesh.clock() - make_interval(secs => $3))`, []any{l.of["tenant"], l.of["run"], age}},
 	} {
