@@ -101,7 +101,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	sweeps, err := background.New(background.Deps{Pool: b.DB, Schema: pg.RoleReadmodel, Logger: b.Logger, Registerer: metrics}, walk)
+	sweeps, err := background.New(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, walk)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
