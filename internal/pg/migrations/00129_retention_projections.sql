@@ -177,27 +177,6 @@ END $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-CREATE FUNCTION readmodel.cut_replicas(term interval, lowest uuid, most integer, OUT cut bigint, OUT next uuid)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    until timestamptz := mesh.clock() - term;
-    seen  uuid[];
-BEGIN
-    cut := 0;
-    IF mesh.rolled_back() THEN
-        RETURN;
-    END IF;
-    SELECT array_agg(o.id) INTO seen FROM (SELECT t.replica_id AS id FROM readmodel.replica t
-        WHERE t.replica_id > lowest AND t.replica_id < mesh.first_id(until) ORDER BY t.replica_id LIMIT most) o;
-    next := seen[most];
-    WITH gone AS (
-        DELETE FROM readmodel.replica t WHERE t.replica_id = ANY (seen) AND t.beat_at < until
-        RETURNING t.replica_id AS id)
-    SELECT count(*) INTO cut FROM gone;
-END $$;
--- +goose StatementEnd
-
--- +goose StatementBegin
 CREATE FUNCTION readmodel.cut_recoveries(term interval, lowest uuid, most integer, OUT cut bigint, OUT next uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -241,7 +220,7 @@ END $$;
 
 -- The functions belong to a role that may delete from these tables, read what decides, and do nothing else.
 GRANT USAGE ON SCHEMA readmodel TO mesh_retention;
-GRANT SELECT, DELETE ON readmodel.allocation, readmodel.claim, readmodel.finding, readmodel.gate, readmodel.incident, readmodel.instance, readmodel.node, readmodel.observation, readmodel.observed, readmodel.recovery_record, readmodel.replica, readmodel.run, readmodel.session, readmodel.step, readmodel.task, readmodel.task_transition, readmodel.workspace TO mesh_retention;
+GRANT SELECT, DELETE ON readmodel.allocation, readmodel.claim, readmodel.finding, readmodel.gate, readmodel.incident, readmodel.instance, readmodel.node, readmodel.observation, readmodel.observed, readmodel.recovery_record, readmodel.run, readmodel.session, readmodel.step, readmodel.task, readmodel.task_transition, readmodel.workspace TO mesh_retention;
 GRANT CREATE ON SCHEMA readmodel TO mesh_retention;
 -- +goose StatementBegin
 DO $$
@@ -266,7 +245,6 @@ DROP FUNCTION readmodel.cut_instances(interval, uuid, integer);
 DROP FUNCTION readmodel.cut_findings(interval, uuid, integer);
 DROP FUNCTION readmodel.cut_workspaces(interval, uuid, integer);
 DROP FUNCTION readmodel.cut_nodes(interval, uuid, integer);
-DROP FUNCTION readmodel.cut_replicas(interval, uuid, integer);
 DROP FUNCTION readmodel.cut_recoveries(interval, uuid, integer);
 DROP FUNCTION readmodel.cut_incidents(interval, uuid, integer);
 REVOKE ALL ON ALL TABLES IN SCHEMA readmodel FROM mesh_retention;
