@@ -45,7 +45,7 @@ func TestListeningGoesOnWhileReplicasOverlap(t *testing.T) {
 	if got := since(); !got.Equal(began.BeatAt) {
 		t.Errorf("after a replacement somebody listens since %s, not since %s", got, began.BeatAt)
 	}
-	if w := beat(45*time.Second, second, false); w.StartedAt == w.BeatAt || w.Version != 2 {
+	if w := beat(45*time.Second, second, false); w.StartedAt.Equal(w.BeatAt) || w.Version != 2 {
 		t.Errorf("the second beat of the second replica: %+v", w)
 	}
 	again := beat(66*time.Second, second, false)

@@ -161,17 +161,17 @@ func (t *Template) copier(tab table, size Size) *copier {
 }
 
 // numbers returns which tenant, machine and workspace the copy with the given number has.
-func (s Size) numbers(at level, n int) (tenant, node, workspace int) {
+func (s Size) numbers(at level, n int) map[level]int {
 	switch at {
 	case ofTenant:
-		return n, 0, 0
+		return map[level]int{ofTenant: n}
 	case ofNode:
-		return 0, n, 0
+		return map[level]int{ofNode: n}
 	case ofWorkspace:
-		return n % s.tenants(), n % s.Nodes, n
+		return map[level]int{ofTenant: n % s.tenants(), ofNode: n % s.Nodes, ofWorkspace: n}
 	case ofMesh:
 	}
-	return 0, 0, 0
+	return nil
 }
 
 func (s Size) copies(at level) int {
@@ -183,8 +183,7 @@ func (c *copier) write(w io.Writer, levels map[string]level) error {
 	seq := 0
 	for at := ofMesh; at <= ofWorkspace; at++ {
 		for n := range c.size.copies(at) {
-			tenant, node, workspace := c.size.numbers(at, n)
-			of := map[level]int{ofTenant: tenant, ofNode: node, ofWorkspace: workspace}
+			of := c.size.numbers(at, n)
 			names := map[string]string{}
 			for i, row := range c.rows {
 				if c.level[i] != at {

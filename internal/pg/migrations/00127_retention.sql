@@ -47,8 +47,6 @@ GRANT EXECUTE ON FUNCTION mesh.rolled_back() TO mesh_retention;
 ALTER TABLE lifecycle.operation_key ADD COLUMN workspace_id uuid, ADD COLUMN kind text, ADD COLUMN epoch bigint;
 UPDATE lifecycle.operation_key k SET workspace_id = r.workspace_id, kind = r.kind, epoch = r.epoch FROM lifecycle.saga_run r WHERE r.id = k.run_id;
 CREATE INDEX operation_key_age ON lifecycle.operation_key (created_at);
--- What is asked when a workspace is cut.
-CREATE INDEX allocation_of_workspace ON lifecycle.allocation (workspace_id);
 
 -- Evidence is added by triggers and never changed; the cut of what is settled alone takes it away.
 -- +goose StatementBegin
@@ -375,7 +373,7 @@ END $$;
 REVOKE ALL ON ALL TABLES IN SCHEMA lifecycle FROM mesh_retention;
 REVOKE ALL ON FUNCTION lifecycle.leave_evidence(text, text, jsonb, jsonb) FROM mesh_retention;
 REVOKE ALL ON SCHEMA lifecycle FROM mesh_retention;
-DROP INDEX lifecycle.allocation_of_workspace, lifecycle.operation_key_age;
+DROP INDEX lifecycle.operation_key_age;
 ALTER TABLE lifecycle.operation_key DROP COLUMN epoch, DROP COLUMN kind, DROP COLUMN workspace_id;
 REVOKE ALL ON FUNCTION mesh.rolled_back() FROM mesh_retention;
 REVOKE ALL ON mesh.era FROM mesh_retention;

@@ -30,7 +30,9 @@ func TestAFullWriterTakesNewerObservations(t *testing.T) {
 func TestAnObservationBesideOneThatIsWrittenIsKept(t *testing.T) {
 	w := New(slog.New(slog.DiscardHandler), nil, Replica{}, func() {}, nil, nil)
 	node, workspace := ids.New(), ids.New()
-	observe := func(epoch int64) { w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: epoch, Workloads: []*nodev1.WorkloadStatus{{Name: "main"}}}) }
+	observe := func(epoch int64) {
+		w.Observed(node, "", 1, &nodev1.Observation{WorkspaceId: workspace, Epoch: epoch, Workloads: []*nodev1.WorkloadStatus{{Name: "main"}}})
+	}
 	observe(1)
 	w.settle(&written{read: map[string]int64{node: 1}, settled: w.takeObserved()})
 	w.landed()

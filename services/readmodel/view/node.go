@@ -157,7 +157,7 @@ func (s *Snapshot) Replicas(ctx context.Context) ([]Replica, error) {
 	}
 	replicas := make([]Replica, 0, len(rows))
 	for _, row := range rows {
-		replicas = append(replicas, Replica{ID: row.ID, BeatAt: row.BeatAt, Fresh: row.Fresh, Sessions: row.Sessions, Late: row.Late})
+		replicas = append(replicas, Replica(row))
 	}
 	return replicas, nil
 }
