@@ -164,6 +164,7 @@ func (r *Run) evidence(ids ...string) {
 // inject makes the fault, unless it is withheld, and measures that it took by proof, which shares no code with the detector.
 func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx context.Context) error) error {
 	var err error
+	r.Mesh.comeToRest(ctx)
 	if r.before, err = r.Mesh.look(ctx, r.subject); err != nil {
 		return at(StageGood, err)
 	}

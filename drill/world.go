@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -33,6 +34,27 @@ func (m *Mesh) look(ctx context.Context, subject []string) (world, error) {
 		return err
 	})
 	return w, err
+}
+
+// comeToRest waits for nodes that are on their way back, as after an earlier drill: they would be taken for what this fault has changed. A mesh with a node
+// that stays away is drilled as it is.
+func (m *Mesh) comeToRest(ctx context.Context) {
+	_ = await(ctx, "nodes that are on their way back", time.Minute, func(ctx context.Context) error { //nolint:errcheck // see above
+		for token := ""; ; {
+			resp, err := m.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token})
+			if err != nil {
+				return err
+			}
+			for _, n := range resp.GetItems() {
+				if n.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY {
+					return fmt.Errorf("%s is %s", n.GetName(), n.GetReason())
+				}
+			}
+			if token = resp.GetNextPageToken(); token == "" {
+				return nil
+			}
+		}
+	})
 }
 
 func (w world) readWorkspaces(ctx context.Context, m *Mesh, subject []string) error {

@@ -85,9 +85,20 @@ func TestAHoleStaysOpenUntilNobodyCanFillIt(t *testing.T) {
 	}
 	must(t, late.Commit(ctx))
 	next("{[1,2)} at 5-5, open {[2,3),[7,)}")
-	appendEvents(t, writer, event("c", "z", 5))
-	next("{[7,8)} at 6-6, open {[8,)}")
-	if diff := cmp.Diff([]string{"1 a", "2 b", "3 b", "4 b", "5 late", "6 c"}, readAll(t, d)); diff != "" {
+	// Transactions of other databases of the server may be older than the round, and keep it open until they end.
+	for pos := int64(6); ; pos++ {
+		appendEvents(t, writer, event("c", "z", pos-1))
+		turns++
+		must(t, both[turns%2].Drain(ctx))
+		got := newest(t, d)
+		if got == fmt.Sprintf("{[%d,%d)} at %d-%d, open {[%d,)}", pos+1, pos+2, pos, pos, pos+2) {
+			break
+		}
+		if want := fmt.Sprintf("{[%d,%d)} at %d-%d, open {[2,3),[%d,)}", pos+1, pos+2, pos, pos, pos+2); got != want || ctx.Err() != nil {
+			t.Fatalf("after round %d: %s; want %s or the hole closed", turns, got, want)
+		}
+	}
+	if diff := cmp.Diff([]string{"1 a", "2 b", "3 b", "4 b", "5 late", "6 c"}, readAll(t, d)[:6]); diff != "" {
 		t.Fatal(diff)
 	}
 }

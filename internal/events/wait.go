@@ -63,6 +63,24 @@ var (
 		SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event WHERE seq = ANY($1)`)
 )
 
+// UnreadSQL returns an expression for the age in seconds of the oldest event that the consumer whose cursor stands in schema has not read, numbered or not;
+// 0 if it has read all. Whoever judges by what such a consumer wrote down, beside what is read from tables directly, must not do so while it is behind. It
+// reads a few rows, however far behind that is.
+func UnreadSQL(schema, consumer string) string {
+	return `COALESCE((SELECT max(EXTRACT(EPOCH FROM mesh.clock() - unread.created_at)) FROM (
+		SELECT e.created_at FROM unnest(COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}')) r
+			CROSS JOIN LATERAL (
+				SELECT x.created_at FROM events.event x WHERE x.seq >= lower(r) AND x.seq < COALESCE(upper(r), 9223372036854775807)
+				ORDER BY x.seq LIMIT 1) e
+		UNION ALL
+		SELECT x.created_at FROM (
+				SELECT lower(n.seqs) AS seq FROM events.numbered n WHERE n.last_pos > COALESCE((
+						SELECT c.pos FROM ` + schema + `.event_cursor c WHERE c.name = '` + consumer + `'), 0)
+				ORDER BY n.last_pos LIMIT 1) f
+			JOIN events.event x ON x.seq = f.seq
+	) unread), 0)`
+}
+
 // WaitFor returns once the event is numbered and this consumer's cursor, on whichever replica, has passed it. It waits
 // at most MaxWait, less if ctx ends sooner. The token is an event's id, as Append returned it; empty waits for nothing.
 func (c *Consumer) WaitFor(ctx context.Context, token string) error {

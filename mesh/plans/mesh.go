@@ -139,7 +139,7 @@ func provision(ctx context.Context, client *person.Client) error {
 		return fmt.Errorf("create the tenant of the template: %w", err)
 	}
 	_, err := client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{
-		Tenant: tenantName, Name: workspaceName, Spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+		Tenant: tenantName, Name: workspaceName, IdempotencyKey: workspaceName, Spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
 	})
 	if err != nil {
 		return fmt.Errorf("create the workspace of the template: %w", err)

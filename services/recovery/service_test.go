@@ -68,6 +68,7 @@ type mesh struct {
 	gates       *gates
 	cfg         recovery.Config
 	service     *recovery.Service
+	registry    *obs.Registry
 }
 
 func write(t *testing.T, path, text string) string {
@@ -125,6 +126,7 @@ func start(t *testing.T) *mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.registry = registry
 	if m.service, err = recovery.New(m.ctx, recovery.Deps{Logger: testkit.Logger(t), Registry: registry}, cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -419,11 +421,27 @@ func TestReadyz(t *testing.T) {
 func TestSweepRuns(t *testing.T) {
 	m := start(t)
 	testkit.Eventually(t, testkit.Patience, func() error {
-		var done, failed int
-		err := m.db.Pool(pg.RoleRecovery).QueryRow(m.ctx, `SELECT count(*) FILTER (WHERE state = 'completed'), count(*) FILTER (WHERE errors IS NOT NULL)
-			FROM recovery.river_job WHERE args->>'job' = 'enrolments'`).Scan(&done, &failed)
-		if err != nil || done == 0 || failed > 0 {
-			return fmt.Errorf("%d sweeps done, %d failed: %w", done, failed, err)
+		families, err := m.registry.Gatherer().Gather()
+		if err != nil {
+			return err
+		}
+		runs := map[string]float64{}
+		for _, f := range families {
+			if !strings.HasSuffix(f.GetName(), "background_runs_total") {
+				continue
+			}
+			for _, metric := range f.GetMetric() {
+				of := map[string]string{}
+				for _, l := range metric.GetLabel() {
+					of[l.GetName()] = l.GetValue()
+				}
+				if of["job"] == "enrolments" {
+					runs[of["outcome"]] += metric.GetCounter().GetValue()
+				}
+			}
+		}
+		if runs["done"] == 0 || runs["failed"] > 0 {
+			return fmt.Errorf("sweeps by their outcome: %v", runs)
 		}
 		return nil
 	})

@@ -43,6 +43,10 @@ GRANT USAGE ON SCHEMA mesh TO mesh_retention;
 GRANT SELECT ON mesh.era TO mesh_retention;
 GRANT EXECUTE ON FUNCTION mesh.rolled_back() TO mesh_retention;
 
+-- The term of a gate begins when its node is retired.
+ALTER TABLE lifecycle.node_gate ADD COLUMN retired_at timestamptz;
+UPDATE lifecycle.node_gate SET retired_at = mesh.clock() WHERE retired;
+
 -- A key answers from its own row once its run is cut.
 ALTER TABLE lifecycle.operation_key ADD COLUMN workspace_id uuid, ADD COLUMN kind text, ADD COLUMN epoch bigint;
 UPDATE lifecycle.operation_key k SET workspace_id = r.workspace_id, kind = r.kind, epoch = r.epoch FROM lifecycle.saga_run r WHERE r.id = k.run_id;
@@ -271,6 +275,7 @@ BEGIN
     next := seen[most];
     WITH gone AS (
         DELETE FROM lifecycle.node_gate t WHERE t.node_id = ANY (seen) AND t.retired AND NOT t.session_open AND coalesce(t.session_ready_at < until, true)
+            AND t.retired_at < until
             AND NOT EXISTS (SELECT FROM lifecycle.task x WHERE x.node_id = t.node_id AND x.open)
             AND NOT EXISTS (SELECT FROM lifecycle.allocation x WHERE x.node_id = t.node_id AND x.state <> 'released')
             AND NOT EXISTS (SELECT FROM lifecycle.resource_claim x WHERE x.node_id = t.node_id AND x.orphaned_at IS NOT NULL
@@ -294,7 +299,9 @@ BEGIN
         RETURN;
     END IF;
     WITH over AS (
-        SELECT k.tenant_id, k.key FROM lifecycle.operation_key k WHERE k.created_at < until ORDER BY k.created_at LIMIT most
+        SELECT k.tenant_id, k.key FROM lifecycle.operation_key k WHERE k.created_at < until
+            AND NOT EXISTS (SELECT FROM lifecycle.saga_run l WHERE l.id = k.run_id AND l.state NOT IN ('succeeded', 'failed'))
+        ORDER BY k.created_at LIMIT most
     ), gone AS (
         DELETE FROM lifecycle.operation_key k USING over o
         WHERE k.tenant_id = o.tenant_id AND k.key = o.key AND k.created_at < until
@@ -353,6 +360,7 @@ GRANT EXECUTE ON FUNCTION lifecycle.leave_evidence(text, text, jsonb, jsonb) TO 
 GRANT UPDATE ON lifecycle.node_room TO mesh_retention;
 
 -- +goose Down
+ALTER TABLE lifecycle.node_gate DROP COLUMN retired_at;
 DROP FUNCTION lifecycle.cut_tasks(interval, uuid, integer);
 DROP FUNCTION lifecycle.cut_claims(interval, uuid, integer);
 DROP FUNCTION lifecycle.cut_runs(interval, uuid, integer);

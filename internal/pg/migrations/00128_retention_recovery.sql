@@ -89,6 +89,7 @@ BEGIN
             AND NOT EXISTS (SELECT FROM recovery.token x WHERE x.node_id = t.node_id)
             AND NOT EXISTS (SELECT FROM recovery.enrollment x WHERE x.node_id = t.node_id)
             AND NOT EXISTS (SELECT FROM recovery.instance x WHERE x.node_id = t.node_id)
+            AND NOT EXISTS (SELECT FROM recovery.serial x WHERE x.node_id = t.node_id AND x.not_after > mesh.clock())
         RETURNING t.node_id AS id),
     sessions AS (DELETE FROM recovery.session_open s USING gone g WHERE s.node_id = g.id),
     serials AS (DELETE FROM recovery.serial s USING gone g WHERE s.node_id = g.id),

@@ -6,7 +6,9 @@
 CREATE FUNCTION events.cut_events(term interval, lowest uuid, most integer, OUT cut bigint, OUT next uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    until   timestamptz := mesh.clock() - term;
+    -- Whatever the caller says, not before the term of the policy: the log is a witness beside what the services show.
+    until   timestamptz := mesh.clock() - greatest(term, make_interval(secs => coalesce((
+        SELECT p.value::float8 FROM mesh.policy p WHERE p.key = 'retention.events_seconds'), 1209600)));
     horizon bigint;
     n       record;
     gone    bigint;
@@ -40,6 +42,7 @@ END $$;
 -- +goose StatementEnd
 
 GRANT USAGE ON SCHEMA events, nodeapi TO mesh_retention;
+GRANT SELECT ON mesh.policy TO mesh_retention;
 GRANT SELECT, DELETE ON events.event, events.numbered TO mesh_retention;
 GRANT SELECT ON nodeapi.event_cursor, lifecycle.event_cursor, recovery.event_cursor, readmodel.event_cursor,
     nodeapi.parked_event, lifecycle.parked_event, recovery.parked_event, readmodel.parked_event TO mesh_retention;
@@ -62,4 +65,5 @@ DROP POLICY cuttable_seen ON events.event;
 REVOKE ALL ON events.event, events.numbered FROM mesh_retention;
 REVOKE ALL ON nodeapi.event_cursor, lifecycle.event_cursor, recovery.event_cursor, readmodel.event_cursor,
     nodeapi.parked_event, lifecycle.parked_event, recovery.parked_event, readmodel.parked_event FROM mesh_retention;
+REVOKE ALL ON mesh.policy FROM mesh_retention;
 REVOKE ALL ON SCHEMA events, nodeapi FROM mesh_retention;

@@ -75,6 +75,7 @@ type Core struct {
 	onPoint  func(ctx context.Context, name string, at Place) error
 	cancels  events.Signal                 // a run of which a driver here may hold the lease was cancelled
 	notified atomic.Pointer[events.Signal] // of what other replicas have done; nil until FollowElsewhere runs
+	reserved uint64                        // workers that runs which are being started have taken; under driving
 	resting  atomic.Bool                   // no run was live when a driver here last looked
 	asked    atomic.Bool                   // a cancel was written in a transaction that has not been reported committed, if no other commit took it for its own
 	stats    Stats

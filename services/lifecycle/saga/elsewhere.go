@@ -14,11 +14,17 @@ const elsewhereEvery = 100 * time.Millisecond
 
 // atRest reports whether no run is live, and other replicas tell this process when one is started.
 func (c *Core) atRest(ctx context.Context) bool {
+	c.driving.Lock()
+	before := c.reserved
+	c.driving.Unlock()
 	resting := false
 	if c.notified.Load().Listening() {
 		live, err := pg.Value[bool](ctx, c.db, anyLive)
 		resting = err == nil && !live
 	}
+	c.driving.Lock()
+	defer c.driving.Unlock()
+	resting = resting && c.reserved == before // a run that this process has begun meanwhile may not have been seen
 	c.resting.Store(resting)
 	return resting
 }

@@ -45,7 +45,7 @@ func (b *bed) announced(id string) error {
 		return err
 	}
 	rows, err := b.db.Pool(pg.RoleLifecycle).Query(ctx,
-		`SELECT kind, body, body_type FROM events.event WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
+		`SELECT kind, body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM events.event WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,12 @@ func (b *bed) announced(id string) error {
 		}
 	}
 	var r events.Record
-	if _, err := pgx.ForEachRow(rows, []any{&r.Kind, &r.Body, &r.BodyType}, func() error {
+	var correlation *string // none of a step alone
+	if _, err := pgx.ForEachRow(rows, []any{&r.Kind, &r.Body, &r.BodyType, &correlation, &r.TenantID, &r.WorkspaceID, &r.WorkflowID}, func() error {
+		r.CorrelationID = ""
+		if correlation != nil {
+			r.CorrelationID = *correlation
+		}
 		if r.Kind == "step.changed" {
 			a := &lifecyclev1.StepAttempt{}
 			if err := r.Decode(a); err != nil {

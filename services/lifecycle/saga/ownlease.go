@@ -46,6 +46,8 @@ func (c *Core) freeDriver() *Driver {
 		}
 		select {
 		case <-d.slots:
+			c.reserved++
+			c.resting.Store(false)
 			return d
 		default:
 		}

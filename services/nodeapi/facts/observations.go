@@ -362,6 +362,7 @@ func (w *Writer) takeOverdue() []overdue {
 		for workspace, k := range o.known {
 			if len(out) < flushMost && now.Sub(k.heard) > staleAfter {
 				out = append(out, overdue{held{workspace, node}, o.generation, k.heard})
+				w.flying[held{workspace, node}] = true // what is repeated meanwhile is written after it
 			}
 		}
 	}
@@ -374,6 +375,7 @@ func (w *Writer) fade(ctx context.Context) error {
 	if len(late) == 0 {
 		return nil
 	}
+	defer w.landed()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	err := pg.InTx(ctx, w.db, func(ctx context.Context, tx pgx.Tx) error { return w.writeStale(ctx, tx, late) })
@@ -382,7 +384,7 @@ func (w *Writer) fade(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	for _, l := range late {
-		if o := w.observers[l.nodeID]; o != nil && o.generation == l.generation && o.known[l.workspaceID] != nil && o.known[l.workspaceID].heard.Equal(l.heard) {
+		if o := w.observers[l.nodeID]; o != nil && o.generation == l.generation {
 			delete(o.known, l.workspaceID)
 		}
 	}

@@ -186,6 +186,9 @@ func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
 	c.record(pg.RoleLifecycle, audit.Entry{Action: "workspace.cancel", SubjectType: "workspace", SubjectID: ids.New()})
 	c.settle()
 	var cut int64
+	if _, err := c.DB.OwnerPool().Exec(testkit.Context(t), `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`); err != nil {
+		t.Fatal(err)
+	}
 	must(t, c.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(t), `SELECT x.cut FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100) x`).Scan(&cut))
 	if cut != 7 {
 		t.Fatalf("%d events were cut, want 7", cut)

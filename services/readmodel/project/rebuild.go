@@ -96,7 +96,8 @@ var (
 		return `SELECT pos FROM readmodel.event_cursor WHERE name = $1`
 	}, false, true)
 	historyCut = pg.Define(pg.RoleReadmodel, "project.history_cut", `
-	SELECT EXISTS (SELECT FROM mesh.retention r WHERE r.service = 'readmodel' AND r.total > 0)`)
+	SELECT EXISTS (SELECT FROM mesh.retention r WHERE r.service = 'readmodel' AND r.total > 0)
+		OR COALESCE((SELECT n.before > 0 FROM events.numbered n ORDER BY n.last_pos LIMIT 1), false)`)
 	parkedPositions = pg.Define(pg.RoleReadmodel, "project.parked_positions", `
 	SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos`)
 )

@@ -9,7 +9,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
 // NodeFilter narrows a list of nodes. Zero fields do not.
@@ -115,9 +117,11 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 }
 
 var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since", `
-	SELECT min(r.started_at) FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval`)
+	SELECT (SELECT r.listening_since FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval
+		AND `+events.UnreadSQL("readmodel", project.ConsumerName)+` <= EXTRACT(EPOCH FROM $2::interval) ORDER BY r.beat_at DESC LIMIT 1)`)
 
-// listeningSince is when the replicas that listen now began, zero if none does.
+// listeningSince is since when some replica has listened without a gap; zero if none does, or if sessions are projected so late that they cannot be
+// held against beats.
 func (s *Snapshot) listeningSince(ctx context.Context) (time.Time, error) {
 	at, err := pg.Value[*time.Time](ctx, s.tx, replicasListenSince, s.Now, BeatFresh)
 	if err != nil {

@@ -72,6 +72,7 @@ func (o *owner) set(fn func()) {
 }
 
 type kit struct {
+	behind    bool // rounds are made without what is appended having been read
 	t         *testing.T
 	ctx       context.Context
 	db        *testkit.Database
@@ -198,6 +199,10 @@ func (k *kit) listenUntil(at time.Time) {
 
 func (k *kit) round() watchdog.Round {
 	k.t.Helper()
+	if !k.behind {
+		k.must(k.sequencer.Drain(k.ctx))
+		k.must(k.w.Drain(k.ctx))
+	}
 	out, err := k.w.RunOnce(k.ctx)
 	k.must(err)
 	return out

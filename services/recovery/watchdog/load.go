@@ -9,6 +9,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/aside"
+	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/replicas"
@@ -73,6 +74,10 @@ func (s *subject) unit() string {
 const runFieldsSQL = `%[1]s.run_id, %[1]s.kind, %[1]s.state, %[1]s.phase, %[1]s.step, %[1]s.stalled, %[1]s.stuck_reason, %[1]s.requester, %[1]s.cancel_by,
 	%[1]s.error_code, %[1]s.error, %[1]s.error_layer, %[1]s.parent_run, %[1]s.created_at, %[1]s.finished_at`
 
+// upToDate is how old what the watchdog has not read may be, in seconds, for sessions and beats to be of one time: sessions come as events, beats are read
+// from their table, and a node whose session moved while events wait would seem to be served by a replica that has gone.
+const upToDate = "15"
+
 // loadSuspects reads every workspace in which something may be wrong, and every one that has an open record. Silence counts from when some
 // replica of nodeapi has listened without a gap. The active ones that no replica serves are found by the replicas that are named as serving, of
 // which there are few: those of none, and of each that has fallen silent.
@@ -97,7 +102,7 @@ WITH RECURSIVE listening AS (
 )
 SELECT w.workspace_id::text, w.tenant_id::text, w.tenant, w.name, w.state, w.state_at, w.epoch, w.run_id,
 	COALESCE(NULLIF(i.placement, ''), w.placement), COALESCE(w.node_id, i.node_id)::text, w.register_failures, w.register_failing_since, w.last_error_code,
-	w.last_error, v.node_id IS NOT NULL, EXISTS (SELECT FROM fresh),
+	w.last_error, v.node_id IS NOT NULL, EXISTS (SELECT FROM fresh) AND `+events.UnreadSQL("recovery", ConsumerName)+` <= `+upToDate+`,
 	GREATEST(COALESCE(lost.since, i.started_at, w.state_at), (SELECT l.since FROM listening l)), COALESCE(lost.reason, ''), COALESCE(d.state, ''), COALESCE(i.state, ''),
 	`+fmt.Sprintf(runFieldsSQL, "r")+`, `+fmt.Sprintf(runFieldsSQL, "o")+`
 FROM wanted x

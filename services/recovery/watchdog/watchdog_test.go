@@ -14,6 +14,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
@@ -106,6 +107,26 @@ func TestSessionThatComesBackEndsTheRecoveryByItself(t *testing.T) {
 		t.Fatalf("%v", rec)
 	}
 	k.wantAsked(0)
+}
+
+// A session that moved to another replica while events wait is not silence of its node: the replica that the watchdog knows of has gone.
+func TestALagOfEventsIsNoSilence(t *testing.T) {
+	k := newKit(t)
+	b := k.up("acme", "one", byProcess, ids.New())
+	k.listen(time.Minute)
+	k.round()
+	k.behind = true
+	k.append(&nodev1.SessionChanged{
+		SessionId: ids.New(), NodeId: b.session.GetNodeId(), ReplicaId: ids.New(), Generation: b.session.GetGeneration() + 1,
+		State: commonv1.SessionState_SESSION_STATE_ADMITTED,
+	})
+	k.replica = ids.New()
+	k.listen(5 * time.Minute)
+	k.round()
+	k.wantAsked(0)
+	if n := k.count(`SELECT count(*) FROM recovery.recovery_record`); n != 0 {
+		t.Fatalf("%d recoveries of a box whose session stands", n)
+	}
 }
 
 // Silence is evidence only while somebody listens: all replicas of nodeapi dead make no recreations, and when they are back the absent have their time again.
