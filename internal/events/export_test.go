@@ -1,5 +1,11 @@
 package events
 
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
 // Listen makes a signal one that a connection listens for, until what it returns is called.
 func Listen(s *Signal) func() { return s.listen() }
 
@@ -10,4 +16,20 @@ func Stored(e Event) ([]byte, string, error) {
 		return nil, "", err
 	}
 	return c.body, *c.bodyType, nil
+}
+
+// LeftOut names the fields of a message that slim bodies may leave out, by number, each with the column that stands for it.
+func LeftOut(d protoreflect.MessageDescriptor) []string {
+	var out []string
+	add := func(of string, p *slimPlan) {
+		for _, f := range p.fields {
+			out = append(out, fmt.Sprintf("%s%d=%s", of, f.number, slimFields[f.index][0]))
+		}
+	}
+	p := planOf(d)
+	add("", p)
+	for _, l := range p.lists {
+		add(fmt.Sprintf("%d.", l.number), l.plan)
+	}
+	return out
 }
