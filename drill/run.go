@@ -123,6 +123,7 @@ func (r *Run) whole(ctx context.Context) error {
 	if err := r.Mesh.good(ctx); err != nil {
 		return at(StageGood, err)
 	}
+	r.Mesh.comeToRest(ctx)
 	if r.Control == Mutated && r.Drill.mutate != nil {
 		// The budget stands as it was: it is the detector that changes, not what is asked of it.
 		undo, err := r.Drill.mutate(ctx, r)
@@ -164,7 +165,6 @@ func (r *Run) evidence(ids ...string) {
 // inject makes the fault, unless it is withheld, and measures that it took by proof, which shares no code with the detector.
 func (r *Run) inject(ctx context.Context, what string, do, proof func(ctx context.Context) error) error {
 	var err error
-	r.Mesh.comeToRest(ctx)
 	if r.before, err = r.Mesh.look(ctx, r.subject); err != nil {
 		return at(StageGood, err)
 	}

@@ -36,18 +36,18 @@ func (m *Mesh) look(ctx context.Context, subject []string) (world, error) {
 	return w, err
 }
 
-// comeToRest waits for nodes that are on their way back, as after an earlier drill: they would be taken for what this fault has changed. A mesh with a node
-// that stays away is drilled as it is.
+// comeToRest waits for active workspaces that are on their way back, as after an earlier drill: they would be taken for what the next fault has changed. A
+// mesh with one that stays away is drilled as it is.
 func (m *Mesh) comeToRest(ctx context.Context) {
-	_ = await(ctx, "nodes that are on their way back", time.Minute, func(ctx context.Context) error { //nolint:errcheck // see above
+	_ = await(ctx, "workspaces that are on their way back", time.Minute, func(ctx context.Context) error { //nolint:errcheck // see above
 		for token := ""; ; {
-			resp, err := m.Client.Query.ListNodes(ctx, &readmodelv1.ListNodesRequest{PageSize: 500, PageToken: token})
+			resp, err := m.Client.Query.ListWorkspaces(ctx, &readmodelv1.ListWorkspacesRequest{PageSize: 500, PageToken: token})
 			if err != nil {
 				return err
 			}
-			for _, n := range resp.GetItems() {
-				if n.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY {
-					return fmt.Errorf("%s is %s", n.GetName(), n.GetReason())
+			for _, ws := range resp.GetItems() {
+				if ws.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE && ws.GetUserState() == commonv1.UserState_USER_STATE_TEMPORARY {
+					return fmt.Errorf("%s/%s is %s", ws.GetTenant(), ws.GetName(), names.Of(ws.GetUserState()))
 				}
 			}
 			if token = resp.GetNextPageToken(); token == "" {
