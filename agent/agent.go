@@ -288,12 +288,9 @@ func (a *Agent) execute(ctx context.Context) error {
 
 // readVerifiers takes the task verifiers of node-agent.env. Without any, no task is accepted.
 func (a *Agent) readVerifiers() error {
-	if a.store.Env().Get(identity.EnvTaskKeys) == "" {
-		return fmt.Errorf("%s is not set", identity.EnvTaskKeys)
-	}
-	set, err := envelope.ParseVerifierSet(a.store.Env().Get(identity.EnvTaskKeys))
+	set, err := a.store.TaskKeys()
 	if err != nil {
-		return fmt.Errorf("%s: %w", identity.EnvTaskKeys, err)
+		return err
 	}
 	a.verifiers.Store(set)
 	return nil

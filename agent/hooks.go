@@ -86,6 +86,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 				a.work.SetCrashLoopRestarts(restarts)
 			}
 		},
+		TaskKeys:     a.verifiers.Store,
 		Output:       a.askOutput,
 		ChangedFacts: a.facts.changed,
 	}

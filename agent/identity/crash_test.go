@@ -2,7 +2,9 @@ package identity_test
 
 import (
 	"crypto"
+	"crypto/ed25519"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -41,6 +43,8 @@ type world struct {
 	nodeID   string
 	instance string
 	now      time.Time
+	// first is a key of tasks, retired by a list that has second.
+	first, second pki.Link
 }
 
 func newWorld(t *testing.T) *world {
@@ -53,6 +57,14 @@ func newWorld(t *testing.T) *world {
 	w := &world{
 		t: t, dirs: identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}, ca: ca,
 		nodeID: ids.New(), instance: ids.New(), now: time.Now(),
+	}
+	public, private, err := ed25519.GenerateKey(nil)
+	must(t, err)
+	next, _, err := ed25519.GenerateKey(nil)
+	must(t, err)
+	w.first = pki.Link{KeyID: pki.KeyID(public), Public: public, Retired: true}
+	w.second = pki.Link{
+		KeyID: pki.KeyID(next), Public: next, EndorsedBy: w.first.KeyID, Endorsement: pki.Endorse(private, pki.TaskKind, next),
 	}
 	return w
 }
@@ -196,6 +208,27 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 		}},
 		{name: "join state", setup: enrolled, prepare: func(*world, *identity.Store) func(*identity.Store) error {
 			return func(s *identity.Store) error { _, err := s.StoreJoinState(2, []byte("two")); return err }
+		}},
+		{name: "task keys", setup: func(w *world, s *identity.Store) {
+			key, err := s.PendingKey()
+			must(w.t, err)
+			answer := w.answer(key)
+			answer.TaskSigningPubkeys = w.first.KeyID + ":" + base64.StdEncoding.EncodeToString(w.first.Public)
+			must(w.t, s.CommitEnrolment(token, answer))
+		}, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error {
+				held, unbelieved, err := s.TakeTaskKeys([]pki.Link{w.first, w.second})
+				if err != nil {
+					if held == nil || !held.Has(w.first.KeyID) {
+						w.t.Errorf("an error without the keys from before: %v", err)
+					}
+					return err
+				}
+				if len(unbelieved) > 0 || !held.Has(w.second.KeyID) || held.Has(w.first.KeyID) {
+					return fmt.Errorf("held %v, not believed %q", held, unbelieved)
+				}
+				return nil
+			}
 		}},
 		{name: "drop key", setup: func(w *world, s *identity.Store) {
 			enrolled(w, s)

@@ -3,7 +3,7 @@
 //
 // Two directories. In etc (`/etc/gpuaas`):
 //
-//	node-agent.env           endpoints, token, task verifiers; 0600, read by the agent itself and never through its process environment
+//	node-agent.env           endpoints, token, task verifiers (kept up to date by sessions); 0600, read by the agent itself and never through its process environment
 //	ca-bundle.crt            trusts the node API
 //	recovery-ca-bundle.crt   trusts the enrolment listener; defaults to ca-bundle.crt
 //	cert.pem, key.pem        the slot in use

@@ -20,8 +20,8 @@ import (
 )
 
 // ProtocolVersion is what Hello says of this build. From 2 on an agent answers OutputRequest, from 3 on it stops all
-// tasks that a TaskCancel names.
-const ProtocolVersion = 3
+// tasks that a TaskCancel names, from 4 on it follows the keys of tasks and reports which it holds.
+const ProtocolVersion = 4
 
 // Identity is who the session is. *identity.Store keeps it on disk, *Memory does not.
 type Identity interface {
@@ -34,6 +34,10 @@ type Identity interface {
 	DropPendingKey() error
 	StoreIssued(chainPEM []byte, recoveryToken string) error
 	Flip() error
+	// TaskKeys returns the keys by which tasks are verified; nil: this identity takes no part in them.
+	TaskKeys() (*pki.KeySet, error)
+	// TakeTaskKeys stores durably what follows from the keys held by a list; see pki.Advance. With an error it returns the keys from before.
+	TakeTaskKeys(links []pki.Link) (held *pki.KeySet, unbelieved []string, err error)
 }
 
 // Hooks are told what comes over the stream. Each may be nil. Offer, Cancel, Acknowledged and ReportRefused are called
@@ -59,6 +63,8 @@ type Hooks struct {
 	Output func(ctx context.Context, req *nodev1.OutputRequest)
 	// ChangedFacts is asked before each heartbeat; nil: nothing changed.
 	ChangedFacts func() *commonv1.HostFacts
+	// TaskKeys is given the keys by which tasks are verified from now on, after they are on disk.
+	TaskKeys func(set *pki.KeySet)
 	// Profile is told the fingerprint of the profile that the control plane holds for this node.
 	Profile func(fingerprint string)
 }

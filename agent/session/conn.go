@@ -129,6 +129,8 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 		}
 	case *nodev1.ConnectResponse_PolicyUpdate:
 		k.applyPolicy(f.PolicyUpdate.GetPolicy())
+	case *nodev1.ConnectResponse_TaskKeys:
+		return k.onTaskKeys(ctx, f.TaskKeys)
 	case *nodev1.ConnectResponse_CertificateIssued:
 		k.client.tell(ctx, event{conn: k, issued: f.CertificateIssued})
 	case *nodev1.ConnectResponse_Reconnect:

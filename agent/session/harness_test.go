@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -160,7 +161,7 @@ func (p *plane) disk(dirs identity.Dirs, opts ...identity.Option) *identity.Stor
 	p.current = pki.SerialString(certs[0].SerialNumber)
 	if err := s.CommitEnrolment("gbt_token_of_this_test", &recoveryv1.EnrollResponse{
 		NodeId: p.nodeID, NodeInstanceId: ids.New(), CertificateChainPem: chain, Profile: &commonv1.Profile{ApiUrl: "nodeapi:1"},
-		TaskSigningPubkeys: "k1:AAAA",
+		TaskSigningPubkeys: cmp.Or(p.taskPubkeys, "k1:AAAA"),
 	}); err != nil {
 		p.t.Fatal(err)
 	}

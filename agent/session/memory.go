@@ -19,11 +19,42 @@ type Memory struct {
 	pending    crypto.Signer
 	signed     []byte
 	generation int64
+	tasks      *pki.KeySet
 }
 
 // NewMemory holds a node with its certificate.
 func NewMemory(node identity.Node, cert *tls.Certificate) *Memory {
 	return &Memory{node: node, current: cert}
+}
+
+// WithTaskKeys makes m hold keys of tasks; without them it takes no part in them.
+func (m *Memory) WithTaskKeys(set *pki.KeySet) *Memory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tasks = set
+	return m
+}
+
+// TaskKeys returns the keys held; nil if it was given none.
+func (m *Memory) TaskKeys() (*pki.KeySet, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tasks, nil
+}
+
+// TakeTaskKeys follows a list from the keys held.
+func (m *Memory) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.tasks == nil {
+		return nil, nil, nil
+	}
+	next, unbelieved, err := pki.Advance(pki.TaskKind, m.tasks, links)
+	if err != nil {
+		return m.tasks, unbelieved, err
+	}
+	m.tasks = next
+	return next, unbelieved, nil
 }
 
 // Node answers who it is.

@@ -136,7 +136,7 @@ func (k *conn) shake(nodeID, instanceID, replaces string) error {
 	}
 }
 
-// welcome makes the join state durable and says so.
+// welcome makes the join state and the keys of tasks durable and says so.
 func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	c := k.client
 	c.observe(w.GetServerTime(), sent)
@@ -153,10 +153,11 @@ func (k *conn) welcome(w *nodev1.Welcome, sent time.Time) error {
 	if hook := c.deps.Hooks.Profile; hook != nil && w.GetProfileFingerprint() != "" {
 		hook(w.GetProfileFingerprint())
 	}
+	held := c.takeKeys(k.ctx, w.GetTaskKeys())
 	if err := failpoint.Hit("agent.session.welcome.before_send"); err != nil {
 		return err
 	}
-	return k.first(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation}}})
+	return k.first(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: k.generation, TaskKeyIds: held}}})
 }
 
 // first sends while there is no writer yet. If the stream is over, Recv says why.

@@ -95,6 +95,7 @@ type plane struct {
 	foreignKey         string // that key
 	supersedeNextCerts bool
 	interval           time.Duration
+	taskPubkeys        string // that an enrolment answers
 	closer             func() // of what stands in the server's place
 }
 

@@ -1,32 +1,63 @@
 package envelope
 
-import "sync/atomic"
+import (
+	"crypto/ed25519"
+	"fmt"
+	"sync/atomic"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+)
 
 // Ring is the key that signs tasks and the keys that verify them, which may be replaced while they are used. Safe for concurrent use.
-type Ring struct{ current atomic.Pointer[ringState] }
+type Ring struct{ current atomic.Pointer[RingState] }
 
-type ringState struct {
-	key       Key
-	verifiers *VerifierSet
+// RingState is what a Ring signs and verifies with.
+type RingState struct {
+	Signing   Key
+	Former    map[string]ed25519.PrivateKey // by id: keys that have signed what may be offered again
+	Verifiers *VerifierSet                  // nil: Signing alone
+	// Confirmed returns why nothing may be signed now. Nil: there is never a reason.
+	Confirmed func() error
 }
 
 // NewRing makes a ring. verifiers nil means the key alone.
 func NewRing(key Key, verifiers *VerifierSet) *Ring {
-	if verifiers == nil {
-		verifiers, _ = NewVerifierSet(key.Public()) // fails for the zero Key alone, whose holder signs nothing
-	}
 	r := &Ring{}
-	r.Replace(key, verifiers)
+	r.Replace(RingState{Signing: key, Verifiers: verifiers})
 	return r
 }
 
-// Replace puts another key and other verifiers in force.
-func (r *Ring) Replace(key Key, verifiers *VerifierSet) {
-	r.current.Store(&ringState{key: key, verifiers: verifiers})
+// Replace puts other keys in force.
+func (r *Ring) Replace(state RingState) {
+	if state.Verifiers == nil {
+		state.Verifiers, _ = NewVerifierSet(state.Signing.Public()) // fails for the zero Key alone, whose holder signs nothing
+	}
+	r.current.Store(&state)
 }
 
-// Key returns the key that signs now.
-func (r *Ring) Key() Key { return r.current.Load().key }
+// Signer returns the key that signs now, or why none may.
+func (r *Ring) Signer() (Key, error) {
+	state := r.current.Load()
+	if state.Confirmed != nil {
+		if err := state.Confirmed(); err != nil {
+			return Key{}, err
+		}
+	}
+	return state.Signing, nil
+}
+
+// SignerOf returns the key of an id, which signs now or has signed and is not retired. It fails with fault signing_key_unknown.
+func (r *Ring) SignerOf(keyID string) (Key, error) {
+	state := r.current.Load()
+	if state.Signing.ID() == keyID {
+		return state.Signing, nil
+	}
+	if private, ok := state.Former[keyID]; ok {
+		return NewKey(private), nil
+	}
+	return Key{}, fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNKNOWN, fmt.Sprintf("this replica has no key %s of tasks", keyID))
+}
 
 // Verifiers returns the keys that verify now.
-func (r *Ring) Verifiers() *VerifierSet { return r.current.Load().verifiers }
+func (r *Ring) Verifiers() *VerifierSet { return r.current.Load().Verifiers }

@@ -129,6 +129,18 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "copy the file that is named from a replica that holds it",
 		Impact: "the replica does not start; the others serve",
 	},
+	commonv1.Reason_REASON_SIGNING_KEY_UNCONFIRMED: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 5 * time.Second, Owner: ownerControl,
+		Public: "this replica of the control plane could not read for long whether its key still signs",
+		Remedy: "wait: it goes on once it reads the database; if it does not, `gpuaas keys list` names the key and its file",
+		Impact: "this replica signs nothing; the others do",
+	},
+	commonv1.Reason_REASON_TASK_KEY_NOT_HELD: {
+		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerControl,
+		Public: "the agent has not stored yet the key by which tasks are signed now",
+		Remedy: "wait: it is sent the key in its session; if it refuses it, `gpuaas nodes show` has its diagnostic",
+		Impact: "the node gets no new task until then; its workloads go on",
+	},
 	commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED: {
 		Code: connect.CodePermissionDenied, Action: stop, Owner: ownerSecurity,
 		Public: "two holders of this node's identity have shown themselves",

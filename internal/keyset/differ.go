@@ -35,6 +35,7 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 			out = append(out, p.untrusted(row))
 		}
 	}
+	returning := p.orphans(rows)
 	for _, key := range p.keys {
 		if slices.ContainsFunc(rows, func(row Key) bool { return row.KeyID == key.id }) {
 			continue
@@ -50,7 +51,7 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 			fmt.Sprintf("the file %s in %s holds key %s, which the set does not have", key.file, p.Files.Dir, key.id),
 			fmt.Sprintf("remove the file %s from %s; new keys are made by `gpuaas keys rotate`", key.file, p.Files.Dir),
 		}
-		if _, ok := trusted[key.endorsedBy]; ok {
+		if slices.ContainsFunc(returning, func(orphan privateKey) bool { return orphan.id == key.id }) {
 			continue // of a rotation that is not over, or that the database lost
 		}
 		out = append(out, d)

@@ -1,6 +1,7 @@
 package keyset
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -11,7 +12,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/gpuaas/mesh/internal/pki"
 )
@@ -86,7 +89,8 @@ func stamp(path string) string {
 	return fmt.Sprintf("%s %d %s %d\n", path, info.Size(), info.Mode(), info.ModTime().UnixNano())
 }
 
-// read reads the directory, in the order of names. A file that is bad is a problem, by its name, and no key.
+// read reads the directory in the order in which its keys were made, as far as names tell: the first one, those with a number after it. A directory that
+// takes any name is read in the order of names. A file that is bad is a problem, by its name, and no key.
 func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 	entries, err := os.ReadDir(f.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,6 +98,12 @@ func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("list keys: %w", err)
+	}
+	if !f.Any {
+		// The plain name sorts behind those with a number, though its key is the oldest.
+		slices.SortStableFunc(entries, func(x, y os.DirEntry) int {
+			return cmp.Compare(rank(x.Name() == f.First), rank(y.Name() == f.First))
+		})
 	}
 	var keys []privateKey
 	problems := map[string]string{}
@@ -111,14 +121,43 @@ func (f Files) read(kind Kind) ([]privateKey, map[string]string, error) {
 	return keys, problems, nil
 }
 
+// rank sorts what is first before the rest.
+func rank(first bool) int {
+	if first {
+		return 0
+	}
+	return 1
+}
+
+// closedToOthers reports whether nobody but this process and root may read a file. The mode 0600 of an own file is. So is a file of root with a group of
+// this process that may only read it, as Kubernetes mounts a secret for the group of a pod (fsGroup): its members are the processes of the pod.
+func closedToOthers(info os.FileInfo, euid int, groups []int) bool {
+	perm := info.Mode().Perm()
+	if perm&0o077 == 0 {
+		return true
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && perm&0o037 == 0 && stat.Uid == 0 && euid != 0 && slices.Contains(groups, int(stat.Gid))
+}
+
+// groupsOf returns the groups of this process.
+func groupsOf() []int {
+	groups, err := os.Getgroups()
+	if err != nil {
+		groups = nil // the effective group stands alone
+	}
+	return append(groups, os.Getegid())
+}
+
 func readKey(path string, kind Kind) (privateKey, error) {
 	name := filepath.Base(path)
 	info, err := os.Stat(path)
 	if err != nil {
 		return privateKey{}, errors.New("it cannot be read")
 	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return privateKey{}, fmt.Errorf("its mode is %04o: others than its owner may use it (`chmod 600`)", info.Mode().Perm())
+	if !closedToOthers(info, os.Geteuid(), groupsOf()) {
+		return privateKey{}, fmt.Errorf("its mode is %04o: others than its owner may use it (`chmod 600`; a secret of Kubernetes: 0440, with the group of the pod)",
+			info.Mode().Perm())
 	}
 	data, err := pki.ReadFile(path)
 	if err != nil {

@@ -25,30 +25,36 @@ func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
 	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == p.Kind }) {
 		return true
 	}
-	if p.orphan(rows) != nil {
+	if len(p.orphans(rows)) > 0 {
 		return true
 	}
 	return len(in(VerifyingAfter, p.Kind, rows)) > 0 && time.Since(p.retired) >= retireEvery
 }
 
-// orphan returns a key of the files that a key of the set has endorsed and that the set does not have: of a rotation that ended between its file
-// and its row, or that a restored database has lost.
-func (p *part) orphan(rows []Key) *privateKey {
-	for i, key := range p.keys {
-		if slices.ContainsFunc(rows, func(row Key) bool { return row.KeyID == key.id }) {
-			continue
-		}
-		j := slices.IndexFunc(rows, func(row Key) bool { return row.KeyID == key.endorsedBy })
-		if j < 0 {
-			continue
-		}
-		candidate := Key{Kind: p.Kind, KeyID: key.id, PublicKey: key.public(), EndorsedBy: key.endorsedBy, Endorsement: key.endorsement}
-		pinned, _ := p.pinned(rows) //nolint:errcheck // without its file the candidate is no orphan of ours yet
-		if Trusted(p.Kind, pinned, append(slices.Clone(rows), candidate))[key.id] != nil {
-			return &p.keys[i]
+// orphans returns the keys of the files that follow by endorsements from a key of the set and that the set does not have, each behind the one that
+// endorses it: of a rotation that ended between its file and its row, or of those that a restored database has lost.
+func (p *part) orphans(rows []Key) []privateKey {
+	pinned, _ := p.pinned(rows) //nolint:errcheck // without its file the candidates are no orphans of ours yet
+	known := slices.Clone(rows)
+	has := func(keyID string) bool {
+		return slices.ContainsFunc(known, func(row Key) bool { return row.KeyID == keyID })
+	}
+	var out []privateKey
+	for more := true; more; {
+		more = false
+		for _, key := range p.keys {
+			if key.endorsedBy == "" || has(key.id) || !has(key.endorsedBy) {
+				continue
+			}
+			with := append(slices.Clone(known), Key{
+				Kind: p.Kind, KeyID: key.id, PublicKey: key.public(), State: VerifyOnly, EndorsedBy: key.endorsedBy, Endorsement: key.endorsement,
+			})
+			if Trusted(p.Kind, pinned, with)[key.id] != nil {
+				out, known, more = append(out, key), with, true
+			}
 		}
 	}
-	return nil
+	return out
 }
 
 // drive changes the kind's keys in one transaction, and returns its rows as they are then.
@@ -69,9 +75,11 @@ func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
 	for _, line := range c.lines {
 		s.deps.Logger.InfoContext(ctx, "signing keys changed", slog.String("kind", string(p.Kind)), slog.String("change", line))
 	}
-	if p.keys, _, err = p.Files.read(p.Kind); err != nil {
+	keys, _, err := p.Files.read(p.Kind)
+	if err != nil {
 		return nil, err
 	}
+	p.keys = keys
 	return c.rows, nil
 }
 
@@ -156,7 +164,7 @@ func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 		if i == len(keys)-1 {
 			state = Signing
 		}
-		stored, err := insert(ctx, tx, p.Kind, key, state, c.set.deps.ReplicaID)
+		stored, err := insert(ctx, tx, p.Kind, key, firstStored{state: state, madeBy: c.set.deps.ReplicaID})
 		if err != nil {
 			return err
 		}
@@ -174,13 +182,35 @@ func (c *change) first(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 // make stores the next key: one that a rotation left in the files, or a new one that was asked for.
 func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 	p := c.part
+	orphans := p.orphans(c.rows)
 	if next := in(VerifyOnly, p.Kind, c.rows); len(next) > 0 {
-		return c.name(ctx, tx, asked, next[0].KeyID)
+		if !slices.ContainsFunc(orphans, func(key privateKey) bool { return key.endorsedBy == next[0].KeyID }) {
+			return c.name(ctx, tx, asked, next[0].KeyID)
+		}
+		// It has endorsed another, so it has signed: the database has lost that.
+		if err := c.move(ctx, tx, next[0].KeyID, VerifyOnly, VerifyingAfter, "key.succeeded", "it has signed before the database was restored"); err != nil {
+			return err
+		}
 	}
-	key := p.orphan(c.rows)
+	var key *privateKey
+	for i := range orphans {
+		key = &orphans[i]
+		if i == len(orphans)-1 {
+			break
+		}
+		// It was succeeded by the next one, and what it signed may be under way.
+		stored, err := insert(ctx, tx, p.Kind, *key, firstStored{state: VerifyingAfter, madeBy: c.set.deps.ReplicaID, returned: true})
+		if err != nil || !stored {
+			return err
+		}
+		if err := c.note(ctx, tx, "key.return", key.id, "its file was made before the database was restored", ""); err != nil {
+			return err
+		}
+	}
 	if key == nil && asked == nil {
 		return nil
 	}
+	returned := key != nil
 	if key == nil {
 		if c.made == nil {
 			signing := in(Signing, p.Kind, c.rows)
@@ -202,7 +232,7 @@ func (c *change) make(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 		}
 		key = c.made
 	}
-	stored, err := insert(ctx, tx, p.Kind, *key, VerifyOnly, c.set.deps.ReplicaID)
+	stored, err := insert(ctx, tx, p.Kind, *key, firstStored{state: VerifyOnly, madeBy: c.set.deps.ReplicaID, returned: returned})
 	if err != nil || !stored {
 		return err
 	}
@@ -305,7 +335,7 @@ func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 		if until := key.StateAt.Add(p.Kind.Overlap()); now.Before(until) {
 			need = "what was signed lately, until " + until.UTC().Format(time.RFC3339)
 		} else if p.Outstanding != nil {
-			if need, err = p.Outstanding(ctx, tx, key.KeyID, key.EndorsedBy == ""); err != nil {
+			if need, err = p.Outstanding(ctx, tx, key); err != nil {
 				return err
 			}
 		}

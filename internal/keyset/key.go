@@ -15,7 +15,7 @@ type Kind string
 // The kinds. Recovery signs join states, lifecycle signs tasks, and readmodel signs on whose behalf it calls.
 const (
 	JoinState   Kind = "join_state"
-	TaskSigning Kind = "task_signing"
+	TaskSigning Kind = pki.TaskKind
 	Assertion   Kind = "assertion"
 )
 
@@ -43,36 +43,34 @@ type Key struct {
 	MadeAt      time.Time `db:"made_at"`
 	StateAt     time.Time `db:"state_at"`
 	NeededBy    string    `db:"needed_by"`
+	Returned    bool      `db:"returned"` // from its file after a restore: what it has signed is not known
 }
 
-// endorsementDomain begins what is signed to endorse a key.
-const endorsementDomain = "gpuaas.mesh/key-endorsement\x00"
-
-func endorsed(kind Kind, public []byte) []byte {
-	return append([]byte(endorsementDomain+string(kind)+"\x00"), public...)
-}
+// First reports whether the key was there before the set was kept.
+func (k Key) First() bool { return k.EndorsedBy == "" }
 
 // Endorse returns the signature by which the holders of a key of the kind learn to trust another one.
 func Endorse(by ed25519.PrivateKey, kind Kind, public ed25519.PublicKey) []byte {
-	return ed25519.Sign(by, endorsed(kind, public))
+	return pki.Endorse(by, string(kind), public)
+}
+
+// Links returns the rows of a kind as links of its chain.
+func Links(kind Kind, rows []Key) []pki.Link {
+	var out []pki.Link
+	for _, row := range rows {
+		if row.Kind == kind {
+			out = append(out, pki.Link{
+				KeyID: row.KeyID, Public: row.PublicKey, EndorsedBy: row.EndorsedBy, Endorsement: row.Endorsement, Retired: row.State == Retired,
+			})
+		}
+	}
+	return out
 }
 
 // Trusted returns the keys that follow from those that are pinned: each key of rows that a trusted one has endorsed, over any number of steps. Of
 // the result those that rows call retired are taken out at the end; they may endorse, and verify nothing.
 func Trusted(kind Kind, pinned map[string]ed25519.PublicKey, rows []Key) map[string]ed25519.PublicKey {
-	out := maps.Clone(pinned)
-	for more := true; more; {
-		more = false
-		for _, row := range rows {
-			by, ok := out[row.EndorsedBy]
-			if row.Kind != kind || out[row.KeyID] != nil || !ok || row.KeyID != pki.KeyID(row.PublicKey) {
-				continue
-			}
-			if ed25519.Verify(by, endorsed(kind, row.PublicKey), row.Endorsement) {
-				out[row.KeyID], more = slices.Clone(row.PublicKey), true
-			}
-		}
-	}
+	out := pki.Follow(string(kind), pinned, Links(kind, rows))
 	for _, row := range rows {
 		if row.Kind == kind && row.State == Retired {
 			delete(out, row.KeyID)

@@ -56,10 +56,6 @@ func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 
 // Check refuses a rotation that cannot be asked for now: key_rotation_under_way says when it can.
 func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
-	if kind == TaskSigning {
-		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the key of tasks cannot be rotated by this version",
-			fault.Unmet("agents learn a new key of tasks while they are connected: they are given the keys at their enrolment alone"))
-	}
 	all, err := ReadKeys(ctx, tx)
 	if err != nil {
 		return err

@@ -10,13 +10,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -44,8 +47,10 @@ type Part struct {
 	Pinned string
 	// Signs says that the service signs with the kind, and so drives its states.
 	Signs bool
-	// Outstanding describes what still needs a former key; "" is nothing. first says that the key was there before the set was kept. Nil: nothing.
-	Outstanding func(ctx context.Context, q pg.Querier, keyID string, first bool) (string, error)
+	// Relays says that the service verifies nothing with the kind itself, and passes the rows on to those who do: it needs no file.
+	Relays bool
+	// Outstanding describes what still needs a former key; "" is nothing. Nil: nothing.
+	Outstanding func(ctx context.Context, q pg.Querier, key Key) (string, error)
 	// Distributed describes what else must hold a key before it may sign, beside the replicas, and does not yet; it
 	// returns "" if there is nothing. It may be nil.
 	Distributed func(ctx context.Context, q pg.Querier, keyID string) (string, error)
@@ -70,6 +75,9 @@ type View struct {
 	Privates map[string]ed25519.PrivateKey // by key id, those that are not retired
 	Verify   *pki.KeySet
 	Rows     []Key // of the kind
+	// Confirmed fails with fault signing_key_unconfirmed when this replica could not read for long that Signing still signs: it may be retired
+	// meanwhile. It is asked before each signature.
+	Confirmed func() error
 }
 
 func (v *View) same(other *View) bool {
@@ -103,6 +111,7 @@ type Set struct {
 	underWay   bool // a rotation, as of the last round; also where that failed
 
 	interrupt func(point string) error // of tests: ends a change at a point, as a kill does
+	now       func() time.Time
 }
 
 // at is a point between two effects.
@@ -119,6 +128,23 @@ type part struct {
 	view    *View
 	keys    []privateKey // of the files, as last read
 	retired time.Time    // when former keys were last looked at
+	// confirmed is when the round began that last found the key of view.Signing to be the one that signs; nil: none has.
+	confirmed atomic.Pointer[time.Time]
+}
+
+// unconfirmedAfter is how long a replica signs without having read that its key still signs. A key is retired no sooner than its overlap after
+// another one signs, so what is signed within this time comes to its reader before that.
+func (k Kind) unconfirmedAfter() time.Duration { return k.Overlap() - 30*time.Second }
+
+// mayStillSign fails if it is too long ago that the key that signs was found to be the one. Both clocks count: the monotonic one stands still while a
+// machine sleeps.
+func (p *part) mayStillSign(now time.Time) error {
+	at := p.confirmed.Load()
+	if at != nil && max(now.Sub(*at), now.Round(0).Sub(at.Round(0))) <= p.Kind.unconfirmedAfter() {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_SIGNING_KEY_UNCONFIRMED, fmt.Sprintf("this replica could not read for %s which key of %s signs",
+		p.Kind.unconfirmedAfter(), p.Kind))
 }
 
 // openEvery is how often a replica that starts asks for a database that cannot be reached.
@@ -130,7 +156,7 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
 		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
 	}
-	s := &Set{deps: deps}
+	s := &Set{deps: deps, now: time.Now}
 	for _, p := range parts {
 		s.parts = append(s.parts, &part{Part: p})
 	}
@@ -220,24 +246,28 @@ func (s *Set) round(ctx context.Context, start bool) error {
 			return err
 		}
 	}
+	began := s.now()
 	rows, open, err := readSet(ctx, s.deps.Pool)
 	if err != nil {
 		return err
 	}
 	var holds, problems []string
+	var failed []error
 	for _, p := range s.parts {
-		held, bad, err := s.one(ctx, p, rows, open, start)
-		if err != nil {
+		held, bad, err := s.one(ctx, p, roundOf{rows: rows, open: open, began: began, start: start})
+		if err != nil && start {
 			return err
 		}
+		// What goes wrong with one kind does not keep the others from being read.
+		failed = append(failed, err)
 		holds, problems = append(holds, held...), append(problems, bad...)
 	}
 	s.tellProblems(ctx, problems)
-	s.underWay = len(open) > 0 || slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly })
-	if slices.Equal(holds, s.reported) && !s.reportedAt.IsZero() && !start {
-		return nil
+	s.underWay = len(open) > 0 || slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly }) || errors.Join(failed...) != nil
+	if !slices.Equal(holds, s.reported) || s.reportedAt.IsZero() || start {
+		failed = append(failed, s.report(ctx, holds, problems))
 	}
-	return s.report(ctx, holds, problems)
+	return errors.Join(failed...)
 }
 
 func (s *Set) report(ctx context.Context, holds, problems []string) error {
@@ -272,20 +302,29 @@ func (s *Set) tellProblems(ctx context.Context, problems []string) {
 	}
 }
 
-// one does a round of one kind. It returns the words of what the replica holds, and what is wrong.
-func (s *Set) one(ctx context.Context, p *part, all []Key, open []Rotation, start bool) ([]string, []string, error) {
+// roundOf is what a round has read.
+type roundOf struct {
+	rows  []Key
+	open  []Rotation
+	began time.Time
+	start bool // it is the first
+}
+
+// one does a round of one kind. It returns the words of what the replica holds, and what is wrong. A directory that cannot be read or written is a problem,
+// and an error beside what was loaded before, which goes on.
+func (s *Set) one(ctx context.Context, p *part, r roundOf) ([]string, []string, error) {
 	var holds, problems []string
 	var err error
+	all, start := r.rows, r.start
 	rows := ofKind(p.Kind, all)
 	var bad map[string]string
+	var failed error
 	if p.Signs {
-		if p.keys, bad, err = p.Files.read(p.Kind); err != nil {
-			return nil, nil, err
-		}
-		if s.due(p, rows, open) {
-			if rows, err = s.drive(ctx, p); err != nil {
-				return nil, nil, err
+		if rows, bad, failed = s.signer(ctx, p, rows, r.open); failed != nil {
+			if start || p.view == nil {
+				return nil, nil, failed
 			}
+			problems = append(problems, fmt.Sprintf("%s: %s", p.Kind, failed))
 		}
 	}
 	pinned, err := p.pinned(rows)
@@ -301,8 +340,12 @@ func (s *Set) one(ctx context.Context, p *part, all []Key, open []Rotation, star
 	if start && len(differs) > 0 {
 		return nil, nil, differ(p, differs[0])
 	}
-	view := &View{Privates: map[string]ed25519.PrivateKey{}, Verify: keySet(trusted), Rows: rows}
-	s.privates(p, view, rows)
+	view := &View{
+		Privates: map[string]ed25519.PrivateKey{}, Verify: keySet(trusted), Rows: rows, Confirmed: func() error { return p.mayStillSign(s.now()) },
+	}
+	if s.privates(p, view, rows) {
+		p.confirmed.Store(&r.began)
+	}
 	if view.Verify != nil && (!p.Signs || view.Signing != nil) && !view.same(p.view) {
 		if p.Changed != nil {
 			if err := p.Changed(*view); err != nil {
@@ -322,12 +365,29 @@ func (s *Set) one(ctx context.Context, p *part, all []Key, open []Rotation, star
 	for _, d := range differs {
 		problems = append(problems, fmt.Sprintf("%s: %s", p.Kind, d.what))
 	}
-	return holds, problems, nil
+	return holds, problems, failed
+}
+
+// signer reads the files of a part that signs and changes what is due. It returns the rows as they are then, those that it was given with an error.
+func (s *Set) signer(ctx context.Context, p *part, rows []Key, open []Rotation) ([]Key, map[string]string, error) {
+	keys, bad, err := p.Files.read(p.Kind)
+	if err != nil {
+		return rows, nil, err
+	}
+	p.keys = keys
+	if !s.due(p, rows, open) {
+		return rows, bad, nil
+	}
+	changed, err := s.drive(ctx, p)
+	if err != nil {
+		return rows, bad, err
+	}
+	return changed, bad, nil
 }
 
 // privates takes the private keys over: those of the files that the set knows, and those that were loaded before, so that a file that goes does not
-// take its key along.
-func (s *Set) privates(p *part, view *View, rows []Key) {
+// take its key along. It reports whether the key that signs is here.
+func (s *Set) privates(p *part, view *View, rows []Key) bool {
 	for _, row := range rows {
 		if row.State == Retired {
 			continue
@@ -344,10 +404,14 @@ func (s *Set) privates(p *part, view *View, rows []Key) {
 			view.Signing = private
 		}
 	}
-	if view.Signing == nil && p.view != nil {
-		// Another replica's key signs and is not here. What signed before is still verified by all.
+	if view.Signing != nil {
+		return true
+	}
+	if p.view != nil {
+		// Another replica's key signs and is not here. What signed before is verified by all for the time of the overlap, and signs no longer.
 		view.Signing = p.view.Signing
 	}
+	return false
 }
 
 func (p *part) private(keyID string) ed25519.PrivateKey {
@@ -366,6 +430,11 @@ func (p *part) pinned(rows []Key) (map[string]ed25519.PublicKey, error) {
 			if slices.ContainsFunc(rows, func(row Key) bool { return row.KeyID == key.id }) {
 				out[key.id] = key.public()
 			}
+		}
+	}
+	if p.Relays {
+		for _, row := range rows {
+			out[row.KeyID] = row.PublicKey
 		}
 	}
 	if p.Pinned == "" {

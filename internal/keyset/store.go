@@ -69,8 +69,8 @@ var (
 	readClock = pg.DefineShared(services, "keyset.read_clock", `SELECT mesh.clock()`)
 
 	insertKey = pg.DefineShared(signers, "keyset.insert_key", `
-		INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, endorsed_by, endorsement, made_by, made_at, state_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, mesh.clock(), mesh.clock()) ON CONFLICT DO NOTHING`)
+		INSERT INTO mesh.signing_key (kind, key_id, public_key, state, file, endorsed_by, endorsement, made_by, made_at, state_at, returned)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, mesh.clock(), mesh.clock(), $9) ON CONFLICT DO NOTHING`)
 
 	moveKey = pg.DefineShared(signers, "keyset.move_key", `
 		UPDATE mesh.signing_key SET state = $4, state_at = mesh.clock(), needed_by = '' WHERE kind = $1 AND key_id = $2 AND state = $3`)
@@ -133,12 +133,19 @@ func in(state string, kind Kind, rows []Key) []Key {
 	return out
 }
 
-func insert(ctx context.Context, tx pgx.Tx, kind Kind, key privateKey, state, madeBy string) (bool, error) {
+// firstStored is how a key is stored first.
+type firstStored struct {
+	state, madeBy string
+	returned      bool
+}
+
+func insert(ctx context.Context, tx pgx.Tx, kind Kind, key privateKey, as firstStored) (bool, error) {
 	endorsement := key.endorsement
 	if endorsement == nil {
 		endorsement = []byte{}
 	}
-	tag, err := pg.Exec(ctx, tx, insertKey, string(kind), key.id, []byte(key.public()), state, key.file, key.endorsedBy, endorsement, madeBy)
+	tag, err := pg.Exec(ctx, tx, insertKey, string(kind), key.id, []byte(key.public()), as.state, key.file, key.endorsedBy, endorsement,
+		as.madeBy, as.returned)
 	if err != nil {
 		return false, fmt.Errorf("insert key %s: %w", key.id, err)
 	}

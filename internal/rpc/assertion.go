@@ -52,8 +52,9 @@ type assertion struct {
 // Asserter signs on whose behalf a call is made. It is the client interceptor of readmodel: calls made in a context with a person (WithPerson)
 // carry an assertion of that person for exactly that request; other calls carry none.
 type Asserter struct {
-	key *atomic.Pointer[ed25519.PrivateKey]
-	now func() time.Time
+	key   *atomic.Pointer[ed25519.PrivateKey]
+	guard *atomic.Pointer[func() error]
+	now   func() time.Time
 }
 
 // NewAsserter makes an asserter. now nil means time.Now.
@@ -61,7 +62,7 @@ func NewAsserter(key ed25519.PrivateKey, now func() time.Time) *Asserter {
 	if now == nil {
 		now = time.Now
 	}
-	a := &Asserter{key: &atomic.Pointer[ed25519.PrivateKey]{}, now: now}
+	a := &Asserter{key: &atomic.Pointer[ed25519.PrivateKey]{}, guard: &atomic.Pointer[func() error]{}, now: now}
 	a.Replace(key)
 	return a
 }
@@ -69,9 +70,12 @@ func NewAsserter(key ed25519.PrivateKey, now func() time.Time) *Asserter {
 // Replace makes another key sign what is asserted from now on.
 func (a *Asserter) Replace(key ed25519.PrivateKey) { a.key.Store(&key) }
 
+// Guard makes confirmed be asked before each assertion; its error is the refusal.
+func (a *Asserter) Guard(confirmed func() error) { a.guard.Store(&confirmed) }
+
 // WithClock answers the same asserter with another clock.
 func (a *Asserter) WithClock(now func() time.Time) *Asserter {
-	return &Asserter{key: a.key, now: now}
+	return &Asserter{key: a.key, guard: a.guard, now: now}
 }
 
 // KeySet is the public half, in the form that owners configure.
@@ -84,6 +88,11 @@ func (a *Asserter) assert(ctx context.Context, procedure string, message any, he
 	person, ok := PersonFrom(ctx)
 	if !ok {
 		return nil
+	}
+	if confirmed := a.guard.Load(); confirmed != nil {
+		if err := (*confirmed)(); err != nil {
+			return err
+		}
 	}
 	digest, err := digestOf(message)
 	if err != nil {

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -87,8 +88,19 @@ func keysOf(ctx context.Context, c *person.Client, kind recoveryv1.KeyKind) ([]*
 	return keys, states, nil
 }
 
-// TestKeysRollUnderLoad rotates the keys of join states and of assertions while nodes work, replicas of the service that signs are killed in the
-// middle, and agents come back with join states of either key.
+// killed is a process that is killed in the middle of a rotation, and comes back.
+type killed interface{ Kill9() error }
+
+func killedOf[P killed](processes ...P) []killed {
+	out := make([]killed, len(processes))
+	for i, process := range processes {
+		out[i] = process
+	}
+	return out
+}
+
+// TestKeysRollUnderLoad rotates the keys of join states, of assertions and of tasks while nodes work, replicas of the service that signs and an agent are
+// killed in the middle, and agents come back with join states of either key.
 func TestKeysRollUnderLoad(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Nodes: 2})
@@ -119,11 +131,13 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	}
 	working("before")
 	for _, kind := range []struct {
-		kind    recoveryv1.KeyKind
-		signers []*cluster.Process
+		kind   recoveryv1.KeyKind
+		killed []killed
 	}{
-		{recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, c.Recovery},
-		{recoveryv1.KeyKind_KEY_KIND_ASSERTION, c.Readmodel},
+		{recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, killedOf(c.Recovery...)},
+		{recoveryv1.KeyKind_KEY_KIND_ASSERTION, killedOf(c.Readmodel...)},
+		// An agent that is killed while the key is distributed stores it when it comes back.
+		{recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING, append(killedOf(c.Lifecycle...), c.Nodes[0])},
 	} {
 		rotate := func(key string) error {
 			_, err := security.Keys.RotateKey(t.ctx, &readmodelv1.RotateKeyRequest{Kind: kind.kind, Reason: "test", IdempotencyKey: key})
@@ -136,8 +150,8 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 			t.Errorf("%s by an operator: %v", name, err)
 		}
 		t.must("the rotation of "+name, time.Minute, func(context.Context) error { return rotate(name) })
-		for _, signer := range kind.signers {
-			if err := signer.Kill9(); err != nil {
+		for _, process := range kind.killed {
+			if err := process.Kill9(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -166,7 +180,9 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 		keyset.JoinState.Overlap().Seconds()); err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []recoveryv1.KeyKind{recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, recoveryv1.KeyKind_KEY_KIND_ASSERTION} {
+	for _, kind := range []recoveryv1.KeyKind{
+		recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, recoveryv1.KeyKind_KEY_KIND_ASSERTION, recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING,
+	} {
 		t.must("the old key of "+names.Of(kind)+" to be retired", 4*time.Minute, func(ctx context.Context) error {
 			keys, states, err := keysOf(ctx, security, kind)
 			if err == nil && (len(states) != 2 || states[0] != "retired" || len(keys[1].GetHeldBy()) < 4) {
@@ -176,6 +192,13 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 		})
 	}
 	working("at the end")
+	// The agents have dropped the retired key of tasks, on their disks too: they come back with the new one alone.
+	for _, agent := range c.Nodes {
+		if err := agent.Kill9(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	working("without the retired keys")
 	stop()
 	running.Wait()
 	if load.bad != nil {
@@ -183,6 +206,14 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	}
 	if held := column(t, conn, `SELECT name || ' ' || state || ' ' || state_reason FROM recovery.identity WHERE state <> 'active'`); len(held) > 0 {
 		t.Errorf("nodes are not active: %q", held)
+	}
+	if refused := column(t, conn, `SELECT DISTINCT reason FROM lifecycle.task WHERE reason LIKE '%signature%'`); len(refused) > 0 {
+		t.Errorf("tasks were refused: %q", refused)
+	}
+	keys := column(t, conn, `SELECT DISTINCT array_to_string(task_keys, ',') FROM lifecycle.node_gate`)
+	signs := column(t, conn, `SELECT key_id FROM mesh.signing_key WHERE kind = 'task_signing' AND state = 'signing'`)
+	if !slices.Equal(keys, signs) {
+		t.Errorf("agents hold the keys %q, and %q signs", keys, signs)
 	}
 	if open := column(t, conn, `SELECT summary FROM recovery.incident WHERE kind = 'signing_keys'`); len(open) > 0 {
 		t.Errorf("incidents: %q", open)

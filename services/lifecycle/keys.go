@@ -9,6 +9,8 @@ import (
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/lifecycle/gate"
+	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
 // signingKeys are the keys that this service signs and verifies with.
@@ -19,16 +21,17 @@ type signingKeys struct {
 }
 
 func (k *signingKeys) open(ctx context.Context, base *service.Base, cfg Config) error {
+	k.tasks = &envelope.Ring{}
 	k.join, k.persons = &joinstate.Verifier{}, rpc.NewPersonVerifier(nil, nil)
 	_, err := base.OpenKeys(ctx, nil,
 		keyset.Part{
 			// An agent's report of an attempt that the database lost counts with an envelope of a former key too: the file of agents names them.
 			Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(cfg.TaskSigningKeyFile), Pinned: cfg.TaskSigningPubkeysFile,
+			Distributed: gate.Distributed, Outstanding: task.NeedKey,
 			Changed: func(v keyset.View) error {
-				if k.tasks == nil {
-					k.tasks = envelope.NewRing(envelope.NewKey(v.Signing), v.Verify)
-				}
-				k.tasks.Replace(envelope.NewKey(v.Signing), v.Verify)
+				k.tasks.Replace(envelope.RingState{
+					Signing: envelope.NewKey(v.Signing), Former: v.Privates, Verifiers: v.Verify, Confirmed: v.Confirmed,
+				})
 				return nil
 			},
 		},

@@ -19,8 +19,6 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
-	"github.com/gpuaas/mesh/internal/joinstate"
-	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -110,7 +108,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	joins, err := s.joinStates(ctx)
+	taskKeys := &session.KeyList{}
+	joins, err := s.openKeys(ctx, taskKeys)
 	if err != nil {
 		return err
 	}
@@ -153,7 +152,7 @@ func (s *Service) build(ctx context.Context) error {
 		Host:     func(sess *roster.Session, host *commonv1.HostFacts) { s.facts.Session(sess.HostChanged(host)) },
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}, session.Config{
-		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins,
+		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins, TaskKeys: taskKeys,
 		Limits: session.Limits{
 			MaxConnections: s.cfg.MaxConnections, OpenBurst: s.cfg.OpenBurst, OpenEvery: s.cfg.OpenEvery,
 			FirstFrame: s.cfg.FirstFrame, Challenge: s.cfg.ChallengeWithin, FramesPerSecond: s.cfg.FramesPerSecond,
@@ -278,20 +277,4 @@ func advertised(configured, listens string) (string, error) {
 		}
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-// joinStates opens the keys of join states; an empty path gives none.
-func (s *Service) joinStates(ctx context.Context) (*joinstate.Verifier, error) {
-	if s.cfg.JoinStatePubkeysFile == "" {
-		return nil, nil //nolint:nilnil // without keys there is no verifier, which is allowed
-	}
-	verifier := &joinstate.Verifier{}
-	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
-		Kind: keyset.JoinState, Pinned: s.cfg.JoinStatePubkeysFile,
-		Changed: func(v keyset.View) error { return verifier.Replace(v.Verify) },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open join state keys: %w", err)
-	}
-	return verifier, nil
 }

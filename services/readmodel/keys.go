@@ -18,6 +18,7 @@ func (s *Service) asserter(ctx context.Context) (*rpc.Asserter, error) {
 				asserter = rpc.NewAsserter(v.Signing, nil)
 			}
 			asserter.Replace(v.Signing)
+			asserter.Guard(v.Confirmed)
 			return nil
 		},
 	})

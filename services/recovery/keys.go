@@ -40,6 +40,7 @@ func (s *Service) openKeys(ctx context.Context) error {
 			Outstanding: identity.NeedKey,
 			Changed: func(v keyset.View) error {
 				k.join.Replace(joinstate.NewKeysOf(v.Signing, v.Privates, v.Verify))
+				k.join.Guard(v.Confirmed)
 				return nil
 			},
 		},

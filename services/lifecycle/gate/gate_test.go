@@ -255,7 +255,7 @@ func TestCordonIsAboutPlacementAlone(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return work[node].MayLease(2)
+		return work[node].MayLease(2, "")
 	})
 	if _, err := k.server.SetCordon(k.ctx, &lifecyclev1.SetCordonRequest{NodeId: node}); err != nil {
 		t.Fatal(err)
@@ -294,11 +294,11 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 	}
 	defer lease.Rollback(k.ctx) //nolint:errcheck // it is committed below
 	held, err := gate.LockForWork(k.ctx, lease, []string{node, ids.New()})
-	if err != nil || len(held) != 1 || held[node].MayLease(7) != nil {
+	if err != nil || len(held) != 1 || held[node].MayLease(7, "") != nil {
 		t.Fatalf("%v, %v", held, err)
 	}
 	for what, err := range map[string]error{
-		"a lower generation": held[node].MayLease(6), "a higher one": held[node].MayLease(8), "no gate": gate.Brief{}.MayLease(0),
+		"a lower generation": held[node].MayLease(6, ""), "a higher one": held[node].MayLease(8, ""), "no gate": gate.Brief{}.MayLease(0, ""),
 	} {
 		if !fault.Has(err, commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
 			t.Errorf("%s: %v", what, err)
@@ -344,7 +344,7 @@ func TestAFenceWaitsForWhoHoldsTheGateAndWhoComesAfterSeesIt(t *testing.T) {
 	}
 	k.tx(func(ctx context.Context, tx pgx.Tx) error {
 		after, err := gate.LockForWork(ctx, tx, []string{node})
-		if err == nil && !fault.Has(after[node].MayLease(7), commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
+		if err == nil && !fault.Has(after[node].MayLease(7, ""), commonv1.Reason_REASON_NODE_NOT_ADMITTED) {
 			t.Errorf("who comes after the fence may lease: %+v", after)
 		}
 		return err

@@ -259,7 +259,7 @@ func (s *Server) raise(ctx context.Context, tx pgx.Tx, g Gate, replicaID string,
 	}
 	newLedger := g.renewsLedger(r)
 	raised, err := one(ctx, tx, raiseGate,
-		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host)
+		r.GetNodeId(), r.GetGeneration(), r.GetSessionId(), replicaID, r.GetLedgerId(), r.GetNodeInstanceId(), types, host, r.GetTaskKeyIds())
 	if err != nil {
 		return nil, Gate{}, fmt.Errorf("raise gate: %w", err)
 	}

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -18,6 +19,8 @@ type Brief struct {
 	Admitted     bool   `db:"admitted"`
 	SessionEpoch int64  `db:"session_epoch"`
 	LedgerID     string `db:"ledger_id" expr:"coalesce(@.ledger_id::text, '')"`
+	// TaskKeys are the keys by which the agent verifies tasks; nil: it reports none, and holds those of its enrolment.
+	TaskKeys []string `db:"task_keys"`
 }
 
 // Briefs are gates by node.
@@ -53,13 +56,21 @@ func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Briefs {
 // AdmittedSQL is the condition that the gate g takes reports of its node, as Brief.Admitted has it.
 const AdmittedSQL = `g.admitted`
 
-// MayLeaseSQL is the condition that the gate g is open to a session of the generation, as MayLease has it.
-func MayLeaseSQL(generation string) string { return `g.admitted AND g.session_epoch = ` + generation }
+// MayLeaseSQL is the condition that the gate g is open to a session of the generation whose agent holds the key, as MayLease has it.
+func MayLeaseSQL(generation, keyID string) string {
+	return `g.admitted AND g.session_epoch = ` + generation + ` AND (g.task_keys IS NULL OR ` + keyID + ` = ANY (g.task_keys))`
+}
 
-// MayLease refuses a lease to any session but the one that the gate was raised to.
-func (b Brief) MayLease(generation int64) error {
+// HoldsSigningKeySQL is the condition that the agent behind the gate g holds the key that signs tasks, as far as is known.
+const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (g.task_keys), true)`
+
+// MayLease refuses a lease to any session but the one that the gate was raised to, and lets one wait whose agent does not hold the key that signs.
+func (b Brief) MayLease(generation int64, keyID string) error {
 	if b.NodeID == "" || !b.Admitted || b.SessionEpoch != generation {
 		return fault.New(commonv1.Reason_REASON_NODE_NOT_ADMITTED, "the gate of this node is not open to this session")
+	}
+	if b.TaskKeys != nil && !slices.Contains(b.TaskKeys, keyID) {
+		return fault.New(commonv1.Reason_REASON_TASK_KEY_NOT_HELD, "the agent of this node does not hold key "+keyID+" of tasks yet")
 	}
 	return nil
 }

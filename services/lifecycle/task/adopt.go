@@ -33,11 +33,12 @@ func (s *Server) adoptProven(ctx context.Context, tx pgx.Tx, words []word, done 
 	}
 	var out []word
 	for _, a := range list {
-		if refusal := s.unproven(a.word); refusal != nil {
+		keyID, refusal := s.prove(a.word)
+		if refusal != nil {
 			done.refused[said(a.word.node, a.word.ref)] = refusal
 			continue
 		}
-		if err := s.adoptAttempt(ctx, tx, a); err != nil {
+		if err := s.adoptAttempt(ctx, tx, a, keyID); err != nil {
 			return nil, err
 		}
 		out = append(out, a.word)
@@ -74,8 +75,8 @@ func findAhead(ctx context.Context, tx pgx.Tx, words []word) ([]ahead, error) {
 	return out, nil
 }
 
-// unproven returns the refusal of a word whose attempt no envelope of ours proves, and nil for one that is proven.
-func (s *Server) unproven(w word) *lifecyclev1.TaskRefusal {
+// prove returns the key of the envelope of ours that proves the attempt of a word, or the refusal of a word that none proves.
+func (s *Server) prove(w word) (string, *lifecyclev1.TaskRefusal) {
 	refusal := &lifecyclev1.TaskRefusal{Task: w.ref, EnvelopeWanted: len(w.signed) == 0}
 	err := fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the report names an attempt that is above the task's",
 		fault.Remedy("send the report with the signed envelope of that attempt"))
@@ -90,17 +91,17 @@ func (s *Server) unproven(w word) *lifecyclev1.TaskRefusal {
 			err = fault.New(commonv1.Reason_REASON_TASK_NOT_CURRENT, "the envelope is of another task or attempt than the report",
 				fault.Remedy("send the report with the envelope of the attempt that it names"))
 		default:
-			return nil
+			return signed.GetKeyId(), nil
 		}
 	}
 	refusal.Denial = fault.ToDenial(err, "")
-	return refusal
+	return "", refusal
 }
 
 // adoptAttempt raises the row to the proven attempt, if it is still as it was read.
-func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead) error {
+func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID string) error {
 	moved, err := one(ctx, tx, adoptAttempt,
-		a.row.TaskID, a.word.ref.GetAttempt(), a.word.epoch, a.word.session, a.word.node)
+		a.row.TaskID, a.word.ref.GetAttempt(), a.word.epoch, a.word.session, a.word.node, keyID)
 	if err != nil {
 		return fmt.Errorf("adopt attempt of task %s: %w", a.row.TaskID, err)
 	}

@@ -32,6 +32,7 @@ type lease struct {
 
 type picked struct {
 	Row
+	keyID   string // that signs the attempt
 	payload []byte // with open environment values: it is signed, and nothing else
 	fresh   bool   // not offered before in this attempt
 }
@@ -45,10 +46,15 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 		asked.nodes, asked.sessions = append(asked.nodes, n.GetNodeId()), append(asked.sessions, n.GetSessionId())
 		asked.generations, asked.limits = append(asked.generations, n.GetGeneration()), append(asked.limits, n.GetMaxTasks())
 	}
+	signer, err := s.deps.Keys.Signer()
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it is the answer
+	}
+	asked.keyID = signer.ID()
 	var res *lifecyclev1.LeaseTasksResponse
 	var tasks []picked
 	wrote := false
-	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+	err = pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		res, tasks, wrote = &lifecyclev1.LeaseTasksResponse{}, nil, false // a second try begins with nothing
 		var gates gate.Briefs
 		var err error
@@ -57,7 +63,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 			return err
 		}
 		for _, n := range asked.nodes {
-			if err := gates[n].MayLease(leases[n].epoch); err != nil {
+			if err := gates[n].MayLease(leases[n].epoch, asked.keyID); err != nil {
 				res.Refused = append(res.Refused, &lifecyclev1.NodeRefusal{NodeId: n, Denial: fault.ToDenial(err, "")})
 			}
 		}
@@ -94,7 +100,12 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 func (s *Server) sign(res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
 	count := map[string]int32{}
 	for _, t := range tasks {
-		signed, err := envelope.Sign(s.deps.Keys.Key(), envelope.Task{
+		// An attempt that is offered again is signed by the key that signed it first: the node holds that, and it is not retired before the task ends.
+		signer, err := s.deps.Keys.SignerOf(t.keyID)
+		if err != nil {
+			return nil, fmt.Errorf("sign task %s: %w", t.TaskID, err)
+		}
+		signed, err := envelope.Sign(signer, envelope.Task{
 			TaskID: t.TaskID, Type: t.Type, NodeID: t.NodeID, WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq,
 			NotBefore: t.NotBefore, ExpiresAt: t.ExpiresAt, Attempt: t.Attempt, Payload: t.payload,
 		})
@@ -121,6 +132,7 @@ type ask struct {
 	nodes, sessions []string
 	generations     []int64
 	limits          []int32
+	keyID           string // that signs now
 }
 
 // pick locks the gates of the nodes that ask and, where they are open to the session, takes the oldest queued tasks of each that are dispatchable, and those
@@ -130,7 +142,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	var batch pg.Batch
 	gates := gate.QueueLockForWork(&batch, asked.nodes)
 	var rows []leasedRow
-	batch.Queue(leaseTasks, asked.nodes, asked.sessions, asked.generations, asked.limits).Query(func(found pgx.Rows) error {
+	batch.Queue(leaseTasks, asked.nodes, asked.sessions, asked.generations, asked.limits, asked.keyID).Query(func(found pgx.Rows) error {
 		var err error
 		rows, err = pgx.CollectRows(found, pgx.RowToStructByName[leasedRow])
 		return err //nolint:wrapcheck // wrapped below
@@ -140,7 +152,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	}
 	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID }, func(r leasedRow) (picked, error) {
 		row, err := r.row()
-		return picked{Row: row, payload: r.Payload, fresh: r.Fresh}, err
+		return picked{Row: row, keyID: r.KeyID, payload: r.Payload, fresh: r.Fresh}, err
 	})
 	return gates, out, err //nolint:wrapcheck // it says which
 }

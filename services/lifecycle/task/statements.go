@@ -53,6 +53,7 @@ type (
 		record
 		Payload []byte `db:"payload"`
 		Fresh   bool   `db:"fresh"`
+		KeyID   string `db:"key_id"`
 	}
 	// reportedRow is a task that a report moved, with its state before.
 	reportedRow struct {
@@ -135,7 +136,8 @@ var (
 			state_at = CASE WHEN t.open AND t.state <> 'dispatched' THEN mesh.clock() ELSE t.state_at END,
 			session_epoch = CASE WHEN t.open THEN $3 ELSE t.session_epoch END,
 			session_id = CASE WHEN t.open THEN nullif($4, '')::uuid ELSE t.session_id END,
-			offered_at = CASE WHEN t.open THEN mesh.clock() ELSE t.offered_at END
+			offered_at = CASE WHEN t.open THEN mesh.clock() ELSE t.offered_at END,
+			key_id = CASE WHEN t.open THEN $6 ELSE t.key_id END
 		WHERE t.task_id = $1 AND t.attempt < $2 AND t.node_id = $5 RETURNING `+columns)
 	lockLate = pg.Define(pg.RoleLifecycle, "task.lock_of_late_results", `
 		SELECT FROM lifecycle.task WHERE task_id = ANY($1::uuid[]) ORDER BY task_id FOR UPDATE`)
@@ -168,7 +170,7 @@ var (
 	leaseTasks = pg.Define(pg.RoleLifecycle, "task.lease", `
 		WITH asked AS (
 			SELECT a.* FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
-				JOIN lifecycle.node_gate g ON g.node_id = a.node_id AND `+gate.MayLeaseSQL("a.generation")+`
+				JOIN lifecycle.node_gate g ON g.node_id = a.node_id AND `+gate.MayLeaseSQL("a.generation", "$5::text")+`
 		), fresh AS (
 			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
@@ -193,11 +195,12 @@ var (
 				state = 'dispatched', attempt = t.attempt + CASE WHEN c.fresh THEN 1 ELSE 0 END,
 				session_epoch = c.generation, session_id = c.session_id, offered_at = mesh.clock(),
 				state_at = CASE WHEN c.fresh THEN mesh.clock() ELSE t.state_at END,
+				key_id = CASE WHEN c.fresh THEN $5::text ELSE coalesce(t.key_id, $5::text) END,
 				version = t.version + CASE WHEN c.fresh THEN 1 ELSE 0 END
 			FROM chosen c WHERE t.task_id = c.task_id AND t.state IN ('queued', 'dispatched')
 			RETURNING t.*, c.fresh
 		)
-		SELECT t.payload, t.fresh, `+columns+` FROM leased t ORDER BY t.task_id`)
+		SELECT t.payload, t.fresh, t.key_id, `+columns+` FROM leased t ORDER BY t.task_id`)
 	nodesWithTasks = pg.Define(pg.RoleLifecycle, "task.nodes_with_tasks", `
 		SELECT n.node_id::text AS node_id, bool_or(n.due) AS due FROM (
 			SELECT DISTINCT t.node_id, t.state = 'queued' AND t.not_before <= now.at OR
@@ -205,7 +208,8 @@ var (
 			FROM lifecycle.task t, (SELECT mesh.clock() AS at OFFSET 0) now
 			WHERE t.open AND t.expires_at > now.at AND t.state IN ('queued', 'dispatched') AND `+dispatchable+`
 		) n
-		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open)
+		WHERE EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = n.node_id AND g.admitted AND g.session_open
+			AND `+gate.HoldsSigningKeySQL+`)
 		GROUP BY n.node_id ORDER BY due DESC LIMIT $1`)
 	clearPayloads = pg.Define(pg.RoleLifecycle, "task.clear_payloads", `
 		WITH over AS (

@@ -59,6 +59,7 @@ type Plane struct {
 	opened     []*recoveryv1.OpenSession
 	readies    []*lifecyclev1.SessionReady
 	reports    []*lifecyclev1.NodeReport
+	held       map[string][]string // session → keys of tasks
 	work       map[string][]*lifecyclev1.LeasedTask
 	hints      map[chan *lifecyclev1.WatchWorkResponse]struct{}
 }
@@ -80,6 +81,7 @@ func NewPlane() (*Plane, error) {
 	}
 	return &Plane{
 		Keys: keys, nodes: map[string]*recoveryv1.NodeAuthority{}, replaced: map[string]string{}, watchers: map[*watcher]struct{}{}, rpcs: map[string]int{},
+		held: map[string][]string{},
 		work: map[string][]*lifecyclev1.LeasedTask{}, hints: map[chan *lifecyclev1.WatchWorkResponse]struct{}{},
 	}, nil
 }
@@ -273,6 +275,13 @@ func (p *Plane) Readies() []*lifecyclev1.SessionReady {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.readies)
+}
+
+// Held returns the keys of tasks that the agent of a session reported in its middle.
+func (p *Plane) Held(sessionID string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.held[sessionID])
 }
 
 // Reports answers what was reported of tasks.

@@ -138,6 +138,20 @@ func (g gates) SessionsReady(_ context.Context, req *lifecyclev1.SessionsReadyRe
 	return res, nil
 }
 
+// KeysHeld takes what agents hold.
+func (g gates) KeysHeld(_ context.Context, req *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error) {
+	p := g.plane
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count("KeysHeld")
+	res := &lifecyclev1.KeysHeldResponse{}
+	for _, s := range req.GetSessions() {
+		p.held[s.GetSessionId()] = s.GetKeyIds()
+		res.SessionIds = append(res.SessionIds, s.GetSessionId())
+	}
+	return res, nil
+}
+
 type tasks struct {
 	lifecyclev1connect.UnimplementedTaskServiceHandler
 	plane *Plane

@@ -37,6 +37,9 @@ type handler struct {
 	join   []byte // the join state of our Welcome
 	pace   pace
 	renew  chan struct{} // holds a token while a renewal is under way
+	keys   *heldKeys
+	// listed is the frame of the list of keys that Welcome had.
+	listed *nodev1.ConnectResponse
 
 	overBudget bool // it was not let through to recovery
 }
@@ -176,8 +179,10 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	})
 	policy := h.server.deps.Policy()
 	h.sess.SetInterval(policy.GetHeartbeatInterval().AsDuration())
+	var keys []*nodev1.TaskKey
+	keys, h.listed = h.server.cfg.TaskKeys.get()
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
-		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID,
+		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID, TaskKeys: keys,
 		Policy: policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), ProfileFingerprint: h.server.profile.get(),
 	}}})
 	return h.ready(ctx, res.GetGeneration())
@@ -196,6 +201,7 @@ func (h *handler) ready(ctx context.Context, generation int64) error {
 			if f.Ready.GetGeneration() != generation {
 				return fault.New(commonv1.Reason_REASON_PROTOCOL_VIOLATION, "Ready names another generation than Welcome did")
 			}
+			h.keys = &heldKeys{held: f.Ready.GetTaskKeyIds()}
 			return h.confirm(ctx, generation)
 		case *nodev1.ConnectRequest_Heartbeat:
 			h.heartbeat(f.Heartbeat)
@@ -230,6 +236,11 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), RunListFollows: true,
 	}}})
+	// The list may have changed since Welcome and before the session was among those that are told of changes.
+	if _, frame := h.server.cfg.TaskKeys.get(); frame != h.listed && h.sess.Protocol() >= protocolTaskKeys {
+		h.sess.SendInline(frame)
+	}
+	h.listed = nil
 	h.raiseGate(ctx, generation)
 	h.hello = nil // an idle session keeps what it needs
 	return nil
@@ -237,17 +248,22 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 
 // raiseGate tells lifecycle of the session until it takes it, or the session is gone. It does not keep the reader waiting.
 func (h *handler) raiseGate(ctx context.Context, generation int64) {
-	s, sess, hello, join := h.server, h.sess, h.hello, h.join
+	s, sess, hello, join, keys := h.server, h.sess, h.hello, h.join, h.keys
 	h.join = nil
 	s.deps.Roster.Go(func() {
 		pause := 50 * time.Millisecond
 		for !sess.Gone() && s.deps.View.WaitFresh(ctx) == nil {
+			held := keys.current()
 			res, err := s.readies.Do(ctx, &lifecyclev1.SessionReady{
 				NodeId: sess.Identity.NodeID, NodeInstanceId: hello.GetNodeInstanceId(), SessionId: sess.ID, Generation: generation, JoinState: join,
 				LedgerId: hello.GetLedgerId(), TasksInFlight: hello.GetTasksInFlight(), TaskTypes: hello.GetTaskTypes(), Host: hello.GetHost(),
+				TaskKeyIds: held,
 			})
 			if err == nil && res.GetAccepted() {
 				s.gateRaised(sess, res)
+				if keys.gateRaised(held) {
+					s.reportKeys(ctx, sess, keys)
+				}
 				return
 			}
 			if err == nil && res.GetDenial() != nil {
@@ -386,6 +402,11 @@ func (h *handler) dispatch(ctx context.Context, frame *nodev1.ConnectRequest) er
 		return nil
 	case *nodev1.ConnectRequest_RenewRequest:
 		h.renewal(ctx, f.RenewRequest)
+		return nil
+	case *nodev1.ConnectRequest_TaskKeysHeld:
+		if h.keys.hold(f.TaskKeysHeld.GetKeyIds()) {
+			h.server.reportKeys(ctx, h.sess, h.keys)
+		}
 		return nil
 	case *nodev1.ConnectRequest_CertificateStored:
 		return nil // the next certificate counts when a session is ready on it, not on anybody's word

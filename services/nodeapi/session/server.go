@@ -116,6 +116,7 @@ type Authority interface {
 // Gate is lifecycle's gate.
 type Gate interface {
 	SessionsReady(context.Context, *lifecyclev1.SessionsReadyRequest) (*lifecyclev1.SessionsReadyResponse, error)
+	KeysHeld(context.Context, *lifecyclev1.KeysHeldRequest) (*lifecyclev1.KeysHeldResponse, error)
 }
 
 // Metrics counts what the port sees. Reasons come from closed sets.
@@ -153,7 +154,9 @@ type Config struct {
 	Clock       *Clock
 	// JoinStates verifies what an agent shows; nil: no stream is proven, see budgets.
 	JoinStates *joinstate.Verifier
-	Limits     Limits
+	// TaskKeys are sent to agents; nil: none are.
+	TaskKeys *KeyList
+	Limits   Limits
 }
 
 // Server of the agents' stream.
@@ -171,6 +174,7 @@ type Server struct {
 	openings *batch.Batcher[*recoveryv1.OpenSession, *recoveryv1.OpenResult]
 	confirms *batch.Batcher[*recoveryv1.ConfirmSession, *recoveryv1.ConfirmResult]
 	readies  *batch.Batcher[*lifecyclev1.SessionReady, *lifecyclev1.SessionReadyResult]
+	keys     *batch.Batcher[*lifecyclev1.SessionKeys, bool]
 
 	draining chan struct{}
 	drainOne sync.Once
@@ -190,6 +194,8 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.openings = batch.New(256, 2, s.openBatch)
 	s.confirms = batch.New(256, 2, s.confirmBatch)
 	s.readies = batch.New(256, 2, s.readyBatch)
+	s.keys = batch.New(256, 2, s.keysBatch)
+	cfg.TaskKeys.notify(s.sendKeys)
 	creds := &transport{tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now, onReject: func(r pki.Reject) {
 		deps.Metrics.TLSReject(string(r.Reason))
 		deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)), slog.String("claimed_unverified", r.ClaimedUnverified),
@@ -259,7 +265,7 @@ func (s *Server) Serve(lis net.Listener) error {
 // Tasks are the loops that the server needs, to be run by its owner.
 func (s *Server) Tasks() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
-		"opens": s.openings.Run, "confirms": s.confirms.Run, "readies": s.readies.Run,
+		"opens": s.openings.Run, "confirms": s.confirms.Run, "readies": s.readies.Run, "keys-of-agents": s.keys.Run,
 	}
 }
 

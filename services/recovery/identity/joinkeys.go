@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -17,12 +18,11 @@ func (r *Record) issuedWith(keyID string) {
 	r.JoinKeys = append(slices.DeleteFunc(slices.Clone(r.JoinKeys), func(k string) bool { return k == keyID || k == noKey }), keyID)
 }
 
-// NeedKey describes the nodes that may hold a join state of a key; "" is none. first says that the key was there before it was noted which key
-// has signed.
-func NeedKey(ctx context.Context, q pg.Querier, keyID string, first bool) (string, error) {
-	names, err := pg.Values[string](ctx, q, readNeeding, keyID, first)
+// NeedKey describes the nodes that may hold a join state of a key; "" is none.
+func NeedKey(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
+	names, err := pg.Values[string](ctx, q, readNeeding, key.KeyID, key.First(), key.MadeAt, key.Returned)
 	if err != nil {
-		return "", fmt.Errorf("read who needs key %s: %w", keyID, err)
+		return "", fmt.Errorf("read who needs key %s: %w", key.KeyID, err)
 	}
 	const shown = 3
 	switch {

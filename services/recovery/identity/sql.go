@@ -69,10 +69,13 @@ var (
 		RETURNING `+pg.Columns[storedRecord]("i"))
 )
 
-// readNeeding finds nodes that may hold a join state of a key, at most four. $2 says that the key was there before keys were noted.
+// readNeeding finds nodes that may hold a join state of a key, at most four. $2 says that the key was there before keys were noted, $3 when it was made
+// and $4 that it came back from its file: a node that has confirmed no generation since the database was restored may hold a join state of each key from
+// before that, which the database has lost.
 var readNeeding = pg.Define(pg.RoleRecovery, "identity.read_nodes_that_need_key", `
 	SELECT i.name FROM recovery.identity i
-	WHERE i.state <> 'retired' AND ($1 = ANY (i.join_keys) OR ($2 AND i.join_keys = '{}' AND i.issued > 0)) ORDER BY i.name LIMIT 4`)
+	WHERE i.state <> 'retired' AND ($1 = ANY (i.join_keys) OR ($2 AND i.join_keys = '{}' AND i.issued > 0)
+		OR i.issued > 0 AND EXISTS (SELECT FROM mesh.era e WHERE e.era > 0 AND i.confirmed < e.era << 40 AND ($3::timestamptz < e.raised_at OR $4))) ORDER BY i.name LIMIT 4`)
 
 // Certificates and tokens.
 var (

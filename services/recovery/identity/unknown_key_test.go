@@ -14,6 +14,7 @@ import (
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/keys"
@@ -130,7 +131,7 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	old.admit(two)
 	need := func(key, want string) {
 		t.Helper()
-		if got, err := identity.NeedKey(b.ctx, b.pool, key, false); err != nil || got != want {
+		if got, err := identity.NeedKey(b.ctx, b.pool, keyset.Key{KeyID: key, EndorsedBy: "another", MadeAt: time.Now()}); err != nil || got != want {
 			t.Errorf("key %s is needed by %q, %v; want %q", key, got, err, want)
 		}
 	}
@@ -151,9 +152,28 @@ func TestAKeyIsNeededByTheNodesThatHoldItsStates(t *testing.T) {
 	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = '{}' WHERE name = 'one'`); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := identity.NeedKey(b.ctx, b.pool, firstID, true); err != nil || got != "join states of nodes: one, two" {
+	if got, err := identity.NeedKey(b.ctx, b.pool, keyset.Key{KeyID: firstID, MadeAt: time.Now()}); err != nil || got != "join states of nodes: one, two" {
 		t.Errorf("%q, %v", got, err)
 	}
+
+	// After a restore the database has lost which keys signed what nodes hold: each key from before it is needed by each node that has confirmed nothing
+	// since, and a key that was made after it by none of those.
+	if _, err := b.db.OwnerPool().Exec(b.ctx, `UPDATE recovery.identity SET join_keys = ARRAY['another']; UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
+		t.Fatal(err)
+	}
+	after := func(key keyset.Key, want string) {
+		t.Helper()
+		key.KeyID, key.EndorsedBy = "lost", "another"
+		if got, err := identity.NeedKey(b.ctx, b.pool, key); err != nil || got != want {
+			t.Errorf("after the restore %+v is needed by %q, %v; want %q", key, got, err, want)
+		}
+	}
+	after(keyset.Key{MadeAt: time.Now().Add(-time.Hour)}, "join states of nodes: one, two")
+	after(keyset.Key{MadeAt: time.Now().Add(time.Hour), Returned: true}, "join states of nodes: one, two")
+	after(keyset.Key{MadeAt: time.Now().Add(time.Hour)}, "")
+	one.joinState = opened.GetJoinState()
+	both.admit(one)
+	after(keyset.Key{MadeAt: time.Now().Add(-time.Hour)}, "join states of nodes: two")
 }
 
 // A state that no key of the mesh can have signed as it stands is lost, as before: the node is challenged.

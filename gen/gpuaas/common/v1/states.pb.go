@@ -1456,6 +1456,7 @@ const (
 	DiagnosticCode_DIAGNOSTIC_CODE_TASK_REFUSED                DiagnosticCode = 14 // an offered task was not taken, or one in the ledger was another node's
 	DiagnosticCode_DIAGNOSTIC_CODE_LEDGER_SET_ASIDE            DiagnosticCode = 15 // the task ledger was another node's or corrupt, and a new one began
 	DiagnosticCode_DIAGNOSTIC_CODE_STATE_DISK_FULL             DiagnosticCode = 17 // the agent's own directories have no room
+	DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED           DiagnosticCode = 18 // a list of the keys of tasks led from no key held, or was not stored
 )
 
 // Enum value maps for DiagnosticCode.
@@ -1478,6 +1479,7 @@ var (
 		14: "DIAGNOSTIC_CODE_TASK_REFUSED",
 		15: "DIAGNOSTIC_CODE_LEDGER_SET_ASIDE",
 		17: "DIAGNOSTIC_CODE_STATE_DISK_FULL",
+		18: "DIAGNOSTIC_CODE_TASK_KEYS_REFUSED",
 	}
 	DiagnosticCode_value = map[string]int32{
 		"DIAGNOSTIC_CODE_UNSPECIFIED":                 0,
@@ -1497,6 +1499,7 @@ var (
 		"DIAGNOSTIC_CODE_TASK_REFUSED":                14,
 		"DIAGNOSTIC_CODE_LEDGER_SET_ASIDE":            15,
 		"DIAGNOSTIC_CODE_STATE_DISK_FULL":             17,
+		"DIAGNOSTIC_CODE_TASK_KEYS_REFUSED":           18,
 	}
 )
 
@@ -1717,7 +1720,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aTASK_TYPE_NODE_SELF_UPDATE\x10\v\x12#\n" +
 	"\x1fTASK_TYPE_RECOVERY_TOKEN_ROTATE\x10\f\x12\x1d\n" +
 	"\x19TASK_TYPE_VERIFIER_ROTATE\x10\r\x12!\n" +
-	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xb1\x05\n" +
+	"\x1dTASK_TYPE_DIAGNOSTICS_COLLECT\x10\x0e*\xd8\x05\n" +
 	"\x0eDiagnosticCode\x12\x1f\n" +
 	"\x1bDIAGNOSTIC_CODE_UNSPECIFIED\x10\x00\x12!\n" +
 	"\x1dDIAGNOSTIC_CODE_PROCESS_ALIVE\x10\x01\x12(\n" +
@@ -1736,7 +1739,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"&DIAGNOSTIC_CODE_STATE_DIRECTORY_FAILED\x10\r\x12 \n" +
 	"\x1cDIAGNOSTIC_CODE_TASK_REFUSED\x10\x0e\x12$\n" +
 	" DIAGNOSTIC_CODE_LEDGER_SET_ASIDE\x10\x0f\x12#\n" +
-	"\x1fDIAGNOSTIC_CODE_STATE_DISK_FULL\x10\x11B\xbb\x01\n" +
+	"\x1fDIAGNOSTIC_CODE_STATE_DISK_FULL\x10\x11\x12%\n" +
+	"!DIAGNOSTIC_CODE_TASK_KEYS_REFUSED\x10\x12B\xbb\x01\n" +
 	"\x14com.gpuaas.common.v1B\vStatesProtoP\x01Z4github.com/gpuaas/mesh/gen/gpuaas/common/v1;commonv1\xa2\x02\x03GCX\xaa\x02\x10Gpuaas.Common.V1\xca\x02\x10Gpuaas\\Common\\V1\xe2\x02\x1cGpuaas\\Common\\V1\\GPBMetadata\xea\x02\x12Gpuaas::Common::V1b\x06proto3"
 
 var (

@@ -268,6 +268,7 @@ type SessionReady struct {
 	TasksInFlight  []*v1.TaskInFlight     `protobuf:"bytes,7,rep,name=tasks_in_flight,json=tasksInFlight,proto3" json:"tasks_in_flight,omitempty"`
 	TaskTypes      []v1.TaskType          `protobuf:"varint,8,rep,packed,name=task_types,json=taskTypes,proto3,enum=gpuaas.common.v1.TaskType" json:"task_types,omitempty"`
 	Host           *v1.HostFacts          `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`
+	TaskKeyIds     []string               `protobuf:"bytes,10,rep,name=task_key_ids,json=taskKeyIds,proto3" json:"task_key_ids,omitempty"` // as the agent reported; empty of one that reports none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -361,6 +362,13 @@ func (x *SessionReady) GetTaskTypes() []v1.TaskType {
 func (x *SessionReady) GetHost() *v1.HostFacts {
 	if x != nil {
 		return x.Host
+	}
+	return nil
+}
+
+func (x *SessionReady) GetTaskKeyIds() []string {
+	if x != nil {
+		return x.TaskKeyIds
 	}
 	return nil
 }
@@ -556,6 +564,157 @@ func (x *SessionsReadyResponse) GetResults() []*SessionReadyResult {
 	return nil
 }
 
+// SessionKeys are the keys of tasks that the agent of a session holds.
+type SessionKeys struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	SessionId     string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	KeyIds        []string               `protobuf:"bytes,3,rep,name=key_ids,json=keyIds,proto3" json:"key_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionKeys) Reset() {
+	*x = SessionKeys{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionKeys) ProtoMessage() {}
+
+func (x *SessionKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionKeys.ProtoReflect.Descriptor instead.
+func (*SessionKeys) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SessionKeys) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SessionKeys) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *SessionKeys) GetKeyIds() []string {
+	if x != nil {
+		return x.KeyIds
+	}
+	return nil
+}
+
+// KeysHeldRequest carries a batch.
+type KeysHeldRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*SessionKeys         `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeysHeldRequest) Reset() {
+	*x = KeysHeldRequest{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeysHeldRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeysHeldRequest) ProtoMessage() {}
+
+func (x *KeysHeldRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeysHeldRequest.ProtoReflect.Descriptor instead.
+func (*KeysHeldRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *KeysHeldRequest) GetSessions() []*SessionKeys {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// KeysHeldResponse names the sessions whose gate is raised to them and has taken the keys.
+type KeysHeldResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionIds    []string               `protobuf:"bytes,1,rep,name=session_ids,json=sessionIds,proto3" json:"session_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeysHeldResponse) Reset() {
+	*x = KeysHeldResponse{}
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeysHeldResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeysHeldResponse) ProtoMessage() {}
+
+func (x *KeysHeldResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeysHeldResponse.ProtoReflect.Descriptor instead.
+func (*KeysHeldResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *KeysHeldResponse) GetSessionIds() []string {
+	if x != nil {
+		return x.SessionIds
+	}
+	return nil
+}
+
 // SetCordonRequest needs a reason in words.
 type SetCordonRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -568,7 +727,7 @@ type SetCordonRequest struct {
 
 func (x *SetCordonRequest) Reset() {
 	*x = SetCordonRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[6]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +739,7 @@ func (x *SetCordonRequest) String() string {
 func (*SetCordonRequest) ProtoMessage() {}
 
 func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[6]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,7 +752,7 @@ func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonRequest.ProtoReflect.Descriptor instead.
 func (*SetCordonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SetCordonRequest) GetNodeId() string {
@@ -628,7 +787,7 @@ type SetCordonResponse struct {
 
 func (x *SetCordonResponse) Reset() {
 	*x = SetCordonResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +799,7 @@ func (x *SetCordonResponse) String() string {
 func (*SetCordonResponse) ProtoMessage() {}
 
 func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[7]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +812,7 @@ func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonResponse.ProtoReflect.Descriptor instead.
 func (*SetCordonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SetCordonResponse) GetGate() *NodeGate {
@@ -680,7 +839,7 @@ type WatchWorkRequest struct {
 
 func (x *WatchWorkRequest) Reset() {
 	*x = WatchWorkRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +851,7 @@ func (x *WatchWorkRequest) String() string {
 func (*WatchWorkRequest) ProtoMessage() {}
 
 func (x *WatchWorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[8]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +864,7 @@ func (x *WatchWorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchWorkRequest) GetReplicaId() string {
@@ -727,7 +886,7 @@ type WatchWorkResponse struct {
 
 func (x *WatchWorkResponse) Reset() {
 	*x = WatchWorkResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[9]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +898,7 @@ func (x *WatchWorkResponse) String() string {
 func (*WatchWorkResponse) ProtoMessage() {}
 
 func (x *WatchWorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[9]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +911,7 @@ func (x *WatchWorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkResponse.ProtoReflect.Descriptor instead.
 func (*WatchWorkResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchWorkResponse) GetNodeIds() []string {
@@ -789,7 +948,7 @@ type TaskCancelHint struct {
 
 func (x *TaskCancelHint) Reset() {
 	*x = TaskCancelHint{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[10]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +960,7 @@ func (x *TaskCancelHint) String() string {
 func (*TaskCancelHint) ProtoMessage() {}
 
 func (x *TaskCancelHint) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[10]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +973,7 @@ func (x *TaskCancelHint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCancelHint.ProtoReflect.Descriptor instead.
 func (*TaskCancelHint) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TaskCancelHint) GetNodeId() string {
@@ -858,7 +1017,7 @@ type NodeLease struct {
 
 func (x *NodeLease) Reset() {
 	*x = NodeLease{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[11]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +1029,7 @@ func (x *NodeLease) String() string {
 func (*NodeLease) ProtoMessage() {}
 
 func (x *NodeLease) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[11]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +1042,7 @@ func (x *NodeLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLease.ProtoReflect.Descriptor instead.
 func (*NodeLease) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeLease) GetNodeId() string {
@@ -925,7 +1084,7 @@ type LeaseTasksRequest struct {
 
 func (x *LeaseTasksRequest) Reset() {
 	*x = LeaseTasksRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[12]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1096,7 @@ func (x *LeaseTasksRequest) String() string {
 func (*LeaseTasksRequest) ProtoMessage() {}
 
 func (x *LeaseTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[12]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1109,7 @@ func (x *LeaseTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseTasksRequest.ProtoReflect.Descriptor instead.
 func (*LeaseTasksRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LeaseTasksRequest) GetReplicaId() string {
@@ -980,7 +1139,7 @@ type LeasedTask struct {
 
 func (x *LeasedTask) Reset() {
 	*x = LeasedTask{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[13]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1151,7 @@ func (x *LeasedTask) String() string {
 func (*LeasedTask) ProtoMessage() {}
 
 func (x *LeasedTask) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[13]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1164,7 @@ func (x *LeasedTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasedTask.ProtoReflect.Descriptor instead.
 func (*LeasedTask) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LeasedTask) GetNodeId() string {
@@ -1048,7 +1207,7 @@ type LeaseTasksResponse struct {
 
 func (x *LeaseTasksResponse) Reset() {
 	*x = LeaseTasksResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[14]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1219,7 @@ func (x *LeaseTasksResponse) String() string {
 func (*LeaseTasksResponse) ProtoMessage() {}
 
 func (x *LeaseTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[14]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1232,7 @@ func (x *LeaseTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseTasksResponse.ProtoReflect.Descriptor instead.
 func (*LeaseTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LeaseTasksResponse) GetTasks() []*LeasedTask {
@@ -1108,7 +1267,7 @@ type NodeRefusal struct {
 
 func (x *NodeRefusal) Reset() {
 	*x = NodeRefusal{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[15]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1279,7 @@ func (x *NodeRefusal) String() string {
 func (*NodeRefusal) ProtoMessage() {}
 
 func (x *NodeRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[15]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1292,7 @@ func (x *NodeRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRefusal.ProtoReflect.Descriptor instead.
 func (*NodeRefusal) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeRefusal) GetNodeId() string {
@@ -1169,7 +1328,7 @@ type NodeReport struct {
 
 func (x *NodeReport) Reset() {
 	*x = NodeReport{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[16]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1340,7 @@ func (x *NodeReport) String() string {
 func (*NodeReport) ProtoMessage() {}
 
 func (x *NodeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[16]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1353,7 @@ func (x *NodeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReport.ProtoReflect.Descriptor instead.
 func (*NodeReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeReport) GetNodeId() string {
@@ -1278,7 +1437,7 @@ type ReportTasksRequest struct {
 
 func (x *ReportTasksRequest) Reset() {
 	*x = ReportTasksRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[17]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1449,7 @@ func (x *ReportTasksRequest) String() string {
 func (*ReportTasksRequest) ProtoMessage() {}
 
 func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[17]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1462,7 @@ func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksRequest.ProtoReflect.Descriptor instead.
 func (*ReportTasksRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReportTasksRequest) GetReplicaId() string {
@@ -1332,7 +1491,7 @@ type TaskRefusal struct {
 
 func (x *TaskRefusal) Reset() {
 	*x = TaskRefusal{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1503,7 @@ func (x *TaskRefusal) String() string {
 func (*TaskRefusal) ProtoMessage() {}
 
 func (x *TaskRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[18]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1516,7 @@ func (x *TaskRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRefusal.ProtoReflect.Descriptor instead.
 func (*TaskRefusal) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TaskRefusal) GetTask() *v11.TaskRef {
@@ -1395,7 +1554,7 @@ type NodeReportResult struct {
 
 func (x *NodeReportResult) Reset() {
 	*x = NodeReportResult{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1566,7 @@ func (x *NodeReportResult) String() string {
 func (*NodeReportResult) ProtoMessage() {}
 
 func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[19]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1579,7 @@ func (x *NodeReportResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeReportResult.ProtoReflect.Descriptor instead.
 func (*NodeReportResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NodeReportResult) GetNodeId() string {
@@ -1468,7 +1627,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1639,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[20]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1652,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReportTasksResponse) GetResults() []*NodeReportResult {
@@ -1514,7 +1673,7 @@ type EnqueueProbeRequest struct {
 
 func (x *EnqueueProbeRequest) Reset() {
 	*x = EnqueueProbeRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1685,7 @@ func (x *EnqueueProbeRequest) String() string {
 func (*EnqueueProbeRequest) ProtoMessage() {}
 
 func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[21]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1698,7 @@ func (x *EnqueueProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeRequest.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EnqueueProbeRequest) GetNodeId() string {
@@ -1567,7 +1726,7 @@ type EnqueueProbeResponse struct {
 
 func (x *EnqueueProbeResponse) Reset() {
 	*x = EnqueueProbeResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1738,7 @@ func (x *EnqueueProbeResponse) String() string {
 func (*EnqueueProbeResponse) ProtoMessage() {}
 
 func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[22]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1751,7 @@ func (x *EnqueueProbeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnqueueProbeResponse.ProtoReflect.Descriptor instead.
 func (*EnqueueProbeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EnqueueProbeResponse) GetTask() *Task {
@@ -1621,7 +1780,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1792,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[23]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1805,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -1681,7 +1840,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1852,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[24]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1865,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ChangeTaskResponse) GetTask() *Task {
@@ -1734,7 +1893,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1905,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[25]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1918,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -1788,7 +1947,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +1959,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[26]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +1972,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateTenantResponse) GetTenant() *Tenant {
@@ -1849,7 +2008,7 @@ type CreateWorkspace struct {
 
 func (x *CreateWorkspace) Reset() {
 	*x = CreateWorkspace{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +2020,7 @@ func (x *CreateWorkspace) String() string {
 func (*CreateWorkspace) ProtoMessage() {}
 
 func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[27]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +2033,7 @@ func (x *CreateWorkspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspace.ProtoReflect.Descriptor instead.
 func (*CreateWorkspace) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateWorkspace) GetTenant() string {
@@ -1923,7 +2082,7 @@ type RequestOperationRequest struct {
 
 func (x *RequestOperationRequest) Reset() {
 	*x = RequestOperationRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2094,7 @@ func (x *RequestOperationRequest) String() string {
 func (*RequestOperationRequest) ProtoMessage() {}
 
 func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2107,7 @@ func (x *RequestOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationRequest.ProtoReflect.Descriptor instead.
 func (*RequestOperationRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RequestOperationRequest) GetKind() v1.OperationKind {
@@ -2065,7 +2224,7 @@ type RequestOperationResponse struct {
 
 func (x *RequestOperationResponse) Reset() {
 	*x = RequestOperationResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2236,7 @@ func (x *RequestOperationResponse) String() string {
 func (*RequestOperationResponse) ProtoMessage() {}
 
 func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[29]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2249,7 @@ func (x *RequestOperationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestOperationResponse.ProtoReflect.Descriptor instead.
 func (*RequestOperationResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RequestOperationResponse) GetOperation() *Operation {
@@ -2110,7 +2269,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2281,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[30]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2294,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetActionsRequest) GetWorkspaceId() string {
@@ -2156,7 +2315,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2168,7 +2327,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2181,7 +2340,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetActionsResponse) GetActions() []*ActionOption {
@@ -2209,7 +2368,7 @@ type AcknowledgeFindingRequest struct {
 
 func (x *AcknowledgeFindingRequest) Reset() {
 	*x = AcknowledgeFindingRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2221,7 +2380,7 @@ func (x *AcknowledgeFindingRequest) String() string {
 func (*AcknowledgeFindingRequest) ProtoMessage() {}
 
 func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[32]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2234,7 +2393,7 @@ func (x *AcknowledgeFindingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AcknowledgeFindingRequest) GetFindingId() string {
@@ -2262,7 +2421,7 @@ type AcknowledgeFindingResponse struct {
 
 func (x *AcknowledgeFindingResponse) Reset() {
 	*x = AcknowledgeFindingResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2433,7 @@ func (x *AcknowledgeFindingResponse) String() string {
 func (*AcknowledgeFindingResponse) ProtoMessage() {}
 
 func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[33]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2446,7 @@ func (x *AcknowledgeFindingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeFindingResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeFindingResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AcknowledgeFindingResponse) GetFinding() *Finding {
@@ -2316,7 +2475,7 @@ type RetryReleaseRequest struct {
 
 func (x *RetryReleaseRequest) Reset() {
 	*x = RetryReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2487,7 @@ func (x *RetryReleaseRequest) String() string {
 func (*RetryReleaseRequest) ProtoMessage() {}
 
 func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[34]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2500,7 @@ func (x *RetryReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseRequest.ProtoReflect.Descriptor instead.
 func (*RetryReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RetryReleaseRequest) GetAllocationId() string {
@@ -2376,7 +2535,7 @@ type RetryReleaseResponse struct {
 
 func (x *RetryReleaseResponse) Reset() {
 	*x = RetryReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2547,7 @@ func (x *RetryReleaseResponse) String() string {
 func (*RetryReleaseResponse) ProtoMessage() {}
 
 func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[35]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2560,7 @@ func (x *RetryReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryReleaseResponse.ProtoReflect.Descriptor instead.
 func (*RetryReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RetryReleaseResponse) GetOperation() *Operation {
@@ -2433,7 +2592,7 @@ type ForceReleaseRequest struct {
 
 func (x *ForceReleaseRequest) Reset() {
 	*x = ForceReleaseRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +2604,7 @@ func (x *ForceReleaseRequest) String() string {
 func (*ForceReleaseRequest) ProtoMessage() {}
 
 func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[36]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +2617,7 @@ func (x *ForceReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ForceReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForceReleaseRequest) GetAllocationId() string {
@@ -2515,7 +2674,7 @@ type ForceReleaseResponse struct {
 
 func (x *ForceReleaseResponse) Reset() {
 	*x = ForceReleaseResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2686,7 @@ func (x *ForceReleaseResponse) String() string {
 func (*ForceReleaseResponse) ProtoMessage() {}
 
 func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[37]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2699,7 @@ func (x *ForceReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ForceReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ForceReleaseResponse) GetOperation() *Operation {
@@ -2576,7 +2735,7 @@ type EndInstanceRequest struct {
 
 func (x *EndInstanceRequest) Reset() {
 	*x = EndInstanceRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2588,7 +2747,7 @@ func (x *EndInstanceRequest) String() string {
 func (*EndInstanceRequest) ProtoMessage() {}
 
 func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[38]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2601,7 +2760,7 @@ func (x *EndInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceRequest.ProtoReflect.Descriptor instead.
 func (*EndInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EndInstanceRequest) GetInstance() string {
@@ -2637,7 +2796,7 @@ type EndInstanceResponse struct {
 
 func (x *EndInstanceResponse) Reset() {
 	*x = EndInstanceResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2808,7 @@ func (x *EndInstanceResponse) String() string {
 func (*EndInstanceResponse) ProtoMessage() {}
 
 func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[39]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2821,7 @@ func (x *EndInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndInstanceResponse.ProtoReflect.Descriptor instead.
 func (*EndInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EndInstanceResponse) GetInstance() *Instance {
@@ -2700,7 +2859,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2871,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[40]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2884,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReadOutputRequest) GetWorkspaceId() string {
@@ -2774,7 +2933,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2786,7 +2945,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[41]
+	mi := &file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2799,7 +2958,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReadOutputResponse) GetWorkload() string {
@@ -2839,7 +2998,7 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x12ApplyFenceResponse\x12\x1f\n" +
 	"\vfence_epoch\x18\x01 \x01(\x03R\n" +
 	"fenceEpoch\x12\x1a\n" +
-	"\badmitted\x18\x02 \x01(\bR\badmitted\"\xbb\x03\n" +
+	"\badmitted\x18\x02 \x01(\bR\badmitted\"\xe7\x03\n" +
 	"\fSessionReady\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
 	"\x10node_instance_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x0enodeInstanceId\x12'\n" +
@@ -2854,7 +3013,10 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x0ftasks_in_flight\x18\a \x03(\v2\x1e.gpuaas.common.v1.TaskInFlightR\rtasksInFlight\x129\n" +
 	"\n" +
 	"task_types\x18\b \x03(\x0e2\x1a.gpuaas.common.v1.TaskTypeR\ttaskTypes\x12/\n" +
-	"\x04host\x18\t \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\"\xc7\x02\n" +
+	"\x04host\x18\t \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x12*\n" +
+	"\ftask_key_ids\x18\n" +
+	" \x03(\tB\b\xbaH\x05\x92\x01\x02\x10\x10R\n" +
+	"taskKeyIds\"\xc7\x02\n" +
 	"\x12SessionReadyResult\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -2870,7 +3032,18 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12J\n" +
 	"\bsessions\x18\x02 \x03(\v2!.gpuaas.lifecycle.v1.SessionReadyB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\bsessions\"Z\n" +
 	"\x15SessionsReadyResponse\x12A\n" +
-	"\aresults\x18\x01 \x03(\v2'.gpuaas.lifecycle.v1.SessionReadyResultR\aresults\"u\n" +
+	"\aresults\x18\x01 \x03(\v2'.gpuaas.lifecycle.v1.SessionReadyResultR\aresults\"~\n" +
+	"\vSessionKeys\x12!\n" +
+	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x12'\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\tsessionId\x12#\n" +
+	"\akey_ids\x18\x03 \x03(\tB\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\x06keyIds\"\\\n" +
+	"\x0fKeysHeldRequest\x12I\n" +
+	"\bsessions\x18\x01 \x03(\v2 .gpuaas.lifecycle.v1.SessionKeysB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\x04R\bsessions\"3\n" +
+	"\x10KeysHeldResponse\x12\x1f\n" +
+	"\vsession_ids\x18\x01 \x03(\tR\n" +
+	"sessionIds\"u\n" +
 	"\x10SetCordonRequest\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x12\x1a\n" +
 	"\bcordoned\x18\x02 \x01(\bR\bcordoned\x12\"\n" +
@@ -3056,12 +3229,14 @@ const file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc = "" +
 	"\x15TASK_VERB_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10TASK_VERB_CANCEL\x10\x01\x12\x15\n" +
 	"\x11TASK_VERB_REQUEUE\x10\x02\x12\x13\n" +
-	"\x0fTASK_VERB_CLOSE\x10\x032\xfb\x02\n" +
+	"\x0fTASK_VERB_CLOSE\x10\x032\xe5\x03\n" +
 	"\vGateService\x12o\n" +
 	"\n" +
 	"ApplyFence\x12&.gpuaas.lifecycle.v1.ApplyFenceRequest\x1a'.gpuaas.lifecycle.v1.ApplyFenceResponse\"\x10\xe2\xe0\x18\f\n" +
 	"\brecovery\x10\x01\x12w\n" +
 	"\rSessionsReady\x12).gpuaas.lifecycle.v1.SessionsReadyRequest\x1a*.gpuaas.lifecycle.v1.SessionsReadyResponse\"\x0f\xe2\xe0\x18\v\n" +
+	"\anodeapi\x10\x01\x12h\n" +
+	"\bKeysHeld\x12$.gpuaas.lifecycle.v1.KeysHeldRequest\x1a%.gpuaas.lifecycle.v1.KeysHeldResponse\"\x0f\xe2\xe0\x18\v\n" +
 	"\anodeapi\x10\x01\x12\x81\x01\n" +
 	"\tSetCordon\x12%.gpuaas.lifecycle.v1.SetCordonRequest\x1a&.gpuaas.lifecycle.v1.SetCordonResponse\"%\xe2\xe0\x18!\n" +
 	"\treadmodel\n" +
@@ -3119,7 +3294,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_lifecycle_v1_lifecycle_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(TaskVerb)(0),                      // 0: gpuaas.lifecycle.v1.TaskVerb
 	(*ApplyFenceRequest)(nil),          // 1: gpuaas.lifecycle.v1.ApplyFenceRequest
@@ -3128,160 +3303,166 @@ var file_gpuaas_lifecycle_v1_lifecycle_proto_goTypes = []any{
 	(*SessionReadyResult)(nil),         // 4: gpuaas.lifecycle.v1.SessionReadyResult
 	(*SessionsReadyRequest)(nil),       // 5: gpuaas.lifecycle.v1.SessionsReadyRequest
 	(*SessionsReadyResponse)(nil),      // 6: gpuaas.lifecycle.v1.SessionsReadyResponse
-	(*SetCordonRequest)(nil),           // 7: gpuaas.lifecycle.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),          // 8: gpuaas.lifecycle.v1.SetCordonResponse
-	(*WatchWorkRequest)(nil),           // 9: gpuaas.lifecycle.v1.WatchWorkRequest
-	(*WatchWorkResponse)(nil),          // 10: gpuaas.lifecycle.v1.WatchWorkResponse
-	(*TaskCancelHint)(nil),             // 11: gpuaas.lifecycle.v1.TaskCancelHint
-	(*NodeLease)(nil),                  // 12: gpuaas.lifecycle.v1.NodeLease
-	(*LeaseTasksRequest)(nil),          // 13: gpuaas.lifecycle.v1.LeaseTasksRequest
-	(*LeasedTask)(nil),                 // 14: gpuaas.lifecycle.v1.LeasedTask
-	(*LeaseTasksResponse)(nil),         // 15: gpuaas.lifecycle.v1.LeaseTasksResponse
-	(*NodeRefusal)(nil),                // 16: gpuaas.lifecycle.v1.NodeRefusal
-	(*NodeReport)(nil),                 // 17: gpuaas.lifecycle.v1.NodeReport
-	(*ReportTasksRequest)(nil),         // 18: gpuaas.lifecycle.v1.ReportTasksRequest
-	(*TaskRefusal)(nil),                // 19: gpuaas.lifecycle.v1.TaskRefusal
-	(*NodeReportResult)(nil),           // 20: gpuaas.lifecycle.v1.NodeReportResult
-	(*ReportTasksResponse)(nil),        // 21: gpuaas.lifecycle.v1.ReportTasksResponse
-	(*EnqueueProbeRequest)(nil),        // 22: gpuaas.lifecycle.v1.EnqueueProbeRequest
-	(*EnqueueProbeResponse)(nil),       // 23: gpuaas.lifecycle.v1.EnqueueProbeResponse
-	(*ChangeTaskRequest)(nil),          // 24: gpuaas.lifecycle.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 25: gpuaas.lifecycle.v1.ChangeTaskResponse
-	(*CreateTenantRequest)(nil),        // 26: gpuaas.lifecycle.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 27: gpuaas.lifecycle.v1.CreateTenantResponse
-	(*CreateWorkspace)(nil),            // 28: gpuaas.lifecycle.v1.CreateWorkspace
-	(*RequestOperationRequest)(nil),    // 29: gpuaas.lifecycle.v1.RequestOperationRequest
-	(*RequestOperationResponse)(nil),   // 30: gpuaas.lifecycle.v1.RequestOperationResponse
-	(*GetActionsRequest)(nil),          // 31: gpuaas.lifecycle.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 32: gpuaas.lifecycle.v1.GetActionsResponse
-	(*AcknowledgeFindingRequest)(nil),  // 33: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	(*AcknowledgeFindingResponse)(nil), // 34: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	(*RetryReleaseRequest)(nil),        // 35: gpuaas.lifecycle.v1.RetryReleaseRequest
-	(*RetryReleaseResponse)(nil),       // 36: gpuaas.lifecycle.v1.RetryReleaseResponse
-	(*ForceReleaseRequest)(nil),        // 37: gpuaas.lifecycle.v1.ForceReleaseRequest
-	(*ForceReleaseResponse)(nil),       // 38: gpuaas.lifecycle.v1.ForceReleaseResponse
-	(*EndInstanceRequest)(nil),         // 39: gpuaas.lifecycle.v1.EndInstanceRequest
-	(*EndInstanceResponse)(nil),        // 40: gpuaas.lifecycle.v1.EndInstanceResponse
-	(*ReadOutputRequest)(nil),          // 41: gpuaas.lifecycle.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),         // 42: gpuaas.lifecycle.v1.ReadOutputResponse
-	(*v1.TaskInFlight)(nil),            // 43: gpuaas.common.v1.TaskInFlight
-	(v1.TaskType)(0),                   // 44: gpuaas.common.v1.TaskType
-	(*v1.HostFacts)(nil),               // 45: gpuaas.common.v1.HostFacts
-	(*v1.Denial)(nil),                  // 46: gpuaas.common.v1.Denial
-	(*v11.TaskRef)(nil),                // 47: gpuaas.node.v1.TaskRef
-	(*v11.WorkspaceEpoch)(nil),         // 48: gpuaas.node.v1.WorkspaceEpoch
-	(*NodeGate)(nil),                   // 49: gpuaas.lifecycle.v1.NodeGate
-	(*v11.TaskOffer)(nil),              // 50: gpuaas.node.v1.TaskOffer
-	(*v11.TaskStarted)(nil),            // 51: gpuaas.node.v1.TaskStarted
-	(*v11.TaskProgress)(nil),           // 52: gpuaas.node.v1.TaskProgress
-	(*v11.TaskResult)(nil),             // 53: gpuaas.node.v1.TaskResult
-	(*v11.SignedTask)(nil),             // 54: gpuaas.node.v1.SignedTask
-	(*Task)(nil),                       // 55: gpuaas.lifecycle.v1.Task
-	(*Quota)(nil),                      // 56: gpuaas.lifecycle.v1.Quota
-	(*Tenant)(nil),                     // 57: gpuaas.lifecycle.v1.Tenant
-	(*WorkspaceSpec)(nil),              // 58: gpuaas.lifecycle.v1.WorkspaceSpec
-	(v1.OperationKind)(0),              // 59: gpuaas.common.v1.OperationKind
-	(v1.FencedProof)(0),                // 60: gpuaas.common.v1.FencedProof
-	(*Operation)(nil),                  // 61: gpuaas.lifecycle.v1.Operation
-	(*ActionOption)(nil),               // 62: gpuaas.lifecycle.v1.ActionOption
-	(*timestamppb.Timestamp)(nil),      // 63: google.protobuf.Timestamp
-	(*Finding)(nil),                    // 64: gpuaas.lifecycle.v1.Finding
-	(*Allocation)(nil),                 // 65: gpuaas.lifecycle.v1.Allocation
-	(*Claim)(nil),                      // 66: gpuaas.lifecycle.v1.Claim
-	(*Instance)(nil),                   // 67: gpuaas.lifecycle.v1.Instance
-	(*v11.OutputCursor)(nil),           // 68: gpuaas.node.v1.OutputCursor
-	(*v11.WorkloadOutput)(nil),         // 69: gpuaas.node.v1.WorkloadOutput
+	(*SessionKeys)(nil),                // 7: gpuaas.lifecycle.v1.SessionKeys
+	(*KeysHeldRequest)(nil),            // 8: gpuaas.lifecycle.v1.KeysHeldRequest
+	(*KeysHeldResponse)(nil),           // 9: gpuaas.lifecycle.v1.KeysHeldResponse
+	(*SetCordonRequest)(nil),           // 10: gpuaas.lifecycle.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 11: gpuaas.lifecycle.v1.SetCordonResponse
+	(*WatchWorkRequest)(nil),           // 12: gpuaas.lifecycle.v1.WatchWorkRequest
+	(*WatchWorkResponse)(nil),          // 13: gpuaas.lifecycle.v1.WatchWorkResponse
+	(*TaskCancelHint)(nil),             // 14: gpuaas.lifecycle.v1.TaskCancelHint
+	(*NodeLease)(nil),                  // 15: gpuaas.lifecycle.v1.NodeLease
+	(*LeaseTasksRequest)(nil),          // 16: gpuaas.lifecycle.v1.LeaseTasksRequest
+	(*LeasedTask)(nil),                 // 17: gpuaas.lifecycle.v1.LeasedTask
+	(*LeaseTasksResponse)(nil),         // 18: gpuaas.lifecycle.v1.LeaseTasksResponse
+	(*NodeRefusal)(nil),                // 19: gpuaas.lifecycle.v1.NodeRefusal
+	(*NodeReport)(nil),                 // 20: gpuaas.lifecycle.v1.NodeReport
+	(*ReportTasksRequest)(nil),         // 21: gpuaas.lifecycle.v1.ReportTasksRequest
+	(*TaskRefusal)(nil),                // 22: gpuaas.lifecycle.v1.TaskRefusal
+	(*NodeReportResult)(nil),           // 23: gpuaas.lifecycle.v1.NodeReportResult
+	(*ReportTasksResponse)(nil),        // 24: gpuaas.lifecycle.v1.ReportTasksResponse
+	(*EnqueueProbeRequest)(nil),        // 25: gpuaas.lifecycle.v1.EnqueueProbeRequest
+	(*EnqueueProbeResponse)(nil),       // 26: gpuaas.lifecycle.v1.EnqueueProbeResponse
+	(*ChangeTaskRequest)(nil),          // 27: gpuaas.lifecycle.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 28: gpuaas.lifecycle.v1.ChangeTaskResponse
+	(*CreateTenantRequest)(nil),        // 29: gpuaas.lifecycle.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 30: gpuaas.lifecycle.v1.CreateTenantResponse
+	(*CreateWorkspace)(nil),            // 31: gpuaas.lifecycle.v1.CreateWorkspace
+	(*RequestOperationRequest)(nil),    // 32: gpuaas.lifecycle.v1.RequestOperationRequest
+	(*RequestOperationResponse)(nil),   // 33: gpuaas.lifecycle.v1.RequestOperationResponse
+	(*GetActionsRequest)(nil),          // 34: gpuaas.lifecycle.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 35: gpuaas.lifecycle.v1.GetActionsResponse
+	(*AcknowledgeFindingRequest)(nil),  // 36: gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	(*AcknowledgeFindingResponse)(nil), // 37: gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	(*RetryReleaseRequest)(nil),        // 38: gpuaas.lifecycle.v1.RetryReleaseRequest
+	(*RetryReleaseResponse)(nil),       // 39: gpuaas.lifecycle.v1.RetryReleaseResponse
+	(*ForceReleaseRequest)(nil),        // 40: gpuaas.lifecycle.v1.ForceReleaseRequest
+	(*ForceReleaseResponse)(nil),       // 41: gpuaas.lifecycle.v1.ForceReleaseResponse
+	(*EndInstanceRequest)(nil),         // 42: gpuaas.lifecycle.v1.EndInstanceRequest
+	(*EndInstanceResponse)(nil),        // 43: gpuaas.lifecycle.v1.EndInstanceResponse
+	(*ReadOutputRequest)(nil),          // 44: gpuaas.lifecycle.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),         // 45: gpuaas.lifecycle.v1.ReadOutputResponse
+	(*v1.TaskInFlight)(nil),            // 46: gpuaas.common.v1.TaskInFlight
+	(v1.TaskType)(0),                   // 47: gpuaas.common.v1.TaskType
+	(*v1.HostFacts)(nil),               // 48: gpuaas.common.v1.HostFacts
+	(*v1.Denial)(nil),                  // 49: gpuaas.common.v1.Denial
+	(*v11.TaskRef)(nil),                // 50: gpuaas.node.v1.TaskRef
+	(*v11.WorkspaceEpoch)(nil),         // 51: gpuaas.node.v1.WorkspaceEpoch
+	(*NodeGate)(nil),                   // 52: gpuaas.lifecycle.v1.NodeGate
+	(*v11.TaskOffer)(nil),              // 53: gpuaas.node.v1.TaskOffer
+	(*v11.TaskStarted)(nil),            // 54: gpuaas.node.v1.TaskStarted
+	(*v11.TaskProgress)(nil),           // 55: gpuaas.node.v1.TaskProgress
+	(*v11.TaskResult)(nil),             // 56: gpuaas.node.v1.TaskResult
+	(*v11.SignedTask)(nil),             // 57: gpuaas.node.v1.SignedTask
+	(*Task)(nil),                       // 58: gpuaas.lifecycle.v1.Task
+	(*Quota)(nil),                      // 59: gpuaas.lifecycle.v1.Quota
+	(*Tenant)(nil),                     // 60: gpuaas.lifecycle.v1.Tenant
+	(*WorkspaceSpec)(nil),              // 61: gpuaas.lifecycle.v1.WorkspaceSpec
+	(v1.OperationKind)(0),              // 62: gpuaas.common.v1.OperationKind
+	(v1.FencedProof)(0),                // 63: gpuaas.common.v1.FencedProof
+	(*Operation)(nil),                  // 64: gpuaas.lifecycle.v1.Operation
+	(*ActionOption)(nil),               // 65: gpuaas.lifecycle.v1.ActionOption
+	(*timestamppb.Timestamp)(nil),      // 66: google.protobuf.Timestamp
+	(*Finding)(nil),                    // 67: gpuaas.lifecycle.v1.Finding
+	(*Allocation)(nil),                 // 68: gpuaas.lifecycle.v1.Allocation
+	(*Claim)(nil),                      // 69: gpuaas.lifecycle.v1.Claim
+	(*Instance)(nil),                   // 70: gpuaas.lifecycle.v1.Instance
+	(*v11.OutputCursor)(nil),           // 71: gpuaas.node.v1.OutputCursor
+	(*v11.WorkloadOutput)(nil),         // 72: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_lifecycle_v1_lifecycle_proto_depIdxs = []int32{
-	43, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	44, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
-	45, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
-	46, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
-	47, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	47, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
-	48, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	46, // 0: gpuaas.lifecycle.v1.SessionReady.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	47, // 1: gpuaas.lifecycle.v1.SessionReady.task_types:type_name -> gpuaas.common.v1.TaskType
+	48, // 2: gpuaas.lifecycle.v1.SessionReady.host:type_name -> gpuaas.common.v1.HostFacts
+	49, // 3: gpuaas.lifecycle.v1.SessionReadyResult.denial:type_name -> gpuaas.common.v1.Denial
+	50, // 4: gpuaas.lifecycle.v1.SessionReadyResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	50, // 5: gpuaas.lifecycle.v1.SessionReadyResult.cancel:type_name -> gpuaas.node.v1.TaskRef
+	51, // 6: gpuaas.lifecycle.v1.SessionReadyResult.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
 	3,  // 7: gpuaas.lifecycle.v1.SessionsReadyRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionReady
 	4,  // 8: gpuaas.lifecycle.v1.SessionsReadyResponse.results:type_name -> gpuaas.lifecycle.v1.SessionReadyResult
-	49, // 9: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	11, // 10: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
-	47, // 11: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
-	12, // 12: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
-	50, // 13: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
-	47, // 14: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
-	14, // 15: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
-	16, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
-	46, // 17: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	47, // 18: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
-	51, // 19: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
-	52, // 20: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
-	53, // 21: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
-	54, // 22: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
-	17, // 23: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
-	47, // 24: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
-	46, // 25: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
-	47, // 26: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
-	46, // 27: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
-	19, // 28: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
-	20, // 29: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
-	55, // 30: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	0,  // 31: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
-	55, // 32: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	56, // 33: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	57, // 34: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	58, // 35: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	59, // 36: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	28, // 37: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
-	60, // 38: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	61, // 39: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	62, // 40: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	63, // 41: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
-	64, // 42: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
-	61, // 43: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	65, // 44: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	60, // 45: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	61, // 46: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	65, // 47: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
-	66, // 48: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
-	67, // 49: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	68, // 50: gpuaas.lifecycle.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	69, // 51: gpuaas.lifecycle.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	1,  // 52: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
-	5,  // 53: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
-	7,  // 54: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
-	9,  // 55: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
-	13, // 56: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
-	18, // 57: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
-	22, // 58: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
-	24, // 59: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
-	26, // 60: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
-	29, // 61: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
-	31, // 62: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
-	33, // 63: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
-	35, // 64: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
-	37, // 65: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
-	39, // 66: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
-	41, // 67: gpuaas.lifecycle.v1.OutputService.ReadOutput:input_type -> gpuaas.lifecycle.v1.ReadOutputRequest
-	2,  // 68: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
-	6,  // 69: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
-	8,  // 70: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
-	10, // 71: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
-	15, // 72: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
-	21, // 73: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
-	23, // 74: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
-	25, // 75: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
-	27, // 76: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
-	30, // 77: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
-	32, // 78: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
-	34, // 79: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
-	36, // 80: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
-	38, // 81: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
-	40, // 82: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
-	42, // 83: gpuaas.lifecycle.v1.OutputService.ReadOutput:output_type -> gpuaas.lifecycle.v1.ReadOutputResponse
-	68, // [68:84] is the sub-list for method output_type
-	52, // [52:68] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	7,  // 9: gpuaas.lifecycle.v1.KeysHeldRequest.sessions:type_name -> gpuaas.lifecycle.v1.SessionKeys
+	52, // 10: gpuaas.lifecycle.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	14, // 11: gpuaas.lifecycle.v1.WatchWorkResponse.cancels:type_name -> gpuaas.lifecycle.v1.TaskCancelHint
+	50, // 12: gpuaas.lifecycle.v1.TaskCancelHint.task:type_name -> gpuaas.node.v1.TaskRef
+	15, // 13: gpuaas.lifecycle.v1.LeaseTasksRequest.nodes:type_name -> gpuaas.lifecycle.v1.NodeLease
+	53, // 14: gpuaas.lifecycle.v1.LeasedTask.offer:type_name -> gpuaas.node.v1.TaskOffer
+	50, // 15: gpuaas.lifecycle.v1.LeasedTask.task:type_name -> gpuaas.node.v1.TaskRef
+	17, // 16: gpuaas.lifecycle.v1.LeaseTasksResponse.tasks:type_name -> gpuaas.lifecycle.v1.LeasedTask
+	19, // 17: gpuaas.lifecycle.v1.LeaseTasksResponse.refused:type_name -> gpuaas.lifecycle.v1.NodeRefusal
+	49, // 18: gpuaas.lifecycle.v1.NodeRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	50, // 19: gpuaas.lifecycle.v1.NodeReport.delivered:type_name -> gpuaas.node.v1.TaskRef
+	54, // 20: gpuaas.lifecycle.v1.NodeReport.started:type_name -> gpuaas.node.v1.TaskStarted
+	55, // 21: gpuaas.lifecycle.v1.NodeReport.progress:type_name -> gpuaas.node.v1.TaskProgress
+	56, // 22: gpuaas.lifecycle.v1.NodeReport.results:type_name -> gpuaas.node.v1.TaskResult
+	57, // 23: gpuaas.lifecycle.v1.NodeReport.signed:type_name -> gpuaas.node.v1.SignedTask
+	20, // 24: gpuaas.lifecycle.v1.ReportTasksRequest.reports:type_name -> gpuaas.lifecycle.v1.NodeReport
+	50, // 25: gpuaas.lifecycle.v1.TaskRefusal.task:type_name -> gpuaas.node.v1.TaskRef
+	49, // 26: gpuaas.lifecycle.v1.TaskRefusal.denial:type_name -> gpuaas.common.v1.Denial
+	50, // 27: gpuaas.lifecycle.v1.NodeReportResult.acknowledged:type_name -> gpuaas.node.v1.TaskRef
+	49, // 28: gpuaas.lifecycle.v1.NodeReportResult.denial:type_name -> gpuaas.common.v1.Denial
+	22, // 29: gpuaas.lifecycle.v1.NodeReportResult.refused:type_name -> gpuaas.lifecycle.v1.TaskRefusal
+	23, // 30: gpuaas.lifecycle.v1.ReportTasksResponse.results:type_name -> gpuaas.lifecycle.v1.NodeReportResult
+	58, // 31: gpuaas.lifecycle.v1.EnqueueProbeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	0,  // 32: gpuaas.lifecycle.v1.ChangeTaskRequest.verb:type_name -> gpuaas.lifecycle.v1.TaskVerb
+	58, // 33: gpuaas.lifecycle.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	59, // 34: gpuaas.lifecycle.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	60, // 35: gpuaas.lifecycle.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	61, // 36: gpuaas.lifecycle.v1.CreateWorkspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	62, // 37: gpuaas.lifecycle.v1.RequestOperationRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	31, // 38: gpuaas.lifecycle.v1.RequestOperationRequest.create:type_name -> gpuaas.lifecycle.v1.CreateWorkspace
+	63, // 39: gpuaas.lifecycle.v1.RequestOperationRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	64, // 40: gpuaas.lifecycle.v1.RequestOperationResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	65, // 41: gpuaas.lifecycle.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	66, // 42: gpuaas.lifecycle.v1.GetActionsResponse.computed_at:type_name -> google.protobuf.Timestamp
+	67, // 43: gpuaas.lifecycle.v1.AcknowledgeFindingResponse.finding:type_name -> gpuaas.lifecycle.v1.Finding
+	64, // 44: gpuaas.lifecycle.v1.RetryReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	68, // 45: gpuaas.lifecycle.v1.RetryReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	63, // 46: gpuaas.lifecycle.v1.ForceReleaseRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	64, // 47: gpuaas.lifecycle.v1.ForceReleaseResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	68, // 48: gpuaas.lifecycle.v1.ForceReleaseResponse.allocation:type_name -> gpuaas.lifecycle.v1.Allocation
+	69, // 49: gpuaas.lifecycle.v1.ForceReleaseResponse.claims:type_name -> gpuaas.lifecycle.v1.Claim
+	70, // 50: gpuaas.lifecycle.v1.EndInstanceResponse.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	71, // 51: gpuaas.lifecycle.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	72, // 52: gpuaas.lifecycle.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	1,  // 53: gpuaas.lifecycle.v1.GateService.ApplyFence:input_type -> gpuaas.lifecycle.v1.ApplyFenceRequest
+	5,  // 54: gpuaas.lifecycle.v1.GateService.SessionsReady:input_type -> gpuaas.lifecycle.v1.SessionsReadyRequest
+	8,  // 55: gpuaas.lifecycle.v1.GateService.KeysHeld:input_type -> gpuaas.lifecycle.v1.KeysHeldRequest
+	10, // 56: gpuaas.lifecycle.v1.GateService.SetCordon:input_type -> gpuaas.lifecycle.v1.SetCordonRequest
+	12, // 57: gpuaas.lifecycle.v1.TaskService.WatchWork:input_type -> gpuaas.lifecycle.v1.WatchWorkRequest
+	16, // 58: gpuaas.lifecycle.v1.TaskService.LeaseTasks:input_type -> gpuaas.lifecycle.v1.LeaseTasksRequest
+	21, // 59: gpuaas.lifecycle.v1.TaskService.ReportTasks:input_type -> gpuaas.lifecycle.v1.ReportTasksRequest
+	25, // 60: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:input_type -> gpuaas.lifecycle.v1.EnqueueProbeRequest
+	27, // 61: gpuaas.lifecycle.v1.TaskService.ChangeTask:input_type -> gpuaas.lifecycle.v1.ChangeTaskRequest
+	29, // 62: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:input_type -> gpuaas.lifecycle.v1.CreateTenantRequest
+	32, // 63: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:input_type -> gpuaas.lifecycle.v1.RequestOperationRequest
+	34, // 64: gpuaas.lifecycle.v1.WorkspaceService.GetActions:input_type -> gpuaas.lifecycle.v1.GetActionsRequest
+	36, // 65: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.lifecycle.v1.AcknowledgeFindingRequest
+	38, // 66: gpuaas.lifecycle.v1.AllocationService.RetryRelease:input_type -> gpuaas.lifecycle.v1.RetryReleaseRequest
+	40, // 67: gpuaas.lifecycle.v1.AllocationService.ForceRelease:input_type -> gpuaas.lifecycle.v1.ForceReleaseRequest
+	42, // 68: gpuaas.lifecycle.v1.InstanceService.EndInstance:input_type -> gpuaas.lifecycle.v1.EndInstanceRequest
+	44, // 69: gpuaas.lifecycle.v1.OutputService.ReadOutput:input_type -> gpuaas.lifecycle.v1.ReadOutputRequest
+	2,  // 70: gpuaas.lifecycle.v1.GateService.ApplyFence:output_type -> gpuaas.lifecycle.v1.ApplyFenceResponse
+	6,  // 71: gpuaas.lifecycle.v1.GateService.SessionsReady:output_type -> gpuaas.lifecycle.v1.SessionsReadyResponse
+	9,  // 72: gpuaas.lifecycle.v1.GateService.KeysHeld:output_type -> gpuaas.lifecycle.v1.KeysHeldResponse
+	11, // 73: gpuaas.lifecycle.v1.GateService.SetCordon:output_type -> gpuaas.lifecycle.v1.SetCordonResponse
+	13, // 74: gpuaas.lifecycle.v1.TaskService.WatchWork:output_type -> gpuaas.lifecycle.v1.WatchWorkResponse
+	18, // 75: gpuaas.lifecycle.v1.TaskService.LeaseTasks:output_type -> gpuaas.lifecycle.v1.LeaseTasksResponse
+	24, // 76: gpuaas.lifecycle.v1.TaskService.ReportTasks:output_type -> gpuaas.lifecycle.v1.ReportTasksResponse
+	26, // 77: gpuaas.lifecycle.v1.TaskService.EnqueueProbe:output_type -> gpuaas.lifecycle.v1.EnqueueProbeResponse
+	28, // 78: gpuaas.lifecycle.v1.TaskService.ChangeTask:output_type -> gpuaas.lifecycle.v1.ChangeTaskResponse
+	30, // 79: gpuaas.lifecycle.v1.WorkspaceService.CreateTenant:output_type -> gpuaas.lifecycle.v1.CreateTenantResponse
+	33, // 80: gpuaas.lifecycle.v1.WorkspaceService.RequestOperation:output_type -> gpuaas.lifecycle.v1.RequestOperationResponse
+	35, // 81: gpuaas.lifecycle.v1.WorkspaceService.GetActions:output_type -> gpuaas.lifecycle.v1.GetActionsResponse
+	37, // 82: gpuaas.lifecycle.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.lifecycle.v1.AcknowledgeFindingResponse
+	39, // 83: gpuaas.lifecycle.v1.AllocationService.RetryRelease:output_type -> gpuaas.lifecycle.v1.RetryReleaseResponse
+	41, // 84: gpuaas.lifecycle.v1.AllocationService.ForceRelease:output_type -> gpuaas.lifecycle.v1.ForceReleaseResponse
+	43, // 85: gpuaas.lifecycle.v1.InstanceService.EndInstance:output_type -> gpuaas.lifecycle.v1.EndInstanceResponse
+	45, // 86: gpuaas.lifecycle.v1.OutputService.ReadOutput:output_type -> gpuaas.lifecycle.v1.ReadOutputResponse
+	70, // [70:87] is the sub-list for method output_type
+	53, // [53:70] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_lifecycle_v1_lifecycle_proto_init() }
@@ -3290,7 +3471,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 		return
 	}
 	file_gpuaas_lifecycle_v1_entities_proto_init()
-	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[28].OneofWrappers = []any{
+	file_gpuaas_lifecycle_v1_lifecycle_proto_msgTypes[31].OneofWrappers = []any{
 		(*RequestOperationRequest_Create)(nil),
 		(*RequestOperationRequest_WorkspaceId)(nil),
 	}
@@ -3300,7 +3481,7 @@ func file_gpuaas_lifecycle_v1_lifecycle_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc), len(file_gpuaas_lifecycle_v1_lifecycle_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	GateService_ApplyFence_FullMethodName    = "/gpuaas.lifecycle.v1.GateService/ApplyFence"
 	GateService_SessionsReady_FullMethodName = "/gpuaas.lifecycle.v1.GateService/SessionsReady"
+	GateService_KeysHeld_FullMethodName      = "/gpuaas.lifecycle.v1.GateService/KeysHeld"
 	GateService_SetCordon_FullMethodName     = "/gpuaas.lifecycle.v1.GateService/SetCordon"
 )
 
@@ -34,6 +35,8 @@ type GateServiceClient interface {
 	ApplyFence(ctx context.Context, in *ApplyFenceRequest, opts ...grpc.CallOption) (*ApplyFenceResponse, error)
 	// SessionsReady raises the session epoch of nodes whose session was admitted, and answers what to reconcile.
 	SessionsReady(ctx context.Context, in *SessionsReadyRequest, opts ...grpc.CallOption) (*SessionsReadyResponse, error)
+	// KeysHeld takes which keys of tasks agents report in the middle of their sessions.
+	KeysHeld(ctx context.Context, in *KeysHeldRequest, opts ...grpc.CallOption) (*KeysHeldResponse, error)
 	// SetCordon is about placement only.
 	SetCordon(ctx context.Context, in *SetCordonRequest, opts ...grpc.CallOption) (*SetCordonResponse, error)
 }
@@ -66,6 +69,16 @@ func (c *gateServiceClient) SessionsReady(ctx context.Context, in *SessionsReady
 	return out, nil
 }
 
+func (c *gateServiceClient) KeysHeld(ctx context.Context, in *KeysHeldRequest, opts ...grpc.CallOption) (*KeysHeldResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeysHeldResponse)
+	err := c.cc.Invoke(ctx, GateService_KeysHeld_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *gateServiceClient) SetCordon(ctx context.Context, in *SetCordonRequest, opts ...grpc.CallOption) (*SetCordonResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetCordonResponse)
@@ -86,6 +99,8 @@ type GateServiceServer interface {
 	ApplyFence(context.Context, *ApplyFenceRequest) (*ApplyFenceResponse, error)
 	// SessionsReady raises the session epoch of nodes whose session was admitted, and answers what to reconcile.
 	SessionsReady(context.Context, *SessionsReadyRequest) (*SessionsReadyResponse, error)
+	// KeysHeld takes which keys of tasks agents report in the middle of their sessions.
+	KeysHeld(context.Context, *KeysHeldRequest) (*KeysHeldResponse, error)
 	// SetCordon is about placement only.
 	SetCordon(context.Context, *SetCordonRequest) (*SetCordonResponse, error)
 	mustEmbedUnimplementedGateServiceServer()
@@ -103,6 +118,9 @@ func (UnimplementedGateServiceServer) ApplyFence(context.Context, *ApplyFenceReq
 }
 func (UnimplementedGateServiceServer) SessionsReady(context.Context, *SessionsReadyRequest) (*SessionsReadyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SessionsReady not implemented")
+}
+func (UnimplementedGateServiceServer) KeysHeld(context.Context, *KeysHeldRequest) (*KeysHeldResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method KeysHeld not implemented")
 }
 func (UnimplementedGateServiceServer) SetCordon(context.Context, *SetCordonRequest) (*SetCordonResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetCordon not implemented")
@@ -164,6 +182,24 @@ func _GateService_SessionsReady_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _GateService_KeysHeld_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeysHeldRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GateServiceServer).KeysHeld(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: GateService_KeysHeld_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GateServiceServer).KeysHeld(ctx, req.(*KeysHeldRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _GateService_SetCordon_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetCordonRequest)
 	if err := dec(in); err != nil {
@@ -196,6 +232,10 @@ var GateService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SessionsReady",
 			Handler:    _GateService_SessionsReady_Handler,
+		},
+		{
+			MethodName: "KeysHeld",
+			Handler:    _GateService_KeysHeld_Handler,
 		},
 		{
 			MethodName: "SetCordon",

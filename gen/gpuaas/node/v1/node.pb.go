@@ -44,6 +44,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_Goodbye
 	//	*ConnectRequest_CertificateStored
 	//	*ConnectRequest_OutputChunk
+	//	*ConnectRequest_TaskKeysHeld
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -212,6 +213,15 @@ func (x *ConnectRequest) GetOutputChunk() *OutputChunk {
 	return nil
 }
 
+func (x *ConnectRequest) GetTaskKeysHeld() *TaskKeysHeld {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_TaskKeysHeld); ok {
+			return x.TaskKeysHeld
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -272,6 +282,10 @@ type ConnectRequest_OutputChunk struct {
 	OutputChunk *OutputChunk `protobuf:"bytes,14,opt,name=output_chunk,json=outputChunk,proto3,oneof"`
 }
 
+type ConnectRequest_TaskKeysHeld struct {
+	TaskKeysHeld *TaskKeysHeld `protobuf:"bytes,15,opt,name=task_keys_held,json=taskKeysHeld,proto3,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Ready) isConnectRequest_Frame() {}
@@ -300,6 +314,8 @@ func (*ConnectRequest_CertificateStored) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_OutputChunk) isConnectRequest_Frame() {}
 
+func (*ConnectRequest_TaskKeysHeld) isConnectRequest_Frame() {}
+
 // ConnectResponse is one frame of the control plane.
 type ConnectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -319,6 +335,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_RunList
 	//	*ConnectResponse_TaskReportRefused
 	//	*ConnectResponse_OutputRequest
+	//	*ConnectResponse_TaskKeys
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -487,6 +504,15 @@ func (x *ConnectResponse) GetOutputRequest() *OutputRequest {
 	return nil
 }
 
+func (x *ConnectResponse) GetTaskKeys() *TaskKeys {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_TaskKeys); ok {
+			return x.TaskKeys
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -547,6 +573,10 @@ type ConnectResponse_OutputRequest struct {
 	OutputRequest *OutputRequest `protobuf:"bytes,14,opt,name=output_request,json=outputRequest,proto3,oneof"` // to agents of protocol version 2 and above
 }
 
+type ConnectResponse_TaskKeys struct {
+	TaskKeys *TaskKeys `protobuf:"bytes,15,opt,name=task_keys,json=taskKeys,proto3,oneof"` // to agents of protocol version 4 and above
+}
+
 func (*ConnectResponse_Welcome) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Admitted) isConnectResponse_Frame() {}
@@ -574,6 +604,8 @@ func (*ConnectResponse_RunList) isConnectResponse_Frame() {}
 func (*ConnectResponse_TaskReportRefused) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_OutputRequest) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_TaskKeys) isConnectResponse_Frame() {}
 
 // Hello opens a session.
 type Hello struct {
@@ -726,6 +758,7 @@ type Welcome struct {
 	Policy             *v1.NodePolicy         `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"`
 	ServerTime         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"` // the database's clock
 	ProfileFingerprint string                 `protobuf:"bytes,7,opt,name=profile_fingerprint,json=profileFingerprint,proto3" json:"profile_fingerprint,omitempty"`
+	TaskKeys           []*TaskKey             `protobuf:"bytes,8,rep,name=task_keys,json=taskKeys,proto3" json:"task_keys,omitempty"` // see TaskKeys
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -809,17 +842,194 @@ func (x *Welcome) GetProfileFingerprint() string {
 	return ""
 }
 
+func (x *Welcome) GetTaskKeys() []*TaskKey {
+	if x != nil {
+		return x.TaskKeys
+	}
+	return nil
+}
+
+// TaskKey is a public key of tasks. A key but the first ones is endorsed by the signature of an earlier one (see internal/pki).
+type TaskKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	KeyId         string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	PublicKey     []byte                 `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	EndorsedBy    string                 `protobuf:"bytes,3,opt,name=endorsed_by,json=endorsedBy,proto3" json:"endorsed_by,omitempty"` // the id of the key that endorses this one; empty of a first one
+	Endorsement   []byte                 `protobuf:"bytes,4,opt,name=endorsement,proto3" json:"endorsement,omitempty"`
+	Retired       bool                   `protobuf:"varint,5,opt,name=retired,proto3" json:"retired,omitempty"` // it verifies no task, and stands here as a link to later ones
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskKey) Reset() {
+	*x = TaskKey{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskKey) ProtoMessage() {}
+
+func (x *TaskKey) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskKey.ProtoReflect.Descriptor instead.
+func (*TaskKey) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TaskKey) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *TaskKey) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
+func (x *TaskKey) GetEndorsedBy() string {
+	if x != nil {
+		return x.EndorsedBy
+	}
+	return ""
+}
+
+func (x *TaskKey) GetEndorsement() []byte {
+	if x != nil {
+		return x.Endorsement
+	}
+	return nil
+}
+
+func (x *TaskKey) GetRetired() bool {
+	if x != nil {
+		return x.Retired
+	}
+	return false
+}
+
+// TaskKeys is the chain of the keys of tasks in the order in which they were made, the last 64 of them. An agent believes a key to which endorsements
+// lead from a key that it holds, stores what it believes durably, and answers with TaskKeysHeld.
+type TaskKeys struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          []*TaskKey             `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskKeys) Reset() {
+	*x = TaskKeys{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskKeys) ProtoMessage() {}
+
+func (x *TaskKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskKeys.ProtoReflect.Descriptor instead.
+func (*TaskKeys) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TaskKeys) GetKeys() []*TaskKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// TaskKeysHeld names the keys by which the agent verifies tasks. They are on its disk.
+type TaskKeysHeld struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	KeyIds        []string               `protobuf:"bytes,1,rep,name=key_ids,json=keyIds,proto3" json:"key_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskKeysHeld) Reset() {
+	*x = TaskKeysHeld{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskKeysHeld) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskKeysHeld) ProtoMessage() {}
+
+func (x *TaskKeysHeld) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskKeysHeld.ProtoReflect.Descriptor instead.
+func (*TaskKeysHeld) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TaskKeysHeld) GetKeyIds() []string {
+	if x != nil {
+		return x.KeyIds
+	}
+	return nil
+}
+
 // Ready says that the Welcome's join state is on disk. It counts only if its generation is the last one issued.
 type Ready struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    int64                  `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation int64                  `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// As in TaskKeysHeld, after the keys of the Welcome were taken. Empty of an agent below protocol version 4, which does not report them.
+	TaskKeyIds    []string `protobuf:"bytes,2,rep,name=task_key_ids,json=taskKeyIds,proto3" json:"task_key_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Ready) Reset() {
 	*x = Ready{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +1041,7 @@ func (x *Ready) String() string {
 func (*Ready) ProtoMessage() {}
 
 func (x *Ready) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +1054,7 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ready.ProtoReflect.Descriptor instead.
 func (*Ready) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Ready) GetGeneration() int64 {
@@ -852,6 +1062,13 @@ func (x *Ready) GetGeneration() int64 {
 		return x.Generation
 	}
 	return 0
+}
+
+func (x *Ready) GetTaskKeyIds() []string {
+	if x != nil {
+		return x.TaskKeyIds
+	}
+	return nil
 }
 
 // Admitted says that this session is the one that is offered work.
@@ -868,7 +1085,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +1097,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1110,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Admitted) GetGeneration() int64 {
@@ -929,7 +1146,7 @@ type RunList struct {
 
 func (x *RunList) Reset() {
 	*x = RunList{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1158,7 @@ func (x *RunList) String() string {
 func (*RunList) ProtoMessage() {}
 
 func (x *RunList) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1171,7 @@ func (x *RunList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunList.ProtoReflect.Descriptor instead.
 func (*RunList) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RunList) GetMayRun() []*WorkspaceEpoch {
@@ -982,7 +1199,7 @@ type WorkspaceEpoch struct {
 
 func (x *WorkspaceEpoch) Reset() {
 	*x = WorkspaceEpoch{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1211,7 @@ func (x *WorkspaceEpoch) String() string {
 func (*WorkspaceEpoch) ProtoMessage() {}
 
 func (x *WorkspaceEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1224,7 @@ func (x *WorkspaceEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceEpoch.ProtoReflect.Descriptor instead.
 func (*WorkspaceEpoch) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkspaceEpoch) GetWorkspaceId() string {
@@ -1035,7 +1252,7 @@ type Challenge struct {
 
 func (x *Challenge) Reset() {
 	*x = Challenge{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1264,7 @@ func (x *Challenge) String() string {
 func (*Challenge) ProtoMessage() {}
 
 func (x *Challenge) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1277,7 @@ func (x *Challenge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Challenge.ProtoReflect.Descriptor instead.
 func (*Challenge) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Challenge) GetNonce() []byte {
@@ -1088,7 +1305,7 @@ type ChallengeAnswer struct {
 
 func (x *ChallengeAnswer) Reset() {
 	*x = ChallengeAnswer{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1317,7 @@ func (x *ChallengeAnswer) String() string {
 func (*ChallengeAnswer) ProtoMessage() {}
 
 func (x *ChallengeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1330,7 @@ func (x *ChallengeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChallengeAnswer.ProtoReflect.Descriptor instead.
 func (*ChallengeAnswer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ChallengeAnswer) GetNonce() []byte {
@@ -1143,7 +1360,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1372,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1385,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Heartbeat) GetSequence() int64 {
@@ -1211,7 +1428,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1223,7 +1440,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,7 +1453,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HeartbeatAck) GetSequence() int64 {
@@ -1274,7 +1491,7 @@ type TaskOffer struct {
 
 func (x *TaskOffer) Reset() {
 	*x = TaskOffer{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1503,7 @@ func (x *TaskOffer) String() string {
 func (*TaskOffer) ProtoMessage() {}
 
 func (x *TaskOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1516,7 @@ func (x *TaskOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskOffer.ProtoReflect.Descriptor instead.
 func (*TaskOffer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TaskOffer) GetEnvelope() []byte {
@@ -1349,7 +1566,7 @@ type SignedTask struct {
 
 func (x *SignedTask) Reset() {
 	*x = SignedTask{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1578,7 @@ func (x *SignedTask) String() string {
 func (*SignedTask) ProtoMessage() {}
 
 func (x *SignedTask) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1591,7 @@ func (x *SignedTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignedTask.ProtoReflect.Descriptor instead.
 func (*SignedTask) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SignedTask) GetEnvelope() []byte {
@@ -1409,7 +1626,7 @@ type TaskRef struct {
 
 func (x *TaskRef) Reset() {
 	*x = TaskRef{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1638,7 @@ func (x *TaskRef) String() string {
 func (*TaskRef) ProtoMessage() {}
 
 func (x *TaskRef) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1651,7 @@ func (x *TaskRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRef.ProtoReflect.Descriptor instead.
 func (*TaskRef) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TaskRef) GetTaskId() string {
@@ -1462,7 +1679,7 @@ type TaskDelivered struct {
 
 func (x *TaskDelivered) Reset() {
 	*x = TaskDelivered{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1691,7 @@ func (x *TaskDelivered) String() string {
 func (*TaskDelivered) ProtoMessage() {}
 
 func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +1704,7 @@ func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskDelivered.ProtoReflect.Descriptor instead.
 func (*TaskDelivered) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TaskDelivered) GetTasks() []*TaskRef {
@@ -1515,7 +1732,7 @@ type TaskStarted struct {
 
 func (x *TaskStarted) Reset() {
 	*x = TaskStarted{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1744,7 @@ func (x *TaskStarted) String() string {
 func (*TaskStarted) ProtoMessage() {}
 
 func (x *TaskStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1757,7 @@ func (x *TaskStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskStarted.ProtoReflect.Descriptor instead.
 func (*TaskStarted) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TaskStarted) GetTask() *TaskRef {
@@ -1570,7 +1787,7 @@ type TaskProgress struct {
 
 func (x *TaskProgress) Reset() {
 	*x = TaskProgress{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1799,7 @@ func (x *TaskProgress) String() string {
 func (*TaskProgress) ProtoMessage() {}
 
 func (x *TaskProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1812,7 @@ func (x *TaskProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskProgress.ProtoReflect.Descriptor instead.
 func (*TaskProgress) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TaskProgress) GetTask() *TaskRef {
@@ -1644,7 +1861,7 @@ type TaskResult struct {
 
 func (x *TaskResult) Reset() {
 	*x = TaskResult{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1873,7 @@ func (x *TaskResult) String() string {
 func (*TaskResult) ProtoMessage() {}
 
 func (x *TaskResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1886,7 @@ func (x *TaskResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResult.ProtoReflect.Descriptor instead.
 func (*TaskResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TaskResult) GetTask() *TaskRef {
@@ -1745,7 +1962,7 @@ type TaskResultAck struct {
 
 func (x *TaskResultAck) Reset() {
 	*x = TaskResultAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1974,7 @@ func (x *TaskResultAck) String() string {
 func (*TaskResultAck) ProtoMessage() {}
 
 func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1987,7 @@ func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResultAck.ProtoReflect.Descriptor instead.
 func (*TaskResultAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TaskResultAck) GetTasks() []*TaskRef {
@@ -1793,7 +2010,7 @@ type TaskReportRefused struct {
 
 func (x *TaskReportRefused) Reset() {
 	*x = TaskReportRefused{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +2022,7 @@ func (x *TaskReportRefused) String() string {
 func (*TaskReportRefused) ProtoMessage() {}
 
 func (x *TaskReportRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +2035,7 @@ func (x *TaskReportRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskReportRefused.ProtoReflect.Descriptor instead.
 func (*TaskReportRefused) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TaskReportRefused) GetTasks() []*TaskRef {
@@ -1856,7 +2073,7 @@ type TaskCancel struct {
 
 func (x *TaskCancel) Reset() {
 	*x = TaskCancel{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2085,7 @@ func (x *TaskCancel) String() string {
 func (*TaskCancel) ProtoMessage() {}
 
 func (x *TaskCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2098,7 @@ func (x *TaskCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCancel.ProtoReflect.Descriptor instead.
 func (*TaskCancel) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TaskCancel) GetTask() *TaskRef {
@@ -1928,7 +2145,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2157,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2170,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Observation) GetWorkspaceId() string {
@@ -2008,7 +2225,7 @@ type StorageReport struct {
 
 func (x *StorageReport) Reset() {
 	*x = StorageReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2237,7 @@ func (x *StorageReport) String() string {
 func (*StorageReport) ProtoMessage() {}
 
 func (x *StorageReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2250,7 @@ func (x *StorageReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageReport.ProtoReflect.Descriptor instead.
 func (*StorageReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StorageReport) GetNames() []string {
@@ -2053,7 +2270,7 @@ type DiagnosticReport struct {
 
 func (x *DiagnosticReport) Reset() {
 	*x = DiagnosticReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2282,7 @@ func (x *DiagnosticReport) String() string {
 func (*DiagnosticReport) ProtoMessage() {}
 
 func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2295,7 @@ func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnosticReport.ProtoReflect.Descriptor instead.
 func (*DiagnosticReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DiagnosticReport) GetDiagnostics() []*v1.Diagnostic {
@@ -2099,7 +2316,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2328,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2341,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RenewRequest) GetRequestId() string {
@@ -2154,7 +2371,7 @@ type CertificateIssued struct {
 
 func (x *CertificateIssued) Reset() {
 	*x = CertificateIssued{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2383,7 @@ func (x *CertificateIssued) String() string {
 func (*CertificateIssued) ProtoMessage() {}
 
 func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2396,7 @@ func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateIssued.ProtoReflect.Descriptor instead.
 func (*CertificateIssued) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CertificateIssued) GetRequestId() string {
@@ -2220,7 +2437,7 @@ type CertificateStored struct {
 
 func (x *CertificateStored) Reset() {
 	*x = CertificateStored{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2449,7 @@ func (x *CertificateStored) String() string {
 func (*CertificateStored) ProtoMessage() {}
 
 func (x *CertificateStored) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2462,7 @@ func (x *CertificateStored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStored.ProtoReflect.Descriptor instead.
 func (*CertificateStored) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CertificateStored) GetRequestId() string {
@@ -2265,7 +2482,7 @@ type PolicyUpdate struct {
 
 func (x *PolicyUpdate) Reset() {
 	*x = PolicyUpdate{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2494,7 @@ func (x *PolicyUpdate) String() string {
 func (*PolicyUpdate) ProtoMessage() {}
 
 func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2507,7 @@ func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUpdate.ProtoReflect.Descriptor instead.
 func (*PolicyUpdate) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PolicyUpdate) GetPolicy() *v1.NodePolicy {
@@ -2311,7 +2528,7 @@ type Reconnect struct {
 
 func (x *Reconnect) Reset() {
 	*x = Reconnect{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2540,7 @@ func (x *Reconnect) String() string {
 func (*Reconnect) ProtoMessage() {}
 
 func (x *Reconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2553,7 @@ func (x *Reconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reconnect.ProtoReflect.Descriptor instead.
 func (*Reconnect) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Reconnect) GetReason() v1.Reason {
@@ -2369,7 +2586,7 @@ type OutputRequest struct {
 
 func (x *OutputRequest) Reset() {
 	*x = OutputRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2598,7 @@ func (x *OutputRequest) String() string {
 func (*OutputRequest) ProtoMessage() {}
 
 func (x *OutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2611,7 @@ func (x *OutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRequest.ProtoReflect.Descriptor instead.
 func (*OutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *OutputRequest) GetRequestId() string {
@@ -2458,7 +2675,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2687,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2700,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *OutputChunk) GetRequestId() string {
@@ -2517,7 +2734,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2529,7 +2746,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2542,7 +2759,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2556,7 +2773,7 @@ var File_gpuaas_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x19gpuaas/node/v1/node.proto\x12\x0egpuaas.node.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\xaa\a\n" +
+	"\x19gpuaas/node/v1/node.proto\x12\x0egpuaas.node.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cgpuaas/common/v1/fault.proto\x1a\x1egpuaas/common/v1/options.proto\x1a\x1dgpuaas/common/v1/states.proto\x1a\x1cgpuaas/common/v1/types.proto\x1a\x1agpuaas/node/v1/tasks.proto\"\xf0\a\n" +
 	"\x0eConnectRequest\x12-\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.gpuaas.node.v1.HelloH\x00R\x05hello\x12-\n" +
 	"\x05ready\x18\x02 \x01(\v2\x15.gpuaas.node.v1.ReadyH\x00R\x05ready\x12L\n" +
@@ -2575,8 +2792,9 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\rrenew_request\x18\v \x01(\v2\x1c.gpuaas.node.v1.RenewRequestH\x00R\frenewRequest\x123\n" +
 	"\agoodbye\x18\f \x01(\v2\x17.gpuaas.node.v1.GoodbyeH\x00R\agoodbye\x12R\n" +
 	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStored\x12@\n" +
-	"\foutput_chunk\x18\x0e \x01(\v2\x1b.gpuaas.node.v1.OutputChunkH\x00R\voutputChunkB\x0e\n" +
-	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xa6\a\n" +
+	"\foutput_chunk\x18\x0e \x01(\v2\x1b.gpuaas.node.v1.OutputChunkH\x00R\voutputChunk\x12D\n" +
+	"\x0etask_keys_held\x18\x0f \x01(\v2\x1c.gpuaas.node.v1.TaskKeysHeldH\x00R\ftaskKeysHeldB\x0e\n" +
+	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xdf\a\n" +
 	"\x0fConnectResponse\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.gpuaas.node.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\badmitted\x18\x02 \x01(\v2\x18.gpuaas.node.v1.AdmittedH\x00R\badmitted\x129\n" +
@@ -2594,7 +2812,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x06denied\x18\v \x01(\v2\x18.gpuaas.common.v1.DenialH\x00R\x06denied\x124\n" +
 	"\brun_list\x18\f \x01(\v2\x17.gpuaas.node.v1.RunListH\x00R\arunList\x12S\n" +
 	"\x13task_report_refused\x18\r \x01(\v2!.gpuaas.node.v1.TaskReportRefusedH\x00R\x11taskReportRefused\x12F\n" +
-	"\x0eoutput_request\x18\x0e \x01(\v2\x1d.gpuaas.node.v1.OutputRequestH\x00R\routputRequestB\a\n" +
+	"\x0eoutput_request\x18\x0e \x01(\v2\x1d.gpuaas.node.v1.OutputRequestH\x00R\routputRequest\x127\n" +
+	"\ttask_keys\x18\x0f \x01(\v2\x18.gpuaas.node.v1.TaskKeysH\x00R\btaskKeysB\a\n" +
 	"\x05frame\"\xa7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2612,7 +2831,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	" \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\x12/\n" +
 	"\x04host\x18\v \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x12Q\n" +
 	"\x0ftasks_in_flight\x18\f \x03(\v2\x1e.gpuaas.common.v1.TaskInFlightB\t\xbaH\x06\x92\x01\x03\x10\x80 R\rtasksInFlight\x12H\n" +
-	"\vdiagnostics\x18\r \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\b\xbaH\x05\x92\x01\x02\x10@R\vdiagnostics\"\xa1\x02\n" +
+	"\vdiagnostics\x18\r \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\b\xbaH\x05\x92\x01\x02\x10@R\vdiagnostics\"\xd7\x02\n" +
 	"\aWelcome\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03R\n" +
@@ -2625,11 +2844,27 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x06policy\x18\x05 \x01(\v2\x1c.gpuaas.common.v1.NodePolicyR\x06policy\x12;\n" +
 	"\vserver_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x12/\n" +
-	"\x13profile_fingerprint\x18\a \x01(\tR\x12profileFingerprint\"0\n" +
+	"\x13profile_fingerprint\x18\a \x01(\tR\x12profileFingerprint\x124\n" +
+	"\ttask_keys\x18\b \x03(\v2\x17.gpuaas.node.v1.TaskKeyR\btaskKeys\"\x9c\x01\n" +
+	"\aTaskKey\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x02 \x01(\fR\tpublicKey\x12\x1f\n" +
+	"\vendorsed_by\x18\x03 \x01(\tR\n" +
+	"endorsedBy\x12 \n" +
+	"\vendorsement\x18\x04 \x01(\fR\vendorsement\x12\x18\n" +
+	"\aretired\x18\x05 \x01(\bR\aretired\"7\n" +
+	"\bTaskKeys\x12+\n" +
+	"\x04keys\x18\x01 \x03(\v2\x17.gpuaas.node.v1.TaskKeyR\x04keys\";\n" +
+	"\fTaskKeysHeld\x12+\n" +
+	"\akey_ids\x18\x01 \x03(\tB\x12\xbaH\x0f\x92\x01\f\b\x01\x10\x10\"\x06r\x04\x10\x01\x18@R\x06keyIds\"d\n" +
 	"\x05Ready\x12'\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02 \x00R\n" +
-	"generation\"\x91\x01\n" +
+	"generation\x122\n" +
+	"\ftask_key_ids\x18\x02 \x03(\tB\x10\xbaH\r\x92\x01\n" +
+	"\x10\x10\"\x06r\x04\x10\x01\x18@R\n" +
+	"taskKeyIds\"\x91\x01\n" +
 	"\bAdmitted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03R\n" +
@@ -2779,134 +3014,141 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
 	(*Hello)(nil),                 // 2: gpuaas.node.v1.Hello
 	(*Welcome)(nil),               // 3: gpuaas.node.v1.Welcome
-	(*Ready)(nil),                 // 4: gpuaas.node.v1.Ready
-	(*Admitted)(nil),              // 5: gpuaas.node.v1.Admitted
-	(*RunList)(nil),               // 6: gpuaas.node.v1.RunList
-	(*WorkspaceEpoch)(nil),        // 7: gpuaas.node.v1.WorkspaceEpoch
-	(*Challenge)(nil),             // 8: gpuaas.node.v1.Challenge
-	(*ChallengeAnswer)(nil),       // 9: gpuaas.node.v1.ChallengeAnswer
-	(*Heartbeat)(nil),             // 10: gpuaas.node.v1.Heartbeat
-	(*HeartbeatAck)(nil),          // 11: gpuaas.node.v1.HeartbeatAck
-	(*TaskOffer)(nil),             // 12: gpuaas.node.v1.TaskOffer
-	(*SignedTask)(nil),            // 13: gpuaas.node.v1.SignedTask
-	(*TaskRef)(nil),               // 14: gpuaas.node.v1.TaskRef
-	(*TaskDelivered)(nil),         // 15: gpuaas.node.v1.TaskDelivered
-	(*TaskStarted)(nil),           // 16: gpuaas.node.v1.TaskStarted
-	(*TaskProgress)(nil),          // 17: gpuaas.node.v1.TaskProgress
-	(*TaskResult)(nil),            // 18: gpuaas.node.v1.TaskResult
-	(*TaskResultAck)(nil),         // 19: gpuaas.node.v1.TaskResultAck
-	(*TaskReportRefused)(nil),     // 20: gpuaas.node.v1.TaskReportRefused
-	(*TaskCancel)(nil),            // 21: gpuaas.node.v1.TaskCancel
-	(*Observation)(nil),           // 22: gpuaas.node.v1.Observation
-	(*StorageReport)(nil),         // 23: gpuaas.node.v1.StorageReport
-	(*DiagnosticReport)(nil),      // 24: gpuaas.node.v1.DiagnosticReport
-	(*RenewRequest)(nil),          // 25: gpuaas.node.v1.RenewRequest
-	(*CertificateIssued)(nil),     // 26: gpuaas.node.v1.CertificateIssued
-	(*CertificateStored)(nil),     // 27: gpuaas.node.v1.CertificateStored
-	(*PolicyUpdate)(nil),          // 28: gpuaas.node.v1.PolicyUpdate
-	(*Reconnect)(nil),             // 29: gpuaas.node.v1.Reconnect
-	(*OutputRequest)(nil),         // 30: gpuaas.node.v1.OutputRequest
-	(*OutputChunk)(nil),           // 31: gpuaas.node.v1.OutputChunk
-	(*Goodbye)(nil),               // 32: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 33: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 34: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 35: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 36: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 37: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 38: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 39: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
-	(v1.TaskState)(0),             // 42: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 43: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 44: gpuaas.node.v1.WorkloadStatus
-	(*OutputCursor)(nil),          // 45: gpuaas.node.v1.OutputCursor
-	(*WorkloadOutput)(nil),        // 46: gpuaas.node.v1.WorkloadOutput
+	(*TaskKey)(nil),               // 4: gpuaas.node.v1.TaskKey
+	(*TaskKeys)(nil),              // 5: gpuaas.node.v1.TaskKeys
+	(*TaskKeysHeld)(nil),          // 6: gpuaas.node.v1.TaskKeysHeld
+	(*Ready)(nil),                 // 7: gpuaas.node.v1.Ready
+	(*Admitted)(nil),              // 8: gpuaas.node.v1.Admitted
+	(*RunList)(nil),               // 9: gpuaas.node.v1.RunList
+	(*WorkspaceEpoch)(nil),        // 10: gpuaas.node.v1.WorkspaceEpoch
+	(*Challenge)(nil),             // 11: gpuaas.node.v1.Challenge
+	(*ChallengeAnswer)(nil),       // 12: gpuaas.node.v1.ChallengeAnswer
+	(*Heartbeat)(nil),             // 13: gpuaas.node.v1.Heartbeat
+	(*HeartbeatAck)(nil),          // 14: gpuaas.node.v1.HeartbeatAck
+	(*TaskOffer)(nil),             // 15: gpuaas.node.v1.TaskOffer
+	(*SignedTask)(nil),            // 16: gpuaas.node.v1.SignedTask
+	(*TaskRef)(nil),               // 17: gpuaas.node.v1.TaskRef
+	(*TaskDelivered)(nil),         // 18: gpuaas.node.v1.TaskDelivered
+	(*TaskStarted)(nil),           // 19: gpuaas.node.v1.TaskStarted
+	(*TaskProgress)(nil),          // 20: gpuaas.node.v1.TaskProgress
+	(*TaskResult)(nil),            // 21: gpuaas.node.v1.TaskResult
+	(*TaskResultAck)(nil),         // 22: gpuaas.node.v1.TaskResultAck
+	(*TaskReportRefused)(nil),     // 23: gpuaas.node.v1.TaskReportRefused
+	(*TaskCancel)(nil),            // 24: gpuaas.node.v1.TaskCancel
+	(*Observation)(nil),           // 25: gpuaas.node.v1.Observation
+	(*StorageReport)(nil),         // 26: gpuaas.node.v1.StorageReport
+	(*DiagnosticReport)(nil),      // 27: gpuaas.node.v1.DiagnosticReport
+	(*RenewRequest)(nil),          // 28: gpuaas.node.v1.RenewRequest
+	(*CertificateIssued)(nil),     // 29: gpuaas.node.v1.CertificateIssued
+	(*CertificateStored)(nil),     // 30: gpuaas.node.v1.CertificateStored
+	(*PolicyUpdate)(nil),          // 31: gpuaas.node.v1.PolicyUpdate
+	(*Reconnect)(nil),             // 32: gpuaas.node.v1.Reconnect
+	(*OutputRequest)(nil),         // 33: gpuaas.node.v1.OutputRequest
+	(*OutputChunk)(nil),           // 34: gpuaas.node.v1.OutputChunk
+	(*Goodbye)(nil),               // 35: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 36: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 37: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 38: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 39: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 40: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 41: gpuaas.common.v1.Diagnostic
+	(*v1.NodePolicy)(nil),         // 42: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
+	(v1.TaskState)(0),             // 45: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 46: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 47: gpuaas.node.v1.WorkloadStatus
+	(*OutputCursor)(nil),          // 48: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 49: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
-	4,  // 1: gpuaas.node.v1.ConnectRequest.ready:type_name -> gpuaas.node.v1.Ready
-	9,  // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
-	10, // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
-	15, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
-	16, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
-	17, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
-	18, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
-	22, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
-	24, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
-	25, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	32, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
-	27, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
-	31, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
-	3,  // 14: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
-	5,  // 15: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
-	8,  // 16: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
-	11, // 17: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
-	12, // 18: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
-	19, // 19: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
-	21, // 20: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	26, // 21: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	28, // 22: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	29, // 23: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	33, // 24: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
-	6,  // 25: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
-	20, // 26: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
-	30, // 27: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
-	34, // 28: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	35, // 29: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	36, // 30: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	37, // 31: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	38, // 32: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	39, // 33: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	40, // 34: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	40, // 35: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	7,  // 36: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	41, // 37: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	41, // 38: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	40, // 39: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	36, // 40: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	40, // 41: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	14, // 42: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	13, // 43: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
-	14, // 44: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	40, // 45: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	14, // 46: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	14, // 47: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	42, // 48: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	43, // 49: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	40, // 50: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	40, // 51: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	13, // 52: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
-	14, // 53: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	14, // 54: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
-	33, // 55: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
-	14, // 56: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	14, // 57: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
-	44, // 58: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	40, // 59: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	23, // 60: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
-	40, // 61: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
-	38, // 62: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	33, // 63: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	39, // 64: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	43, // 65: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	41, // 66: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	45, // 67: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	33, // 68: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	46, // 69: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 70: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 71: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	71, // [71:72] is the sub-list for method output_type
-	70, // [70:71] is the sub-list for method input_type
-	70, // [70:70] is the sub-list for extension type_name
-	70, // [70:70] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	7,  // 1: gpuaas.node.v1.ConnectRequest.ready:type_name -> gpuaas.node.v1.Ready
+	12, // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
+	13, // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
+	18, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
+	19, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
+	20, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
+	21, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
+	25, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
+	27, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
+	28, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
+	35, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	30, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
+	34, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
+	6,  // 14: gpuaas.node.v1.ConnectRequest.task_keys_held:type_name -> gpuaas.node.v1.TaskKeysHeld
+	3,  // 15: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
+	8,  // 16: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
+	11, // 17: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
+	14, // 18: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
+	15, // 19: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
+	22, // 20: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
+	24, // 21: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
+	29, // 22: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	31, // 23: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	32, // 24: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	36, // 25: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	9,  // 26: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
+	23, // 27: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
+	33, // 28: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
+	5,  // 29: gpuaas.node.v1.ConnectResponse.task_keys:type_name -> gpuaas.node.v1.TaskKeys
+	37, // 30: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	38, // 31: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	39, // 32: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	40, // 33: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	41, // 34: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	42, // 35: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	43, // 36: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	4,  // 37: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
+	4,  // 38: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
+	43, // 39: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	10, // 40: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	44, // 41: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	44, // 42: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	43, // 43: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	39, // 44: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	43, // 45: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	17, // 46: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	16, // 47: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
+	17, // 48: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	43, // 49: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	17, // 50: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	17, // 51: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	45, // 52: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	46, // 53: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	43, // 54: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	43, // 55: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	16, // 56: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
+	17, // 57: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	17, // 58: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
+	36, // 59: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	17, // 60: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	17, // 61: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
+	47, // 62: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	43, // 63: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	26, // 64: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
+	43, // 65: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
+	41, // 66: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	36, // 67: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	42, // 68: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	46, // 69: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	44, // 70: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	48, // 71: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	36, // 72: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	49, // 73: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 74: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 75: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	75, // [75:76] is the sub-list for method output_type
+	74, // [74:75] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -2930,6 +3172,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectRequest_Goodbye)(nil),
 		(*ConnectRequest_CertificateStored)(nil),
 		(*ConnectRequest_OutputChunk)(nil),
+		(*ConnectRequest_TaskKeysHeld)(nil),
 	}
 	file_gpuaas_node_v1_node_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Welcome)(nil),
@@ -2946,6 +3189,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectResponse_RunList)(nil),
 		(*ConnectResponse_TaskReportRefused)(nil),
 		(*ConnectResponse_OutputRequest)(nil),
+		(*ConnectResponse_TaskKeys)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2953,7 +3197,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

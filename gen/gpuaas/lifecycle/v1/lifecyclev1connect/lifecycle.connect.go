@@ -50,6 +50,8 @@ const (
 	// GateServiceSessionsReadyProcedure is the fully-qualified name of the GateService's SessionsReady
 	// RPC.
 	GateServiceSessionsReadyProcedure = "/gpuaas.lifecycle.v1.GateService/SessionsReady"
+	// GateServiceKeysHeldProcedure is the fully-qualified name of the GateService's KeysHeld RPC.
+	GateServiceKeysHeldProcedure = "/gpuaas.lifecycle.v1.GateService/KeysHeld"
 	// GateServiceSetCordonProcedure is the fully-qualified name of the GateService's SetCordon RPC.
 	GateServiceSetCordonProcedure = "/gpuaas.lifecycle.v1.GateService/SetCordon"
 	// TaskServiceWatchWorkProcedure is the fully-qualified name of the TaskService's WatchWork RPC.
@@ -95,6 +97,8 @@ type GateServiceClient interface {
 	ApplyFence(context.Context, *v1.ApplyFenceRequest) (*v1.ApplyFenceResponse, error)
 	// SessionsReady raises the session epoch of nodes whose session was admitted, and answers what to reconcile.
 	SessionsReady(context.Context, *v1.SessionsReadyRequest) (*v1.SessionsReadyResponse, error)
+	// KeysHeld takes which keys of tasks agents report in the middle of their sessions.
+	KeysHeld(context.Context, *v1.KeysHeldRequest) (*v1.KeysHeldResponse, error)
 	// SetCordon is about placement only.
 	SetCordon(context.Context, *v1.SetCordonRequest) (*v1.SetCordonResponse, error)
 }
@@ -122,6 +126,12 @@ func NewGateServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(gateServiceMethods.ByName("SessionsReady")),
 			connect.WithClientOptions(opts...),
 		),
+		keysHeld: connect.NewClient[v1.KeysHeldRequest, v1.KeysHeldResponse](
+			httpClient,
+			baseURL+GateServiceKeysHeldProcedure,
+			connect.WithSchema(gateServiceMethods.ByName("KeysHeld")),
+			connect.WithClientOptions(opts...),
+		),
 		setCordon: connect.NewClient[v1.SetCordonRequest, v1.SetCordonResponse](
 			httpClient,
 			baseURL+GateServiceSetCordonProcedure,
@@ -135,6 +145,7 @@ func NewGateServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 type gateServiceClient struct {
 	applyFence    *connect.Client[v1.ApplyFenceRequest, v1.ApplyFenceResponse]
 	sessionsReady *connect.Client[v1.SessionsReadyRequest, v1.SessionsReadyResponse]
+	keysHeld      *connect.Client[v1.KeysHeldRequest, v1.KeysHeldResponse]
 	setCordon     *connect.Client[v1.SetCordonRequest, v1.SetCordonResponse]
 }
 
@@ -156,6 +167,15 @@ func (c *gateServiceClient) SessionsReady(ctx context.Context, req *v1.SessionsR
 	return nil, err
 }
 
+// KeysHeld calls gpuaas.lifecycle.v1.GateService.KeysHeld.
+func (c *gateServiceClient) KeysHeld(ctx context.Context, req *v1.KeysHeldRequest) (*v1.KeysHeldResponse, error) {
+	response, err := c.keysHeld.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // SetCordon calls gpuaas.lifecycle.v1.GateService.SetCordon.
 func (c *gateServiceClient) SetCordon(ctx context.Context, req *v1.SetCordonRequest) (*v1.SetCordonResponse, error) {
 	response, err := c.setCordon.CallUnary(ctx, connect.NewRequest(req))
@@ -171,6 +191,8 @@ type GateServiceHandler interface {
 	ApplyFence(context.Context, *v1.ApplyFenceRequest) (*v1.ApplyFenceResponse, error)
 	// SessionsReady raises the session epoch of nodes whose session was admitted, and answers what to reconcile.
 	SessionsReady(context.Context, *v1.SessionsReadyRequest) (*v1.SessionsReadyResponse, error)
+	// KeysHeld takes which keys of tasks agents report in the middle of their sessions.
+	KeysHeld(context.Context, *v1.KeysHeldRequest) (*v1.KeysHeldResponse, error)
 	// SetCordon is about placement only.
 	SetCordon(context.Context, *v1.SetCordonRequest) (*v1.SetCordonResponse, error)
 }
@@ -194,6 +216,12 @@ func NewGateServiceHandler(svc GateServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(gateServiceMethods.ByName("SessionsReady")),
 		connect.WithHandlerOptions(opts...),
 	)
+	gateServiceKeysHeldHandler := connect.NewUnaryHandlerSimple(
+		GateServiceKeysHeldProcedure,
+		svc.KeysHeld,
+		connect.WithSchema(gateServiceMethods.ByName("KeysHeld")),
+		connect.WithHandlerOptions(opts...),
+	)
 	gateServiceSetCordonHandler := connect.NewUnaryHandlerSimple(
 		GateServiceSetCordonProcedure,
 		svc.SetCordon,
@@ -206,6 +234,8 @@ func NewGateServiceHandler(svc GateServiceHandler, opts ...connect.HandlerOption
 			gateServiceApplyFenceHandler.ServeHTTP(w, r)
 		case GateServiceSessionsReadyProcedure:
 			gateServiceSessionsReadyHandler.ServeHTTP(w, r)
+		case GateServiceKeysHeldProcedure:
+			gateServiceKeysHeldHandler.ServeHTTP(w, r)
 		case GateServiceSetCordonProcedure:
 			gateServiceSetCordonHandler.ServeHTTP(w, r)
 		default:
@@ -223,6 +253,10 @@ func (UnimplementedGateServiceHandler) ApplyFence(context.Context, *v1.ApplyFenc
 
 func (UnimplementedGateServiceHandler) SessionsReady(context.Context, *v1.SessionsReadyRequest) (*v1.SessionsReadyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.GateService.SessionsReady is not implemented"))
+}
+
+func (UnimplementedGateServiceHandler) KeysHeld(context.Context, *v1.KeysHeldRequest) (*v1.KeysHeldResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.GateService.KeysHeld is not implemented"))
 }
 
 func (UnimplementedGateServiceHandler) SetCordon(context.Context, *v1.SetCordonRequest) (*v1.SetCordonResponse, error) {

@@ -1,0 +1,54 @@
+package identity
+
+import (
+	"fmt"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// TaskKeys returns the keys by which this node verifies tasks. It fails if node-agent.env has none or cannot be read as keys.
+func (s *Store) TaskKeys() (*pki.KeySet, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taskKeysLocked()
+}
+
+func (s *Store) taskKeysLocked() (*pki.KeySet, error) {
+	text := s.env.Get(EnvTaskKeys)
+	if text == "" {
+		return nil, fmt.Errorf("%s is not set", EnvTaskKeys)
+	}
+	set, err := pki.ParseKeySet(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", EnvTaskKeys, err)
+	}
+	return set, nil
+}
+
+// TakeTaskKeys makes the keys durable that follow from those held by a list of the control plane (see pki.Advance), and returns those that are held then
+// and the ids of listed keys that are not believed. With an error the set is the one from before, which stays on disk.
+func (s *Store) TakeTaskKeys(links []pki.Link) (*pki.KeySet, []string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.settleLocked(); err != nil {
+		held, _ := s.taskKeysLocked() //nolint:errcheck // the first error is returned
+		return held, nil, err
+	}
+	held, err := s.taskKeysLocked()
+	if err != nil {
+		return nil, nil, err
+	}
+	next, unbelieved, err := pki.Advance(pki.TaskKind, held, links)
+	if err != nil {
+		return held, unbelieved, err
+	}
+	if next.String() == held.String() {
+		return held, unbelieved, nil
+	}
+	env := s.env.With(EnvTaskKeys, next.String())
+	if err := s.write("task_keys", fileEnv, env.Render()); err != nil {
+		return held, unbelieved, fmt.Errorf("store task keys: %w", err)
+	}
+	s.env = env
+	return next, unbelieved, nil
+}

@@ -1,0 +1,69 @@
+package session
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// takeKeys stores the keys of tasks that follow from a list, puts them in force and returns the ids of those that are held then. A list that leads from
+// no key held, or that the disk does not take, is recorded as a diagnostic, and the keys from before go on.
+func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string {
+	id := c.deps.Identity
+	if len(list) == 0 { // an earlier control plane sends none
+		held, err := id.TaskKeys()
+		if err != nil || held == nil {
+			return nil
+		}
+		return held.IDs()
+	}
+	links := make([]pki.Link, len(list))
+	for i, key := range list {
+		links[i] = pki.Link{
+			KeyID: key.GetKeyId(), Public: key.GetPublicKey(), EndorsedBy: key.GetEndorsedBy(), Endorsement: key.GetEndorsement(), Retired: key.GetRetired(),
+		}
+	}
+	held, unbelieved, err := id.TakeTaskKeys(links)
+	detail := ""
+	switch {
+	case err != nil:
+		detail = "the list of the keys of tasks was refused, the keys held go on: " + err.Error()
+	case len(unbelieved) > 0:
+		detail = "no key held endorses these keys of tasks, they are not believed: " + strings.Join(unbelieved, ", ")
+	}
+	if detail != "" {
+		c.deps.Logger.LogAttrs(ctx, slog.LevelError, "keys of tasks refused", slog.String("detail", detail))
+		c.recordKeys(ctx, detail)
+	}
+	if held == nil {
+		return nil
+	}
+	if hook := c.deps.Hooks.TaskKeys; hook != nil {
+		hook(held)
+	}
+	return held.IDs()
+}
+
+func (c *Client) recordKeys(ctx context.Context, detail string) {
+	if c.deps.Record == nil {
+		return
+	}
+	d := Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED, Detail: detail}
+	if err := c.deps.Record(ctx, d); err != nil {
+		c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
+	}
+}
+
+// onTaskKeys takes a list within a session and answers it.
+func (k *conn) onTaskKeys(ctx context.Context, list *nodev1.TaskKeys) error {
+	held := k.client.takeKeys(ctx, list.GetKeys())
+	if len(held) == 0 {
+		return nil
+	}
+	frame := &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskKeysHeld{TaskKeysHeld: &nodev1.TaskKeysHeld{KeyIds: held}}}
+	return k.send(frame, nil)
+}

@@ -1,0 +1,31 @@
+package nodeapi
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gpuaas/mesh/internal/joinstate"
+	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/services/nodeapi/session"
+)
+
+// openKeys opens the keys of join states, by which sessions are proven, and those of tasks, which are passed on to agents in list. Without a file of the
+// keys of join states there is no verifier.
+func (s *Service) openKeys(ctx context.Context, list *session.KeyList) (*joinstate.Verifier, error) {
+	parts := []keyset.Part{{Kind: keyset.TaskSigning, Relays: true, Changed: func(v keyset.View) error {
+		list.Replace(keyset.Links(keyset.TaskSigning, v.Rows))
+		return nil
+	}}}
+	var verifier *joinstate.Verifier
+	if s.cfg.JoinStatePubkeysFile != "" {
+		verifier = &joinstate.Verifier{}
+		parts = append(parts, keyset.Part{
+			Kind: keyset.JoinState, Pinned: s.cfg.JoinStatePubkeysFile,
+			Changed: func(v keyset.View) error { return verifier.Replace(v.Verify) },
+		})
+	}
+	if _, err := s.base.OpenKeys(ctx, nil, parts...); err != nil {
+		return nil, fmt.Errorf("open keys: %w", err)
+	}
+	return verifier, nil
+}

@@ -1,0 +1,162 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/nodeapi/roster"
+)
+
+// protocolTaskKeys is the version of the protocol from which agents follow the keys of tasks.
+const protocolTaskKeys = 4
+
+// KeyList is the chain of the keys of tasks that agents are sent. The zero value has none, and agents are sent none. Safe for concurrent use.
+type KeyList struct {
+	mu     sync.Mutex
+	keys   []*nodev1.TaskKey
+	frame  *nodev1.ConnectResponse
+	change func(frame *nodev1.ConnectResponse)
+}
+
+// Replace makes links the chain, of which the last pki.MaxChain are sent. From its return each Welcome has them, and sessions that stand are told.
+func (l *KeyList) Replace(links []pki.Link) {
+	links = links[max(0, len(links)-pki.MaxChain):]
+	keys := make([]*nodev1.TaskKey, len(links))
+	for i, link := range links {
+		keys[i] = &nodev1.TaskKey{
+			KeyId: link.KeyID, PublicKey: link.Public, EndorsedBy: link.EndorsedBy, Endorsement: link.Endorsement, Retired: link.Retired,
+		}
+	}
+	l.mu.Lock()
+	l.keys = keys
+	l.frame = &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_TaskKeys{TaskKeys: &nodev1.TaskKeys{Keys: keys}}}
+	frame, change := l.frame, l.change
+	l.mu.Unlock()
+	if change != nil {
+		change(frame)
+	}
+}
+
+// get returns the chain and its frame, which is another one after each change; nil: there is none.
+func (l *KeyList) get() ([]*nodev1.TaskKey, *nodev1.ConnectResponse) {
+	if l == nil {
+		return nil, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.keys, l.frame
+}
+
+// notify makes f be called after each change.
+func (l *KeyList) notify(f func(frame *nodev1.ConnectResponse)) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.change = f
+}
+
+// sendKeys sends all admitted sessions a changed list.
+func (s *Server) sendKeys(frame *nodev1.ConnectResponse) {
+	for _, sess := range s.deps.Roster.CurrentAll() {
+		if sess.Protocol() >= protocolTaskKeys {
+			sess.Send(frame)
+		}
+	}
+}
+
+// heldKeys are the keys of tasks that the agent of a session has reported, and what lifecycle knows of them. Safe for concurrent use.
+type heldKeys struct {
+	mu        sync.Mutex
+	held      []string
+	known     []string // to lifecycle
+	raised    bool     // the gate is raised to the session
+	reporting bool     // a report is under way
+}
+
+func (k *heldKeys) current() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.held
+}
+
+// hold notes what the agent reports, and reports whether the caller is to pass it on.
+func (k *heldKeys) hold(ids []string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.held = ids
+	return k.beginLocked()
+}
+
+// gateRaised notes that the gate was raised with ids, and reports whether the caller is to pass on what has come since.
+func (k *heldKeys) gateRaised(ids []string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.raised, k.known = true, ids
+	return k.beginLocked()
+}
+
+func (k *heldKeys) beginLocked() bool {
+	if !k.raised || k.reporting || slices.Equal(k.held, k.known) {
+		return false
+	}
+	k.reporting = true
+	return true
+}
+
+// took notes that lifecycle knows ids, and returns what is to be passed on next; nil ends the report.
+func (k *heldKeys) took(ids []string) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.known = ids
+	if slices.Equal(k.held, k.known) {
+		k.reporting = false
+		return nil
+	}
+	return k.held
+}
+
+// reportKeys passes on what an agent holds until lifecycle has taken the last of it, or the session is gone. It does not keep the reader waiting.
+func (s *Server) reportKeys(ctx context.Context, sess *roster.Session, keys *heldKeys) {
+	s.deps.Roster.Go(func() {
+		pause := 50 * time.Millisecond
+		for ids := keys.current(); ids != nil && !sess.Gone() && ctx.Err() == nil; {
+			taken, err := s.keys.Do(ctx, &lifecyclev1.SessionKeys{NodeId: sess.Identity.NodeID, SessionId: sess.ID, KeyIds: ids})
+			if err == nil && taken {
+				ids = keys.took(ids)
+				s.deps.Work.Ready(sess) // what waited for a key may be leased now
+				continue
+			}
+			if err != nil {
+				s.deps.Logger.DebugContext(ctx, "keys of an agent not reported", slog.String("node_id", sess.Identity.NodeID), slog.Any("error", err))
+			}
+			select {
+			case <-time.After(pause):
+				pause, ids = min(2*pause, 2*time.Second), keys.current()
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
+func (s *Server) keysBatch(ctx context.Context, reqs []*lifecyclev1.SessionKeys) ([]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	res, err := s.deps.Gate.KeysHeld(ctx, &lifecyclev1.KeysHeldRequest{Sessions: reqs})
+	if err != nil {
+		return nil, fmt.Errorf("report keys of agents: %w", err)
+	}
+	out := make([]bool, len(reqs))
+	for i, req := range reqs {
+		out[i] = slices.Contains(res.GetSessionIds(), req.GetSessionId())
+	}
+	return out, nil
+}
