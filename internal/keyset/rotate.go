@@ -68,6 +68,9 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	if err != nil {
 		return fmt.Errorf("read clock: %w", err)
 	}
+	if err := outdated(ctx, tx, kind); err != nil {
+		return err
+	}
 	rows := ofKind(kind, all)
 	if len(rows) == 0 {
 		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf("there is no key of %s yet", kind),
@@ -99,6 +102,30 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 			fault.Remedy("let the nodes that `gpuaas keys list` names connect once, or retire them: "+strings.Join(needs, "; ")))
 	}
 	return nil
+}
+
+// outdated refuses a new key of tasks while a live replica is of a build that does not wait for agents, or does not send them keys.
+func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
+	if kind != TaskSigning {
+		return nil
+	}
+	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
+	if err != nil {
+		return fmt.Errorf("read holders of keys: %w", err)
+	}
+	var names []string
+	for _, r := range live {
+		signsAlone := slices.Contains(r.Takes, "sign:"+string(kind)) && !slices.Contains(r.Takes, distributes+string(kind))
+		sendsNone := r.Service == pg.RoleNodeAPI && !slices.Contains(r.Takes, "verify:"+string(kind))
+		if signsAlone || sendsNone {
+			names = append(names, r.Service+" "+r.ReplicaID)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "replicas of an earlier build do not send agents a new key of tasks: "+strings.Join(names, ", "),
+		fault.Unmet("each replica of lifecycle and nodeapi is of a build that rotates task_signing"), fault.Remedy("update these replicas and ask again"))
 }
 
 // hasSuccessor reports whether a key was succeeded by a rotation, and not just registered as a former one at the first start.

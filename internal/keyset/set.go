@@ -58,6 +58,9 @@ type Part struct {
 	Changed func(View) error
 }
 
+// distributes begins the word of a replica that signs and asks Distributed before a key may.
+const distributes = "distribute:"
+
 func (p *Part) word(keyID string) string {
 	verb := "verify"
 	if p.Signs {
@@ -274,6 +277,9 @@ func (s *Set) report(ctx context.Context, holds, problems []string) error {
 	takes := make([]string, 0, len(s.parts))
 	for _, p := range s.parts {
 		takes = append(takes, p.word(""))
+		if p.Distributed != nil {
+			takes = append(takes, distributes+string(p.Kind))
+		}
 	}
 	if _, err := pg.Exec(ctx, s.deps.Pool, saveReplica, s.deps.ReplicaID, takes, texts(holds), texts(problems)); err != nil {
 		return fmt.Errorf("report keys: %w", err)

@@ -66,9 +66,9 @@ func (p *Program) keysCommand() *cobra.Command {
 func (p *Program) keysList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the signing keys with their states, the replicas that hold them, and what still needs them",
-		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, then signing; the one before is\n" +
-			"verifying_after until nothing that it signed is outstanding, then retired (docs/keys.md). Under the list stand the files that\n" +
-			"replicas refuse. Live replicas are those that have reported within 30 s.",
+		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, and of task_signing each agent,\n" +
+			"then signing; the one before is verifying_after until nothing that it signed is outstanding, then retired (docs/keys.md). Under\n" +
+			"the list stand the files that replicas refuse. Live replicas are those that have reported within 30 s.",
 		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.keys[] | select(.state == \"signing\") | .key_id'",
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
@@ -99,7 +99,8 @@ func (p *Program) keysRotate() *cobra.Command {
 		Use: "rotate KIND", Short: "Ask for the next key of a kind; it signs once each replica holds it",
 		Long: "Ask for the next key of a kind: " + strings.Join(keyKinds(), ", ") + ". The service that signs makes it within seconds, and\n" +
 			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, copy the new file to each:\n" +
-			"the key does not sign before. A second rotation is refused until the first is through. Needs the role security.",
+			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for those of an earlier build,\n" +
+			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. Needs the role security.",
 		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a laptop was lost'",
 		Args:    args("KIND"), ValidArgs: keyKinds(),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
