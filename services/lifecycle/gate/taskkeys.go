@@ -59,8 +59,8 @@ func Distributed(ctx context.Context, q pg.Querier, keyID string) (string, error
 		out = append(out, "agents that have not stored it: "+listOf(lacking, lackingTotal))
 	}
 	if len(silent) > 0 {
-		out = append(out, "agents of an earlier build, which do not learn new keys: "+listOf(silent, silentTotal)+
-			"; update the agent or retire the node")
+		out = append(out, "agents that do not report their keys, because they are of an earlier build or have not connected yet: "+
+			listOf(silent, silentTotal)+"; update the agent, start it, or retire the node")
 	}
 	return strings.Join(out, "; "), nil
 }

@@ -105,8 +105,8 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	open(away, 2, "k1")
-	if got, want := k.lacking("k2"), "agents that have not stored it: away; agents of an earlier build, which do not learn new keys: "+
-		"old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent or retire the node"; got != want {
+	if got, want := k.lacking("k2"), "agents that have not stored it: away; agents that do not report their keys, because they are of an earlier build or have "+
+		"not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start it, or retire the node"; got != want {
 		t.Errorf("lacking:\n%q\nwant\n%q", got, want)
 	}
 	old := named("old")

@@ -94,6 +94,18 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 	if len(again.GetTasks()) != 1 || again.GetTasks()[0].GetOffer().GetKeyId() != old.ID() {
 		t.Fatalf("offered again: %v", again)
 	}
+	// A replica that has no file of the former key leaves what it signed to the others, and goes on with the rest.
+	ring.Replace(envelope.RingState{Signing: next})
+	other := k.enqueue(n)
+	testkit.SetClockOffset(k.db, 6*time.Second)
+	got := k.leaseOf(n).GetTasks()
+	if len(got) != 1 || got[0].GetTask().GetTaskId() != other.TaskID || got[0].GetOffer().GetKeyId() != next.ID() {
+		t.Fatalf("a replica without the former key offers %v", got)
+	}
+	k.delivered(n, got[0].GetTask())
+	k.started(n, got[0].GetTask())
+	k.result(n, got[0].GetTask(), commonv1.TaskState_TASK_STATE_SUCCEEDED)
+	rotate(second)
 	k.delivered(n, ref)
 	k.started(n, ref)
 	if got := k.needs(old, false); got == "" {

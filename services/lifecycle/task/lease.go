@@ -3,6 +3,7 @@ package task
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
@@ -93,17 +95,19 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 	if wrote {
 		s.deps.Committed()
 	}
-	return s.sign(res, tasks, leases)
+	return s.sign(ctx, res, tasks, leases)
 }
 
 // sign makes the offers. Signing stands outside the transaction: a lock is held no longer than it must.
-func (s *Server) sign(res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
+func (s *Server) sign(ctx context.Context, res *lifecyclev1.LeaseTasksResponse, tasks []picked, leases map[string]lease) (*lifecyclev1.LeaseTasksResponse, error) {
 	count := map[string]int32{}
 	for _, t := range tasks {
 		// An attempt that is offered again is signed by the key that signed it first: the node holds that, and it is not retired before the task ends.
+		// Another replica may have its file where this one does not: there it is offered again.
 		signer, err := s.deps.Keys.SignerOf(t.keyID)
 		if err != nil {
-			return nil, fmt.Errorf("sign task %s: %w", t.TaskID, err)
+			s.deps.Logger.WarnContext(ctx, "task not offered again", slog.String("task_id", t.TaskID), obs.Err(err))
+			continue
 		}
 		signed, err := envelope.Sign(signer, envelope.Task{
 			TaskID: t.TaskID, Type: t.Type, NodeID: t.NodeID, WorkspaceID: t.WorkspaceID, Epoch: t.Epoch, OpSeq: t.OpSeq,
