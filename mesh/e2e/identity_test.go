@@ -12,15 +12,17 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/mesh/cluster"
+	"github.com/gpuaas/mesh/mesh/person"
 )
 
 // whole are the changes of an agent's identity that must be survived in the middle, by the part of a kill point's name that says which.
 var whole = []string{
 	"pending_key.key-pending", "enrol.journal", "replay.cert", "replay.key", "replay.node", "replay.node-agent", "replay.journal", "join_state.join-state", "issued.journal",
-	"issued.key-next", "issued.cert-next", "flip.key", "flip.cert",
+	"issued.key-next", "issued.cert-next", "flip.key", "flip.cert", "task_keys.node-agent",
 }
 
 // renewal reports whether a kill point is passed by the renewal of a certificate alone, which no request brings about.
@@ -43,6 +45,17 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	})
 	createTenant(t, c)
 	before := machines(t, c)
+	security, err := c.Person(ctx, "", person.Session{Subject: "sam", Roles: []string{"security"}, Life: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The agents store the next key of tasks, and are killed in the middle of it.
+	t.must("the rotation of the key of tasks", time.Minute, func(ctx context.Context) error {
+		_, err := security.Keys.RotateKey(ctx, &readmodelv1.RotateKeyRequest{
+			Kind: recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING, Reason: "test", IdempotencyKey: "fsyncs",
+		})
+		return err
+	})
 	began := time.Now()
 	want := slices.DeleteFunc(literals(t, "agent"), func(p string) bool {
 		return p == "agent.diag.after_fsync" // before a retry only, and it holds no identity
@@ -131,6 +144,13 @@ func TestAnAgentSurvivesBetweenAnyTwoFsyncs(tt *testing.T) {
 	healed(t, c, before)
 	quiet(t, c)
 	judgeWishes(t, c, all)
+	t.want("the new key of tasks to sign", time.Minute, func(ctx context.Context) error {
+		_, states, err := keysOf(ctx, security, recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING)
+		if err == nil && (len(states) != 2 || states[1] != "signing") {
+			err = fmt.Errorf("the keys are %v", states)
+		}
+		return err
+	})
 	mesh := database(t, c, pg.DatabaseMesh)
 	for name, id := range before {
 		told, err := testkit.ReadEvents(t.ctx, mesh, `kind = 'node_identity.changed' AND aggregate_id = $1`, id)
