@@ -59,6 +59,8 @@ type Agent struct {
 
 	refusals  refusals
 	verifiers atomic.Pointer[envelope.VerifierSet]
+	// keysRefused says that a list of keys of tasks was refused and that the control plane has not been told.
+	keysRefused atomic.Bool
 	// autoRecovery is what the last policy said of it; nil: what enrolment said.
 	autoRecovery atomic.Pointer[bool]
 	executor     chan *task.Executor // handed from the session's loop to the task's, once
@@ -329,7 +331,12 @@ func (a *Agent) prepare(ctx context.Context, roots *pki.Bundle) error {
 		Endpoint: func() (string, error) { return identity.HostPort(a.store.Env().Get(identity.EnvAPIURL)) },
 		Record: func(_ context.Context, d session.Diagnostic) error {
 			a.meters.retry(d.Code)
-			return a.noted(a.diag.Record(d.Code, d.Detail, d.NextRetry))
+			err := a.noted(a.diag.Record(d.Code, d.Detail, d.NextRetry))
+			if d.Code == codeKeysRefused {
+				a.keysRefused.Store(true)
+				a.reportKeysRefused()
+			}
+			return err
 		},
 		Hooks: a.hooks(executor),
 	}, a.cfg.Session)

@@ -55,6 +55,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			a.mu.Unlock()
 			a.meters.session()
 			executor.Attach(a.client)
+			a.reportKeysRefused()
 			a.wakeObserver()
 		},
 		RunList: a.runList,

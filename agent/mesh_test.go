@@ -48,6 +48,7 @@ type mesh struct {
 	nodes      *agenttest.Authority
 	services   *agenttest.Authority
 	signer     envelope.Key
+	private    ed25519.PrivateKey // of the key that an enrolment names
 	api        string
 	enrolURL   string
 	nodeID     string
@@ -66,13 +67,16 @@ type mesh struct {
 	frames    chan string
 	host      *commonv1.HostFacts // as told last
 	told      []*commonv1.Diagnostic
+	keys      []*nodev1.TaskKey // of Welcome
+	held      chan []string     // as agents report of the keys of tasks
 	streams   []grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]
 }
 
 func newMesh(t *testing.T) *mesh {
 	t.Helper()
 	testkit.IO(t)
-	m := &mesh{t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096), observed: make(chan *nodev1.Observation, 4096)}
+	m := &mesh{t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096), observed: make(chan *nodev1.Observation, 4096),
+		held: make(chan []string, 4096)}
 	var err error
 	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
 		t.Fatal(err)
@@ -84,7 +88,7 @@ func newMesh(t *testing.T) *mesh {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.signer = envelope.NewKey(private)
+	m.signer, m.private = envelope.NewKey(private), private
 	m.serveNodes()
 	m.serveEnrolment()
 	return m
@@ -188,20 +192,22 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 	if denial == nil {
 		m.issued++
 	}
-	generation, lists := m.issued, m.lists
+	generation, lists, keys := m.issued, m.lists, m.keys
 	m.mu.Unlock()
 	if denial != nil {
 		return stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Denied{Denied: denial}})
 	}
 	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
 		Generation: generation, JoinState: make([]byte, generation), Nonce: ids.New(), SessionId: ids.New(), ServerTime: timestamppb.Now(),
-		Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)},
+		Policy: &commonv1.NodePolicy{HeartbeatInterval: durationpb.New(time.Second)}, TaskKeys: keys,
 	}}}); err != nil {
 		return err
 	}
-	if ready, err := stream.Recv(); err != nil || ready.GetReady().GetGeneration() != generation {
+	ready, err := stream.Recv()
+	if err != nil || ready.GetReady().GetGeneration() != generation {
 		return fmt.Errorf("ready %v: %w", ready, err)
 	}
+	m.held <- ready.GetReady().GetTaskKeyIds()
 	if err := stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Admitted{Admitted: &nodev1.Admitted{
 		Generation: generation, ServerTime: timestamppb.Now(), RunListFollows: lists,
 	}}}); err != nil {
@@ -228,6 +234,8 @@ func (m *mesh) Connect(bare grpc.BidiStreamingServer[nodev1.ConnectRequest, node
 				m.mu.Unlock()
 			}
 			err = stream.Send(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_HeartbeatAck{HeartbeatAck: &nodev1.HeartbeatAck{Sequence: f.Heartbeat.GetSequence(), ServerTime: timestamppb.Now()}}})
+		case *nodev1.ConnectRequest_TaskKeysHeld:
+			m.held <- f.TaskKeysHeld.GetKeyIds()
 		case *nodev1.ConnectRequest_Observation:
 			m.observed <- f.Observation
 		case *nodev1.ConnectRequest_TaskDelivered:

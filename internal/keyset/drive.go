@@ -34,11 +34,14 @@ func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
 // orphans returns the keys of the files that follow by endorsements from a key of the set and that the set does not have, each behind the one that
 // endorses it: of a rotation that ended between its file and its row, or of those that a restored database has lost.
 func (p *part) orphans(rows []Key) []privateKey {
-	pinned, _ := p.pinned(rows) //nolint:errcheck // without its file the candidates are no orphans of ours yet
 	known := slices.Clone(rows)
 	has := func(keyID string) bool {
 		return slices.ContainsFunc(known, func(row Key) bool { return row.KeyID == keyID })
 	}
+	if !slices.ContainsFunc(p.keys, func(key privateKey) bool { return key.endorsedBy != "" && !has(key.id) }) {
+		return nil
+	}
+	pinned, _ := p.pinned(rows) //nolint:errcheck // without its file the candidates are no orphans of ours yet
 	var out []privateKey
 	for more := true; more; {
 		more = false
