@@ -145,3 +145,31 @@ func TestATaskKeepsTheKeyOfItsAttempt(t *testing.T) {
 	}
 	k.wants(third.TaskID, commonv1.TaskState_TASK_STATE_QUEUED, 0, 0)
 }
+
+// TestAKeyFromBeforeARestoreIsNeededByWhoHasNotConnectedSince: the database has lost which attempts a node was offered, and adopts them by their envelopes.
+func TestAKeyFromBeforeARestoreIsNeededByWhoHasNotConnectedSince(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	need := func(what string, key keyset.Key, want string) {
+		t.Helper()
+		key.KeyID, key.EndorsedBy = "k", "another"
+		if got, err := task.NeedKey(t.Context(), k.pool, key); err != nil || got != want {
+			t.Errorf("%s: the key is needed by %q, %v; want %q", what, got, err, want)
+		}
+	}
+	before, after := keyset.Key{MadeAt: time.Now().Add(-time.Hour)}, keyset.Key{MadeAt: time.Now().Add(time.Hour)}
+	returned := after
+	returned.Returned = true
+	need("without a restore", before, "")
+	if _, err := k.db.OwnerPool().Exec(t.Context(), `UPDATE mesh.era SET era = 1, raised_at = clock_timestamp()`); err != nil {
+		t.Fatal(err)
+	}
+	const away = "tasks under way on nodes: n"
+	need("made before the restore", before, away)
+	need("brought back from its file", returned, away)
+	need("made after the restore", after, "")
+	n.generation = 1 << 40
+	k.ready(n)
+	need("after the node connected", before, "")
+	need("after the node connected", returned, "")
+}
