@@ -24,7 +24,10 @@ func (k *kit) signer() *keyset.Set {
 	k.t.Helper()
 	set, err := keyset.Open(k.t.Context(), keyset.Deps{
 		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleLifecycle), Wake: &events.Signal{}, Service: pg.RoleLifecycle, ReplicaID: ids.New(),
-	}, keyset.Part{Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(filepath.Join(k.t.TempDir(), "tasks.pem"))})
+	}, keyset.Part{
+		Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(filepath.Join(k.t.TempDir(), "tasks.pem")),
+		Distributed: func(context.Context, pg.Querier, string) (string, error) { return "", nil },
+	})
 	if err != nil {
 		k.t.Fatal(err)
 	}
