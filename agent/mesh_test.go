@@ -75,8 +75,10 @@ type mesh struct {
 func newMesh(t *testing.T) *mesh {
 	t.Helper()
 	testkit.IO(t)
-	m := &mesh{t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096), observed: make(chan *nodev1.Observation, 4096),
-		held: make(chan []string, 4096)}
+	m := &mesh{
+		t: t, nodeID: ids.New(), results: make(chan *nodev1.TaskResult, 64), frames: make(chan string, 4096),
+		observed: make(chan *nodev1.Observation, 4096), held: make(chan []string, 4096),
+	}
 	var err error
 	if m.nodes, err = agenttest.NewAuthority("nodes", time.Now()); err != nil {
 		t.Fatal(err)

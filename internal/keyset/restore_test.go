@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// rolled rotates n times and returns the signer with its directory and the ids of the keys in the order in which they were made.
-func (b *bench) rolled(n int) (*unit, string, []string) {
+// rolled rotates n times and returns the directory of the signer and the ids of the keys in the order in which they were made.
+func (b *bench) rolled(n int) (string, []string) {
 	b.t.Helper()
 	dir := b.t.TempDir()
 	a := b.signer(dir)
@@ -29,7 +29,7 @@ func (b *bench) rolled(n int) (*unit, string, []string) {
 		ids = append(ids, a.signs())
 		b.later(JoinState.Overlap()+time.Second, a)
 	}
-	return a, dir, ids
+	return dir, ids
 }
 
 // byID are the states of keys.
@@ -56,7 +56,7 @@ func TestADatabaseThatLostManyRotationsGetsThemBack(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%d lost, the last known is %s", lost, state), func(t *testing.T) {
 				b := newBench(t)
-				a, dir, ids := b.rolled(3)
+				dir, ids := b.rolled(3)
 				if got := b.byID(); got[ids[3]] != Signing || got[ids[0]] != Retired {
 					t.Fatalf("the keys are %v of %q", got, ids)
 				}
@@ -74,7 +74,7 @@ func TestADatabaseThatLostManyRotationsGetsThemBack(t *testing.T) {
 				if state == VerifyOnly {
 					exec(`UPDATE mesh.signing_key SET state = 'signing', state_at = mesh.clock() WHERE key_id = $1`, kept[len(kept)-2])
 				}
-				a = b.signer(dir)
+				a := b.signer(dir)
 				b.later(liveFor+settle, a)
 				b.round(a)
 				b.round(a)
