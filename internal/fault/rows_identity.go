@@ -138,7 +138,7 @@ var identityRows = map[commonv1.Reason]Row{
 	commonv1.Reason_REASON_TASK_KEY_NOT_HELD: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerControl,
 		Public: "the agent has not stored yet the key by which tasks are signed now",
-		Remedy: "wait: it is sent the key in its session; if it refuses it, `gpuaas nodes show` has its diagnostic",
+		Remedy: "wait: it is sent the key in its session; if it refuses it, `gpuaas nodes get` has its diagnostic",
 		Impact: "the node gets no new task until then; its workloads go on",
 	},
 	commonv1.Reason_REASON_CLONED_IDENTITY_DETECTED: {
