@@ -2,30 +2,29 @@ package streams
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/services/nodeapi"
 	"github.com/gpuaas/mesh/services/nodeapi/nodeapitest"
 )
 
-// The baseline is a bare grpc-go server with mutual TLS that answers heartbeats on a bidirectional stream and knows nothing else. It is tuned for
-// memory as far as grpc's options go: no read buffer (TLS has one), a small write buffer that idle connections share, windows that do not grow, the
-// same keepalive as ours.
+// The baseline is a bare grpc-go server with mutual TLS that acknowledges heartbeats on a bidirectional stream and knows nothing else. Its
+// connections have the options of nodeapi's, so that what is compared is what we add to a stream and not how it is tuned.
 
 type bare struct {
 	nodev1.UnimplementedNodeServiceServer
 }
 
-// Connect answers heartbeats.
+// Connect acknowledges heartbeats.
 func (bare) Connect(s grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.ConnectResponse]) error {
 	for {
 		frame, err := s.Recv()
@@ -42,7 +41,13 @@ func (bare) Connect(s grpc.BidiStreamingServer[nodev1.ConnectRequest, nodev1.Con
 	}
 }
 
-// startBare serves until ctx ends and answers where.
+func newBare(conf *tls.Config) *grpc.Server {
+	srv := grpc.NewServer(append(nodeapi.Default().Limits().Transport(), grpc.Creds(credentials.NewTLS(conf)))...)
+	nodev1.RegisterNodeServiceServer(srv, bare{})
+	return srv
+}
+
+// startBare serves until ctx ends and returns the address.
 func startBare(ctx context.Context, files nodeapitest.Files) (string, error) {
 	store, err := pki.LoadStore(files.Cert, files.Key)
 	if err != nil {
@@ -58,15 +63,7 @@ func startBare(ctx context.Context, files nodeapitest.Files) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("build TLS: %w", err)
 	}
-	srv := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(conf)),
-		grpc.ReadBufferSize(0),
-		grpc.WriteBufferSize(4<<10),
-		grpc.InitialWindowSize(64<<10), grpc.InitialConnWindowSize(64<<10),
-		grpc.MaxConcurrentStreams(8),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 15 * time.Second, Timeout: 10 * time.Second}),
-	)
-	nodev1.RegisterNodeServiceServer(srv, bare{})
+	srv := newBare(conf)
 	lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", fmt.Errorf("listen: %w", err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/internal/service"
+	"github.com/gpuaas/mesh/services/nodeapi/session"
 )
 
 // Peers are the services that nodeapi calls, as host:port.
@@ -47,6 +48,14 @@ func Default() Config {
 		Config: service.Default(), AgentListen: "127.0.0.1:0", DrainSpread: 2 * time.Second, DrainTimeout: 10 * time.Second,
 		MaxConnections: 16384, OpenBurst: 3, OpenEvery: 10 * time.Second,
 		FirstFrame: 5 * time.Second, ChallengeWithin: 5 * time.Second, FramesPerSecond: 2000,
+	}
+}
+
+// Limits returns the limits of the agents' port.
+func (c Config) Limits() session.Limits {
+	return session.Limits{
+		MaxConnections: c.MaxConnections, OpenBurst: c.OpenBurst, OpenEvery: c.OpenEvery,
+		FirstFrame: c.FirstFrame, Challenge: c.ChallengeWithin, FramesPerSecond: c.FramesPerSecond,
 	}
 }
 

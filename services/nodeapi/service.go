@@ -153,10 +153,7 @@ func (s *Service) build(ctx context.Context) error {
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}, session.Config{
 		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins, TaskKeys: taskKeys,
-		Limits: session.Limits{
-			MaxConnections: s.cfg.MaxConnections, OpenBurst: s.cfg.OpenBurst, OpenEvery: s.cfg.OpenEvery,
-			FirstFrame: s.cfg.FirstFrame, Challenge: s.cfg.ChallengeWithin, FramesPerSecond: s.cfg.FramesPerSecond,
-		},
+		Limits: s.cfg.Limits(),
 	})
 	if err != nil {
 		return fmt.Errorf("build stream server: %w", err)

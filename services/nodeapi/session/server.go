@@ -95,6 +95,28 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
+// Transport returns the options of the port's connections: sizes, windows and times, which decide what a connection holds in memory.
+func (l Limits) Transport() []grpc.ServerOption {
+	lim := l.withDefaults()
+	return []grpc.ServerOption{
+		grpc.MaxConcurrentStreams(lim.StreamsPerConn),
+		grpc.MaxRecvMsgSize(lim.MessageBytes),
+		grpc.MaxSendMsgSize(4 << 20),
+		grpc.MaxHeaderListSize(lim.HeaderBytes),
+		grpc.ConnectionTimeout(lim.Handshake),
+		grpc.ReadBufferSize(0),
+		grpc.WriteBufferSize(4 << 10),
+		// Windows that do not grow: what an agent may send ahead is bounded, and nobody measures the way to it.
+		grpc.InitialWindowSize(64 << 10), grpc.InitialConnWindowSize(64 << 10),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			// A connection that carries no stream has nothing to wait for.
+			MaxConnectionIdle: lim.FirstFrame,
+			Time:              lim.KeepaliveInterval, Timeout: lim.KeepaliveTimeout,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: false}),
+	}
+}
+
 // Work takes what agents report of their tasks.
 type Work interface {
 	Delivered(ctx context.Context, s *roster.Session, f *nodev1.TaskDelivered) error
@@ -201,27 +223,8 @@ func New(deps Deps, cfg Config) (*Server, error) {
 		deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)), slog.String("claimed_unverified", r.ClaimedUnverified),
 			slog.String("remote", r.Remote), slog.Any("error", r.Err))
 	}}
-	s.grpc = grpc.NewServer(
-		grpc.Creds(creds),
-		grpc.MaxConcurrentStreams(lim.StreamsPerConn),
-		grpc.MaxRecvMsgSize(lim.MessageBytes),
-		grpc.MaxSendMsgSize(4<<20),
-		grpc.MaxHeaderListSize(lim.HeaderBytes),
-		grpc.ConnectionTimeout(lim.Handshake),
-		grpc.ReadBufferSize(0),
-		grpc.WriteBufferSize(4<<10),
-		// Windows that do not grow: what an agent may send ahead is bounded, and nobody measures the way to it.
-		grpc.InitialWindowSize(64<<10), grpc.InitialConnWindowSize(64<<10),
-		grpc.KeepaliveParams(keepalive.ServerParameters{
-			// A connection that carries no stream has nothing to wait for.
-			MaxConnectionIdle: lim.FirstFrame,
-			Time:              lim.KeepaliveInterval, Timeout: lim.KeepaliveTimeout,
-		}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: false}),
-		grpc.InTapHandle(s.tap),
-		grpc.StreamInterceptor(s.protect),
-		grpc.WaitForHandlers(true),
-	)
+	s.grpc = grpc.NewServer(append(lim.Transport(), grpc.Creds(creds), grpc.InTapHandle(s.tap), grpc.StreamInterceptor(s.protect),
+		grpc.WaitForHandlers(true))...)
 	nodev1.RegisterNodeServiceServer(s.grpc, s)
 	return s, nil
 }
