@@ -57,6 +57,17 @@ type position struct {
 	acceptedAt  *time.Time
 }
 
+// since returns at with what a log that was read after seen may be held against: the earlier line of the two, and none where seen is of another log,
+// which an acceptance in between replaced.
+func (at position) since(seen position) position {
+	at.there = at.there && seen.there
+	at.seq = min(at.seq, seen.seq)
+	if seen.logID != at.logID {
+		at.seq = 0
+	}
+	return at
+}
+
 // Ahead judges one entry of the log against the database, which was read after the log. It returns an empty text if they agree.
 func Ahead(e placement.LogEntry, r rowState) string {
 	ended := e.Ended > 0
@@ -106,7 +117,7 @@ func aheadFacts(log placement.LaunchLog, rows []rowState, acceptedSeq, floor int
 	return out
 }
 
-// behindFacts are what the database has confirmed and the log lacks. live was read before the log.
+// behindFacts are what the database has confirmed and the log lacks. live was read before the log, and at is as of then.
 func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at position, live []liveRow, floor int64) []Fact {
 	var out []Fact
 	whole := Fact{Kind: behind, Subject: names.Of(kind), Known: floor}

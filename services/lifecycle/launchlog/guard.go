@@ -74,8 +74,13 @@ func (g *Guard) Check(ctx context.Context) error {
 }
 
 func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged) error {
-	// What the database has confirmed is read before the log, for the log had it earlier; what it must know of the log's entries after it.
+	// What the database has confirmed and seen is read before the log, for the log had it earlier: another replica may compare a longer one while this
+	// one is read. What the database must know of the log's entries is read after it.
 	live, err := liveRows(ctx, g.deps.DB, kind)
+	if err != nil {
+		return err
+	}
+	seen, err := g.seen(ctx, kind)
 	if err != nil {
 		return err
 	}
@@ -99,7 +104,7 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 		return err //nolint:wrapcheck // it says what it read
 	}
 	floor := floorOf(at, era)
-	facts := append(aheadFacts(log, rows, at.acceptedSeq, floor), behindFacts(kind, log, at, live, floor)...)
+	facts := append(aheadFacts(log, rows, at.acceptedSeq, floor), behindFacts(kind, log, at.since(seen), live, floor)...)
 	if len(facts) == 0 {
 		return g.advance(ctx, kind, log)
 	}
@@ -122,6 +127,18 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	g.deps.Logger.InfoContext(ctx, "differences between launch log and database are of a restore that is known", slog.String("placement", names.Of(kind)),
 		slog.Int("differences", len(facts)))
 	return g.accept(ctx, g.deps.DB, kind, log)
+}
+
+// seen reads how far the log stood when it was last compared; the zero position if it never was.
+func (g *Guard) seen(ctx context.Context, kind commonv1.PlacementDriver) (position, error) {
+	row, err := pg.One[seenRow](ctx, g.deps.DB, seenPosition, names.Of(kind))
+	if pg.IsNoRows(err) {
+		return position{}, nil
+	}
+	if err != nil {
+		return position{}, fmt.Errorf("read how far the launch log was compared: %w", err)
+	}
+	return position{there: true, logID: row.LogID, seq: row.Seq}, nil
 }
 
 // position reads where the log stood, and whether rollback mode is set. What was reported and is accepted by now is written down as accepted.

@@ -25,9 +25,20 @@ type fakeLog struct {
 	placement.Driver
 
 	log placement.LaunchLog
+	// meanwhile runs once, after the log was read and before it is returned.
+	meanwhile func()
 }
 
-func (f *fakeLog) LaunchLog(context.Context) (placement.LaunchLog, error) { return f.log, nil }
+func (f *fakeLog) LaunchLog(context.Context) (placement.LaunchLog, error) {
+	log := f.log
+	log.Entries = slices.Clone(log.Entries)
+	if f.meanwhile != nil {
+		run := f.meanwhile
+		f.meanwhile = nil
+		run()
+	}
+	return log, nil
+}
 
 // write adds a launch to the log.
 func (f *fakeLog) write(ws string, epoch int64, instance string) {
@@ -176,6 +187,25 @@ func TestNormalLifeIsNoEvidence(t *testing.T) {
 
 // Each thing that a log has and that the database cannot have forgotten in normal life is reported once, sets the mode, and is not reported again: not
 // while the mode lasts, not after it was accepted, not by another process.
+// Scenario: while one replica has read the log, another launches and compares a log that is longer by then. The first one's log is older than what the
+// database has seen, and that is no evidence.
+func TestReplicasThatCompareAtOnceAreNoEvidence(t *testing.T) {
+	b := newBench(t)
+	first, second := b.guard(), b.guard()
+	ws, instance := b.workspace(1, "live")
+	b.log.write(ws, 1, instance)
+	b.wants(first)
+	b.log.meanwhile = func() {
+		other, instance := b.workspace(1, "live")
+		b.log.write(other, 1, instance)
+		if err := second.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	b.wants(first)
+	b.wants(second)
+}
+
 func TestALogThatIsAheadIsReportedOnce(t *testing.T) {
 	for name, make := range map[string]func(*bench) string{
 		"a later epoch": func(b *bench) string {

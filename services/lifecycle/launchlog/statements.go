@@ -17,6 +17,12 @@ type positionRow struct {
 	Active      bool       `db:"active" expr:"mesh.rolled_back()"`
 }
 
+// seenRow is how far a log was compared.
+type seenRow struct {
+	LogID string `db:"log_id" expr:"@.log_id::text"`
+	Seq   int64  `db:"seq"`
+}
+
 // acceptedRow is what an acceptance writes beside what it is given.
 type acceptedRow struct {
 	AcceptedAt *time.Time `db:"accepted_at"`
@@ -34,6 +40,8 @@ type launchRow struct {
 var (
 	lockPosition = pg.Define(pg.RoleLifecycle, "launchlog.lock_position", `
 		SELECT `+pg.Columns[positionRow]("l")+` FROM lifecycle.launch_log l WHERE l.placement = $1 FOR UPDATE`)
+	seenPosition = pg.Define(pg.RoleLifecycle, "launchlog.seen_position", `
+		SELECT `+pg.Columns[seenRow]("l")+` FROM lifecycle.launch_log l WHERE l.placement = $1`)
 	acceptedPosition = pg.Define(pg.RoleLifecycle, "launchlog.accepted_position", `
 		SELECT `+pg.Columns[acceptedRow]("l")+` FROM lifecycle.launch_log l WHERE l.placement = $1`)
 	acceptLog = pg.Define(pg.RoleLifecycle, "launchlog.accept", `
