@@ -203,6 +203,31 @@ func TestStuckAgentIsCut(t *testing.T) {
 	})
 }
 
+// Scenario: a handler ends while the last frame is on its way. The connection stays until it is sent, for the stream's status comes after it; a peer that
+// takes nothing is cut after a moment.
+func TestTheLastFrameIsSentBeforeTheEnd(t *testing.T) {
+	in(t, Config{}, func(r *Roster, _ *facts) {
+		stuck := make(chan struct{})
+		s, w := admitted(r, stuck)
+		s.Send(&nodev1.ConnectResponse{})
+		synctest.Wait()
+		time.AfterFunc(lastWords/2, func() { close(stuck) })
+		r.Remove(s)
+		if w.isClosed() || w.last() == nil {
+			t.Error("cut in the middle of a frame")
+		}
+
+		s, w = admitted(r, make(chan struct{}))
+		s.Send(&nodev1.ConnectResponse{})
+		synctest.Wait()
+		began := time.Now()
+		r.Remove(s)
+		if took := time.Since(began); !w.isClosed() || took != lastWords {
+			t.Errorf("closed %t after %s", w.isClosed(), took)
+		}
+	})
+}
+
 func TestUnopenedSessionIsClosed(t *testing.T) {
 	in(t, Config{}, func(r *Roster, events *facts) {
 		w := &wire{closed: make(chan struct{})}
