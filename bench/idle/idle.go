@@ -63,7 +63,7 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	mesh, err := dev.New(ctx, dev.Deps{Logger: opts.Logger, Out: discard{}, Err: discard{}, Version: opts.Version, Began: time.Now()},
-		dev.Config{Ephemeral: true, Nodes: opts.Nodes, AgentBinary: opts.Agent})
+		dev.Config{Ephemeral: true, Nodes: opts.Nodes, AgentBinary: opts.Agent, Statements: true})
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
 	}
@@ -113,18 +113,32 @@ func whileRunning(ctx context.Context, opts Options, mesh *dev.Mesh, ended chan 
 	if err != nil {
 		return bench.Result{}, fmt.Errorf("read the address of the database: %w", err)
 	}
+	counters, err := openStatements(ctx, mesh)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	defer counters.close(ctx)
 	before, err := look(ctx, strings.TrimSpace(string(url)))
 	if err != nil {
 		return bench.Result{}, err
 	}
+	if err := counters.begin(ctx); err != nil {
+		return bench.Result{}, err
+	}
 	if err := rest(opts.Length, nil); err != nil {
+		return bench.Result{}, err
+	}
+	list, err := counters.end(ctx)
+	if err != nil {
 		return bench.Result{}, err
 	}
 	after, err := look(ctx, strings.TrimSpace(string(url)))
 	if err != nil {
 		return bench.Result{}, err
 	}
-	return judge(ctx, opts, before, after)
+	result, err := judge(ctx, opts, before, after)
+	describeStatements(result.Details, list, after.at.Sub(before.at))
+	return result, err
 }
 
 // seen is what has been counted until a moment.

@@ -39,6 +39,7 @@ type Config struct {
 	RedisURL    string
 	AgentBinary string
 	NoDemo      bool
+	Statements  bool // our Postgres counts what each statement costs, if it can
 
 	// Empty: the default, or a free port if Ephemeral.
 	ConsoleAddr, NodeAddr, EnrollAddr, MetricsAddr string

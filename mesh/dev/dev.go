@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/obs"
@@ -168,6 +170,18 @@ func (m *Mesh) boxDir() string    { return filepath.Join(m.dir, "placement") }
 // Dir is the data directory.
 func (m *Mesh) Dir() string { return m.dir }
 
+// StatementsURL returns the connection string of the administrator to the mesh's database where our Postgres counts what each statement costs, or "".
+func (m *Mesh) StatementsURL() (string, error) {
+	if m.stores == nil || m.stores.Postgres == nil || !m.stores.Postgres.CountsStatements() {
+		return "", nil
+	}
+	cfg, err := pgx.ParseConfig(m.stores.Postgres.AdminURL())
+	if err != nil {
+		return "", fmt.Errorf("read the address of the server: %w", err)
+	}
+	return m.stores.Postgres.URL(pg.DatabaseMesh, cfg.User, cfg.Password), nil
+}
+
 func (m *Mesh) makeMaterial(context.Context) error {
 	var err error
 	m.material, err = material.Make(material.Config{Dir: filepath.Join(m.dir, "material"), TrustDomain: TrustDomain, Hosts: m.cfg.hosts()})
@@ -177,7 +191,7 @@ func (m *Mesh) makeMaterial(context.Context) error {
 func (m *Mesh) startStores(ctx context.Context) error {
 	cfg := stores.Config{
 		Dir: filepath.Join(m.dir, "postgres"), RedisDir: filepath.Join(m.dir, "redis"),
-		CacheDir: CacheDir(), DatabaseURL: m.cfg.DatabaseURL, RedisURL: m.cfg.RedisURL,
+		CacheDir: CacheDir(), DatabaseURL: m.cfg.DatabaseURL, RedisURL: m.cfg.RedisURL, Statements: m.cfg.Statements,
 	}
 	if m.scratch != nil {
 		cfg.SocketDir = filepath.Join(m.dir, "socket") // it goes with the rest

@@ -22,6 +22,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // unprepared are the statements that name what is made while the product runs; each has its reason in its definition.
 var unprepared = []string{
 	"findings.fenced_schemas",
+	"idle.create_statements", "idle.read_statements", "idle.reset_statements",
 	"rig.insert_commit",
 	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table", "workspace.raise_fence",
 	"workspace.record_tenant_migration", "workspace.tenant_schema_version", "workspace.write_workspace_info",

@@ -29,6 +29,7 @@ type Config struct {
 	RedisDir    string // of our Redis, made anew at each start; empty: a temporary one
 	SocketDir   string // of our Postgres' socket; empty, or too long for a socket: a private one elsewhere
 	CacheDir    string // searched for Postgres' binaries after the system's
+	Statements  bool   // our Postgres counts what each statement costs, if it can
 	DatabaseURL string // of a server that somebody else runs, as an administrator; empty: our own
 	RedisURL    string // of one that somebody else runs; empty: our own; "embedded": our own, in this process; "-": none
 }
@@ -83,7 +84,7 @@ func (s *Stores) start(ctx context.Context) error {
 	if admin == "" {
 		var err error
 		s.Postgres, err = pgserver.Start(ctx, pgserver.Config{
-			Dir: s.cfg.Dir, CacheDir: s.cfg.CacheDir, SocketDir: s.cfg.SocketDir, Logger: s.logger,
+			Dir: s.cfg.Dir, CacheDir: s.cfg.CacheDir, SocketDir: s.cfg.SocketDir, Statements: s.cfg.Statements, Logger: s.logger,
 		})
 		if err != nil {
 			return noSpace(s.cfg.Dir, err)

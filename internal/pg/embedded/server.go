@@ -44,6 +44,8 @@ type Config struct {
 	UID, GID int
 	// Settings are further server settings; fsync cannot be set.
 	Settings map[string]string
+	// Statements has the server count what each statement costs, if it has the library for that; see Server.CountsStatements.
+	Statements bool
 	// StartTimeout bounds Start, recovery included; zero means 60 s.
 	StartTimeout time.Duration
 	// Logger is required.
@@ -267,6 +269,26 @@ func (s *Server) startLocked(ctx context.Context) error {
 	}
 }
 
+// statementsLibrary counts calls, times and bytes of the write-ahead log by statement. Its extension is to be created in a database that is to show them.
+const statementsLibrary = "pg_stat_statements"
+
+// CountsStatements reports whether the server was asked to count what each statement costs, and has the library for that.
+func (s *Server) CountsStatements() bool {
+	if !s.cfg.Statements {
+		return false
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Join(s.bin.Dir, "postgres"))
+	if err != nil {
+		return false
+	}
+	for _, at := range []string{"lib", "lib/postgresql"} {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(dir), "..", at, statementsLibrary+".so")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *Server) settings() map[string]string {
 	set := map[string]string{ //nolint:gosec // the one secret here is the name of a method
 		"listen_addresses":        "127.0.0.1",
@@ -283,11 +305,14 @@ func (s *Server) settings() map[string]string {
 		"password_encryption":     "scram-sha-256",
 		// Plans here are short; compiling them costs more than running them.
 		"jit": "off",
-		// Queue-like tables need a prompt vacuum.
-		"autovacuum_naptime": "10s",
+		// Queue-like tables need a prompt vacuum; each round of it is a few transactions a database, also where nothing happens.
+		"autovacuum_naptime": "30s",
 		"max_wal_size":       "1GB",
 		// The first change of a page after a checkpoint logs the whole page, which is most of what a mesh at rest writes.
 		"wal_compression": "on",
+	}
+	if s.CountsStatements() {
+		set["shared_preload_libraries"] = statementsLibrary
 	}
 	maps.Copy(set, s.cfg.Settings)
 	set["fsync"], set["full_page_writes"] = "on", "on"
