@@ -92,7 +92,7 @@ func (r *Replica) build(cfg ReplicaConfig) error {
 		r.loops["driver"] = driver.Run
 	}
 	if cfg.Listens {
-		listener, err := events.NewListener(r.Pool, numbered, cfg.Logger)
+		listener, err := events.NewListener(r.Pool, numbered, &events.Signal{}, cfg.Logger)
 		if err != nil {
 			return fmt.Errorf("make listener: %w", err)
 		}

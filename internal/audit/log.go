@@ -247,16 +247,23 @@ func appendCounted(ctx context.Context, tx pgx.Tx, p *commonv1.AuditEntry, count
 
 func (l *Log) window() time.Duration { return l.deps.Policy.Current().AuditDedupeWindow() }
 
+// summariseIn is in which of the rounds of Run the windows of all replicas are looked through.
+const summariseIn = 3
+
 // Run tells the database what was counted, and writes the summaries that are due, until ctx ends.
 func (l *Log) Run(ctx context.Context) error {
-	for {
+	for round := 1; ; round++ {
 		select {
 		case <-time.After(max(min(l.window()/10, 10*time.Second), time.Second)):
 		case <-ctx.Done():
 			l.last(context.WithoutCancel(ctx))
 			return nil
 		}
-		if err := l.RunOnce(ctx); err != nil && ctx.Err() == nil {
+		do := l.RunOnce
+		if round%summariseIn > 0 {
+			do = func(ctx context.Context) error { return l.flush(ctx, false) } // nothing of the database, where nothing was counted
+		}
+		if err := do(ctx); err != nil && ctx.Err() == nil {
 			l.deps.Logger.WarnContext(ctx, "repeated decisions not told", obs.Err(err))
 		}
 	}

@@ -373,7 +373,7 @@ func TestNotificationCrossesProcesses(t *testing.T) {
 	ctx, d := testkit.Context(t), testkit.DB(t)
 	var wake, here, there events.Signal
 	start(t, newSequencer(t, d, &wake, &here, events.SequencerConfig{Poll: time.Hour}).Run)
-	l, err := events.NewListener(d.Pool(pg.RoleReadmodel), &there, testkit.Logger(t))
+	l, err := events.NewListener(d.Pool(pg.RoleReadmodel), &there, &events.Signal{}, testkit.Logger(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,22 +14,29 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-var listen = pg.DefineShared(writers, "events.listen", "LISTEN "+Channel)
+// SettingsChannel is the Postgres channel on which the database tells of changes of the tables that every process follows: policy and signing keys.
+const SettingsChannel = "mesh_settings"
+
+var (
+	listen         = pg.DefineShared(writers, "events.listen", "LISTEN "+Channel)
+	listenSettings = pg.DefineShared(writers, "events.listen_settings", "LISTEN "+SettingsChannel)
+)
 
 // Listener passes the notifications of sequencers in other processes on to this process's consumers. It holds one
 // connection of its pool. While it does, consumers and other loops that poll do so seldom; see Signal.Period.
 type Listener struct {
 	pool     *pgxpool.Pool
 	numbered *Signal
+	settings *Signal
 	log      *slog.Logger
 }
 
-// NewListener makes a listener; any service role may listen.
-func NewListener(pool *pgxpool.Pool, numbered *Signal, log *slog.Logger) (*Listener, error) {
-	if pool == nil || numbered == nil || log == nil {
-		return nil, errors.New("listener needs a pool, a signal and a logger")
+// NewListener makes a listener; any service role may listen. What it hears of events it passes on to numbered, and of settings to settings.
+func NewListener(pool *pgxpool.Pool, numbered, settings *Signal, log *slog.Logger) (*Listener, error) {
+	if pool == nil || numbered == nil || settings == nil || log == nil {
+		return nil, errors.New("listener needs a pool, signals and a logger")
 	}
-	return &Listener{pool: pool, numbered: numbered, log: log}, nil
+	return &Listener{pool: pool, numbered: numbered, settings: settings, log: log}, nil
 }
 
 // Run listens until ctx ends and reconnects whenever the connection is lost.
@@ -54,14 +61,19 @@ func (l *Listener) listen(ctx context.Context, failing *backoff) error {
 	// Taken out of the pool: what has listened must not be handed to somebody else.
 	conn := pooled.Hijack()
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if _, err := pg.Exec(ctx, conn, listen); err != nil {
-		return fmt.Errorf("listen: %w", err)
+	for _, channel := range []*pg.Statement{listen, listenSettings} {
+		if _, err := pg.Exec(ctx, conn, channel); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
 	}
 	failing.reset()
 	defer l.numbered.listen()()
+	defer l.settings.listen()()
 	for {
-		err := l.wait(ctx, conn)
+		channel, err := l.wait(ctx, conn)
 		switch {
+		case err == nil && channel == SettingsChannel:
+			l.settings.Notify()
 		case err == nil:
 			l.numbered.Notify()
 		case !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil:
@@ -76,18 +88,21 @@ const (
 	askTimeout = 5 * time.Second
 )
 
-// wait returns after a notification. Its error is context.DeadlineExceeded if none came for a while, and the connection lives.
-func (l *Listener) wait(ctx context.Context, conn *pgx.Conn) error {
+// wait returns the channel of a notification. Its error is context.DeadlineExceeded if none came for a while, and the connection lives.
+func (l *Listener) wait(ctx context.Context, conn *pgx.Conn) (string, error) {
 	call, cancel := context.WithTimeout(ctx, askEvery)
-	_, err := conn.WaitForNotification(call)
+	heard, err := conn.WaitForNotification(call)
 	cancel()
-	if err == nil || ctx.Err() != nil || !pgconn.Timeout(err) || conn.IsClosed() {
-		return err //nolint:wrapcheck // wrapped by listen
+	if err == nil {
+		return heard.Channel, nil
+	}
+	if ctx.Err() != nil || !pgconn.Timeout(err) || conn.IsClosed() {
+		return "", err //nolint:wrapcheck // wrapped by listen
 	}
 	call, cancel = context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if err := conn.Ping(call); err != nil {
-		return fmt.Errorf("the connection does not answer: %s", err.Error()) //nolint:errorlint // its deadline is no deadline of waiting
+		return "", fmt.Errorf("the connection does not answer: %s", err.Error()) //nolint:errorlint // its deadline is no deadline of waiting
 	}
-	return context.DeadlineExceeded
+	return "", context.DeadlineExceeded
 }

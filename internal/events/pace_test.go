@@ -91,7 +91,7 @@ func TestALoopIsQuietWhileAConnectionListens(t *testing.T) {
 func TestALostListenerIsKnown(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), testkit.DB(t)
-	var numbered events.Signal
+	var numbered, settings events.Signal
 	var cut atomic.Bool
 	config, err := pgxpool.ParseConfig(d.URL(pg.RoleLifecycle))
 	if err != nil {
@@ -108,7 +108,7 @@ func TestALostListenerIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	l, err := events.NewListener(pool, &numbered, testkit.Logger(t))
+	l, err := events.NewListener(pool, &numbered, &settings, testkit.Logger(t))
 	if err != nil {
 		t.Fatal(err)
 	}

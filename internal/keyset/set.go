@@ -26,6 +26,8 @@ import (
 const (
 	// PollEvery is how often a replica looks whether its files have changed, and reads the tables where something is under way or nothing is notified.
 	PollEvery = 2 * time.Second
+	// QuietPoll is how often tables are read of whose changes a connection is told that lives.
+	QuietPoll = time.Minute
 	// reportEvery is how often a replica says that it is alive, if what it holds does not change.
 	reportEvery = 10 * time.Second
 	// liveFor is how long a report counts.
@@ -93,7 +95,7 @@ type Deps struct {
 	Logger    *slog.Logger
 	Pool      *pgxpool.Pool
 	Wake      *events.Signal // notified after commits that appended events
-	Numbered  *events.Signal // tells that others have appended some; nil: tables are read at each poll
+	Changed   *events.Signal // fires when the tables change; nil, or without a connection that listens: they are read at each poll
 	Service   string
 	ReplicaID string
 	// OnProblems is told the problems of each round, an empty list after they are gone. Nil: they are logged alone.
@@ -176,7 +178,7 @@ func (s *Set) Run(ctx context.Context) error {
 // pause sleeps between two rounds: a poll where a rotation is under way, whose next step waits for reports that no event tells of; else until files have
 // changed, or events have come, or it is time in any case.
 func (s *Set) pause() func(context.Context) bool {
-	wake, files, began := s.deps.Numbered.C(), s.files(), time.Now()
+	wake, files, began := s.deps.Changed.C(), s.files(), time.Now()
 	return func(ctx context.Context) bool {
 		for app.Sleep(ctx, PollEvery) {
 			select {
@@ -184,12 +186,20 @@ func (s *Set) pause() func(context.Context) bool {
 				return true
 			default:
 			}
-			if s.busy() || s.files() != files || time.Since(began) >= s.deps.Numbered.Period(PollEvery) {
+			if s.busy() || s.files() != files || time.Since(began) >= s.rest() {
 				return true
 			}
 		}
 		return false
 	}
+}
+
+// rest returns how long nothing is read at most: until this replica has to report again that it lives.
+func (s *Set) rest() time.Duration {
+	if s.deps.Changed.Listening() {
+		return reportEvery
+	}
+	return PollEvery
 }
 
 // busy reports whether the last round left something to be done soon.
@@ -226,16 +236,19 @@ func (s *Set) round(ctx context.Context, start bool) error {
 			return err
 		}
 	}
-	if !start && time.Since(s.reportedAt) >= reportEvery {
-		// Also before: a replica that was stopped for a while must not decide as if it were none.
-		if err := s.report(ctx, s.reported, s.problems); err != nil {
-			return err
-		}
+	var batch pg.Batch
+	due := !start && time.Since(s.reportedAt) >= reportEvery
+	if due {
+		// Also before, in the same transaction: a replica that was stopped for a while must not decide as if it were none.
+		batch.Queue(saveReplica, s.saving(s.reported, s.problems)...)
 	}
 	began := s.now()
-	rows, open, err := readSet(ctx, s.deps.Pool)
+	rows, open, err := readSet(ctx, s.deps.Pool, &batch)
 	if err != nil {
 		return err
+	}
+	if due {
+		s.reportedAt = time.Now()
 	}
 	var holds, problems []string
 	var failed []error
@@ -256,7 +269,8 @@ func (s *Set) round(ctx context.Context, start bool) error {
 	return errors.Join(failed...)
 }
 
-func (s *Set) report(ctx context.Context, holds, problems []string) error {
+// saving returns the arguments of saveReplica.
+func (s *Set) saving(holds, problems []string) []any {
 	takes := make([]string, 0, len(s.parts))
 	for _, p := range s.parts {
 		takes = append(takes, p.word(""))
@@ -264,7 +278,11 @@ func (s *Set) report(ctx context.Context, holds, problems []string) error {
 			takes = append(takes, distributes+string(p.Kind))
 		}
 	}
-	if _, err := pg.Exec(ctx, s.deps.Pool, saveReplica, s.deps.ReplicaID, takes, texts(holds), texts(problems)); err != nil {
+	return []any{s.deps.ReplicaID, takes, texts(holds), texts(problems)}
+}
+
+func (s *Set) report(ctx context.Context, holds, problems []string) error {
+	if _, err := pg.Exec(ctx, s.deps.Pool, saveReplica, s.saving(holds, problems)...); err != nil {
 		return fmt.Errorf("report keys: %w", err)
 	}
 	s.reported, s.reportedAt = holds, time.Now()

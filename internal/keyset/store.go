@@ -91,11 +91,10 @@ func ReadKeys(ctx context.Context, q pg.Querier) ([]Key, error) {
 	return rows, nil
 }
 
-// readSet returns the whole set and the rotations that are open, in one transaction.
-func readSet(ctx context.Context, pool *pgxpool.Pool) ([]Key, []Rotation, error) {
+// readSet returns the whole set and the rotations that are open, in one transaction with what the batch holds, which goes first.
+func readSet(ctx context.Context, pool *pgxpool.Pool, batch *pg.Batch) ([]Key, []Rotation, error) {
 	var keys []Key
 	var open []Rotation
-	var batch pg.Batch
 	batch.Queue(readKeys).Query(func(rows pgx.Rows) error {
 		var err error
 		keys, err = pgx.CollectRows(rows, pgx.RowToStructByName[Key])

@@ -19,7 +19,7 @@ func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []
 	var mu sync.Mutex
 	var present []string
 	set, err := keyset.Open(ctx, keyset.Deps{
-		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Numbered: b.Numbered, Service: b.Name, ReplicaID: b.ReplicaID,
+		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Changed: b.Settings, Service: b.Name, ReplicaID: b.ReplicaID,
 		OnProblems: func(ctx context.Context, problems []string) {
 			mu.Lock()
 			present = problems

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -107,6 +108,8 @@ type Base struct {
 
 	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
 	Wake, Numbered *events.Signal
+	// Settings fires when any process changed the policy or the signing keys.
+	Settings *events.Signal
 
 	settings   map[string]string
 	exhaustion pg.Exhaustion
@@ -137,7 +140,7 @@ func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name 
 	aside.Log(logger)
 	b := &Base{
 		Name: name, ReplicaID: cfg.ReplicaID, Config: cfg, Registry: registry, Health: obs.NewHealth(),
-		Logger: logger.With(slog.String(obs.KeyService, name)), Wake: &events.Signal{}, Numbered: &events.Signal{},
+		Logger: logger.With(slog.String(obs.KeyService, name)), Wake: &events.Signal{}, Numbered: &events.Signal{}, Settings: &events.Signal{},
 	}
 	if b.ReplicaID == "" {
 		b.ReplicaID = ids.New()
@@ -205,7 +208,7 @@ func (b *Base) open(ctx context.Context) error {
 		return fmt.Errorf("load services' issuer: %w", err)
 	}
 	b.Watch(b.Store, b.Services)
-	b.Policy = policy.NewSource(policystore.Load(b.DB), b.Logger, policy.SourceConfig{Hints: b.Numbered})
+	b.Policy = policy.NewSource(policystore.Load(b.DB), b.Logger, policy.SourceConfig{Hints: settingsHints{b.Settings}})
 	// What is built now may take its settings from the policy. A database that is down leaves the defaults in force until Run reads it.
 	if err := b.Policy.Refresh(ctx); err != nil {
 		b.Logger.WarnContext(ctx, "policy not read at the start", obs.Err(err))
@@ -229,13 +232,21 @@ func (b *Base) open(ctx context.Context) error {
 	return b.number()
 }
 
+// settingsHints are hints that a change itself gives, at its commit: they are missing only where the connection that listens for them is, and that shows.
+type settingsHints struct{ *events.Signal }
+
+// Pace implements policy.Hints.
+func (s settingsHints) Pace(ctx context.Context, now, wake <-chan struct{}, short time.Duration) bool {
+	return s.PaceWithin(ctx, now, wake, short, keyset.QuietPoll)
+}
+
 // number adds this process's part in numbering events.
 func (b *Base) number() error {
 	seq, err := events.NewSequencer(events.SequencerDeps{Pool: b.sequencer, Wake: b.Wake, Numbered: b.Numbered, Logger: b.Logger}, events.SequencerConfig{})
 	if err != nil {
 		return fmt.Errorf("build sequencer: %w", err)
 	}
-	listen, err := events.NewListener(b.DB, b.Numbered, b.Logger)
+	listen, err := events.NewListener(b.DB, b.Numbered, b.Settings, b.Logger)
 	if err != nil {
 		return fmt.Errorf("build listener: %w", err)
 	}

@@ -80,9 +80,12 @@ func (p *Projector) Run(ctx context.Context) error {
 	return p.consumer.Run(ctx, p.applier.apply) //nolint:wrapcheck // it says whose
 }
 
+// measureEvery is how often a replica reads how far it is behind, for its metrics.
+const measureEvery = 15 * time.Second
+
 // Measure keeps the gauges of lag until ctx ends.
 func (p *Projector) Measure(ctx context.Context) error {
-	return app.Every(ctx, p.logger, "projection-lag", 5*time.Second, func(ctx context.Context) error { //nolint:wrapcheck // it says whose
+	return app.Every(ctx, p.logger, "projection-lag", measureEvery, func(ctx context.Context) error { //nolint:wrapcheck // it says whose
 		lag, err := p.Lag(ctx)
 		if err != nil {
 			return err

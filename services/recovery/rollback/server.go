@@ -24,7 +24,7 @@ import (
 )
 
 // SyncEvery is how often a replica looks for a mode that was declared beside it.
-const SyncEvery = 5 * time.Second
+const SyncEvery = 10 * time.Second
 
 // Deps is what the server works with.
 type Deps struct {

@@ -12,7 +12,6 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/services/recovery/rollback"
 )
 
 // How lifecycle answered a request.
@@ -101,7 +100,7 @@ func count(counters []prometheus.Counter) {
 }
 
 // MeasureEvery is how often a replica reads what it shows of the fleet.
-const MeasureEvery = 5 * time.Second
+const MeasureEvery = 15 * time.Second
 
 // openCount is a number of open recoveries of an outcome, or of open incidents of a kind.
 type openCount struct {
@@ -109,20 +108,17 @@ type openCount struct {
 	Name    *string `db:"name"`
 	Count   float64 `db:"count"`
 	Engaged bool    `db:"engaged"`
+	Back    bool    `db:"rolled_back"`
 }
 
 var countOpen = pg.Define(pg.RoleRecovery, "watchdog.count_open", `
-	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged FROM recovery.brake b
+	SELECT 'open' AS what, c.outcome AS name, count(*)::float8 AS count, b.engaged AS engaged, mesh.rolled_back() AS rolled_back FROM recovery.brake b
 		LEFT JOIN recovery.recovery_record c ON c.ended_at IS NULL GROUP BY c.outcome, b.engaged
-	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
+	UNION ALL SELECT 'incident', i.kind, count(*)::float8, false, false FROM recovery.incident i WHERE i.closed_at IS NULL GROUP BY i.kind`)
 
 // Measure reads what is open.
 func (w *Watchdog) Measure(ctx context.Context) error {
-	var engaged bool
-	rolledBack, err := rollback.Active(ctx, w.deps.Pool)
-	if err != nil {
-		return err //nolint:wrapcheck // it says what it did
-	}
+	var engaged, rolledBack bool
 	open, incidents := map[string]float64{}, map[string]float64{}
 	for _, outcome := range []commonv1.RecoveryOutcome{outcomeOpen, outcomeWithheld} {
 		open[names.Of(outcome)] = 0
@@ -135,7 +131,7 @@ func (w *Watchdog) Measure(ctx context.Context) error {
 		return fmt.Errorf("count what is open: %w", err)
 	}
 	for _, row := range rows {
-		engaged = engaged || row.Engaged
+		engaged, rolledBack = engaged || row.Engaged, rolledBack || row.Back
 		switch {
 		case row.Name == nil: // no recovery is open
 		case row.What == "open":

@@ -33,17 +33,15 @@ type Round struct {
 // parallel requests of one round.
 const parallel = 8
 
-// RunOnce makes one round: it judges in one transaction, and then asks what that wrote down.
+// RunOnce makes one round: it takes or keeps the lease and judges in one transaction, and then asks what that wrote down.
 func (w *Watchdog) RunOnce(ctx context.Context) (Round, error) {
 	out := Round{}
-	held, err := w.hold(ctx)
-	if err != nil || !held {
-		return out, err
-	}
-	out.Held = true
 	asks, err := w.judge(ctx, &out)
 	if err != nil {
 		return out, fmt.Errorf("judge workspaces: %w", err)
+	}
+	if !out.Held {
+		return out, nil
 	}
 	w.deps.Wake.Notify()
 	out.Asked = len(asks)
@@ -60,8 +58,8 @@ var holdLease = pg.Define(pg.RoleRecovery, "watchdog.hold_lease", `
 	SELECT EXISTS (SELECT FROM taken) OR EXISTS (SELECT FROM recovery.watchdog_lease WHERE holder = $1 AND until > mesh.clock())`)
 
 // hold takes or keeps the lease. It is renewed only when a third of it has gone.
-func (w *Watchdog) hold(ctx context.Context) (bool, error) {
-	mine, err := pg.Value[bool](ctx, w.deps.Pool, holdLease, w.deps.Replica, w.cfg.Lease.Seconds())
+func (w *Watchdog) hold(ctx context.Context, tx pgx.Tx) (bool, error) {
+	mine, err := pg.Value[bool](ctx, tx, holdLease, w.deps.Replica, w.cfg.Lease.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("take the watchdog's lease: %w", err)
 	}
@@ -91,7 +89,12 @@ func (w *Watchdog) judge(ctx context.Context, out *Round) ([]*record, error) {
 	var asks []*record
 	var counts []prometheus.Counter
 	err := pg.InTx(ctx, w.deps.Pool, func(ctx context.Context, tx pgx.Tx) error {
-		*out, asks, counts = Round{Held: true}, nil, nil
+		*out, asks, counts = Round{}, nil, nil
+		held, err := w.hold(ctx, tx)
+		if err != nil || !held {
+			return err
+		}
+		out.Held = true
 		// What the database says of workspaces may be older than they are: no verdict is drawn from it.
 		if rolledBack, err := rollback.Active(ctx, tx); err != nil || rolledBack {
 			out.RolledBack = rolledBack

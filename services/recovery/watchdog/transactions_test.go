@@ -1,0 +1,70 @@
+package watchdog_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/recovery/watchdog"
+)
+
+// beginnings counts the transactions of a pool: what is sent while none is open.
+type beginnings struct{ n atomic.Int64 }
+
+func (b *beginnings) note(conn *pgx.Conn) {
+	if conn.PgConn().TxStatus() == 'I' {
+		b.n.Add(1)
+	}
+}
+
+func (b *beginnings) TraceQueryStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	b.note(conn)
+	return ctx
+}
+
+func (*beginnings) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (b *beginnings) TraceBatchStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	b.note(conn)
+	return ctx
+}
+
+func (*beginnings) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (*beginnings) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// TestARoundIsOneTransaction holds that a round of an idle mesh is one transaction, at the replica that has the lease and at one that has not.
+func TestARoundIsOneTransaction(t *testing.T) {
+	k := newKit(t)
+	counted := &beginnings{}
+	config, err := pgxpool.ParseConfig(k.db.URL(pg.RoleRecovery))
+	k.must(err)
+	config.ConnConfig.Tracer = counted
+	config.ConnConfig.RuntimeParams["events.format"] = "protobuf"
+	pool, err := pgxpool.NewWithConfig(k.ctx, config)
+	k.must(err)
+	t.Cleanup(pool.Close)
+	replica := func() *watchdog.Watchdog {
+		w, err := watchdog.New(watchdog.Deps{Logger: testkit.Logger(t), Pool: pool, Lifecycle: k.owner, Policy: policy.Fixed{Set: k.policy}}, k.cfg)
+		k.must(err)
+		return w
+	}
+	first := replica()
+	for _, one := range []struct {
+		w    *watchdog.Watchdog
+		held bool
+	}{{first, true}, {first, true}, {replica(), false}} {
+		before := counted.n.Load()
+		round, err := one.w.RunOnce(k.ctx)
+		k.must(err)
+		if n := counted.n.Load() - before; n != 1 || round.Held != one.held {
+			t.Errorf("a round took %d transactions, held: %v, want one and %v", n, round.Held, one.held)
+		}
+	}
+}
