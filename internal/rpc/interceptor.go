@@ -102,7 +102,7 @@ func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, n
 		return err
 	}
 	conn.ResponseHeader().Set(HeaderCorrelationID, obs.From(ctx).CorrelationID)
-	return next(ctx, &guardedConn{StreamingHandlerConn: conn, guard: g, asserted: asserted})
+	return next(context.WithValue(ctx, framesKey{}, g), &guardedConn{StreamingHandlerConn: conn, guard: g, asserted: asserted})
 }
 
 // WrapStreamingClient implements connect.Interceptor; this one is for servers.

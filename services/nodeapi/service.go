@@ -120,7 +120,8 @@ func (s *Service) build(ctx context.Context) error {
 			s.roster.OnAuthority(n)
 			dispatcher.Mark(n.GetNodeId())
 		})
-	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, tasks, func(ctx context.Context, replica string) (work.Hints, error) {
+	streamed := work.NewStream(b.Logger, tasks, func(ctx context.Context) (work.Connection, error) { return tasks.StreamWork(ctx) })
+	dispatcher = work.NewDispatcher(b.Logger, b.ReplicaID, s.roster, view, streamed, func(ctx context.Context, replica string) (work.Hints, error) {
 		return tasks.WatchWork(ctx, &lifecyclev1.WatchWorkRequest{ReplicaId: replica})
 	}, m)
 	outputs := relay.New(relay.Deps{Logger: b.Logger, Session: func(nodeID string) relay.Session {
@@ -140,7 +141,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, tasks, m)
+	reporter := work.NewReporter(b.Logger, b.ReplicaID, view, streamed, m)
 	s.server, err = session.New(session.Deps{
 		Logger: b.Logger, Roster: s.roster, View: view, Work: both{reporter, dispatcher}, Authority: recovery, Gate: gates, Metrics: m,
 		Observe: func(sess *roster.Session, o *nodev1.Observation) {
@@ -173,6 +174,7 @@ func (s *Service) build(ctx context.Context) error {
 		app.Task{Name: "roster", Run: s.roster.Run},
 		app.Task{Name: "authority", Run: view.Run},
 		app.Task{Name: "work", Run: dispatcher.Run},
+		app.Task{Name: "work-stream", Run: streamed.Run},
 		app.Task{Name: "hints", Run: dispatcher.Watch},
 		app.Task{Name: "reports", Run: reporter.Run},
 		app.Task{Name: "facts", Phase: app.PhaseLeases, Run: s.facts.Run, Stop: s.facts.Leave},

@@ -250,6 +250,7 @@ const (
 	TaskService_WatchWork_FullMethodName    = "/gpuaas.lifecycle.v1.TaskService/WatchWork"
 	TaskService_LeaseTasks_FullMethodName   = "/gpuaas.lifecycle.v1.TaskService/LeaseTasks"
 	TaskService_ReportTasks_FullMethodName  = "/gpuaas.lifecycle.v1.TaskService/ReportTasks"
+	TaskService_StreamWork_FullMethodName   = "/gpuaas.lifecycle.v1.TaskService/StreamWork"
 	TaskService_EnqueueProbe_FullMethodName = "/gpuaas.lifecycle.v1.TaskService/EnqueueProbe"
 	TaskService_ChangeTask_FullMethodName   = "/gpuaas.lifecycle.v1.TaskService/ChangeTask"
 )
@@ -267,6 +268,10 @@ type TaskServiceClient interface {
 	LeaseTasks(ctx context.Context, in *LeaseTasksRequest, opts ...grpc.CallOption) (*LeaseTasksResponse, error)
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(ctx context.Context, in *ReportTasksRequest, opts ...grpc.CallOption) (*ReportTasksResponse, error)
+	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
+	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
+	// as a call does whose answer is lost: asking again is harmless.
+	StreamWork(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamWorkRequest, StreamWorkResponse], error)
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(ctx context.Context, in *EnqueueProbeRequest, opts ...grpc.CallOption) (*EnqueueProbeResponse, error)
 	// ChangeTask cancels, requeues or closes a task.
@@ -320,6 +325,19 @@ func (c *taskServiceClient) ReportTasks(ctx context.Context, in *ReportTasksRequ
 	return out, nil
 }
 
+func (c *taskServiceClient) StreamWork(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamWorkRequest, StreamWorkResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &TaskService_ServiceDesc.Streams[1], TaskService_StreamWork_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamWorkRequest, StreamWorkResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type TaskService_StreamWorkClient = grpc.BidiStreamingClient[StreamWorkRequest, StreamWorkResponse]
+
 func (c *taskServiceClient) EnqueueProbe(ctx context.Context, in *EnqueueProbeRequest, opts ...grpc.CallOption) (*EnqueueProbeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EnqueueProbeResponse)
@@ -353,6 +371,10 @@ type TaskServiceServer interface {
 	LeaseTasks(context.Context, *LeaseTasksRequest) (*LeaseTasksResponse, error)
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(context.Context, *ReportTasksRequest) (*ReportTasksResponse, error)
+	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
+	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
+	// as a call does whose answer is lost: asking again is harmless.
+	StreamWork(grpc.BidiStreamingServer[StreamWorkRequest, StreamWorkResponse]) error
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(context.Context, *EnqueueProbeRequest) (*EnqueueProbeResponse, error)
 	// ChangeTask cancels, requeues or closes a task.
@@ -375,6 +397,9 @@ func (UnimplementedTaskServiceServer) LeaseTasks(context.Context, *LeaseTasksReq
 }
 func (UnimplementedTaskServiceServer) ReportTasks(context.Context, *ReportTasksRequest) (*ReportTasksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReportTasks not implemented")
+}
+func (UnimplementedTaskServiceServer) StreamWork(grpc.BidiStreamingServer[StreamWorkRequest, StreamWorkResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamWork not implemented")
 }
 func (UnimplementedTaskServiceServer) EnqueueProbe(context.Context, *EnqueueProbeRequest) (*EnqueueProbeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnqueueProbe not implemented")
@@ -450,6 +475,13 @@ func _TaskService_ReportTasks_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TaskService_StreamWork_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(TaskServiceServer).StreamWork(&grpc.GenericServerStream[StreamWorkRequest, StreamWorkResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type TaskService_StreamWorkServer = grpc.BidiStreamingServer[StreamWorkRequest, StreamWorkResponse]
+
 func _TaskService_EnqueueProbe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EnqueueProbeRequest)
 	if err := dec(in); err != nil {
@@ -515,6 +547,12 @@ var TaskService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "WatchWork",
 			Handler:       _TaskService_WatchWork_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "StreamWork",
+			Handler:       _TaskService_StreamWork_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "gpuaas/lifecycle/v1/lifecycle.proto",

@@ -60,6 +60,8 @@ const (
 	TaskServiceLeaseTasksProcedure = "/gpuaas.lifecycle.v1.TaskService/LeaseTasks"
 	// TaskServiceReportTasksProcedure is the fully-qualified name of the TaskService's ReportTasks RPC.
 	TaskServiceReportTasksProcedure = "/gpuaas.lifecycle.v1.TaskService/ReportTasks"
+	// TaskServiceStreamWorkProcedure is the fully-qualified name of the TaskService's StreamWork RPC.
+	TaskServiceStreamWorkProcedure = "/gpuaas.lifecycle.v1.TaskService/StreamWork"
 	// TaskServiceEnqueueProbeProcedure is the fully-qualified name of the TaskService's EnqueueProbe
 	// RPC.
 	TaskServiceEnqueueProbeProcedure = "/gpuaas.lifecycle.v1.TaskService/EnqueueProbe"
@@ -272,6 +274,10 @@ type TaskServiceClient interface {
 	LeaseTasks(context.Context, *v1.LeaseTasksRequest) (*v1.LeaseTasksResponse, error)
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(context.Context, *v1.ReportTasksRequest) (*v1.ReportTasksResponse, error)
+	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
+	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
+	// as a call does whose answer is lost: asking again is harmless.
+	StreamWork(context.Context) (*connect.BidiStreamForClientSimple[v1.StreamWorkRequest, v1.StreamWorkResponse], error)
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(context.Context, *v1.EnqueueProbeRequest) (*v1.EnqueueProbeResponse, error)
 	// ChangeTask cancels, requeues or closes a task.
@@ -307,6 +313,12 @@ func NewTaskServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(taskServiceMethods.ByName("ReportTasks")),
 			connect.WithClientOptions(opts...),
 		),
+		streamWork: connect.NewClient[v1.StreamWorkRequest, v1.StreamWorkResponse](
+			httpClient,
+			baseURL+TaskServiceStreamWorkProcedure,
+			connect.WithSchema(taskServiceMethods.ByName("StreamWork")),
+			connect.WithClientOptions(opts...),
+		),
 		enqueueProbe: connect.NewClient[v1.EnqueueProbeRequest, v1.EnqueueProbeResponse](
 			httpClient,
 			baseURL+TaskServiceEnqueueProbeProcedure,
@@ -327,6 +339,7 @@ type taskServiceClient struct {
 	watchWork    *connect.Client[v1.WatchWorkRequest, v1.WatchWorkResponse]
 	leaseTasks   *connect.Client[v1.LeaseTasksRequest, v1.LeaseTasksResponse]
 	reportTasks  *connect.Client[v1.ReportTasksRequest, v1.ReportTasksResponse]
+	streamWork   *connect.Client[v1.StreamWorkRequest, v1.StreamWorkResponse]
 	enqueueProbe *connect.Client[v1.EnqueueProbeRequest, v1.EnqueueProbeResponse]
 	changeTask   *connect.Client[v1.ChangeTaskRequest, v1.ChangeTaskResponse]
 }
@@ -352,6 +365,11 @@ func (c *taskServiceClient) ReportTasks(ctx context.Context, req *v1.ReportTasks
 		return response.Msg, err
 	}
 	return nil, err
+}
+
+// StreamWork calls gpuaas.lifecycle.v1.TaskService.StreamWork.
+func (c *taskServiceClient) StreamWork(ctx context.Context) (*connect.BidiStreamForClientSimple[v1.StreamWorkRequest, v1.StreamWorkResponse], error) {
+	return c.streamWork.CallBidiStreamSimple(ctx)
 }
 
 // EnqueueProbe calls gpuaas.lifecycle.v1.TaskService.EnqueueProbe.
@@ -381,6 +399,10 @@ type TaskServiceHandler interface {
 	LeaseTasks(context.Context, *v1.LeaseTasksRequest) (*v1.LeaseTasksResponse, error)
 	// ReportTasks takes deliveries, starts, progress and results. What is committed is named in the answer.
 	ReportTasks(context.Context, *v1.ReportTasksRequest) (*v1.ReportTasksResponse, error)
+	// StreamWork carries LeaseTasks and ReportTasks of one replica over one stream. An answer has the id of its request, comes after the commit, and may
+	// overtake others. The first answer has the id 0 and says that the stream stands. A stream that ends leaves the outcome of what was not answered open,
+	// as a call does whose answer is lost: asking again is harmless.
+	StreamWork(context.Context, *connect.BidiStream[v1.StreamWorkRequest, v1.StreamWorkResponse]) error
 	// EnqueueProbe queues a `probe.noop`.
 	EnqueueProbe(context.Context, *v1.EnqueueProbeRequest) (*v1.EnqueueProbeResponse, error)
 	// ChangeTask cancels, requeues or closes a task.
@@ -412,6 +434,12 @@ func NewTaskServiceHandler(svc TaskServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(taskServiceMethods.ByName("ReportTasks")),
 		connect.WithHandlerOptions(opts...),
 	)
+	taskServiceStreamWorkHandler := connect.NewBidiStreamHandler(
+		TaskServiceStreamWorkProcedure,
+		svc.StreamWork,
+		connect.WithSchema(taskServiceMethods.ByName("StreamWork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	taskServiceEnqueueProbeHandler := connect.NewUnaryHandlerSimple(
 		TaskServiceEnqueueProbeProcedure,
 		svc.EnqueueProbe,
@@ -432,6 +460,8 @@ func NewTaskServiceHandler(svc TaskServiceHandler, opts ...connect.HandlerOption
 			taskServiceLeaseTasksHandler.ServeHTTP(w, r)
 		case TaskServiceReportTasksProcedure:
 			taskServiceReportTasksHandler.ServeHTTP(w, r)
+		case TaskServiceStreamWorkProcedure:
+			taskServiceStreamWorkHandler.ServeHTTP(w, r)
 		case TaskServiceEnqueueProbeProcedure:
 			taskServiceEnqueueProbeHandler.ServeHTTP(w, r)
 		case TaskServiceChangeTaskProcedure:
@@ -455,6 +485,10 @@ func (UnimplementedTaskServiceHandler) LeaseTasks(context.Context, *v1.LeaseTask
 
 func (UnimplementedTaskServiceHandler) ReportTasks(context.Context, *v1.ReportTasksRequest) (*v1.ReportTasksResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.TaskService.ReportTasks is not implemented"))
+}
+
+func (UnimplementedTaskServiceHandler) StreamWork(context.Context, *connect.BidiStream[v1.StreamWorkRequest, v1.StreamWorkResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.lifecycle.v1.TaskService.StreamWork is not implemented"))
 }
 
 func (UnimplementedTaskServiceHandler) EnqueueProbe(context.Context, *v1.EnqueueProbeRequest) (*v1.EnqueueProbeResponse, error) {
