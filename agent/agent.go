@@ -181,7 +181,9 @@ func (a *Agent) openHost(ctx context.Context) error {
 		return err
 	}
 	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
-	a.facts.setRoom(diskOf(a.room.State()))
+	// Checked before the first session: what that tells of the host stands until something changes.
+	state, _ := a.room.Check()
+	a.facts.setRoom(diskOf(state))
 	a.facts.look(ctx)
 	if a.work, err = process.New(process.Deps{Logger: a.deps.Logger, UIDs: uids}, process.Config{
 		StateDir: workloads, WorkDir: runs,

@@ -93,8 +93,12 @@ func (r *Runner) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var running sync.WaitGroup
-	r.dispatch(ctx, func(job Job, late time.Duration) {
-		running.Go(func() { r.work(work, job, late) })
+	r.dispatch(ctx, func(due map[string]time.Duration) {
+		names := slices.Sorted(maps.Keys(due))
+		free, err := r.locked(work, names)
+		for _, name := range names {
+			running.Go(func() { r.work(work, r.jobs[name], due[name], free[name], err) })
+		}
 	})
 	stop()
 	defer r.locks.close(context.WithoutCancel(ctx)) // a job that does not heed its context keeps no connection of the pool
@@ -111,7 +115,7 @@ func (r *Runner) Run(ctx context.Context) error {
 }
 
 // dispatch begins what is due until ctx ends.
-func (r *Runner) dispatch(ctx context.Context, begin func(Job, time.Duration)) {
+func (r *Runner) dispatch(ctx context.Context, begin func(due map[string]time.Duration)) {
 	failures := 0
 	for {
 		call, cancel := context.WithTimeout(ctx, retryMost)
@@ -128,8 +132,8 @@ func (r *Runner) dispatch(ctx context.Context, begin func(Job, time.Duration)) {
 		default:
 			failures = 0
 		}
-		for _, name := range slices.Sorted(maps.Keys(due)) {
-			begin(r.jobs[name], due[name])
+		if len(due) > 0 {
+			begin(due)
 		}
 		if !app.Sleep(ctx, max(left, shortestSleep)) {
 			return
@@ -137,11 +141,17 @@ func (r *Runner) dispatch(ctx context.Context, begin func(Job, time.Duration)) {
 	}
 }
 
-// work does one job, unless a run of it goes on here or on another replica.
-func (r *Runner) work(ctx context.Context, job Job, late time.Duration) {
+// locked locks what is due.
+func (r *Runner) locked(ctx context.Context, names []string) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, retryMost)
+	defer cancel()
+	return r.locks.take(ctx, names)
+}
+
+// work does one job that is locked, unless a run of it goes on here or on another replica: then it is not free. err is why it could not be locked.
+func (r *Runner) work(ctx context.Context, job Job, late time.Duration, free bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, job.Timeout)
 	defer cancel()
-	free, err := r.locks.take(ctx, job.Name)
 	if err != nil {
 		r.failed(ctx, job, err)
 		return

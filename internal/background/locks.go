@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,7 +17,8 @@ import (
 var (
 	runners = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
-	lockJob   = pg.DefineShared(runners, "background.lock_job", `SELECT pg_try_advisory_lock(hashtextextended('background/' || current_user || '/' || $1::text, 0))`)
+	lockJobs  = pg.DefineShared(runners, "background.lock_jobs", `
+		SELECT n.name FROM unnest($1::text[]) AS n (name) WHERE pg_try_advisory_lock(hashtextextended('background/' || current_user || '/' || n.name, 0))`)
 	unlockJob = pg.DefineShared(runners, "background.unlock_job", `SELECT pg_advisory_unlock(hashtextextended('background/' || current_user || '/' || $1::text, 0))`)
 )
 
@@ -30,27 +32,29 @@ type locks struct {
 	held map[string]bool
 }
 
-// take returns whether the job may run here: no run of it is under way on any replica.
-func (l *locks) take(ctx context.Context, job string) (bool, error) {
+// take locks jobs, all by one statement, and returns those that may run here: no run of them is under way on any replica.
+func (l *locks) take(ctx context.Context, jobs []string) (map[string]bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, running := l.held[job]; running {
-		return false, nil
+	free := map[string]bool{}
+	jobs = slices.DeleteFunc(slices.Clone(jobs), func(job string) bool { _, running := l.held[job]; return running })
+	if len(jobs) == 0 {
+		return free, nil
 	}
 	if l.conn == nil {
 		conn, err := l.pool.Acquire(ctx)
 		if err != nil {
-			return false, fmt.Errorf("connect: %w", err)
+			return nil, fmt.Errorf("connect: %w", err)
 		}
 		l.conn = conn
 	}
-	free, err := pg.Value[bool](ctx, l.conn, lockJob, job)
+	locked, err := pg.Values[string](ctx, l.conn, lockJobs, jobs)
 	if err != nil {
-		l.drop(ctx) // whether the session has the lock is not known
-		return false, fmt.Errorf("take the lock of the job: %w", err)
+		l.drop(ctx) // whether the session has the locks is not known
+		return nil, fmt.Errorf("take the locks of jobs: %w", err)
 	}
-	if free {
-		l.held[job] = true
+	for _, job := range locked {
+		l.held[job], free[job] = true, true
 	}
 	l.releaseIdle()
 	return free, nil
