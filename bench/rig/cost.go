@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -135,4 +136,42 @@ func processorTimes(pid int) times {
 		return n
 	}
 	return times{own: time.Duration(number(11)+number(12)) * tick, ended: time.Duration(number(13)+number(14)) * tick, parent: int(number(1))}
+}
+
+// Spent is what a stretch has cost: processor time of this process, of the database's sessions and of other processes, and bytes of the write-ahead log.
+type Spent struct {
+	Processor time.Duration
+	WAL       int64
+}
+
+// Spend returns what a stretch costs, with the processes beside this one and the database's that take part in it.
+func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.Context) error) (Spent, error) {
+	read := func() (cost, time.Duration, error) {
+		c, err := r.cost(ctx)
+		var beside time.Duration
+		for _, pid := range processes {
+			beside += ProcessorTime(int32(pid)) //nolint:gosec // a process id
+		}
+		return c, beside, err
+	}
+	from, beside, err := read()
+	if err != nil {
+		return Spent{}, err
+	}
+	if err := stretch(ctx); err != nil {
+		return Spent{}, err
+	}
+	to, after, err := read()
+	if err != nil {
+		return Spent{}, err
+	}
+	var c cost
+	c.add(from, to)
+	return Spent{Processor: c.cpu + after - beside, WAL: c.wal}, nil
+}
+
+// Of returns milliseconds of processor time and bytes of the write-ahead log a unit.
+func (s Spent) Of(units int) (float64, float64) {
+	n := float64(max(units, 1))
+	return math.Round(1e6*s.Processor.Seconds()/n) / 1000, math.Round(float64(s.WAL) / n)
 }

@@ -27,6 +27,14 @@ const (
 	MaxP50   = 10.0
 )
 
+// MaxSteadyProcessor and MaxLoadedProcessor bound the milliseconds of processor time that a task costs in all processes, at the steady rate and under full
+// load; MaxWAL the bytes of the write-ahead log.
+const (
+	MaxSteadyProcessor = 4.26
+	MaxLoadedProcessor = 1.04
+	MaxWAL             = 3500
+)
+
 // Options says what to measure with.
 type Options struct {
 	Agents   int             // default 200
@@ -77,19 +85,37 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	}
 	defer r.close()
 	var loaded []time.Duration
+	var full rig.Spent
 	rates, err := base.Alternate(ctx, opts.Rounds, opts.Length, func(ctx context.Context, length time.Duration) (float64, error) {
-		took, elapsed, err := r.load(ctx, length)
+		var took []time.Duration
+		var elapsed time.Duration
+		spent, err := base.Spend(ctx, []int{r.agents.PID()}, func(ctx context.Context) error {
+			var err error
+			took, elapsed, err = r.load(ctx, length)
+			return err
+		})
+		full.Processor, full.WAL = full.Processor+spent.Processor, full.WAL+spent.WAL
 		loaded = append(loaded, took...)
-		return float64(len(took)) / elapsed.Seconds(), err
+		return float64(len(took)) / max(elapsed.Seconds(), 1e-9), err
 	})
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
 	}
-	steady, err := r.steady(ctx, 2*opts.Length)
+	var steady []time.Duration
+	alone, err := base.Spend(ctx, []int{r.agents.PID()}, func(ctx context.Context) error {
+		var err error
+		steady, err = r.steady(ctx, 2*opts.Length)
+		return err
+	})
 	if err != nil {
-		return bench.Result{}, err
+		return bench.Result{}, err //nolint:wrapcheck // it says what it measured
 	}
 	details := base.Details
+	steadyProcessor, steadyWAL := alone.Of(len(steady))
+	loadedProcessor, loadedWAL := full.Of(len(loaded))
+	details["steady_cpu_ms_per_task"], details["steady_cpu_ms_per_task_most"] = steadyProcessor, MaxSteadyProcessor
+	details["loaded_cpu_ms_per_task"], details["loaded_cpu_ms_per_task_most"] = loadedProcessor, MaxLoadedProcessor
+	details["steady_wal_bytes_per_task"], details["loaded_wal_bytes_per_task"], details["wal_bytes_per_task_most"] = steadyWAL, loadedWAL, MaxWAL
 	if err := r.describe(ctx, details); err != nil {
 		return bench.Result{}, err
 	}
@@ -99,7 +125,8 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	details["steady_ms_p50"], details["steady_ms_p99"], details["steady_ms_p50_most"] = p50, bench.Percentile(steady, .99), MaxP50
 	details["loaded_ms_p50"], details["loaded_ms_p99"] = bench.Percentile(loaded, .5), bench.Percentile(loaded, .99)
 	result := base.AtLeast("tasks", "round trips/s", rates, Required)
-	result.Passed = result.Passed && p50 <= MaxP50
+	result.Passed = result.Passed && p50 <= MaxP50 && steadyProcessor <= MaxSteadyProcessor && loadedProcessor <= MaxLoadedProcessor &&
+		max(steadyWAL, loadedWAL) <= MaxWAL
 	return result, nil
 }
 
