@@ -17,7 +17,7 @@ import (
 var (
 	runners = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
-	lockJobs  = pg.DefineShared(runners, "background.lock_jobs", `
+	lockJobs = pg.DefineShared(runners, "background.lock_jobs", `
 		SELECT n.name FROM unnest($1::text[]) AS n (name) WHERE pg_try_advisory_lock(hashtextextended('background/' || current_user || '/' || n.name, 0))`)
 	unlockJob = pg.DefineShared(runners, "background.unlock_job", `SELECT pg_advisory_unlock(hashtextextended('background/' || current_user || '/' || $1::text, 0))`)
 )

@@ -58,7 +58,8 @@ func (s *Server) StreamWork(ctx context.Context, stream *connect.BidiStream[life
 
 // streamed does what one request of a stream asks for.
 func (s *Server) streamed(ctx context.Context, req *lifecyclev1.StreamWorkRequest) *lifecyclev1.StreamWorkResponse {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(req.GetTimeoutMs())*time.Millisecond)
+	// As a call under way, it outlives the order to drain, which ends the stream: it is answered before the stream has ended.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(req.GetTimeoutMs())*time.Millisecond)
 	defer cancel()
 	out := &lifecyclev1.StreamWorkResponse{Id: req.GetId()}
 	var denial *commonv1.Denial

@@ -1,6 +1,10 @@
 package task_test
 
 import (
+	"context"
+	"errors"
+	"net"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -22,6 +26,7 @@ type streamed struct {
 	authorities *rpctest.Authorities
 	registry    *obs.Registry
 	url         string
+	drain       func() // has the port stop
 }
 
 func newStreamed(t *testing.T) *streamed {
@@ -39,8 +44,16 @@ func newStreamed(t *testing.T) *streamed {
 	if err := server.Mount(lifecyclev1connect.NewTaskServiceHandler(s.k.tasks, server.HandlerOptions()...)); err != nil {
 		t.Fatal(err)
 	}
-	rpctest.Run(t, server)
-	s.url = server.URL()
+	ctx, drain := context.WithCancel(testkit.Context(t))
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		drain()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	s.url, s.drain = server.URL(), drain
 	return s
 }
 
@@ -166,5 +179,49 @@ func TestNoOtherServiceStreamsWork(t *testing.T) {
 	s := newStreamed(t)
 	if _, err := s.open("recovery"); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_PERMISSION_DENIED {
 		t.Errorf("recovery opens a stream of work: %v", err)
+	}
+}
+
+// TestAFrameUnderWayOutlivesTheDrain holds that what was asked before lifecycle is to stop is done and answered, and that the stream ends then.
+func TestAFrameUnderWayOutlivesTheDrain(t *testing.T) {
+	s := newStreamed(t)
+	n := s.k.node()
+	id := s.k.enqueue(n).TaskID
+	stream, err := s.open("nodeapi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := testkit.Context(t)
+	held, err := s.k.pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // it is committed below
+	if _, err := held.Exec(ctx, `SELECT FROM lifecycle.node_gate WHERE node_id = $1 FOR UPDATE`, n.id); err != nil {
+		t.Fatal(err)
+	}
+	frame := leaseFrame(1, n)
+	frame.TimeoutMs = 30_000
+	if err := stream.Send(frame); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, testkit.Patience, func() error { return s.k.waiting(ctx) })
+	s.drain()
+	testkit.Eventually(t, testkit.Patience, func() error { // the order has come to the streams
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(s.url, "https://"))
+		if err != nil {
+			return nil //nolint:nilerr // what is waited for
+		}
+		return errors.Join(errors.New("the port takes connections"), conn.Close())
+	})
+	if err := held.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	res, err := stream.Receive()
+	if err != nil || len(res.GetLease().GetTasks()) != 1 || res.GetLease().GetTasks()[0].GetTask().GetTaskId() != id {
+		t.Fatalf("answered %v, %v", res, err)
+	}
+	if _, err := stream.Receive(); rpctest.ReasonOfWire(err) != commonv1.Reason_REASON_SERVER_DRAINING {
+		t.Errorf("the stream ended with %v", err)
 	}
 }
