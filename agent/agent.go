@@ -181,7 +181,6 @@ func (a *Agent) openHost(ctx context.Context) error {
 		return err
 	}
 	a.facts = newFacts(hostfacts.Config{Paths: []string{a.cfg.WorkDir}, SimulatedGPUs: a.cfg.SimulatedGPUs})
-	// Checked before the first session: what that tells of the host stands until something changes.
 	state, _ := a.room.Check()
 	a.facts.setRoom(diskOf(state))
 	a.facts.look(ctx)
@@ -202,6 +201,7 @@ func (a *Agent) openHost(ctx context.Context) error {
 			a.deps.Logger.LogAttrs(ctx, slog.LevelWarn, "workspaces cannot reach their directories", slog.Any("error", err))
 		}
 	}
+	a.facts.look(ctx) // again, since the directories are there now: what the first session tells of the host stands until something changes
 	return nil
 }
 
