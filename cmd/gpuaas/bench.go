@@ -139,7 +139,16 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	quiet := add("idle", "What a mesh costs in which nothing happens", 0, benchIdle)
 	quiet.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	quiet.Flags().IntVar(&o.minutes, "minutes", 2, "how long to measure, after a minute of rest")
-	add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0, benchBesideDBOS, benchBesideRiver)
+	peers := add("peers", "Sagas beside DBOS Transact and tasks beside River, on the same Postgres", 0)
+	var only string
+	peers.Flags().StringVar(&only, "only", "", "measure sagas or tasks alone")
+	peers.RunE = func(cmd *cobra.Command, _ []string) error {
+		which, ok := map[string][]bencher{"": {benchBesideDBOS, benchBesideRiver}, "sagas": {benchBesideDBOS}, "tasks": {benchBesideRiver}}[only]
+		if !ok {
+			return client.Usage(errors.New("--only is sagas or tasks"))
+		}
+		return runBenches(cmd, o, which)
+	}
 	large := add("fleet", "Rows, buffers and time of every statement on fleets of three sizes", 0, benchFleet)
 	large.Long = "Copies the rows of one machine and one workspace that a mesh has written, for a tenth, three tenths and all of the fleet, and runs every\n" +
 		"statement of the services on each. The table on stderr says what each costs on the largest one, and how that grew: x 1 is as the fleet."

@@ -45,6 +45,9 @@ type ConsumerDeps struct {
 	// Committed is called after a commit with the events that took effect in it, in order, by the loop itself. It is a
 	// hint: a commit whose answer was lost, and one of another replica, are not told.
 	Committed func(records []Record)
+	// Together applies events of a batch in their order, to the same effect as Apply one by one. Without it they are applied one by one, as they are in any
+	// case once that of a batch has failed.
+	Together func(ctx context.Context, tx pgx.Tx, records []Record) error
 	// Parked is called after an event was parked, for the incident and the metric.
 	Parked func(r Record, err error)
 }
@@ -246,6 +249,12 @@ func (c *Consumer) applyBatch(ctx context.Context, apply Apply, careful bool) (r
 				return fmt.Errorf("set asynchronous commit: %w", err)
 			}
 		}
+		if !careful && c.deps.Together != nil && len(records) > 0 {
+			if err := tryTogether(ctx, tx, c.deps.Together, records); err != nil {
+				return err
+			}
+			res.applied, records = records, nil
+		}
 		for _, r := range records {
 			if !careful {
 				if err := try(ctx, tx, apply, r); err != nil {
@@ -356,6 +365,11 @@ func try(ctx context.Context, tx pgx.Tx, apply Apply, r Record) (err error) { //
 		}
 	}()
 	return apply(ctx, tx, r)
+}
+
+// tryTogether is try for a batch.
+func tryTogether(ctx context.Context, tx pgx.Tx, together func(context.Context, pgx.Tx, []Record) error, records []Record) error {
+	return try(ctx, tx, func(ctx context.Context, tx pgx.Tx, _ Record) error { return together(ctx, tx, records) }, Record{})
 }
 
 // The timeouts by which the server cuts a transaction off. They say how long something took, which is up to the load and

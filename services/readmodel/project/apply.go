@@ -2,7 +2,6 @@ package project
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -16,10 +15,7 @@ import (
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/failpoint"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/internal/pg"
-	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 // Kinds of events that are projected. `policy.changed` is none of them: the keys are asked of their owner.
@@ -49,7 +45,7 @@ func Kinds() []string {
 // applier puts events into one set of tables.
 type applier struct{ sql statements }
 
-// row is what one event makes of one table, in the order of columnsOf.
+// row is what one event makes of one table, in the order of columnsOf. The last value is a *content.
 type row struct {
 	table  string
 	values []any
@@ -57,27 +53,7 @@ type row struct {
 
 // apply implements events.Apply.
 func (a applier) apply(ctx context.Context, tx pgx.Tx, r events.Record) error {
-	rows, err := rowsOf(r)
-	if err != nil {
-		return fmt.Errorf("project %s: %w", r.Kind, err)
-	}
-	for _, w := range rows {
-		tag, err := pg.Exec(ctx, tx, a.sql.upserts[w.table], w.values...)
-		if err != nil {
-			return fmt.Errorf("project %s into %s: %w", r.Kind, w.table, err)
-		}
-		if w.table == "session" && tag.RowsAffected() > 0 {
-			if _, err := pg.Exec(ctx, tx, a.sql.prune, w.values[2]); err != nil {
-				return fmt.Errorf("prune sessions: %w", err)
-			}
-		}
-		if w.table == "observed" && tag.RowsAffected() > 0 {
-			if _, err := pg.Exec(ctx, tx, a.sql.fade, w.values[0]); err != nil {
-				return fmt.Errorf("prune observations: %w", err)
-			}
-		}
-	}
-	return events.Later(failpoint.Hit("readmodel.project.before_commit")) //nolint:wrapcheck // no fault of the event
+	return a.applyAll(ctx, tx, []events.Record{r})
 }
 
 // rowsOf is the whole mapping from events to rows.
@@ -101,12 +77,10 @@ func rowsOf(r events.Record) ([]row, error) {
 		return one(r, "tenant", []any{key(m.GetTenantId()), r.AggregateVersion, m.GetName(), body})
 	case KindWorkspace:
 		m, body, err := decode(r, &lifecyclev1.Workspace{})
-		if err == nil {
-			body, err = secretenv.ShowNamesIn(body)
-		}
 		if err != nil {
-			return nil, err //nolint:wrapcheck // it says what it read
+			return nil, err
 		}
+		body.showNames = true
 		return one(r, "workspace", []any{
 			key(m.GetWorkspaceId()), r.AggregateVersion, key(m.GetTenantId()), m.GetTenant(), m.GetName(), names.Of(m.GetState()), ref(m.GetNodeId()),
 			body,
@@ -188,7 +162,7 @@ func stepRow(r events.Record) ([]row, error) {
 	return attempt(r, m, r.AggregateVersion, body)
 }
 
-func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body json.RawMessage) ([]row, error) {
+func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body *content) ([]row, error) {
 	return one(r, "step", []any{
 		key(m.GetRunId()), m.GetStep(), names.Of(m.GetDirection()), m.GetAttempt(), version, key(m.GetWorkspaceId()),
 		m.GetStalled() && OpenAttempt(m.GetState()), body,
@@ -199,21 +173,14 @@ func attempt(r events.Record, m *lifecyclev1.StepAttempt, version int64, body js
 func runRows(r events.Record, m *lifecyclev1.Run) ([]row, error) {
 	steps := m.GetChangedSteps()
 	m.ChangedSteps = nil
-	body, err := encode(m)
-	if err != nil {
-		return nil, err
-	}
 	out, err := one(r, "run", []any{
-		key(m.GetRunId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), LiveRun(m.GetState()), body,
+		key(m.GetRunId()), r.AggregateVersion, key(m.GetWorkspaceId()), ref(m.GetTenantId()), LiveRun(m.GetState()), &content{message: m},
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range steps {
-		if body, err = encode(s); err != nil {
-			return nil, err
-		}
-		rows, err := attempt(r, s, s.GetVersion(), body)
+		rows, err := attempt(r, s, s.GetVersion(), &content{message: s})
 		if err != nil {
 			return nil, err
 		}
@@ -228,23 +195,16 @@ func taskRows(r events.Record) ([]row, error) {
 		return nil, err
 	}
 	task := m.GetTask()
-	body, err := encode(task)
-	if err != nil {
-		return nil, err
-	}
 	id := key(task.GetTaskId())
 	rows, err := one(r, "task", []any{
 		id, r.AggregateVersion, key(task.GetNodeId()), ref(task.GetWorkspaceId()), ref(task.GetTenantId()), names.Of(task.GetState()),
-		moment(task.GetExpiresAt()), body,
+		moment(task.GetExpiresAt()), &content{message: task},
 	})
 	if err != nil {
 		return nil, err
 	}
 	for n, t := range m.GetTransitions() {
-		if body, err = encode(t); err != nil {
-			return nil, err
-		}
-		rows = append(rows, row{table: "task_transition", values: []any{id, r.AggregateVersion, n, body}})
+		rows = append(rows, row{table: "task_transition", values: []any{id, r.AggregateVersion, n, &content{message: t}}})
 	}
 	return rows, nil
 }

@@ -10,22 +10,37 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/secretenv"
 )
 
 // wholeField holds, in the body of a row, the bytes of a message that has fields which this build does not know, so that a later build shows them. It is the
 // name of no field of a message: those begin with a letter.
 const wholeField = "@whole"
 
+// content is the body of a row before it is encoded: most rows of a batch are superseded by later ones of it, and are never written.
+type content struct {
+	message   proto.Message
+	stored    json.RawMessage // of an event that is stored as JSON; it is the body as it is
+	showNames bool            // of the environment of workloads only the names are shown
+}
+
 // decode reads an event's message, and returns the body of the row that is made of all of it.
-func decode[M proto.Message](r events.Record, m M) (M, json.RawMessage, error) {
+func decode[M proto.Message](r events.Record, m M) (M, *content, error) {
 	if err := r.Decode(m); err != nil {
-		return m, nil, err //nolint:wrapcheck // wrapped by apply
+		return m, nil, err //nolint:wrapcheck // wrapped by whoever applies
 	}
-	if r.Stored != nil {
-		return m, r.Stored, nil
+	return m, &content{message: m, stored: r.Stored}, nil
+}
+
+func (c *content) encode() (json.RawMessage, error) {
+	body, err := c.stored, error(nil)
+	if body == nil {
+		body, err = encode(c.message)
 	}
-	body, err := encode(m)
-	return m, body, err
+	if err == nil && c.showNames {
+		return wrapped(secretenv.ShowNamesIn(body))
+	}
+	return body, err
 }
 
 // encode makes the body of a row.

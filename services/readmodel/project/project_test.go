@@ -110,6 +110,47 @@ func TestProjectionKeepsTheHighestVersionInAnyOrderAndEqualsItsRebuild(t *testin
 	}
 }
 
+// TestOfEventsThatWaitTogetherEachRowIsWrittenOnce holds that a run with its steps, all of whose events wait, makes one version of each row: the place of a
+// row in an empty table says how many versions were written before it.
+func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
+	testkit.IO(t)
+	l := projecttest.New(t)
+	run := &lifecyclev1.Run{RunId: ids.New(), WorkspaceId: ids.New(), TenantId: ids.New(), State: commonv1.RunState_RUN_STATE_RUNNING}
+	attempt := func(step int32, state commonv1.AttemptState, version int64) *lifecyclev1.StepAttempt {
+		return &lifecyclev1.StepAttempt{
+			RunId: run.GetRunId(), WorkspaceId: run.GetWorkspaceId(), Step: step, Attempt: 1, Direction: commonv1.Direction_DIRECTION_DO,
+			State: state, Version: version,
+		}
+	}
+	const steps = 6
+	for step := range int32(steps) {
+		run.ChangedSteps = []*lifecyclev1.StepAttempt{attempt(step, commonv1.AttemptState_ATTEMPT_STATE_RUNNING, 1)}
+		if step > 0 {
+			run.ChangedSteps = append(run.ChangedSteps, attempt(step-1, commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, 2))
+		}
+		l.AppendVersion(run, int64(step)+1)
+	}
+	run.State = commonv1.RunState_RUN_STATE_SUCCEEDED
+	run.ChangedSteps = []*lifecyclev1.StepAttempt{attempt(steps-1, commonv1.AttemptState_ATTEMPT_STATE_SUCCEEDED, 2)}
+	l.AppendVersion(run, steps+1)
+	l.Number()
+	p := l.Projector()
+	must(t, p.Drain(testkit.Context(t)))
+	for sql, want := range map[string]string{
+		"SELECT version || ' ' || live || ' ' || ctid FROM readmodel.run": "7 false (0,1)",
+		"SELECT count(*) || ' ' || max(ctid) || ' ' || min(version) || ' ' || min(body->>'state') FROM readmodel.step": "6 (0,6) 2 ATTEMPT_STATE_SUCCEEDED",
+	} {
+		if got := text(t, l, sql); got != want {
+			t.Errorf("%s = %q, want %q", sql, got, want)
+		}
+	}
+	report, err := p.Verify(testkit.Context(t))
+	must(t, err)
+	if !report.Equal() || report.Events != steps+1 {
+		t.Errorf("the rebuild differs: %+v", report)
+	}
+}
+
 func TestPoisonIsParkedAndTheRestGoesOn(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

@@ -18,6 +18,9 @@ import (
 // ConsumerName is the cursor's name.
 const ConsumerName = "projections"
 
+// eventsTogether is how many events are applied together where many wait: the more, the more rows are superseded before they are written.
+const eventsTogether = 1000
+
 // Deps of a projector. Numbered and Wake are the process's own.
 type Deps struct {
 	Logger         *slog.Logger
@@ -67,8 +70,9 @@ func New(deps Deps) (*Projector, error) {
 			p.metrics.applied.Add(float64(len(records)))
 			p.advanced.Notify()
 		},
-		Parked: func(events.Record, error) { p.metrics.parked.Inc() },
-	}, events.ConsumerConfig{Name: ConsumerName, Schema: "readmodel", Kinds: Kinds(), AsyncCommit: true})
+		Parked:   func(events.Record, error) { p.metrics.parked.Inc() },
+		Together: p.applier.applyAll,
+	}, events.ConsumerConfig{Name: ConsumerName, Schema: "readmodel", Kinds: Kinds(), Batch: eventsTogether, AsyncCommit: true})
 	if err != nil {
 		return nil, fmt.Errorf("build projections' consumer: %w", err)
 	}

@@ -132,25 +132,41 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 	}
 	report.Parked = len(parked)
 	for after := int64(0); after < report.Position; {
-		records, next, err := events.Read(ctx, tx, after, Kinds(), 1000)
+		records, next, err := events.Read(ctx, tx, after, Kinds(), eventsTogether)
 		if err != nil {
 			return report, fmt.Errorf("read the log: %w", err)
 		}
-		for _, r := range records {
-			if _, skip := slices.BinarySearch(parked, r.Pos); skip || r.Pos > report.Position {
-				continue
-			}
-			if err := a.apply(ctx, tx, r); err != nil {
-				return report, fmt.Errorf("event at %d: %w", r.Pos, err)
-			}
-			report.Events++
+		records = slices.DeleteFunc(records, func(r events.Record) bool {
+			_, skip := slices.BinarySearch(parked, r.Pos)
+			return skip || r.Pos > report.Position
+		})
+		if err := a.applyAnew(ctx, tx, records, replace); err != nil {
+			return report, err
 		}
+		report.Events += int64(len(records))
 		if next <= after {
 			return report, errors.New("the log ends before the cursor")
 		}
 		after = next
 	}
 	return report, nil
+}
+
+// applyAnew applies events to tables that replace the projection as the projection does, and to tables that it is compared with one by one: what is written
+// must not depend on which events came together.
+func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Record, replace bool) error {
+	if replace && len(records) > 0 {
+		if err := a.applyAll(ctx, tx, records); err != nil {
+			return fmt.Errorf("events from %d to %d: %w", records[0].Pos, records[len(records)-1].Pos, err)
+		}
+		return nil
+	}
+	for _, r := range records {
+		if err := a.apply(ctx, tx, r); err != nil {
+			return fmt.Errorf("event at %d: %w", r.Pos, err)
+		}
+	}
+	return nil
 }
 
 // compareTables compares a table with its rebuild.

@@ -125,7 +125,7 @@ const observationsKept = 8
 // sessionsKept of each node.
 const sessionsKept = 8
 
-// columnsOf are all columns of a table in the order of an upsert's arguments.
+// columnsOf are all columns of a table in the order of a row's values.
 func columnsOf(t table) []string {
 	columns := slices.Clone(t.key)
 	if !t.immutable {
@@ -134,14 +134,30 @@ func columnsOf(t table) []string {
 	return append(append(columns, t.columns...), "body")
 }
 
+// typesOf are those of the columns that are no text: by their names, and ids are uuids.
+var typesOf = map[string]string{
+	"version": "bigint", "generation": "bigint", "n": "integer", "step": "integer", "attempt": "integer", "serving": "boolean", "live": "boolean",
+	"stalled": "boolean", "released": "boolean", "orphaned": "boolean", "open": "boolean", "engaged": "boolean", "since": "timestamptz",
+	"expires_at": "timestamptz", "detected_at": "timestamptz", "body": "jsonb",
+}
+
+// upsertSQL writes rows of different keys, of which each argument holds one column. A row that has the same version or a later one stays.
 func upsertSQL(t table, name string) string {
 	columns := columnsOf(t)
-	places := make([]string, len(columns))
-	for i := range columns {
-		places[i] = fmt.Sprintf("$%d", i+1)
+	arrays := make([]string, len(columns))
+	for i, c := range columns {
+		kind, ok := typesOf[c]
+		switch {
+		case ok:
+		case strings.HasSuffix(c, "_id"):
+			kind = "uuid"
+		default:
+			kind = "text"
+		}
+		arrays[i] = fmt.Sprintf("$%d::%s[]", i+1, kind)
 	}
-	sql := fmt.Sprintf("INSERT INTO %s AS t (%s) VALUES (%s) ON CONFLICT (%s) DO ",
-		name, strings.Join(columns, ", "), strings.Join(places, ", "), strings.Join(t.key, ", "))
+	sql := fmt.Sprintf("INSERT INTO %s AS t (%s) SELECT * FROM unnest(%s) ON CONFLICT (%s) DO ",
+		name, strings.Join(columns, ", "), strings.Join(arrays, ", "), strings.Join(t.key, ", "))
 	if t.immutable {
 		return sql + "NOTHING"
 	}

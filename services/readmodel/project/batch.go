@@ -1,0 +1,156 @@
+package project
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/failpoint"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Tables whose rows are written one by one, in the order of their events: what a row becomes, or which rows are deleted with it, is up to the rows before.
+const (
+	tableSession  = "session"
+	tableObserved = "observed"
+)
+
+// applyAll puts events into effect together: the tables are as if each had been applied by itself, but of the rows of one key only the last is written, and
+// a table's rows in one statement.
+func (a applier) applyAll(ctx context.Context, tx pgx.Tx, records []events.Record) error {
+	b := batch{applier: a, rows: map[string]map[string]row{}}
+	for _, r := range records {
+		rows, err := rowsOf(r)
+		if err != nil {
+			return fmt.Errorf("project %s: %w", r.Kind, err)
+		}
+		for _, w := range rows {
+			if err := b.add(ctx, tx, w); err != nil {
+				return fmt.Errorf("project %s: %w", r.Kind, err)
+			}
+		}
+	}
+	if err := b.flush(ctx, tx); err != nil {
+		return err
+	}
+	return events.Later(failpoint.Hit("readmodel.project.before_commit")) //nolint:wrapcheck // no fault of the events
+}
+
+// batch collects the rows of events.
+type batch struct {
+	applier
+	rows map[string]map[string]row // by table and key
+}
+
+func (b *batch) add(ctx context.Context, tx pgx.Tx, w row) error {
+	switch w.table {
+	case tableSession:
+		return b.putSession(ctx, tx, w)
+	case tableObserved:
+		// Which observations fade is up to where the workspace is by now.
+		if err := b.flushTable(ctx, tx, "workspace"); err != nil {
+			return err
+		}
+		return b.putObserved(ctx, tx, w)
+	}
+	if b.rows[w.table] == nil {
+		b.rows[w.table] = map[string]row{}
+	}
+	t, key := tables[w.table], w.key()
+	if held, ok := b.rows[w.table][key]; ok && (t.immutable || held.version() >= w.version()) {
+		return nil
+	}
+	b.rows[w.table][key] = w
+	return nil
+}
+
+// key spells the key of a row.
+func (w row) key() string {
+	var key strings.Builder
+	for _, v := range w.values[:len(tables[w.table].key)] {
+		fmt.Fprint(&key, v, "/")
+	}
+	return key.String()
+}
+
+// version is that of a row that is not immutable; it stands behind the key.
+func (w row) version() int64 {
+	version, _ := w.values[len(tables[w.table].key)].(int64)
+	return version
+}
+
+// flush writes what was collected, in the order of the names of the tables and of their keys.
+func (b *batch) flush(ctx context.Context, tx pgx.Tx) error {
+	for _, name := range slices.Sorted(maps.Keys(b.rows)) {
+		if err := b.flushTable(ctx, tx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *batch) flushTable(ctx context.Context, tx pgx.Tx, name string) error {
+	held := b.rows[name]
+	if len(held) == 0 {
+		return nil
+	}
+	delete(b.rows, name)
+	rows := make([]row, 0, len(held))
+	for _, key := range slices.Sorted(maps.Keys(held)) {
+		rows = append(rows, held[key])
+	}
+	_, err := b.put(ctx, tx, rows...)
+	return err
+}
+
+// put writes rows of one table and of different keys. It returns how many of them were new.
+func (b *batch) put(ctx context.Context, tx pgx.Tx, rows ...row) (int64, error) {
+	columns := make([]any, len(rows[0].values))
+	for i := range columns {
+		values := make([]any, len(rows))
+		for n, w := range rows {
+			values[n] = w.values[i]
+			if body, ok := values[n].(*content); ok {
+				encoded, err := body.encode()
+				if err != nil {
+					return 0, err
+				}
+				values[n] = encoded
+			}
+		}
+		columns[i] = values
+	}
+	name := rows[0].table
+	tag, err := pg.Exec(ctx, tx, b.sql.upserts[name], columns...)
+	if err != nil {
+		return 0, fmt.Errorf("project into %s: %w", name, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+func (b *batch) putSession(ctx context.Context, tx pgx.Tx, w row) error {
+	changed, err := b.put(ctx, tx, w)
+	if err != nil || changed == 0 {
+		return err
+	}
+	if _, err := pg.Exec(ctx, tx, b.sql.prune, w.values[2]); err != nil {
+		return fmt.Errorf("prune sessions: %w", err)
+	}
+	return nil
+}
+
+func (b *batch) putObserved(ctx context.Context, tx pgx.Tx, w row) error {
+	changed, err := b.put(ctx, tx, w)
+	if err != nil || changed == 0 {
+		return err
+	}
+	if _, err := pg.Exec(ctx, tx, b.sql.fade, w.values[0]); err != nil {
+		return fmt.Errorf("prune observations: %w", err)
+	}
+	return nil
+}
