@@ -25,23 +25,35 @@ type Database struct {
 
 // StartDatabase makes a cluster in a fresh temporary directory and migrates it. Close ends it.
 func StartDatabase(ctx context.Context, logger *slog.Logger) (*Database, error) {
+	// What a mesh runs with, but no checkpoint in the middle of a measurement.
+	return startDatabase(ctx, logger, map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB"})
+}
+
+// StartDatabaseToLoad makes a cluster for a bench that loads gigabytes. What a transaction loads into a table that
+// it has emptied is not logged, and the log stays small.
+func StartDatabaseToLoad(ctx context.Context, logger *slog.Logger) (*Database, error) {
+	return startDatabase(ctx, logger, map[string]string{
+		"checkpoint_timeout": "30min", "max_wal_size": "2GB",
+		"wal_level": "minimal", "max_wal_senders": "0", "maintenance_work_mem": "256MB",
+	})
+}
+
+func startDatabase(ctx context.Context, logger *slog.Logger, settings map[string]string) (*Database, error) {
 	dir, err := scratch.Make("bench")
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what it made
 	}
 	d := &Database{dir: dir, passwords: map[string]string{}}
-	if err := d.start(ctx, logger); err != nil {
+	if err := d.start(ctx, logger, settings); err != nil {
 		return nil, errors.Join(err, d.Close()) //nolint:contextcheck // what was started is ended though the caller gave up
 	}
 	return d, nil
 }
 
-func (d *Database) start(ctx context.Context, logger *slog.Logger) error {
+func (d *Database) start(ctx context.Context, logger *slog.Logger, settings map[string]string) error {
 	var err error
-	// What a mesh runs with, but no checkpoint in the middle of a measurement.
 	d.server, err = embedded.Start(ctx, embedded.Config{
-		Dir: filepath.Join(d.dir.Path(), "pg"), Logger: logger,
-		Settings: map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB"},
+		Dir: filepath.Join(d.dir.Path(), "pg"), Logger: logger, Settings: settings,
 	})
 	if err != nil {
 		return fmt.Errorf("start postgres: %w", err)

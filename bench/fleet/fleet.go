@@ -41,7 +41,6 @@ type Options struct {
 	Nodes, Workspaces int // of the largest fleet; 1,000 and 10,000
 	Calls             int // of each statement; 20
 	History           bool
-	Database          *bench.Database
 	Agent, Version    string
 	Out               io.Writer // gets the table; nil: none
 	Logger            *slog.Logger
@@ -103,7 +102,7 @@ func growth(few, many, floor, times float64) float64 {
 }
 
 // Run measures.
-func Run(ctx context.Context, o Options) (bench.Result, error) {
+func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 	o = o.withDefaults()
 	if o.Nodes < 10 || o.Workspaces < 10*10 {
 		return bench.Result{}, errors.New("a fleet of fewer than 10 machines or 100 workspaces shows no growth")
@@ -115,6 +114,11 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
+	db, err := bench.StartDatabaseToLoad(ctx, o.Logger)
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("start the bench's database: %w", err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }() //nolint:contextcheck // ended though the caller gave up
 	var sizes []plans.Size
 	for _, tenths := range []int{1, 3, 10} {
 		sizes = append(sizes, plans.Size{Nodes: o.Nodes * tenths / 10, Workspaces: o.Workspaces * tenths / 10, Events: o.History})
@@ -123,15 +127,20 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	var loads []string
 	for _, size := range sizes {
 		began := time.Now()
-		if err := tmpl.Load(ctx, o.Database.MeshURL(), size); err != nil {
+		if err := tmpl.Load(ctx, db.MeshURL(), size); err != nil {
 			return bench.Result{}, err //nolint:wrapcheck // it says what it loaded
 		}
-		loads = append(loads, fmt.Sprintf("%d/%d in %.0f s", size.Nodes, size.Workspaces, time.Since(began).Seconds()))
-		if err := measureAll(ctx, o, all); err != nil {
+		bytes, err := databaseBytes(ctx, db)
+		if err != nil {
+			return bench.Result{}, err
+		}
+		loads = append(loads, fmt.Sprintf("%d/%d in %.0f s: %.2f GB",
+			size.Nodes, size.Workspaces, time.Since(began).Seconds(), float64(bytes)/1e9))
+		if err := measureAll(ctx, o, db, all); err != nil {
 			return bench.Result{}, err
 		}
 	}
-	details, err := environment(ctx, o)
+	details, err := environment(ctx, db)
 	if err != nil {
 		return bench.Result{}, err
 	}
@@ -139,8 +148,8 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	return judge(o, all, sizes, details)
 }
 
-func environment(ctx context.Context, o Options) (map[string]any, error) {
-	owner, err := pg.Open(ctx, pg.Config{URL: o.Database.URL(pg.RoleOwner), ApplicationName: "gpuaas-bench", MaxConns: 1})
+func environment(ctx context.Context, db *bench.Database) (map[string]any, error) {
+	owner, err := pg.Open(ctx, pg.Config{URL: db.URL(pg.RoleOwner), ApplicationName: "gpuaas-bench", MaxConns: 1})
 	if err != nil {
 		return nil, fmt.Errorf("open the database: %w", err)
 	}
@@ -148,9 +157,25 @@ func environment(ctx context.Context, o Options) (map[string]any, error) {
 	return bench.Environment(ctx, owner) //nolint:wrapcheck // it says what it read
 }
 
+var sizeOfDatabase = pg.Define(pg.RoleOwner, "bench.size_of_database", `SELECT pg_database_size(current_database())`)
+
+// databaseBytes returns how large the database of the fleet is.
+func databaseBytes(ctx context.Context, db *bench.Database) (int64, error) {
+	conn, err := pgx.Connect(ctx, db.MeshURL())
+	if err != nil {
+		return 0, fmt.Errorf("connect to the database: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	bytes, err := pg.Value[int64](ctx, conn, sizeOfDatabase)
+	if err != nil {
+		return 0, fmt.Errorf("read the size of the database: %w", err)
+	}
+	return bytes, nil
+}
+
 // measureAll runs each statement on the fleet that is loaded.
-func measureAll(ctx context.Context, o Options, all map[string]*measured) error {
-	admin, err := pgx.Connect(ctx, o.Database.MeshURL())
+func measureAll(ctx context.Context, o Options, db *bench.Database, all map[string]*measured) error {
+	admin, err := pgx.Connect(ctx, db.MeshURL())
 	if err != nil {
 		return fmt.Errorf("connect to the database: %w", err)
 	}
@@ -169,7 +194,7 @@ func measureAll(ctx context.Context, o Options, all map[string]*measured) error 
 	for _, s := range plans.Measured() {
 		role := s.Roles()[0]
 		if pools[role] == nil {
-			if pools[role], err = pg.Open(ctx, pg.Config{URL: o.Database.URL(role), ApplicationName: "gpuaas-bench", MaxConns: 1}); err != nil {
+			if pools[role], err = pg.Open(ctx, pg.Config{URL: db.URL(role), ApplicationName: "gpuaas-bench", MaxConns: 1}); err != nil {
 				return fmt.Errorf("open the database as %s: %w", role, err)
 			}
 		}

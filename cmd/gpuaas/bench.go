@@ -100,10 +100,10 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 	return idle.Run(ctx, idle.Options{Length: time.Duration(o.minutes) * time.Minute, Version: version, Logger: o.logger})
 }
 
-func benchFleet(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
 	return fleet.Run(ctx, fleet.Options{
-		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, Database: db, Version: version, Out: o.table, Logger: o.logger,
+		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, Version: version, Out: o.table, Logger: o.logger,
 	})
 }
 
@@ -152,6 +152,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large := add("fleet", "Rows, buffers and time of every statement on fleets of three sizes", 0, benchFleet)
 	large.Long = "Copies the rows of one machine and one workspace that a mesh has written, for a tenth, three tenths and all of the fleet, and runs every\n" +
 		"statement of the services on each. The table on stderr says what each costs on the largest one, and how that grew: x 1 is as the fleet."
+	large.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
