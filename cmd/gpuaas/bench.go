@@ -40,6 +40,7 @@ type benchOptions struct {
 	nodes   int
 	spaces  int
 	history bool
+	profile string
 	alone   bool // without a database of the bench's
 	verbose bool
 }
@@ -107,6 +108,13 @@ func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.R
 	})
 }
 
+func benchList(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	version, _ := obs.Build()
+	return fleet.RunList(ctx, fleet.ListOptions{
+		Nodes: o.nodes, Workspaces: o.spaces, Profile: o.profile, Version: version, Logger: o.logger,
+	})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -156,6 +164,11 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
+	pages := add("list", "Lists of workspaces per second at the API, over 50 connections", 0, benchList)
+	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")
+	pages.Flags().IntVar(&o.spaces, "workspaces", 1000, "workspaces of the fleet")
+	pages.Flags().StringVar(&o.profile, "profile", "", "write a processor profile of the services and the client to this file")
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),

@@ -44,46 +44,101 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
 // Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once nothing
 // happens any more.
-func Make(ctx context.Context, src Source) (_ *Template, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
+func Make(ctx context.Context, src Source) (tmpl *Template, err error) {
+	err = withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) (err error) {
+		tmpl, err = makeTemplate(ctx, src, server, dir)
+		return err
+	})
+	return tmpl, err
+}
+
+// Running is a mesh whose services run on a fleet that was loaded.
+type Running struct {
+	Mesh      *dev.Mesh
+	ServerPID int    // of Postgres
+	URL       string // logs in as the administrator
+}
+
+// Serve loads a fleet of the size, starts the services of a mesh on it, and calls fn while they run.
+func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Context, r Running) error) error {
+	return withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) error {
+		tmpl, err := makeTemplate(ctx, src, server, dir)
+		if err != nil {
+			return err
+		}
+		url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
+		if err != nil {
+			return err
+		}
+		if err := tmpl.Load(ctx, url, size); err != nil {
+			return err
+		}
+		return withMesh(ctx, src, server, dir, func(ctx context.Context, mesh *dev.Mesh) error {
+			return fn(ctx, Running{Mesh: mesh, ServerPID: server.PID(), URL: url})
+		})
+	})
+}
+
+// withServer calls fn with a database server and a directory for a mesh, and removes both.
+func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) {
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it made
+		return err //nolint:wrapcheck // it says what it made
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
 	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: src.Logger})
 	if err != nil {
-		return nil, fmt.Errorf("start the database of the template: %w", err)
+		return fmt.Errorf("start the database of the template: %w", err)
 	}
 	defer func() {
 		stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 		defer stop()
 		err = errors.Join(err, server.Stop(stopCtx))
 	}()
-	mesh, err := dev.New(ctx, dev.Deps{Logger: src.Logger, Out: discard{}, Err: discard{}, Version: src.Version, Began: time.Now()},
-		dev.Config{Ephemeral: true, NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL()})
+	return fn(ctx, server, filepath.Join(dir.Path(), "mesh"))
+}
+
+// makeTemplate makes the template with a mesh that it ends.
+func makeTemplate(ctx context.Context, src Source, server *embedded.Server, dir string) (tmpl *Template, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	err = withMesh(ctx, src, server, dir, func(ctx context.Context, mesh *dev.Mesh) (err error) {
+		tmpl, err = fromMesh(ctx, src, mesh, server)
+		return err
+	})
+	return tmpl, err
+}
+
+// withMesh calls fn while a mesh runs.
+func withMesh(
+	ctx context.Context, src Source, server *embedded.Server, dir string, fn func(context.Context, *dev.Mesh) error,
+) error {
+	const free = "127.0.0.1:0"
+	deps := dev.Deps{Logger: src.Logger, Out: discard{}, Err: discard{}, Version: src.Version, Began: time.Now()}
+	mesh, err := dev.New(ctx, deps, dev.Config{
+		DataDir: dir, NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(),
+		ConsoleAddr: free, NodeAddr: free, EnrollAddr: free, MetricsAddr: free,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("build the mesh of the template: %w", err)
+		return fmt.Errorf("build the mesh of the template: %w", err)
 	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- mesh.Run(running) }()
-	var tmpl *Template
 	select {
 	case err = <-ended:
-		return nil, errors.Join(errors.New("the mesh of the template ended by itself"), err)
+		return errors.Join(errors.New("the mesh of the template ended by itself"), err)
 	case <-ctx.Done():
 		err = fmt.Errorf("start the mesh of the template: %w", context.Cause(ctx))
 	case <-mesh.Ready():
-		tmpl, err = fromMesh(running, src, mesh, server)
+		err = fn(running, mesh)
 	}
 	stop()
 	if last := <-ended; last != nil && err == nil {
 		err = fmt.Errorf("end the mesh of the template: %w", last)
 	}
-	return tmpl, err
+	return err
 }
 
 // fromMesh furnishes the mesh and captures its rows.
