@@ -43,12 +43,18 @@ type Service struct {
 	projector *project.Projector
 }
 
+// PoolSettings are the session settings of the service's own pool. Its statements join many tables and have plans that
+// suit all arguments; planning them anew for each call costs several times what running them does.
+func PoolSettings() map[string]string {
+	return map[string]string{"plan_cache_mode": "force_generic_plan"}
+}
+
 // New builds a replica. It listens, and serves nothing before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err := errors.Join(cfg.Config.Validate(), cfg.Validate()); err != nil {
 		return nil, fmt.Errorf("readmodel's configuration: %w", err)
 	}
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config)
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config, service.WithPoolSettings(PoolSettings()))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

@@ -6,10 +6,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
-	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
-	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
 // ReasonRegisterFailing is of a workspace whose agent is refused as it registers.
@@ -82,20 +79,19 @@ type nodeColumns struct {
 }
 
 // facts decodes what was received.
-func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
-	f := NodeFacts{Identity: &recoveryv1.NodeIdentity{}, ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
-	if err := project.Decode(n.Identity, f.Identity); err != nil {
+func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration, kept *bodies) (NodeFacts, error) {
+	f := NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
+	var err error
+	if f.Identity, err = kept.identities.read(n.Identity); err != nil {
 		return f, err //nolint:wrapcheck // wrapped by run
 	}
 	if n.Gate != nil {
-		f.Gate = &lifecyclev1.NodeGate{}
-		if err := project.Decode(n.Gate, f.Gate); err != nil {
+		if f.Gate, err = kept.gates.read(n.Gate); err != nil {
 			return f, err //nolint:wrapcheck // wrapped by run
 		}
 	}
 	if n.Session != nil {
-		f.Session = &nodev1.SessionChanged{}
-		if err := project.Decode(n.Session, f.Session); err != nil {
+		if f.Session, err = kept.sessions.read(n.Session); err != nil {
 			return f, err //nolint:wrapcheck // wrapped by run
 		}
 	}

@@ -101,7 +101,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 }
 
 func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node, error) {
-	f, err := row.facts(listening, s.staleAfter)
+	f, err := row.facts(listening, s.staleAfter, &bodies{}) // what this request changes is its own
 	if err != nil {
 		return nil, err
 	}

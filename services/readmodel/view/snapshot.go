@@ -30,16 +30,20 @@ const (
 type Reader struct {
 	db     *pgxpool.Pool
 	policy policy.Reader
+	kept   *bodies
 }
 
 // NewReader makes a reader.
-func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader { return &Reader{db: db, policy: p} }
+func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader {
+	return &Reader{db: db, policy: p, kept: keepBodies()}
+}
 
 // Snapshot is the projection at one moment, for one scope.
 type Snapshot struct {
 	tx         pgx.Tx
 	scope      Scope
 	staleAfter time.Duration
+	kept       *bodies
 	// Now is the database's time; every age in what is answered is counted to it.
 	Now time.Time
 	// Position of the projection.
@@ -64,7 +68,10 @@ func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Cont
 		if err != nil {
 			return fmt.Errorf("take a snapshot: %w", err)
 		}
-		return fn(ctx, &Snapshot{tx: tx, scope: scope, staleAfter: r.policy.Current().HeartbeatStaleAfter(), Now: at.Now, Position: at.Position})
+		return fn(ctx, &Snapshot{
+			tx: tx, scope: scope, staleAfter: r.policy.Current().HeartbeatStaleAfter(), kept: r.kept,
+			Now: at.Now, Position: at.Position,
+		})
 	})
 	switch {
 	case err == nil:

@@ -7,7 +7,6 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
-	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -105,19 +104,20 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 	return run(ctx, s, l, page, func(row workspaceRow) (*readmodelv1.Workspace, error) { return s.readWorkspace(row, listening) })
 }
 
+// readWorkspace returns a message of its own whose parts are shared with other requests.
 func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmodelv1.Workspace, error) {
-	w, err := decode[lifecyclev1.Workspace](row.Body)
+	w, err := s.kept.workspaces.read(row.Body)
 	if err != nil {
 		return nil, err
 	}
-	r, err := decode[lifecyclev1.Run](row.Run)
+	r, err := s.kept.runs.read(row.Run)
 	if err != nil {
 		return nil, err
 	}
 	f := WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	if w.GetNodeId() != "" && !over {
-		facts, err := row.facts(listening, s.staleAfter)
+		facts, err := row.facts(listening, s.staleAfter, s.kept)
 		if err != nil {
 			return nil, err
 		}
@@ -130,7 +130,7 @@ func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmo
 		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
 	}
 	if row.Observed != nil && active && f.Agent.Reason == "" && f.Agent.Connected {
-		seen, err := decode[nodev1.Observation](row.Observed)
+		seen, err := s.kept.observations.read(row.Observed)
 		if err != nil {
 			return nil, err
 		}
