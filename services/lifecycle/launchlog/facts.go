@@ -148,6 +148,23 @@ func behindFacts(kind commonv1.PlacementDriver, log placement.LaunchLog, at posi
 	return out
 }
 
+// over returns the workspaces of a log that the database does not know, and all of whose instances have ended. Their rows
+// were there before the first launch, so that the database has forgotten them: they are never launched again.
+func over(entries []placement.LogEntry, rows []rowState) []string {
+	stays := map[string]bool{}
+	for i, e := range entries {
+		stays[e.WorkspaceID] = stays[e.WorkspaceID] || rows[i].known || e.Ended == 0 || !ids.Valid(e.WorkspaceID)
+	}
+	var out []string
+	for id, s := range stays {
+		if !s {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // floorOf is the first number of the present era if no restore was declared or accepted since the last comparison, else zero.
 func floorOf(at position, era int64) int64 {
 	if !at.there || at.era != era {

@@ -106,7 +106,10 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 	floor := floorOf(at, era)
 	facts := append(aheadFacts(log, rows, at.acceptedSeq, floor), behindFacts(kind, log, at.since(seen), live, floor)...)
 	if len(facts) == 0 {
-		return g.advance(ctx, kind, log)
+		if err := g.advance(ctx, kind, log); err != nil || active || !at.there {
+			return err // the first comparison has not asked whether the mode is set
+		}
+		return g.forget(ctx, kind, driver, over(log.Entries, rows))
 	}
 	still := false
 	for _, f := range facts[:min(len(facts), reportMost)] {
@@ -198,6 +201,21 @@ func (g *Guard) advance(ctx context.Context, kind commonv1.PlacementDriver, log 
 	_, err := pg.Exec(ctx, g.deps.DB, advancePosition, names.Of(kind), log.ID, log.Seq)
 	if err != nil {
 		return fmt.Errorf("keep position in launch log: %w", err)
+	}
+	return nil
+}
+
+// forget has the driver take workspaces out of its log that the database has forgotten at the end of their terms.
+func (g *Guard) forget(ctx context.Context, kind commonv1.PlacementDriver, driver placement.Logged, workspaces []string) error {
+	if len(workspaces) == 0 {
+		return nil
+	}
+	lines, err := driver.Forget(ctx, workspaces)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if lines > 0 {
+		g.deps.Logger.InfoContext(ctx, "launch log compacted", slog.String("placement", names.Of(kind)), slog.Int("lines", lines))
 	}
 	return nil
 }

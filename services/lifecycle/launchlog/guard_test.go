@@ -27,6 +27,7 @@ type fakeLog struct {
 	log placement.LaunchLog
 	// meanwhile runs once, after the log was read and before it is returned.
 	meanwhile func()
+	forgotten []string
 }
 
 func (f *fakeLog) LaunchLog(context.Context) (placement.LaunchLog, error) {
@@ -38,6 +39,12 @@ func (f *fakeLog) LaunchLog(context.Context) (placement.LaunchLog, error) {
 		run()
 	}
 	return log, nil
+}
+
+// Forget takes note of what it is told to forget.
+func (f *fakeLog) Forget(_ context.Context, workspaceIDs []string) (int, error) {
+	f.forgotten = append(f.forgotten, workspaceIDs...)
+	return len(workspaceIDs), nil
 }
 
 // write adds a launch to the log.
@@ -345,4 +352,37 @@ func TestNothingIsSettledBeforeRecoveryHasHeard(t *testing.T) {
 	}
 	b.recovery.refuse = nil
 	b.wants(g, report(ahead, ws, 2, 1))
+}
+
+// TestForgetsWhatTheDatabaseHasForgotten: tombstones stay as long as the row of their workspace does, and nothing is
+// forgotten while the mesh believes that the database went back.
+func TestForgetsWhatTheDatabaseHasForgotten(t *testing.T) {
+	b := newBench(t)
+	known, instance := b.workspace(1, "ended")
+	b.log.write(known, 1, instance)
+	b.log.end()
+	cut := ids.New()
+	b.log.write(cut, 1, ids.New())
+	b.log.end()
+	b.log.write(cut, 2, ids.New())
+	b.log.end()
+	b.log.write("no-id", 1, "other")
+	b.log.end()
+	if err := b.guard().Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.SetRollback(b.db, true)
+	if err := b.guard().Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.log.forgotten) != 0 {
+		t.Fatalf("forgotten in rollback mode: %v", b.log.forgotten)
+	}
+	testkit.SetRollback(b.db, false)
+	if err := b.guard().Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(b.log.forgotten, []string{cut}) {
+		t.Fatalf("forgotten: %v, want %s alone", b.log.forgotten, cut)
+	}
 }

@@ -92,6 +92,9 @@ type LaunchLog struct {
 // Logged is a driver whose launch log is outside of the database, so that a restore of one leaves the other as it is.
 type Logged interface {
 	LaunchLog(ctx context.Context) (LaunchLog, error)
+	// Forget takes workspaces of which nothing is left in the database out of the log, as far as nothing of them runs,
+	// and returns how many lines went. The numbers of the other lines, and of later ones, stay as they are.
+	Forget(ctx context.Context, workspaceIDs []string) (int, error)
 }
 
 // LostHistory returns the refusal of a box whose epoch has another instance at the driver already: evidence that the database went back.

@@ -91,3 +91,49 @@ func TestDirectoriesOfEndedInstancesAreRemoved(t *testing.T) {
 		t.Error(fmt.Errorf("the launch log lists %d, %w", len(list), err))
 	}
 }
+
+// TestForgottenWorkspacesLeaveTheLaunchLog: lines go once nothing of a workspace runs or stands on disk; the numbers of
+// the others, the order of later ones and the refusal of older epochs stay.
+func TestForgottenWorkspacesLeaveTheLaunchLog(t *testing.T) {
+	d := newDriver(t, 8, 8)
+	over, onDisk, live, last := ids.New(), ids.New(), ids.New(), ids.New()
+	for _, ws := range []string{over, onDisk} {
+		mustLaunch(t, d, newBox(ws, 1))
+		mustEnd(t, d, ws, 1)
+	}
+	running := newBox(live, 1)
+	mustLaunch(t, d, running)
+	mustLaunch(t, d, newBox(last, 1))
+	mustEnd(t, d, last, 1)
+	for _, ws := range []string{over, last} {
+		if err := os.RemoveAll(d.boxDir(ws, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, err := d.LaunchLog(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := d.Forget(t.Context(), []string{over, onDisk, live, last})
+	if err != nil || lines != 4 {
+		t.Fatalf("%d lines went, error %v; want the 4 of one workspace", lines, err)
+	}
+	after, err := d.LaunchLog(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.ID != before.ID || after.Seq != before.Seq || len(after.Entries) != len(before.Entries)-1 {
+		t.Fatalf("launch log is %+v, and was %+v", after, before)
+	}
+	for _, e := range after.Entries {
+		if e.WorkspaceID == over || !slices.Contains(before.Entries, e) {
+			t.Errorf("entry %+v, which was not there before", e)
+		}
+	}
+	mustLaunch(t, d, running)
+	mustLaunch(t, d, newBox(ids.New(), 1))
+	next, err := d.LaunchLog(t.Context())
+	if err != nil || next.Seq != before.Seq+2 {
+		t.Fatalf("the next launch ends the log at line %d, error %v; want %d", next.Seq, err, before.Seq+2)
+	}
+}

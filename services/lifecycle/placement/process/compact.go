@@ -1,0 +1,119 @@
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// compactAt is the share of the launch log's lines, as one in so many, from which on it is written anew without them.
+const compactAt = 8
+
+// Forget takes workspaces out of the launch log, of which nothing is left in the database, and returns how many lines
+// went. A workspace stays if one of its instances has not ended, if the directory of one is still there, or if it has
+// the last line: lines are numbered after it. The log is written anew only when much of it goes.
+func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error) {
+	forgotten := make(map[string]bool, len(workspaceIDs))
+	for _, id := range workspaceIDs {
+		forgotten[id] = true
+	}
+	gone := 0
+	err := d.journal.with(ctx, func(l *ledger, _ func(entry) error) error {
+		for k, b := range l.boxes {
+			if !forgotten[k.workspaceID] {
+				continue
+			}
+			there, err := pki.Exists(d.boxDir(k.workspaceID, k.epoch))
+			if err != nil {
+				return err //nolint:wrapcheck // it says which directory
+			}
+			if b.live() || there || b.Seq == l.seq {
+				delete(forgotten, k.workspaceID)
+			}
+		}
+		if len(forgotten) == 0 {
+			return nil
+		}
+		var err error
+		gone, err = d.journal.compactLocked(forgotten)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("compact launch log: %w", err)
+	}
+	return gone, nil
+}
+
+// compactLocked writes the log anew without the lines of some workspaces, if these are many enough. The file that
+// stands is replaced as a whole, and by a durable one; each line keeps its number. Only for the holder of the lock.
+func (j *journal) compactLocked(forgotten map[string]bool) (gone int, err error) { //nolint:nonamedreturns // the file is closed on every way out
+	f, err := os.OpenFile(j.path, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open launch ledger: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	var kept bytes.Buffer
+	lines, seq := 0, int64(0)
+	for r := bufio.NewReader(f); ; lines++ {
+		line, err := r.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read launch ledger: %w", err)
+		}
+		var e entry
+		if err := json.Unmarshal(line, &e); err != nil {
+			return 0, fmt.Errorf("%w: line %d: %w", errTorn, lines+1, err)
+		}
+		if e.Seq == 0 {
+			e.Seq = seq + 1
+		}
+		seq = max(seq, e.Seq)
+		if forgotten[e.WorkspaceID] {
+			gone++
+			continue
+		}
+		if line, err = json.Marshal(e); err != nil {
+			return 0, fmt.Errorf("encode launch: %w", err)
+		}
+		kept.Write(append(line, '\n'))
+	}
+	if gone == 0 || gone*compactAt < lines {
+		return 0, nil
+	}
+	return gone, j.replace(kept.Bytes())
+}
+
+// replace puts a file with the given text in the place of the log.
+func (j *journal) replace(text []byte) error {
+	next := j.path + ".next"
+	f, err := os.OpenFile(next, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the next launch ledger: %w", err)
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write the next launch ledger: %w", err)
+	}
+	if err := os.Rename(next, j.path); err != nil {
+		return fmt.Errorf("replace launch ledger: %w", err)
+	}
+	if err := pki.SyncDir(filepath.Dir(j.path)); err != nil {
+		return fmt.Errorf("sync directory of launch ledger: %w", err)
+	}
+	return nil
+}
