@@ -174,6 +174,8 @@ var (
 	fromTables = regexp.MustCompile(`(?i)\b((?:lifecycle|recovery|readmodel|nodeapi|events|mesh)\.[a-z_]+)(?:\s+(?:AS\s+)?([a-z]{1,8})\b)?`)
 	comparison = regexp.MustCompile(`(?:\b([a-z]{1,8})\.)?\b([a-z_]+)(?:::[a-z]+)?\s*(?:=|<>|<=|>=|<|>)\s*(?:ANY\s*)?\(?\s*\$(\d+)\b`)
 	limits     = regexp.MustCompile(`LIMIT \$(\d+)`)
+	// Statements that are for all tenants have no other argument than none.
+	ofAll = regexp.MustCompile(`(?:WHERE|AND) \$(\d+)::text IS NULL\b`)
 )
 
 // For returns SQL literals for the parameters of a statement: a parameter that is compared with a column has the
@@ -212,9 +214,12 @@ func (a *Arguments) For(ctx context.Context, conn *pgx.Conn, s *pg.Statement) ([
 			}
 		}
 	}
-	most := map[string]bool{}
+	most, none := map[string]bool{}, map[string]bool{}
 	for _, m := range limits.FindAllStringSubmatch(s.SQL(), -1) {
 		most[m[1]] = true
+	}
+	for _, m := range ofAll.FindAllStringSubmatch(s.SQL(), -1) {
+		none[m[1]] = true
 	}
 	out := make([]string, 0, len(prepared.ParamOIDs))
 	for i, oid := range prepared.ParamOIDs {
@@ -224,11 +229,14 @@ func (a *Arguments) For(ctx context.Context, conn *pgx.Conn, s *pg.Statement) ([
 		if ok {
 			name = typ.Name
 		}
-		if most[n] {
+		switch {
+		case most[n]:
 			out = append(out, "500")
-			continue
+		case none[n] && values[n] == nil:
+			out = append(out, "NULL")
+		default:
+			out = append(out, literal(name, values[n]))
 		}
-		out = append(out, literal(name, values[n]))
 	}
 	return out, nil
 }
