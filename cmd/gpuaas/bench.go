@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/bench/fleet"
 	"github.com/gpuaas/mesh/bench/idle"
 	"github.com/gpuaas/mesh/bench/join"
+	"github.com/gpuaas/mesh/bench/lives"
 	"github.com/gpuaas/mesh/bench/resume"
 	"github.com/gpuaas/mesh/bench/sagas"
 	"github.com/gpuaas/mesh/bench/streams"
@@ -41,6 +42,8 @@ type benchOptions struct {
 	spaces  int
 	history bool
 	profile string
+	lives   int
+	clients int
 	alone   bool // without a database of the bench's
 	verbose bool
 }
@@ -115,6 +118,11 @@ func benchList(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 	})
 }
 
+func benchLives(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	version, _ := obs.Build()
+	return lives.Run(ctx, lives.Options{Lives: o.lives, Clients: o.clients, Version: version, Out: o.table, Logger: o.logger})
+}
+
 // newBenchCommand measures this build on this machine.
 func newBenchCommand(program *client.Program) *cobra.Command {
 	o := benchOptions{program: program}
@@ -169,6 +177,12 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")
 	pages.Flags().IntVar(&o.spaces, "workspaces", 1000, "workspaces of the fleet")
 	pages.Flags().StringVar(&o.profile, "profile", "", "write a processor profile of the services and the client to this file")
+	whole := add("lives", "What a workspace leaves in the database after its terms", 0, benchLives)
+	whole.Long = "Creates, recreates and decommissions workspaces in a mesh whose terms are a minute, waits until retention has cut what it cuts, and\n" +
+		"reads what is left. The table on stderr says what each table keeps of one life, indexes included; all may keep 40 KB."
+	whole.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
+	whole.Flags().IntVar(&o.lives, "lives", 1000, "how many workspaces live")
+	whole.Flags().IntVar(&o.clients, "clients", 4, "how many of them at once")
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),

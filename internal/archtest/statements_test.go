@@ -14,6 +14,7 @@ var unregistered = map[string]string{
 	"internal/pg/embedded": "it runs a server of its own, before there are roles",
 	"internal/testkit":     "it prepares databases of tests",
 	"bench/peers":          "it is a module of its own, and makes the databases of other engines",
+	"bench/lives":          "it compacts all tables: VACUUM cannot be prepared",
 	"mesh/plans":           "it plans the statements of others, and copies the rows of tables that it finds",
 }
 

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/gpuaas/mesh/internal/policy"
 	"github.com/gpuaas/mesh/internal/ports"
@@ -40,6 +41,8 @@ type Config struct {
 	AgentBinary string
 	NoDemo      bool
 	Statements  bool // our Postgres counts what each statement costs, if it can
+	// RetentionSweep is how often history is cut; zero: as the services do by default.
+	RetentionSweep time.Duration
 
 	// Empty: the default, or a free port if Ephemeral.
 	ConsoleAddr, NodeAddr, EnrollAddr, MetricsAddr string

@@ -5,6 +5,7 @@ import (
 	_ "github.com/gpuaas/mesh/bench"
 	_ "github.com/gpuaas/mesh/bench/idle"
 	_ "github.com/gpuaas/mesh/bench/join"
+	_ "github.com/gpuaas/mesh/bench/lives"
 	_ "github.com/gpuaas/mesh/bench/resume"
 	_ "github.com/gpuaas/mesh/bench/rig"
 	_ "github.com/gpuaas/mesh/internal/audit"
@@ -40,6 +41,7 @@ import (
 	_ "github.com/gpuaas/mesh/services/recovery/keys"
 	_ "github.com/gpuaas/mesh/services/recovery/policyadmin"
 	_ "github.com/gpuaas/mesh/services/recovery/rollback"
+	_ "github.com/gpuaas/mesh/services/recovery/storage"
 	_ "github.com/gpuaas/mesh/services/recovery/watchdog"
 	_ "github.com/gpuaas/mesh/services/recovery/wave"
 )

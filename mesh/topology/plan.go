@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -38,6 +39,8 @@ type Plan struct {
 	Profile     string // the name by which agents are told of all this
 	Log         obs.LogConfig
 	Drain       time.Duration // over which agents are asked to go elsewhere, and then how long they get
+	// RetentionSweep is how often history is cut; zero: as the services do by default.
+	RetentionSweep time.Duration
 }
 
 // shared is what a service has in common with the others.
@@ -48,6 +51,7 @@ func (p Plan) shared(name, listen, ops string) service.Config {
 	c.SequencerURLFile = config.SecretFile(p.Material.URLFile(pg.RoleSequencer))
 	c.TLS = service.TLS{CertFile: p.Material.Identity(name), KeyFile: p.Material.Identity(name), CAFile: p.Material.Trust(name)}
 	c.Listen, c.OpsListen = listen, ops
+	c.RetentionSweep = cmp.Or(p.RetentionSweep, c.RetentionSweep)
 	return c
 }
 

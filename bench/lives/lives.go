@@ -1,0 +1,271 @@
+// Package lives measures what a workspace leaves in the database once its terms are over: it creates, recreates and
+// decommissions workspaces in a mesh whose terms are a minute, waits until retention has cut what it cuts, and reads
+// the size of every table with its indexes.
+//
+// The mesh is that of `gpuaas dev`, on a Postgres of the bench's own. Sizes are read after VACUUM FULL, so that they
+// are those of the rows and index entries that are left, and less those before the first life.
+package lives
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/bench"
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/embedded"
+	"github.com/gpuaas/mesh/internal/scratch"
+	"github.com/gpuaas/mesh/mesh/dev"
+	"github.com/gpuaas/mesh/mesh/halt"
+)
+
+// Most is how many KB one life may leave in the database after its terms, indexes included.
+const Most = 40.0
+
+// Options says what to measure.
+type Options struct {
+	Lives   int // default 1000
+	Clients int // lives at once; default 4
+	// Placement of the workspaces; default: a machine of its own for each instance.
+	Placement commonv1.PlacementDriver
+	Agent     string // the agent's program; empty: beside this one
+	Version   string
+	Out       io.Writer // gets the table; nil: none
+	Logger    *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	o.Lives, o.Clients = cmp.Or(o.Lives, 1000), cmp.Or(o.Clients, 4)
+	o.Placement = cmp.Or(o.Placement, commonv1.PlacementDriver_PLACEMENT_DRIVER_PROCESS)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Out == nil {
+		o.Out = io.Discard
+	}
+	return o
+}
+
+// Terms is the policy of a mesh in which all history is over after a minute. What terms may not be shorter than is a
+// minute as well, and a certificate lives for a minute and a half.
+const Terms = `acknowledge_weakening: a bench measures what is left after the terms
+node.certificate_ttl_seconds: 90
+node.recovery_token_max_age_seconds: 300
+node.stream_max_age_seconds: 60
+audit.dedupe_window_seconds: 10
+operation.key_promise_seconds: 60
+retention.tasks_seconds: 60
+retention.runs_seconds: 60
+retention.workspaces_seconds: 60
+retention.operation_keys_seconds: 60
+retention.findings_seconds: 60
+retention.identities_seconds: 60
+retention.credentials_seconds: 60
+retention.recoveries_seconds: 60
+retention.timeline_seconds: 60
+retention.events_seconds: 60
+`
+
+// longest is the longest time until a row of a life that has ended is over: its certificate expires, and then the term.
+const longest = 90*time.Second + time.Minute
+
+// sweep is how often the services of the bench cut.
+const sweep = 5 * time.Second
+
+// Run measures.
+func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
+	o = o.withDefaults()
+	dir, err := scratch.Make(halt.Bench)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it made
+	}
+	defer func() { err = errors.Join(err, dir.Remove()) }()
+	terms := filepath.Join(dir.Path(), "policy.yaml")
+	if err := os.WriteFile(terms, []byte(Terms), 0o600); err != nil {
+		return bench.Result{}, fmt.Errorf("write the terms: %w", err)
+	}
+	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: o.Logger})
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("start the database: %w", err)
+	}
+	defer func() {
+		stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer stop()
+		err = errors.Join(err, server.Stop(stopCtx))
+	}()
+	mesh, err := dev.New(ctx, dev.Deps{Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version, Began: time.Now()},
+		dev.Config{
+			Ephemeral: true, NoDemo: true, Nodes: 1, AgentBinary: o.Agent, DatabaseURL: server.AdminURL(), PolicyFile: terms,
+			RetentionSweep: sweep,
+		})
+	if err != nil {
+		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
+	}
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- mesh.Run(running) }()
+	var m measured
+	select {
+	case err = <-ended:
+		return bench.Result{}, errors.Join(errors.New("the mesh ended by itself"), err)
+	case <-ctx.Done():
+		err = fmt.Errorf("start the mesh: %w", context.Cause(ctx))
+	case <-mesh.Ready():
+		m, err = o.live(running, mesh, server)
+	}
+	stop()
+	if last := <-ended; last != nil && err == nil {
+		err = fmt.Errorf("end the mesh: %w", last)
+	}
+	if err != nil {
+		return bench.Result{}, err
+	}
+	return o.judge(ctx, m, server)
+}
+
+// measured is what the lives took until the mesh was stopped.
+type measured struct {
+	before sizes // of the mesh without a life
+	peak   sizes // right after the last life
+	took   time.Duration
+	waited time.Duration // from the end of the last life until all was cut
+}
+
+// live makes the lives and waits until retention has nothing left to do.
+func (o Options) live(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) (measured, error) {
+	conn, err := connect(ctx, server)
+	if err != nil {
+		return measured{}, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	w := &world{o: o, client: mesh.Client()}
+	if err := w.tenant(ctx); err != nil {
+		return measured{}, err
+	}
+	// The first lives make what every later one finds: rows of the tenant, of keys, of jobs.
+	if err := w.many(ctx, 1); err != nil {
+		return measured{}, err
+	}
+	if err := awaitCuts(ctx, conn); err != nil {
+		return measured{}, err
+	}
+	var m measured
+	if m.before, err = compact(ctx, conn); err != nil {
+		return measured{}, err
+	}
+	began := time.Now()
+	if err := w.many(ctx, o.Lives); err != nil {
+		return measured{}, err
+	}
+	m.took = time.Since(began)
+	if m.peak, err = read(ctx, conn); err != nil {
+		return measured{}, err
+	}
+	began = time.Now()
+	if err := awaitCuts(ctx, conn); err != nil {
+		return measured{}, err
+	}
+	m.waited = time.Since(began)
+	return m, nil
+}
+
+func connect(ctx context.Context, server *embedded.Server) (*pgx.Conn, error) {
+	cfg, err := pgx.ParseConfig(server.AdminURL())
+	if err != nil {
+		return nil, fmt.Errorf("read the address of the database: %w", err)
+	}
+	conn, err := pgx.Connect(ctx, server.URL(pg.DatabaseMesh, cfg.User, cfg.Password))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the database: %w", err)
+	}
+	return conn, nil
+}
+
+// judge reads what is left, prints it by table, the largest first, and compares it with what is required.
+func (o Options) judge(ctx context.Context, m measured, server *embedded.Server) (bench.Result, error) {
+	conn, err := connect(ctx, server)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	onDisk, err := read(ctx, conn)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	after, err := compact(ctx, conn)
+	if err != nil {
+		return bench.Result{}, err
+	}
+	per := func(n int64) float64 { return float64(n) / 1024 / float64(o.Lives) }
+	names := slices.SortedFunc(maps.Keys(after), func(a, b string) int {
+		return cmp.Or(cmp.Compare(after[b].Bytes-m.before[b].Bytes, after[a].Bytes-m.before[a].Bytes), cmp.Compare(a, b))
+	})
+	var left, peak, disk int64
+	if _, err := fmt.Fprintf(o.Out, "%-36s %12s %12s %12s %12s\n", "table", "KB a life", "rows a life", "KB at peak", "KB on disk"); err != nil {
+		return bench.Result{}, fmt.Errorf("print the table: %w", err)
+	}
+	for _, name := range names {
+		was, now := m.before[name], after[name]
+		left, peak, disk = left+now.Bytes-was.Bytes, peak+m.peak[name].Bytes-was.Bytes, disk+onDisk[name].Bytes-was.Bytes
+		if now.Bytes == was.Bytes && m.peak[name].Bytes == was.Bytes {
+			continue
+		}
+		if _, err := fmt.Fprintf(o.Out, "%-36s %12.2f %12.2f %12.2f %12.2f\n", name, per(now.Bytes-was.Bytes),
+			float64(now.Rows-was.Rows)/float64(o.Lives), per(m.peak[name].Bytes-was.Bytes), per(onDisk[name].Bytes-was.Bytes)); err != nil {
+			return bench.Result{}, fmt.Errorf("print the table: %w", err)
+		}
+	}
+	details, err := bench.Environment(ctx, nil)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+	}
+	details["baseline"] = "KB that a life may leave after its terms, indexes included"
+	details["lives"], details["clients"] = o.Lives, o.Clients
+	details["took"], details["waited"] = m.took.Round(time.Second).String(), m.waited.Round(time.Second).String()
+	details["kb_a_life_at_peak"], details["kb_a_life_on_disk"] = per(peak), per(disk)
+	value := per(left)
+	return bench.Result{
+		Name: "lives", Value: value, Unit: "KB a life after its terms", Baseline: Most, Ratio: value / Most, Required: 1,
+		Passed: value <= Most, Details: details,
+	}, nil
+}
+
+// awaitCuts returns once every walk of retention has come to its end twice after the longest term.
+func awaitCuts(ctx context.Context, conn *pgx.Conn) error {
+	over, err := pg.Value[time.Time](ctx, conn, clock)
+	if err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	over = over.Add(longest)
+	for range 2 {
+		for {
+			if !app.Sleep(ctx, time.Second) {
+				return fmt.Errorf("wait for retention: %w", context.Cause(ctx))
+			}
+			done, err := pg.Value[bool](ctx, conn, walkedSince, over)
+			if err != nil {
+				return fmt.Errorf("read the accounts of retention: %w", err)
+			}
+			if done {
+				break
+			}
+		}
+		if over, err = pg.Value[time.Time](ctx, conn, clock); err != nil {
+			return fmt.Errorf("read the clock: %w", err)
+		}
+	}
+	return nil
+}
