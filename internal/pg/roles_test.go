@@ -56,6 +56,9 @@ func allowed(role, schema, table, statement string) bool {
 		return service && role != pg.RoleNodeAPI && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.key_replica": // each service keeps the rows of its own replicas
 		return service && statement != "TRUNCATE"
+	case "mesh.storage_sample": // recovery looks at the room of the database, and readmodel shows it
+		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "INSERT" || statement == "DELETE") ||
+			role == pg.RoleReadmodel && statement == "SELECT"
 	case "mesh.retention": // each service writes down what it has cut
 		return service && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.signing_key": // whoever signs with a kind adds its keys

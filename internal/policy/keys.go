@@ -67,6 +67,7 @@ const (
 	RetentionRecoveriesSeconds    = "retention.recoveries_seconds"
 	RetentionTimelineSeconds      = "retention.timeline_seconds"
 	RetentionEventsSeconds        = "retention.events_seconds"
+	StorageLimitMebibytes         = "storage.limit_mebibytes"
 )
 
 // Kind is the type of a key's value.
@@ -245,6 +246,10 @@ var keys = prepare([]Key{
 	{
 		Name: RetentionEventsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
 		Meaning: "how long events stay that every consumer has read",
+	},
+	{
+		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1, Owner: "recovery",
+		Meaning: "how many MiB the database may take before its disk is full; 0 if that is not known",
 	},
 })
 

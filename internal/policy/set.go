@@ -133,6 +133,9 @@ func (s Set) CertificateTTL() time.Duration { return s.Duration(CertificateTTLSe
 // StreamMaxAge is how long one stream lives, before jitter.
 func (s Set) StreamMaxAge() time.Duration { return s.Duration(StreamMaxAgeSeconds) }
 
+// StorageLimit returns how many bytes the database may take; 0 if that is not known.
+func (s Set) StorageLimit() int64 { return int64(s.number(StorageLimitMebibytes)) << 20 }
+
 // AutoRecovery says whether nodes may enrol again by themselves.
 func (s Set) AutoRecovery() bool { return s.number(AutoRecovery) != 0 }
 

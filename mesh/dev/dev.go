@@ -279,6 +279,9 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr, Agents: m.cfg.NodeAddr,
 		},
 	}
+	if m.cfg.DatabaseURL == "" {
+		m.plan.DatabaseVolume = m.dir
+	}
 	return nil
 }
 

@@ -28,17 +28,18 @@ type Addresses struct {
 
 // Plan is one mesh on one machine.
 type Plan struct {
-	Material    *material.Material
-	TrustDomain string
-	Addresses   Addresses
-	AgentBinary string
-	BoxDir      string // where the process driver keeps its boxes
-	Redis       bool   // whether there is a lock store
-	Placement   string // of workspaces that do not say
-	Reflection  bool   // gRPC reflection on the people's port
-	Profile     string // the name by which agents are told of all this
-	Log         obs.LogConfig
-	Drain       time.Duration // over which agents are asked to go elsewhere, and then how long they get
+	Material       *material.Material
+	TrustDomain    string
+	Addresses      Addresses
+	AgentBinary    string
+	BoxDir         string // where the process driver keeps its boxes
+	Redis          bool   // whether there is a lock store
+	Placement      string // of workspaces that do not say
+	Reflection     bool   // gRPC reflection on the people's port
+	Profile        string // the name by which agents are told of all this
+	Log            obs.LogConfig
+	Drain          time.Duration // over which agents are asked to go elsewhere, and then how long they get
+	DatabaseVolume string        // a directory on the volume of the database, where recovery sees it; may be empty
 	// RetentionSweep is how often history is cut; zero: as the services do by default.
 	RetentionSweep time.Duration
 }
@@ -71,6 +72,7 @@ func (p Plan) NodeAPI(agents, ops string) nodeapi.Config {
 func (p Plan) Recovery(ops string) recovery.Config {
 	c := recovery.Default()
 	c.Config = p.shared(material.Recovery, p.Addresses.Recovery, ops)
+	c.DatabaseVolume = p.DatabaseVolume
 	c.EnrollListen, c.CADir, c.JoinStateKeys = p.Addresses.Enroll, p.Material.NodeCADir(), p.Material.JoinStateKeyDir()
 	c.Profile = recovery.Profile{
 		Name: p.Profile, APIURL: p.Addresses.Agents, RecoveryURL: "https://" + p.Addresses.Enroll, CAFile: p.Material.ServiceRoots(),

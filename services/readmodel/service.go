@@ -99,6 +99,7 @@ func (s *Service) build(ctx context.Context) error {
 	s.refusals = gateway.NewRefusals(b.Audit, reader)
 	err = s.listen(ctx, gateway.Deps{
 		Room: b.Room, Logger: b.Logger, Sessions: s.sessions, Projector: s.projector, Audit: audit, Reader: reader, Hub: hub, Owners: owners, Probes: probes,
+		DB: b.DB,
 	})
 	if err != nil {
 		return err

@@ -49,6 +49,8 @@ type Config struct {
 	ClaimLease           time.Duration `koanf:"claim_lease"`
 	MintWait             time.Duration `koanf:"mint_wait"` // before another key of a box may take a launch secret whose first certificate was never used
 	SweepEvery           time.Duration `koanf:"sweep_every"`
+	// DatabaseVolume is a directory on the volume of the database, where this process sees it; may be empty.
+	DatabaseVolume string `koanf:"database_volume"`
 }
 
 // Default answers the defaults.

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/identity"
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
+	"github.com/gpuaas/mesh/services/recovery/storage"
 )
 
 // Deps of the service.
@@ -124,7 +125,7 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	sweeps, err := newBackground(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, enroller, b.Wake,
-		s.cfg.SweepEvery, walk)
+		s.cfg.SweepEvery, walk, storage.Watch{DB: b.DB, Policy: b.Policy, Volume: s.cfg.DatabaseVolume})
 	if err != nil {
 		return err
 	}

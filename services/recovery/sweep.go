@@ -10,11 +10,12 @@ import (
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/services/recovery/enrol"
 	"github.com/gpuaas/mesh/services/recovery/keys"
+	"github.com/gpuaas/mesh/services/recovery/storage"
 )
 
 // newBackground is the service's periodic work.
 func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.Signal, every time.Duration,
-	walk background.Job,
+	walk background.Job, room storage.Watch,
 ) (*background.Runner, error) {
 	return background.New(deps, walk, //nolint:wrapcheck // it says what it did
 		background.Job{Name: "enrolments", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
@@ -27,6 +28,13 @@ func newBackground(deps background.Deps, enroller *enrol.Enroller, wake *events.
 					slog.Int64("sessions", swept.Sessions))
 			}
 			return nil
+		}},
+		background.Job{Name: "storage", Every: storage.Every, Timeout: time.Minute, Run: func(ctx context.Context) error {
+			told, err := room.Look(ctx)
+			if told {
+				wake.Notify()
+			}
+			return err //nolint:wrapcheck // it says what it did
 		}},
 		background.Job{Name: "key-incidents", Every: every, Timeout: time.Minute, Run: func(ctx context.Context) error {
 			told, err := keys.Sweep(ctx, deps.Pool)

@@ -53,7 +53,7 @@ func (p *Program) statusCommand() *cobra.Command {
 				{"EVENTS", fmt.Sprintf("at %d, %d behind, %d parked", answer.GetPosition(), answer.GetEventsBehind(), answer.GetParkedEvents())},
 				{"ERA", number(answer.GetEra())},
 				{"VERSION", answer.GetVersion()},
-			}, wrong.lines()))
+			}, historyLines(answer.GetHistory()), wrong.lines()))
 		}),
 	}
 }

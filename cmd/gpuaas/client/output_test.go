@@ -172,6 +172,9 @@ func stock(f *fake) {
 			{Name: "ca", Ok: true, State: commonv1.PartState_PART_STATE_OK, Detail: "as recovery finds it", ObservedAt: at(2), Since: at(1)},
 		},
 		FindingsP0: 1, FindingsP1: 2, Nodes: 3, NodesConnected: 2, Workspaces: 1, WorkspacesActive: 1, Position: 99, Era: 2, Version: "v1",
+		History: &readmodelv1.HistoryStatus{
+			EventsBytes: 3 << 20, DatabaseBytes: 40 << 20, LimitBytes: 100 << 20, BytesPerDay: 6 << 20, RetentionLagSeconds: 90,
+		},
 	})
 	always(f, "GetFinding", &readmodelv1.GetFindingResponse{Finding: finding()})
 	settled := finding()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 )
@@ -38,6 +39,36 @@ func spelledTerm(seconds int64) string {
 // mebibytes spells a size.
 func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
+// historyLines are what the status shows of history; none from an older server, and for people of a tenant.
+func historyLines(h *readmodelv1.HistoryStatus) [][2]string {
+	if h == nil {
+		return nil
+	}
+	database := mebibytes(h.GetDatabaseBytes())
+	if limit := h.GetLimitBytes(); limit > 0 {
+		database += " of " + mebibytes(limit)
+	}
+	if perDay := h.GetBytesPerDay(); perDay > 0 {
+		database += ", " + mebibytes(perDay) + " more a day"
+		if limit := h.GetLimitBytes(); limit > h.GetDatabaseBytes() {
+			database += fmt.Sprintf(", full in %.0f days", float64(limit-h.GetDatabaseBytes())/float64(perDay))
+		}
+	}
+	return [][2]string{
+		{"DATABASE", database},
+		{"EVENT LOG", mebibytes(h.GetEventsBytes())},
+		{"OLDEST PARKED EVENT", spelledMoment(h.GetOldestParkedAt())},
+		{"RETENTION LAG", (time.Duration(h.GetRetentionLagSeconds()) * time.Second).String()},
+	}
+}
+
+func spelledMoment(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return "none"
+	}
+	return at.AsTime().UTC().Format(time.RFC3339)
+}
+
 func (p *Program) retentionCommand() *cobra.Command {
 	return group("retention", "How long history is kept, and what of it was cut", nil, p.retentionStatus())
 }
@@ -64,13 +95,9 @@ func (p *Program) retentionStatus() *cobra.Command {
 			if err := s.section("NAME", "VALUE"); err != nil {
 				return err
 			}
-			parked := "none"
-			if at := answer.GetOldestParkedAt(); at != nil {
-				parked = at.AsTime().UTC().Format(time.RFC3339)
-			}
 			return s.pairs([][2]string{
 				{"EVENT LOG", mebibytes(answer.GetEventsBytes()) + " of " + mebibytes(answer.GetDatabaseBytes())},
-				{"OLDEST PARKED EVENT", parked},
+				{"OLDEST PARKED EVENT", spelledMoment(answer.GetOldestParkedAt())},
 				{"LAG", (time.Duration(answer.GetLagSeconds()) * time.Second).String()},
 			})
 		}),

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 	"github.com/gpuaas/mesh/services/readmodel/view"
@@ -56,6 +57,8 @@ type Deps struct {
 	Hub       *watch.Hub
 	Owners    Owners
 	Probes    []Probe
+	// DB reads what history takes; nil: the status does not show it.
+	DB pg.Querier
 	// Room returns the fault of a database that refuses for want of a resource; nil: that is not watched.
 	Room func(context.Context) error
 }

@@ -1,12 +1,15 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/policy"
@@ -23,6 +26,72 @@ type historySize struct {
 var readHistorySize = pg.Define(pg.RoleReadmodel, "gateway.history_size", `
 	SELECT pg_total_relation_size('events.event') + pg_total_relation_size('events.numbered') AS events,
 		pg_database_size(current_database()) AS database, mesh.oldest_parked() AS oldest_parked`)
+
+// storageSample is what recovery has found of the room of the database.
+type storageSample struct {
+	Limit   int64     `db:"limit_bytes"`
+	PerDay  int64     `db:"bytes_per_day"`
+	Problem string    `db:"problem"`
+	At      time.Time `db:"at"`
+}
+
+var newestSample = pg.Define(pg.RoleReadmodel, "gateway.newest_storage_sample", `
+	SELECT `+pg.Columns[storageSample]("s")+` FROM mesh.storage_sample s ORDER BY s.at DESC LIMIT 1`)
+
+// cutsLate is the lag of the slowest walk from which on retention is not well: walks begin every ten minutes.
+const cutsLate = time.Hour
+
+// history returns what history takes, and the components of the room and of retention.
+func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*readmodelv1.ComponentStatus, error) {
+	size, err := pg.One[historySize](ctx, q.deps.DB, readHistorySize)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read size of history: %w", err)
+	}
+	accounts, err := retention.Accounts(ctx, q.deps.DB)
+	if err != nil {
+		return nil, nil, err //nolint:wrapcheck // it says what it read
+	}
+	out := &readmodelv1.HistoryStatus{EventsBytes: size.Events, DatabaseBytes: size.Database, OldestParkedAt: stamp(size.OldestParked)}
+	var components []*readmodelv1.ComponentStatus
+	sample, err := pg.One[storageSample](ctx, q.deps.DB, newestSample)
+	switch {
+	case err == nil:
+		out.LimitBytes, out.BytesPerDay = sample.Limit, sample.PerDay
+		components = append(components, storageComponent(sample))
+	case !pg.IsNoRows(err):
+		return nil, nil, fmt.Errorf("read the newest sample of storage: %w", err)
+	}
+	if len(accounts) > 0 {
+		slowest := slices.MaxFunc(accounts, func(a, b retention.Account) int { return cmp.Compare(a.Lag, b.Lag) })
+		out.RetentionLagSeconds = int64(slowest.Lag.Seconds())
+		components = append(components, retentionComponent(slowest, time.Now()))
+	}
+	return out, components, nil
+}
+
+func storageComponent(s storageSample) *readmodelv1.ComponentStatus {
+	c := component("storage", s.Problem == "", s.Problem, s.At)
+	if c.GetOk() {
+		c.Detail = "there is room"
+		if s.Limit == 0 {
+			c.Detail = "what the database may take is not known"
+		}
+		return c
+	}
+	c.Severity = commonv1.Severity_SEVERITY_P1
+	c.NextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history"
+	return c
+}
+
+func retentionComponent(a retention.Account, now time.Time) *readmodelv1.ComponentStatus {
+	name := a.Service + "/" + a.Cut
+	c := component("retention", a.Lag < cutsLate, "the slowest walk, "+name+", ended "+a.Lag.Round(time.Second).String()+" ago", now)
+	if !c.GetOk() {
+		c.Severity = commonv1.Severity_SEVERITY_P2
+		c.NextAction = "look at the failure of " + name + " in `gpuaas retention status`, and at the log of " + a.Service
+	}
+	return c
+}
 
 // Retention serves RetentionService from the accounts that services keep.
 type Retention struct {

@@ -76,6 +76,13 @@ func (q *Query) GetStatus(ctx context.Context, _ *readmodelv1.GetStatusRequest) 
 	if err != nil {
 		return nil, err
 	}
+	if q.deps.DB != nil && operatorsOnly(ctx) == nil {
+		history, components, err := q.history(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out.History, out.Components = history, append(out.Components, components...)
+	}
 	out.Components = withRoom(append(out.Components, q.probe(ctx)...))
 	return out, nil
 }

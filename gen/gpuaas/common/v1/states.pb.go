@@ -950,24 +950,26 @@ type IncidentKind int32
 
 const (
 	IncidentKind_INCIDENT_KIND_UNSPECIFIED            IncidentKind = 0
-	IncidentKind_INCIDENT_KIND_STEP_CLASS             IncidentKind = 1  // the same step and error at several tenants
-	IncidentKind_INCIDENT_KIND_FLEET_BRAKE            IncidentKind = 2  // too much of the fleet at once: automatic remedies stopped
-	IncidentKind_INCIDENT_KIND_CHURN_BUDGET           IncidentKind = 3  // a workspace or provider has used up its recreations
-	IncidentKind_INCIDENT_KIND_MACHINE_UNREACHABLE    IncidentKind = 4  // workspaces are kept on a machine that cannot be asked
-	IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK IncidentKind = 5  // the database is older than what nodes or the launch log remember
-	IncidentKind_INCIDENT_KIND_SIGNING_KEYS           IncidentKind = 12 // a replica lacks a key of the mesh
+	IncidentKind_INCIDENT_KIND_STEP_CLASS             IncidentKind = 1   // the same step and error at several tenants
+	IncidentKind_INCIDENT_KIND_FLEET_BRAKE            IncidentKind = 2   // too much of the fleet at once: automatic remedies stopped
+	IncidentKind_INCIDENT_KIND_CHURN_BUDGET           IncidentKind = 3   // a workspace or provider has used up its recreations
+	IncidentKind_INCIDENT_KIND_MACHINE_UNREACHABLE    IncidentKind = 4   // workspaces are kept on a machine that cannot be asked
+	IncidentKind_INCIDENT_KIND_CONTROL_PLANE_ROLLBACK IncidentKind = 5   // the database is older than what nodes or the launch log remember
+	IncidentKind_INCIDENT_KIND_SIGNING_KEYS           IncidentKind = 12  // a replica lacks a key of the mesh
+	IncidentKind_INCIDENT_KIND_STORAGE                IncidentKind = 150 // the database is about to have no room
 )
 
 // Enum value maps for IncidentKind.
 var (
 	IncidentKind_name = map[int32]string{
-		0:  "INCIDENT_KIND_UNSPECIFIED",
-		1:  "INCIDENT_KIND_STEP_CLASS",
-		2:  "INCIDENT_KIND_FLEET_BRAKE",
-		3:  "INCIDENT_KIND_CHURN_BUDGET",
-		4:  "INCIDENT_KIND_MACHINE_UNREACHABLE",
-		5:  "INCIDENT_KIND_CONTROL_PLANE_ROLLBACK",
-		12: "INCIDENT_KIND_SIGNING_KEYS",
+		0:   "INCIDENT_KIND_UNSPECIFIED",
+		1:   "INCIDENT_KIND_STEP_CLASS",
+		2:   "INCIDENT_KIND_FLEET_BRAKE",
+		3:   "INCIDENT_KIND_CHURN_BUDGET",
+		4:   "INCIDENT_KIND_MACHINE_UNREACHABLE",
+		5:   "INCIDENT_KIND_CONTROL_PLANE_ROLLBACK",
+		12:  "INCIDENT_KIND_SIGNING_KEYS",
+		150: "INCIDENT_KIND_STORAGE",
 	}
 	IncidentKind_value = map[string]int32{
 		"INCIDENT_KIND_UNSPECIFIED":            0,
@@ -977,6 +979,7 @@ var (
 		"INCIDENT_KIND_MACHINE_UNREACHABLE":    4,
 		"INCIDENT_KIND_CONTROL_PLANE_ROLLBACK": 5,
 		"INCIDENT_KIND_SIGNING_KEYS":           12,
+		"INCIDENT_KIND_STORAGE":                150,
 	}
 )
 
@@ -1655,7 +1658,7 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\"FINDING_KIND_SUCCESSIVE_PROVISIONS\x10\x06\x12$\n" +
 	" FINDING_KIND_ROW_CHANGED_OUTSIDE\x10\a\x12$\n" +
 	" FINDING_KIND_ENDED_INSTANCE_WOKE\x10\b\x12\x1f\n" +
-	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\xfb\x01\n" +
+	"\x1bFINDING_KIND_NODE_DISK_FULL\x10\t*\x97\x02\n" +
 	"\fIncidentKind\x12\x1d\n" +
 	"\x19INCIDENT_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18INCIDENT_KIND_STEP_CLASS\x10\x01\x12\x1d\n" +
@@ -1663,7 +1666,8 @@ const file_gpuaas_common_v1_states_proto_rawDesc = "" +
 	"\x1aINCIDENT_KIND_CHURN_BUDGET\x10\x03\x12%\n" +
 	"!INCIDENT_KIND_MACHINE_UNREACHABLE\x10\x04\x12(\n" +
 	"$INCIDENT_KIND_CONTROL_PLANE_ROLLBACK\x10\x05\x12\x1e\n" +
-	"\x1aINCIDENT_KIND_SIGNING_KEYS\x10\f*\xb8\x01\n" +
+	"\x1aINCIDENT_KIND_SIGNING_KEYS\x10\f\x12\x1a\n" +
+	"\x15INCIDENT_KIND_STORAGE\x10\x96\x01*\xb8\x01\n" +
 	"\x0fRecoveryTrigger\x12 \n" +
 	"\x1cRECOVERY_TRIGGER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RECOVERY_TRIGGER_STALLED\x10\x01\x12!\n" +

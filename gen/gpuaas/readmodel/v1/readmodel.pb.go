@@ -500,8 +500,10 @@ type GetStatusResponse struct {
 	FindingsP0       int32                  `protobuf:"varint,12,opt,name=findings_p0,json=findingsP0,proto3" json:"findings_p0,omitempty"` // open findings by severity
 	FindingsP1       int32                  `protobuf:"varint,13,opt,name=findings_p1,json=findingsP1,proto3" json:"findings_p1,omitempty"`
 	FindingsP2       int32                  `protobuf:"varint,14,opt,name=findings_p2,json=findingsP2,proto3" json:"findings_p2,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// What history takes; for operators alone.
+	History       *HistoryStatus `protobuf:"bytes,40,opt,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -632,6 +634,98 @@ func (x *GetStatusResponse) GetFindingsP2() int32 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetHistory() *HistoryStatus {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+// HistoryStatus is how much room history takes, and what keeps it from being cut.
+type HistoryStatus struct {
+	state               protoimpl.MessageState `protogen:"open.v1"`
+	EventsBytes         int64                  `protobuf:"varint,1,opt,name=events_bytes,json=eventsBytes,proto3" json:"events_bytes,omitempty"` // of the event log with its indexes
+	DatabaseBytes       int64                  `protobuf:"varint,2,opt,name=database_bytes,json=databaseBytes,proto3" json:"database_bytes,omitempty"`
+	LimitBytes          int64                  `protobuf:"varint,3,opt,name=limit_bytes,json=limitBytes,proto3" json:"limit_bytes,omitempty"`                              // that the database may take; 0: not known
+	BytesPerDay         int64                  `protobuf:"varint,4,opt,name=bytes_per_day,json=bytesPerDay,proto3" json:"bytes_per_day,omitempty"`                         // by which it grows; 0: it does not, or that is not known yet
+	OldestParkedAt      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=oldest_parked_at,json=oldestParkedAt,proto3" json:"oldest_parked_at,omitempty"`                 // of an event that is parked for a consumer of any service; absent: none
+	RetentionLagSeconds int64                  `protobuf:"varint,6,opt,name=retention_lag_seconds,json=retentionLagSeconds,proto3" json:"retention_lag_seconds,omitempty"` // since the slowest walk came to its end
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *HistoryStatus) Reset() {
+	*x = HistoryStatus{}
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryStatus) ProtoMessage() {}
+
+func (x *HistoryStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryStatus.ProtoReflect.Descriptor instead.
+func (*HistoryStatus) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *HistoryStatus) GetEventsBytes() int64 {
+	if x != nil {
+		return x.EventsBytes
+	}
+	return 0
+}
+
+func (x *HistoryStatus) GetDatabaseBytes() int64 {
+	if x != nil {
+		return x.DatabaseBytes
+	}
+	return 0
+}
+
+func (x *HistoryStatus) GetLimitBytes() int64 {
+	if x != nil {
+		return x.LimitBytes
+	}
+	return 0
+}
+
+func (x *HistoryStatus) GetBytesPerDay() int64 {
+	if x != nil {
+		return x.BytesPerDay
+	}
+	return 0
+}
+
+func (x *HistoryStatus) GetOldestParkedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldestParkedAt
+	}
+	return nil
+}
+
+func (x *HistoryStatus) GetRetentionLagSeconds() int64 {
+	if x != nil {
+		return x.RetentionLagSeconds
+	}
+	return 0
+}
+
 // Node is one machine or box, three layers apart.
 type Node struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -655,7 +749,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[5]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +761,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[5]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +774,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{5}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Node) GetNodeId() string {
@@ -821,7 +915,7 @@ type Workspace struct {
 
 func (x *Workspace) Reset() {
 	*x = Workspace{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[6]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +927,7 @@ func (x *Workspace) String() string {
 func (*Workspace) ProtoMessage() {}
 
 func (x *Workspace) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[6]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +940,7 @@ func (x *Workspace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workspace.ProtoReflect.Descriptor instead.
 func (*Workspace) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Workspace) GetWorkspaceId() string {
@@ -1089,7 +1183,7 @@ type TimelineItem struct {
 
 func (x *TimelineItem) Reset() {
 	*x = TimelineItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[7]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1195,7 @@ func (x *TimelineItem) String() string {
 func (*TimelineItem) ProtoMessage() {}
 
 func (x *TimelineItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[7]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1208,7 @@ func (x *TimelineItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TimelineItem.ProtoReflect.Descriptor instead.
 func (*TimelineItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TimelineItem) GetStep() string {
@@ -1292,7 +1386,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1398,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[8]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1411,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Task) GetTaskId() string {
@@ -1469,7 +1563,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1575,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[9]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1588,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListNodesRequest) GetMinPos() string {
@@ -1557,7 +1651,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1663,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[10]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1676,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListNodesResponse) GetItems() []*Node {
@@ -1611,7 +1705,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1717,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[11]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1730,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListTenantsRequest) GetMinPos() string {
@@ -1671,7 +1765,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1777,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[12]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1790,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListTenantsResponse) GetItems() []*v13.Tenant {
@@ -1727,7 +1821,7 @@ type ListWorkspacesRequest struct {
 
 func (x *ListWorkspacesRequest) Reset() {
 	*x = ListWorkspacesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1833,7 @@ func (x *ListWorkspacesRequest) String() string {
 func (*ListWorkspacesRequest) ProtoMessage() {}
 
 func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[13]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1846,7 @@ func (x *ListWorkspacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListWorkspacesRequest) GetMinPos() string {
@@ -1801,7 +1895,7 @@ type ListWorkspacesResponse struct {
 
 func (x *ListWorkspacesResponse) Reset() {
 	*x = ListWorkspacesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1907,7 @@ func (x *ListWorkspacesResponse) String() string {
 func (*ListWorkspacesResponse) ProtoMessage() {}
 
 func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[14]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1920,7 @@ func (x *ListWorkspacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkspacesResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkspacesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListWorkspacesResponse) GetItems() []*Workspace {
@@ -1859,7 +1953,7 @@ type ListTasksRequest struct {
 
 func (x *ListTasksRequest) Reset() {
 	*x = ListTasksRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1965,7 @@ func (x *ListTasksRequest) String() string {
 func (*ListTasksRequest) ProtoMessage() {}
 
 func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[15]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +1978,7 @@ func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksRequest.ProtoReflect.Descriptor instead.
 func (*ListTasksRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListTasksRequest) GetMinPos() string {
@@ -1947,7 +2041,7 @@ type ListTasksResponse struct {
 
 func (x *ListTasksResponse) Reset() {
 	*x = ListTasksResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2053,7 @@ func (x *ListTasksResponse) String() string {
 func (*ListTasksResponse) ProtoMessage() {}
 
 func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[16]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2066,7 @@ func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksResponse.ProtoReflect.Descriptor instead.
 func (*ListTasksResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListTasksResponse) GetItems() []*Task {
@@ -2003,7 +2097,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2109,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[17]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2122,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListInstancesRequest) GetMinPos() string {
@@ -2077,7 +2171,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2183,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[18]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2196,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListInstancesResponse) GetItems() []*v13.Instance {
@@ -2134,7 +2228,7 @@ type ListClaimsRequest struct {
 
 func (x *ListClaimsRequest) Reset() {
 	*x = ListClaimsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2240,7 @@ func (x *ListClaimsRequest) String() string {
 func (*ListClaimsRequest) ProtoMessage() {}
 
 func (x *ListClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[19]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2253,7 @@ func (x *ListClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClaimsRequest.ProtoReflect.Descriptor instead.
 func (*ListClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListClaimsRequest) GetMinPos() string {
@@ -2215,7 +2309,7 @@ type ListClaimsResponse struct {
 
 func (x *ListClaimsResponse) Reset() {
 	*x = ListClaimsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2321,7 @@ func (x *ListClaimsResponse) String() string {
 func (*ListClaimsResponse) ProtoMessage() {}
 
 func (x *ListClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[20]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2334,7 @@ func (x *ListClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClaimsResponse.ProtoReflect.Descriptor instead.
 func (*ListClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListClaimsResponse) GetItems() []*v13.Claim {
@@ -2270,7 +2364,7 @@ type ListAllocationsRequest struct {
 
 func (x *ListAllocationsRequest) Reset() {
 	*x = ListAllocationsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2376,7 @@ func (x *ListAllocationsRequest) String() string {
 func (*ListAllocationsRequest) ProtoMessage() {}
 
 func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[21]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2389,7 @@ func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocationsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllocationsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListAllocationsRequest) GetMinPos() string {
@@ -2337,7 +2431,7 @@ type ListAllocationsResponse struct {
 
 func (x *ListAllocationsResponse) Reset() {
 	*x = ListAllocationsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2443,7 @@ func (x *ListAllocationsResponse) String() string {
 func (*ListAllocationsResponse) ProtoMessage() {}
 
 func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[22]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2456,7 @@ func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllocationsResponse.ProtoReflect.Descriptor instead.
 func (*ListAllocationsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAllocationsResponse) GetItems() []*v13.Allocation {
@@ -2390,7 +2484,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2496,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[23]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2509,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetNodeRequest) GetNode() string {
@@ -2442,7 +2536,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2548,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[24]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2561,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetNodeResponse) GetNode() *Node {
@@ -2490,7 +2584,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2596,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[25]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2609,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResolveRequest) GetRef() string {
@@ -2551,7 +2645,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2563,7 +2657,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[26]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2576,7 +2670,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResolveResponse) GetKind() ObjectKind {
@@ -2611,7 +2705,7 @@ type GetWorkspaceRequest struct {
 
 func (x *GetWorkspaceRequest) Reset() {
 	*x = GetWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2717,7 @@ func (x *GetWorkspaceRequest) String() string {
 func (*GetWorkspaceRequest) ProtoMessage() {}
 
 func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[27]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2730,7 @@ func (x *GetWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetWorkspaceRequest) GetWorkspace() string {
@@ -2663,7 +2757,7 @@ type GetWorkspaceResponse struct {
 
 func (x *GetWorkspaceResponse) Reset() {
 	*x = GetWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2769,7 @@ func (x *GetWorkspaceResponse) String() string {
 func (*GetWorkspaceResponse) ProtoMessage() {}
 
 func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[28]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2782,7 @@ func (x *GetWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetWorkspaceResponse) GetWorkspace() *Workspace {
@@ -2710,7 +2804,7 @@ type GetTimelineRequest struct {
 
 func (x *GetTimelineRequest) Reset() {
 	*x = GetTimelineRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +2816,7 @@ func (x *GetTimelineRequest) String() string {
 func (*GetTimelineRequest) ProtoMessage() {}
 
 func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[29]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2735,7 +2829,7 @@ func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
 func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetTimelineRequest) GetWorkspace() string {
@@ -2773,7 +2867,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2879,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[30]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2892,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadOutputRequest) GetWorkspace() string {
@@ -2847,7 +2941,7 @@ type ReadOutputResponse struct {
 
 func (x *ReadOutputResponse) Reset() {
 	*x = ReadOutputResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2953,7 @@ func (x *ReadOutputResponse) String() string {
 func (*ReadOutputResponse) ProtoMessage() {}
 
 func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[31]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2966,7 @@ func (x *ReadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputResponse.ProtoReflect.Descriptor instead.
 func (*ReadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadOutputResponse) GetWorkload() string {
@@ -2902,7 +2996,7 @@ type GetTimelineResponse struct {
 
 func (x *GetTimelineResponse) Reset() {
 	*x = GetTimelineResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3008,7 @@ func (x *GetTimelineResponse) String() string {
 func (*GetTimelineResponse) ProtoMessage() {}
 
 func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[32]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3021,7 @@ func (x *GetTimelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineResponse.ProtoReflect.Descriptor instead.
 func (*GetTimelineResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetTimelineResponse) GetWorkspace() *Workspace {
@@ -2977,7 +3071,7 @@ type RunBrief struct {
 
 func (x *RunBrief) Reset() {
 	*x = RunBrief{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2989,7 +3083,7 @@ func (x *RunBrief) String() string {
 func (*RunBrief) ProtoMessage() {}
 
 func (x *RunBrief) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[33]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3002,7 +3096,7 @@ func (x *RunBrief) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunBrief.ProtoReflect.Descriptor instead.
 func (*RunBrief) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RunBrief) GetRunId() string {
@@ -3086,7 +3180,7 @@ type GetActionsRequest struct {
 
 func (x *GetActionsRequest) Reset() {
 	*x = GetActionsRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3192,7 @@ func (x *GetActionsRequest) String() string {
 func (*GetActionsRequest) ProtoMessage() {}
 
 func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[34]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3205,7 @@ func (x *GetActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsRequest.ProtoReflect.Descriptor instead.
 func (*GetActionsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetActionsRequest) GetWorkspace() string {
@@ -3138,7 +3232,7 @@ type GetActionsResponse struct {
 
 func (x *GetActionsResponse) Reset() {
 	*x = GetActionsResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3244,7 @@ func (x *GetActionsResponse) String() string {
 func (*GetActionsResponse) ProtoMessage() {}
 
 func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[35]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3257,7 @@ func (x *GetActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetActionsResponse.ProtoReflect.Descriptor instead.
 func (*GetActionsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetActionsResponse) GetActions() []*v13.ActionOption {
@@ -3184,7 +3278,7 @@ type GetTaskRequest struct {
 
 func (x *GetTaskRequest) Reset() {
 	*x = GetTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3290,7 @@ func (x *GetTaskRequest) String() string {
 func (*GetTaskRequest) ProtoMessage() {}
 
 func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[36]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3303,7 @@ func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskRequest.ProtoReflect.Descriptor instead.
 func (*GetTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{36}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetTaskRequest) GetTaskId() string {
@@ -3236,7 +3330,7 @@ type GetTaskResponse struct {
 
 func (x *GetTaskResponse) Reset() {
 	*x = GetTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3248,7 +3342,7 @@ func (x *GetTaskResponse) String() string {
 func (*GetTaskResponse) ProtoMessage() {}
 
 func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[37]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3261,7 +3355,7 @@ func (x *GetTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskResponse.ProtoReflect.Descriptor instead.
 func (*GetTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{37}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetTaskResponse) GetTask() *Task {
@@ -3281,7 +3375,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3387,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[38]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3400,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{38}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetPolicyRequest) GetKey() string {
@@ -3326,7 +3420,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3432,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[39]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3445,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{39}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetPolicyResponse) GetItems() []*v11.PolicyKey {
@@ -3371,7 +3465,7 @@ type ExplainReasonRequest struct {
 
 func (x *ExplainReasonRequest) Reset() {
 	*x = ExplainReasonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3477,7 @@ func (x *ExplainReasonRequest) String() string {
 func (*ExplainReasonRequest) ProtoMessage() {}
 
 func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[40]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3490,7 @@ func (x *ExplainReasonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonRequest.ProtoReflect.Descriptor instead.
 func (*ExplainReasonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{40}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExplainReasonRequest) GetCode() string {
@@ -3421,7 +3515,7 @@ type ReasonText struct {
 
 func (x *ReasonText) Reset() {
 	*x = ReasonText{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3527,7 @@ func (x *ReasonText) String() string {
 func (*ReasonText) ProtoMessage() {}
 
 func (x *ReasonText) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[41]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3540,7 @@ func (x *ReasonText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonText.ProtoReflect.Descriptor instead.
 func (*ReasonText) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{41}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReasonText) GetCode() string {
@@ -3501,7 +3595,7 @@ type ExplainReasonResponse struct {
 
 func (x *ExplainReasonResponse) Reset() {
 	*x = ExplainReasonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3607,7 @@ func (x *ExplainReasonResponse) String() string {
 func (*ExplainReasonResponse) ProtoMessage() {}
 
 func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[42]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3620,7 @@ func (x *ExplainReasonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainReasonResponse.ProtoReflect.Descriptor instead.
 func (*ExplainReasonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{42}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExplainReasonResponse) GetItems() []*ReasonText {
@@ -3550,7 +3644,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3562,7 +3656,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[43]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3575,7 +3669,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{43}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WatchRequest) GetTopics() []Topic {
@@ -3629,7 +3723,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3735,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3748,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{44}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WatchResponse) GetFrame() isWatchResponse_Frame {
@@ -3741,7 +3835,7 @@ type WatchItem struct {
 
 func (x *WatchItem) Reset() {
 	*x = WatchItem{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3847,7 @@ func (x *WatchItem) String() string {
 func (*WatchItem) ProtoMessage() {}
 
 func (x *WatchItem) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3860,7 @@ func (x *WatchItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchItem.ProtoReflect.Descriptor instead.
 func (*WatchItem) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{45}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WatchItem) GetTopic() Topic {
@@ -3901,7 +3995,7 @@ type Bootstrapped struct {
 
 func (x *Bootstrapped) Reset() {
 	*x = Bootstrapped{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4007,7 @@ func (x *Bootstrapped) String() string {
 func (*Bootstrapped) ProtoMessage() {}
 
 func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4020,7 @@ func (x *Bootstrapped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bootstrapped.ProtoReflect.Descriptor instead.
 func (*Bootstrapped) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{46}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Bootstrapped) GetTotal() int32 {
@@ -3946,7 +4040,7 @@ type WatchHeartbeat struct {
 
 func (x *WatchHeartbeat) Reset() {
 	*x = WatchHeartbeat{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4052,7 @@ func (x *WatchHeartbeat) String() string {
 func (*WatchHeartbeat) ProtoMessage() {}
 
 func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[47]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4065,7 @@ func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHeartbeat.ProtoReflect.Descriptor instead.
 func (*WatchHeartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{47}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchHeartbeat) GetServerTime() *timestamppb.Timestamp {
@@ -3992,7 +4086,7 @@ type CreateTenantRequest struct {
 
 func (x *CreateTenantRequest) Reset() {
 	*x = CreateTenantRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4004,7 +4098,7 @@ func (x *CreateTenantRequest) String() string {
 func (*CreateTenantRequest) ProtoMessage() {}
 
 func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[48]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4017,7 +4111,7 @@ func (x *CreateTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantRequest.ProtoReflect.Descriptor instead.
 func (*CreateTenantRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{48}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateTenantRequest) GetName() string {
@@ -4046,7 +4140,7 @@ type CreateTenantResponse struct {
 
 func (x *CreateTenantResponse) Reset() {
 	*x = CreateTenantResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4058,7 +4152,7 @@ func (x *CreateTenantResponse) String() string {
 func (*CreateTenantResponse) ProtoMessage() {}
 
 func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[49]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4071,7 +4165,7 @@ func (x *CreateTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTenantResponse.ProtoReflect.Descriptor instead.
 func (*CreateTenantResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{49}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreateTenantResponse) GetTenant() *v13.Tenant {
@@ -4109,7 +4203,7 @@ type CreateWorkspaceRequest struct {
 
 func (x *CreateWorkspaceRequest) Reset() {
 	*x = CreateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4121,7 +4215,7 @@ func (x *CreateWorkspaceRequest) String() string {
 func (*CreateWorkspaceRequest) ProtoMessage() {}
 
 func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[50]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4134,7 +4228,7 @@ func (x *CreateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{50}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateWorkspaceRequest) GetTenant() string {
@@ -4182,7 +4276,7 @@ type CreateWorkspaceResponse struct {
 
 func (x *CreateWorkspaceResponse) Reset() {
 	*x = CreateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4194,7 +4288,7 @@ func (x *CreateWorkspaceResponse) String() string {
 func (*CreateWorkspaceResponse) ProtoMessage() {}
 
 func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[51]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4207,7 +4301,7 @@ func (x *CreateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*CreateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{51}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -4233,7 +4327,7 @@ type OperateWorkspaceRequest struct {
 
 func (x *OperateWorkspaceRequest) Reset() {
 	*x = OperateWorkspaceRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4245,7 +4339,7 @@ func (x *OperateWorkspaceRequest) String() string {
 func (*OperateWorkspaceRequest) ProtoMessage() {}
 
 func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[52]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4258,7 +4352,7 @@ func (x *OperateWorkspaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceRequest.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{52}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OperateWorkspaceRequest) GetWorkspace() string {
@@ -4320,7 +4414,7 @@ type OperateWorkspaceResponse struct {
 
 func (x *OperateWorkspaceResponse) Reset() {
 	*x = OperateWorkspaceResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4332,7 +4426,7 @@ func (x *OperateWorkspaceResponse) String() string {
 func (*OperateWorkspaceResponse) ProtoMessage() {}
 
 func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[53]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4345,7 +4439,7 @@ func (x *OperateWorkspaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperateWorkspaceResponse.ProtoReflect.Descriptor instead.
 func (*OperateWorkspaceResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{53}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *OperateWorkspaceResponse) GetOperation() *v13.Operation {
@@ -4367,7 +4461,7 @@ type EnrollNodeRequest struct {
 
 func (x *EnrollNodeRequest) Reset() {
 	*x = EnrollNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4379,7 +4473,7 @@ func (x *EnrollNodeRequest) String() string {
 func (*EnrollNodeRequest) ProtoMessage() {}
 
 func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[54]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4392,7 +4486,7 @@ func (x *EnrollNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeRequest.ProtoReflect.Descriptor instead.
 func (*EnrollNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{54}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EnrollNodeRequest) GetName() string {
@@ -4430,7 +4524,7 @@ type EnrollNodeResponse struct {
 
 func (x *EnrollNodeResponse) Reset() {
 	*x = EnrollNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4536,7 @@ func (x *EnrollNodeResponse) String() string {
 func (*EnrollNodeResponse) ProtoMessage() {}
 
 func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[55]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4549,7 @@ func (x *EnrollNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollNodeResponse.ProtoReflect.Descriptor instead.
 func (*EnrollNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{55}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EnrollNodeResponse) GetNodeId() string {
@@ -4505,7 +4599,7 @@ type ChangeNodeIdentityRequest struct {
 
 func (x *ChangeNodeIdentityRequest) Reset() {
 	*x = ChangeNodeIdentityRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4517,7 +4611,7 @@ func (x *ChangeNodeIdentityRequest) String() string {
 func (*ChangeNodeIdentityRequest) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[56]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4530,7 +4624,7 @@ func (x *ChangeNodeIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{56}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ChangeNodeIdentityRequest) GetNode() string {
@@ -4565,7 +4659,7 @@ type ChangeNodeIdentityResponse struct {
 
 func (x *ChangeNodeIdentityResponse) Reset() {
 	*x = ChangeNodeIdentityResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +4671,7 @@ func (x *ChangeNodeIdentityResponse) String() string {
 func (*ChangeNodeIdentityResponse) ProtoMessage() {}
 
 func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[57]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +4684,7 @@ func (x *ChangeNodeIdentityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeIdentityResponse.ProtoReflect.Descriptor instead.
 func (*ChangeNodeIdentityResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{57}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ChangeNodeIdentityResponse) GetNode() *v11.NodeIdentity {
@@ -4619,7 +4713,7 @@ type SetCordonRequest struct {
 
 func (x *SetCordonRequest) Reset() {
 	*x = SetCordonRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4631,7 +4725,7 @@ func (x *SetCordonRequest) String() string {
 func (*SetCordonRequest) ProtoMessage() {}
 
 func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[58]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4644,7 +4738,7 @@ func (x *SetCordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonRequest.ProtoReflect.Descriptor instead.
 func (*SetCordonRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{58}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SetCordonRequest) GetNode() string {
@@ -4679,7 +4773,7 @@ type SetCordonResponse struct {
 
 func (x *SetCordonResponse) Reset() {
 	*x = SetCordonResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4691,7 +4785,7 @@ func (x *SetCordonResponse) String() string {
 func (*SetCordonResponse) ProtoMessage() {}
 
 func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[59]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4704,7 +4798,7 @@ func (x *SetCordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCordonResponse.ProtoReflect.Descriptor instead.
 func (*SetCordonResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{59}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SetCordonResponse) GetGate() *v13.NodeGate {
@@ -4732,7 +4826,7 @@ type ProbeNodeRequest struct {
 
 func (x *ProbeNodeRequest) Reset() {
 	*x = ProbeNodeRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4744,7 +4838,7 @@ func (x *ProbeNodeRequest) String() string {
 func (*ProbeNodeRequest) ProtoMessage() {}
 
 func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[60]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4757,7 +4851,7 @@ func (x *ProbeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{60}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProbeNodeRequest) GetNode() string {
@@ -4785,7 +4879,7 @@ type ProbeNodeResponse struct {
 
 func (x *ProbeNodeResponse) Reset() {
 	*x = ProbeNodeResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4797,7 +4891,7 @@ func (x *ProbeNodeResponse) String() string {
 func (*ProbeNodeResponse) ProtoMessage() {}
 
 func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[61]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4810,7 +4904,7 @@ func (x *ProbeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeNodeResponse.ProtoReflect.Descriptor instead.
 func (*ProbeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{61}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ProbeNodeResponse) GetTask() *v13.Task {
@@ -4839,7 +4933,7 @@ type ChangeTaskRequest struct {
 
 func (x *ChangeTaskRequest) Reset() {
 	*x = ChangeTaskRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4851,7 +4945,7 @@ func (x *ChangeTaskRequest) String() string {
 func (*ChangeTaskRequest) ProtoMessage() {}
 
 func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[62]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4864,7 +4958,7 @@ func (x *ChangeTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTaskRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{62}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ChangeTaskRequest) GetTaskId() string {
@@ -4899,7 +4993,7 @@ type ChangeTaskResponse struct {
 
 func (x *ChangeTaskResponse) Reset() {
 	*x = ChangeTaskResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4911,7 +5005,7 @@ func (x *ChangeTaskResponse) String() string {
 func (*ChangeTaskResponse) ProtoMessage() {}
 
 func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[63]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4924,7 +5018,7 @@ func (x *ChangeTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTaskResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTaskResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{63}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ChangeTaskResponse) GetTask() *v13.Task {
@@ -4954,7 +5048,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4966,7 +5060,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[64]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4979,7 +5073,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{64}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetPolicyRequest) GetKey() string {
@@ -5021,7 +5115,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5033,7 +5127,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[65]
+	mi := &file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5046,7 +5140,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{65}
+	return file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetPolicyResponse) GetKey() *v11.PolicyKey {
@@ -5088,7 +5182,7 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12\x1f\n" +
 	"\vnext_action\x18\b \x01(\tR\n" +
 	"nextAction\x126\n" +
-	"\bseverity\x18\t \x01(\x0e2\x1a.gpuaas.common.v1.SeverityR\bseverity\"\xf7\x03\n" +
+	"\bseverity\x18\t \x01(\x0e2\x1a.gpuaas.common.v1.SeverityR\bseverity\"\xb5\x04\n" +
 	"\x11GetStatusResponse\x12D\n" +
 	"\n" +
 	"components\x18\x01 \x03(\v2$.gpuaas.readmodel.v1.ComponentStatusR\n" +
@@ -5111,7 +5205,16 @@ const file_gpuaas_readmodel_v1_readmodel_proto_rawDesc = "" +
 	"\vfindings_p1\x18\r \x01(\x05R\n" +
 	"findingsP1\x12\x1f\n" +
 	"\vfindings_p2\x18\x0e \x01(\x05R\n" +
-	"findingsP2\"\xcb\x04\n" +
+	"findingsP2\x12<\n" +
+	"\ahistory\x18( \x01(\v2\".gpuaas.readmodel.v1.HistoryStatusR\ahistory\"\x98\x02\n" +
+	"\rHistoryStatus\x12!\n" +
+	"\fevents_bytes\x18\x01 \x01(\x03R\veventsBytes\x12%\n" +
+	"\x0edatabase_bytes\x18\x02 \x01(\x03R\rdatabaseBytes\x12\x1f\n" +
+	"\vlimit_bytes\x18\x03 \x01(\x03R\n" +
+	"limitBytes\x12\"\n" +
+	"\rbytes_per_day\x18\x04 \x01(\x03R\vbytesPerDay\x12D\n" +
+	"\x10oldest_parked_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0eoldestParkedAt\x122\n" +
+	"\x15retention_lag_seconds\x18\x06 \x01(\x03R\x13retentionLagSeconds\"\xcb\x04\n" +
 	"\x04Node\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
@@ -5604,7 +5707,7 @@ func file_gpuaas_readmodel_v1_readmodel_proto_rawDescGZIP() []byte {
 }
 
 var file_gpuaas_readmodel_v1_readmodel_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_gpuaas_readmodel_v1_readmodel_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(ObjectKind)(0),                    // 0: gpuaas.readmodel.v1.ObjectKind
 	(Topic)(0),                         // 1: gpuaas.readmodel.v1.Topic
@@ -5614,257 +5717,260 @@ var file_gpuaas_readmodel_v1_readmodel_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),           // 5: gpuaas.readmodel.v1.GetStatusRequest
 	(*ComponentStatus)(nil),            // 6: gpuaas.readmodel.v1.ComponentStatus
 	(*GetStatusResponse)(nil),          // 7: gpuaas.readmodel.v1.GetStatusResponse
-	(*Node)(nil),                       // 8: gpuaas.readmodel.v1.Node
-	(*Workspace)(nil),                  // 9: gpuaas.readmodel.v1.Workspace
-	(*TimelineItem)(nil),               // 10: gpuaas.readmodel.v1.TimelineItem
-	(*Task)(nil),                       // 11: gpuaas.readmodel.v1.Task
-	(*ListNodesRequest)(nil),           // 12: gpuaas.readmodel.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 13: gpuaas.readmodel.v1.ListNodesResponse
-	(*ListTenantsRequest)(nil),         // 14: gpuaas.readmodel.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),        // 15: gpuaas.readmodel.v1.ListTenantsResponse
-	(*ListWorkspacesRequest)(nil),      // 16: gpuaas.readmodel.v1.ListWorkspacesRequest
-	(*ListWorkspacesResponse)(nil),     // 17: gpuaas.readmodel.v1.ListWorkspacesResponse
-	(*ListTasksRequest)(nil),           // 18: gpuaas.readmodel.v1.ListTasksRequest
-	(*ListTasksResponse)(nil),          // 19: gpuaas.readmodel.v1.ListTasksResponse
-	(*ListInstancesRequest)(nil),       // 20: gpuaas.readmodel.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),      // 21: gpuaas.readmodel.v1.ListInstancesResponse
-	(*ListClaimsRequest)(nil),          // 22: gpuaas.readmodel.v1.ListClaimsRequest
-	(*ListClaimsResponse)(nil),         // 23: gpuaas.readmodel.v1.ListClaimsResponse
-	(*ListAllocationsRequest)(nil),     // 24: gpuaas.readmodel.v1.ListAllocationsRequest
-	(*ListAllocationsResponse)(nil),    // 25: gpuaas.readmodel.v1.ListAllocationsResponse
-	(*GetNodeRequest)(nil),             // 26: gpuaas.readmodel.v1.GetNodeRequest
-	(*GetNodeResponse)(nil),            // 27: gpuaas.readmodel.v1.GetNodeResponse
-	(*ResolveRequest)(nil),             // 28: gpuaas.readmodel.v1.ResolveRequest
-	(*ResolveResponse)(nil),            // 29: gpuaas.readmodel.v1.ResolveResponse
-	(*GetWorkspaceRequest)(nil),        // 30: gpuaas.readmodel.v1.GetWorkspaceRequest
-	(*GetWorkspaceResponse)(nil),       // 31: gpuaas.readmodel.v1.GetWorkspaceResponse
-	(*GetTimelineRequest)(nil),         // 32: gpuaas.readmodel.v1.GetTimelineRequest
-	(*ReadOutputRequest)(nil),          // 33: gpuaas.readmodel.v1.ReadOutputRequest
-	(*ReadOutputResponse)(nil),         // 34: gpuaas.readmodel.v1.ReadOutputResponse
-	(*GetTimelineResponse)(nil),        // 35: gpuaas.readmodel.v1.GetTimelineResponse
-	(*RunBrief)(nil),                   // 36: gpuaas.readmodel.v1.RunBrief
-	(*GetActionsRequest)(nil),          // 37: gpuaas.readmodel.v1.GetActionsRequest
-	(*GetActionsResponse)(nil),         // 38: gpuaas.readmodel.v1.GetActionsResponse
-	(*GetTaskRequest)(nil),             // 39: gpuaas.readmodel.v1.GetTaskRequest
-	(*GetTaskResponse)(nil),            // 40: gpuaas.readmodel.v1.GetTaskResponse
-	(*GetPolicyRequest)(nil),           // 41: gpuaas.readmodel.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),          // 42: gpuaas.readmodel.v1.GetPolicyResponse
-	(*ExplainReasonRequest)(nil),       // 43: gpuaas.readmodel.v1.ExplainReasonRequest
-	(*ReasonText)(nil),                 // 44: gpuaas.readmodel.v1.ReasonText
-	(*ExplainReasonResponse)(nil),      // 45: gpuaas.readmodel.v1.ExplainReasonResponse
-	(*WatchRequest)(nil),               // 46: gpuaas.readmodel.v1.WatchRequest
-	(*WatchResponse)(nil),              // 47: gpuaas.readmodel.v1.WatchResponse
-	(*WatchItem)(nil),                  // 48: gpuaas.readmodel.v1.WatchItem
-	(*Bootstrapped)(nil),               // 49: gpuaas.readmodel.v1.Bootstrapped
-	(*WatchHeartbeat)(nil),             // 50: gpuaas.readmodel.v1.WatchHeartbeat
-	(*CreateTenantRequest)(nil),        // 51: gpuaas.readmodel.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),       // 52: gpuaas.readmodel.v1.CreateTenantResponse
-	(*CreateWorkspaceRequest)(nil),     // 53: gpuaas.readmodel.v1.CreateWorkspaceRequest
-	(*CreateWorkspaceResponse)(nil),    // 54: gpuaas.readmodel.v1.CreateWorkspaceResponse
-	(*OperateWorkspaceRequest)(nil),    // 55: gpuaas.readmodel.v1.OperateWorkspaceRequest
-	(*OperateWorkspaceResponse)(nil),   // 56: gpuaas.readmodel.v1.OperateWorkspaceResponse
-	(*EnrollNodeRequest)(nil),          // 57: gpuaas.readmodel.v1.EnrollNodeRequest
-	(*EnrollNodeResponse)(nil),         // 58: gpuaas.readmodel.v1.EnrollNodeResponse
-	(*ChangeNodeIdentityRequest)(nil),  // 59: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	(*ChangeNodeIdentityResponse)(nil), // 60: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	(*SetCordonRequest)(nil),           // 61: gpuaas.readmodel.v1.SetCordonRequest
-	(*SetCordonResponse)(nil),          // 62: gpuaas.readmodel.v1.SetCordonResponse
-	(*ProbeNodeRequest)(nil),           // 63: gpuaas.readmodel.v1.ProbeNodeRequest
-	(*ProbeNodeResponse)(nil),          // 64: gpuaas.readmodel.v1.ProbeNodeResponse
-	(*ChangeTaskRequest)(nil),          // 65: gpuaas.readmodel.v1.ChangeTaskRequest
-	(*ChangeTaskResponse)(nil),         // 66: gpuaas.readmodel.v1.ChangeTaskResponse
-	(*SetPolicyRequest)(nil),           // 67: gpuaas.readmodel.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),          // 68: gpuaas.readmodel.v1.SetPolicyResponse
-	(*timestamppb.Timestamp)(nil),      // 69: google.protobuf.Timestamp
-	(v1.PartState)(0),                  // 70: gpuaas.common.v1.PartState
-	(v1.Severity)(0),                   // 71: gpuaas.common.v1.Severity
-	(v1.UserState)(0),                  // 72: gpuaas.common.v1.UserState
-	(*v11.NodeIdentity)(nil),           // 73: gpuaas.recovery.v1.NodeIdentity
-	(*v12.SessionChanged)(nil),         // 74: gpuaas.node.v1.SessionChanged
-	(*v13.NodeGate)(nil),               // 75: gpuaas.lifecycle.v1.NodeGate
-	(v1.WorkspaceState)(0),             // 76: gpuaas.common.v1.WorkspaceState
-	(*v13.WorkspaceSpec)(nil),          // 77: gpuaas.lifecycle.v1.WorkspaceSpec
-	(*v13.Endpoint)(nil),               // 78: gpuaas.lifecycle.v1.Endpoint
-	(*v13.Finding)(nil),                // 79: gpuaas.lifecycle.v1.Finding
-	(v1.Direction)(0),                  // 80: gpuaas.common.v1.Direction
-	(v1.AttemptState)(0),               // 81: gpuaas.common.v1.AttemptState
-	(v1.OwnerLayer)(0),                 // 82: gpuaas.common.v1.OwnerLayer
-	(v1.TaskType)(0),                   // 83: gpuaas.common.v1.TaskType
-	(v1.TaskState)(0),                  // 84: gpuaas.common.v1.TaskState
-	(*v13.TaskTransition)(nil),         // 85: gpuaas.lifecycle.v1.TaskTransition
-	(v1.Reason)(0),                     // 86: gpuaas.common.v1.Reason
-	(*v13.Tenant)(nil),                 // 87: gpuaas.lifecycle.v1.Tenant
-	(*v13.Instance)(nil),               // 88: gpuaas.lifecycle.v1.Instance
-	(*v13.Claim)(nil),                  // 89: gpuaas.lifecycle.v1.Claim
-	(*v13.Allocation)(nil),             // 90: gpuaas.lifecycle.v1.Allocation
-	(*v12.OutputCursor)(nil),           // 91: gpuaas.node.v1.OutputCursor
-	(*v12.WorkloadOutput)(nil),         // 92: gpuaas.node.v1.WorkloadOutput
-	(*v13.Run)(nil),                    // 93: gpuaas.lifecycle.v1.Run
-	(v1.OperationKind)(0),              // 94: gpuaas.common.v1.OperationKind
-	(v1.RunState)(0),                   // 95: gpuaas.common.v1.RunState
-	(*v13.ActionOption)(nil),           // 96: gpuaas.lifecycle.v1.ActionOption
-	(*v11.PolicyKey)(nil),              // 97: gpuaas.recovery.v1.PolicyKey
-	(v1.Action)(0),                     // 98: gpuaas.common.v1.Action
-	(*v13.StepAttempt)(nil),            // 99: gpuaas.lifecycle.v1.StepAttempt
-	(*v13.Quota)(nil),                  // 100: gpuaas.lifecycle.v1.Quota
-	(*v13.Operation)(nil),              // 101: gpuaas.lifecycle.v1.Operation
-	(v1.FencedProof)(0),                // 102: gpuaas.common.v1.FencedProof
-	(*durationpb.Duration)(nil),        // 103: google.protobuf.Duration
-	(*v1.Profile)(nil),                 // 104: gpuaas.common.v1.Profile
-	(v11.IdentityVerb)(0),              // 105: gpuaas.recovery.v1.IdentityVerb
-	(*v13.Task)(nil),                   // 106: gpuaas.lifecycle.v1.Task
+	(*HistoryStatus)(nil),              // 8: gpuaas.readmodel.v1.HistoryStatus
+	(*Node)(nil),                       // 9: gpuaas.readmodel.v1.Node
+	(*Workspace)(nil),                  // 10: gpuaas.readmodel.v1.Workspace
+	(*TimelineItem)(nil),               // 11: gpuaas.readmodel.v1.TimelineItem
+	(*Task)(nil),                       // 12: gpuaas.readmodel.v1.Task
+	(*ListNodesRequest)(nil),           // 13: gpuaas.readmodel.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 14: gpuaas.readmodel.v1.ListNodesResponse
+	(*ListTenantsRequest)(nil),         // 15: gpuaas.readmodel.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),        // 16: gpuaas.readmodel.v1.ListTenantsResponse
+	(*ListWorkspacesRequest)(nil),      // 17: gpuaas.readmodel.v1.ListWorkspacesRequest
+	(*ListWorkspacesResponse)(nil),     // 18: gpuaas.readmodel.v1.ListWorkspacesResponse
+	(*ListTasksRequest)(nil),           // 19: gpuaas.readmodel.v1.ListTasksRequest
+	(*ListTasksResponse)(nil),          // 20: gpuaas.readmodel.v1.ListTasksResponse
+	(*ListInstancesRequest)(nil),       // 21: gpuaas.readmodel.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),      // 22: gpuaas.readmodel.v1.ListInstancesResponse
+	(*ListClaimsRequest)(nil),          // 23: gpuaas.readmodel.v1.ListClaimsRequest
+	(*ListClaimsResponse)(nil),         // 24: gpuaas.readmodel.v1.ListClaimsResponse
+	(*ListAllocationsRequest)(nil),     // 25: gpuaas.readmodel.v1.ListAllocationsRequest
+	(*ListAllocationsResponse)(nil),    // 26: gpuaas.readmodel.v1.ListAllocationsResponse
+	(*GetNodeRequest)(nil),             // 27: gpuaas.readmodel.v1.GetNodeRequest
+	(*GetNodeResponse)(nil),            // 28: gpuaas.readmodel.v1.GetNodeResponse
+	(*ResolveRequest)(nil),             // 29: gpuaas.readmodel.v1.ResolveRequest
+	(*ResolveResponse)(nil),            // 30: gpuaas.readmodel.v1.ResolveResponse
+	(*GetWorkspaceRequest)(nil),        // 31: gpuaas.readmodel.v1.GetWorkspaceRequest
+	(*GetWorkspaceResponse)(nil),       // 32: gpuaas.readmodel.v1.GetWorkspaceResponse
+	(*GetTimelineRequest)(nil),         // 33: gpuaas.readmodel.v1.GetTimelineRequest
+	(*ReadOutputRequest)(nil),          // 34: gpuaas.readmodel.v1.ReadOutputRequest
+	(*ReadOutputResponse)(nil),         // 35: gpuaas.readmodel.v1.ReadOutputResponse
+	(*GetTimelineResponse)(nil),        // 36: gpuaas.readmodel.v1.GetTimelineResponse
+	(*RunBrief)(nil),                   // 37: gpuaas.readmodel.v1.RunBrief
+	(*GetActionsRequest)(nil),          // 38: gpuaas.readmodel.v1.GetActionsRequest
+	(*GetActionsResponse)(nil),         // 39: gpuaas.readmodel.v1.GetActionsResponse
+	(*GetTaskRequest)(nil),             // 40: gpuaas.readmodel.v1.GetTaskRequest
+	(*GetTaskResponse)(nil),            // 41: gpuaas.readmodel.v1.GetTaskResponse
+	(*GetPolicyRequest)(nil),           // 42: gpuaas.readmodel.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),          // 43: gpuaas.readmodel.v1.GetPolicyResponse
+	(*ExplainReasonRequest)(nil),       // 44: gpuaas.readmodel.v1.ExplainReasonRequest
+	(*ReasonText)(nil),                 // 45: gpuaas.readmodel.v1.ReasonText
+	(*ExplainReasonResponse)(nil),      // 46: gpuaas.readmodel.v1.ExplainReasonResponse
+	(*WatchRequest)(nil),               // 47: gpuaas.readmodel.v1.WatchRequest
+	(*WatchResponse)(nil),              // 48: gpuaas.readmodel.v1.WatchResponse
+	(*WatchItem)(nil),                  // 49: gpuaas.readmodel.v1.WatchItem
+	(*Bootstrapped)(nil),               // 50: gpuaas.readmodel.v1.Bootstrapped
+	(*WatchHeartbeat)(nil),             // 51: gpuaas.readmodel.v1.WatchHeartbeat
+	(*CreateTenantRequest)(nil),        // 52: gpuaas.readmodel.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),       // 53: gpuaas.readmodel.v1.CreateTenantResponse
+	(*CreateWorkspaceRequest)(nil),     // 54: gpuaas.readmodel.v1.CreateWorkspaceRequest
+	(*CreateWorkspaceResponse)(nil),    // 55: gpuaas.readmodel.v1.CreateWorkspaceResponse
+	(*OperateWorkspaceRequest)(nil),    // 56: gpuaas.readmodel.v1.OperateWorkspaceRequest
+	(*OperateWorkspaceResponse)(nil),   // 57: gpuaas.readmodel.v1.OperateWorkspaceResponse
+	(*EnrollNodeRequest)(nil),          // 58: gpuaas.readmodel.v1.EnrollNodeRequest
+	(*EnrollNodeResponse)(nil),         // 59: gpuaas.readmodel.v1.EnrollNodeResponse
+	(*ChangeNodeIdentityRequest)(nil),  // 60: gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	(*ChangeNodeIdentityResponse)(nil), // 61: gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	(*SetCordonRequest)(nil),           // 62: gpuaas.readmodel.v1.SetCordonRequest
+	(*SetCordonResponse)(nil),          // 63: gpuaas.readmodel.v1.SetCordonResponse
+	(*ProbeNodeRequest)(nil),           // 64: gpuaas.readmodel.v1.ProbeNodeRequest
+	(*ProbeNodeResponse)(nil),          // 65: gpuaas.readmodel.v1.ProbeNodeResponse
+	(*ChangeTaskRequest)(nil),          // 66: gpuaas.readmodel.v1.ChangeTaskRequest
+	(*ChangeTaskResponse)(nil),         // 67: gpuaas.readmodel.v1.ChangeTaskResponse
+	(*SetPolicyRequest)(nil),           // 68: gpuaas.readmodel.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),          // 69: gpuaas.readmodel.v1.SetPolicyResponse
+	(*timestamppb.Timestamp)(nil),      // 70: google.protobuf.Timestamp
+	(v1.PartState)(0),                  // 71: gpuaas.common.v1.PartState
+	(v1.Severity)(0),                   // 72: gpuaas.common.v1.Severity
+	(v1.UserState)(0),                  // 73: gpuaas.common.v1.UserState
+	(*v11.NodeIdentity)(nil),           // 74: gpuaas.recovery.v1.NodeIdentity
+	(*v12.SessionChanged)(nil),         // 75: gpuaas.node.v1.SessionChanged
+	(*v13.NodeGate)(nil),               // 76: gpuaas.lifecycle.v1.NodeGate
+	(v1.WorkspaceState)(0),             // 77: gpuaas.common.v1.WorkspaceState
+	(*v13.WorkspaceSpec)(nil),          // 78: gpuaas.lifecycle.v1.WorkspaceSpec
+	(*v13.Endpoint)(nil),               // 79: gpuaas.lifecycle.v1.Endpoint
+	(*v13.Finding)(nil),                // 80: gpuaas.lifecycle.v1.Finding
+	(v1.Direction)(0),                  // 81: gpuaas.common.v1.Direction
+	(v1.AttemptState)(0),               // 82: gpuaas.common.v1.AttemptState
+	(v1.OwnerLayer)(0),                 // 83: gpuaas.common.v1.OwnerLayer
+	(v1.TaskType)(0),                   // 84: gpuaas.common.v1.TaskType
+	(v1.TaskState)(0),                  // 85: gpuaas.common.v1.TaskState
+	(*v13.TaskTransition)(nil),         // 86: gpuaas.lifecycle.v1.TaskTransition
+	(v1.Reason)(0),                     // 87: gpuaas.common.v1.Reason
+	(*v13.Tenant)(nil),                 // 88: gpuaas.lifecycle.v1.Tenant
+	(*v13.Instance)(nil),               // 89: gpuaas.lifecycle.v1.Instance
+	(*v13.Claim)(nil),                  // 90: gpuaas.lifecycle.v1.Claim
+	(*v13.Allocation)(nil),             // 91: gpuaas.lifecycle.v1.Allocation
+	(*v12.OutputCursor)(nil),           // 92: gpuaas.node.v1.OutputCursor
+	(*v12.WorkloadOutput)(nil),         // 93: gpuaas.node.v1.WorkloadOutput
+	(*v13.Run)(nil),                    // 94: gpuaas.lifecycle.v1.Run
+	(v1.OperationKind)(0),              // 95: gpuaas.common.v1.OperationKind
+	(v1.RunState)(0),                   // 96: gpuaas.common.v1.RunState
+	(*v13.ActionOption)(nil),           // 97: gpuaas.lifecycle.v1.ActionOption
+	(*v11.PolicyKey)(nil),              // 98: gpuaas.recovery.v1.PolicyKey
+	(v1.Action)(0),                     // 99: gpuaas.common.v1.Action
+	(*v13.StepAttempt)(nil),            // 100: gpuaas.lifecycle.v1.StepAttempt
+	(*v13.Quota)(nil),                  // 101: gpuaas.lifecycle.v1.Quota
+	(*v13.Operation)(nil),              // 102: gpuaas.lifecycle.v1.Operation
+	(v1.FencedProof)(0),                // 103: gpuaas.common.v1.FencedProof
+	(*durationpb.Duration)(nil),        // 104: google.protobuf.Duration
+	(*v1.Profile)(nil),                 // 105: gpuaas.common.v1.Profile
+	(v11.IdentityVerb)(0),              // 106: gpuaas.recovery.v1.IdentityVerb
+	(*v13.Task)(nil),                   // 107: gpuaas.lifecycle.v1.Task
 }
 var file_gpuaas_readmodel_v1_readmodel_proto_depIdxs = []int32{
-	69,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
-	69,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
-	70,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
-	69,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
-	71,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
+	70,  // 0: gpuaas.readmodel.v1.WhoAmIResponse.expires_at:type_name -> google.protobuf.Timestamp
+	70,  // 1: gpuaas.readmodel.v1.ComponentStatus.observed_at:type_name -> google.protobuf.Timestamp
+	71,  // 2: gpuaas.readmodel.v1.ComponentStatus.state:type_name -> gpuaas.common.v1.PartState
+	70,  // 3: gpuaas.readmodel.v1.ComponentStatus.since:type_name -> google.protobuf.Timestamp
+	72,  // 4: gpuaas.readmodel.v1.ComponentStatus.severity:type_name -> gpuaas.common.v1.Severity
 	6,   // 5: gpuaas.readmodel.v1.GetStatusResponse.components:type_name -> gpuaas.readmodel.v1.ComponentStatus
-	72,  // 6: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
-	69,  // 7: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
-	73,  // 8: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
-	74,  // 9: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
-	75,  // 10: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	69,  // 11: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
-	76,  // 12: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
-	72,  // 13: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
-	77,  // 14: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	78,  // 15: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
-	69,  // 16: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
-	69,  // 17: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
-	79,  // 18: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
-	69,  // 19: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
-	80,  // 20: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
-	81,  // 21: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
-	69,  // 22: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
-	82,  // 23: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	69,  // 24: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
-	83,  // 25: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
-	84,  // 26: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
-	85,  // 27: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
-	86,  // 28: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
-	69,  // 29: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	69,  // 30: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
-	8,   // 31: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
-	87,  // 32: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
-	76,  // 33: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
-	9,   // 34: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
-	84,  // 35: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
-	11,  // 36: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
-	88,  // 37: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
-	89,  // 38: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
-	90,  // 39: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
-	8,   // 40: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
-	0,   // 41: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
-	0,   // 42: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
-	9,   // 43: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	91,  // 44: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	92,  // 45: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	9,   // 46: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	93,  // 47: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
-	10,  // 48: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
-	36,  // 49: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
-	94,  // 50: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
-	95,  // 51: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
-	69,  // 52: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
-	69,  // 53: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
-	82,  // 54: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
-	96,  // 55: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
-	11,  // 56: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
-	97,  // 57: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
-	98,  // 58: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
-	44,  // 59: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
-	1,   // 60: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
-	48,  // 61: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
-	49,  // 62: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
-	50,  // 63: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
-	1,   // 64: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
-	2,   // 65: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
-	8,   // 66: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
-	9,   // 67: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
-	11,  // 68: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
-	88,  // 69: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
-	93,  // 70: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
-	99,  // 71: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
-	69,  // 72: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	100, // 73: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
-	87,  // 74: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
-	77,  // 75: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
-	101, // 76: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	94,  // 77: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
-	102, // 78: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
-	101, // 79: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
-	103, // 80: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
-	69,  // 81: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	104, // 82: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
-	105, // 83: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
-	73,  // 84: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
-	75,  // 85: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
-	106, // 86: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	106, // 87: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
-	97,  // 88: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
-	3,   // 89: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
-	5,   // 90: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
-	12,  // 91: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
-	26,  // 92: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
-	28,  // 93: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
-	14,  // 94: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
-	16,  // 95: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
-	30,  // 96: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
-	32,  // 97: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
-	37,  // 98: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
-	33,  // 99: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
-	18,  // 100: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
-	39,  // 101: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
-	20,  // 102: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
-	22,  // 103: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
-	24,  // 104: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
-	41,  // 105: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
-	43,  // 106: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
-	46,  // 107: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
-	51,  // 108: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
-	53,  // 109: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
-	55,  // 110: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
-	57,  // 111: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
-	59,  // 112: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
-	61,  // 113: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
-	63,  // 114: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
-	65,  // 115: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
-	67,  // 116: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
-	4,   // 117: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
-	7,   // 118: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
-	13,  // 119: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
-	27,  // 120: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
-	29,  // 121: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
-	15,  // 122: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
-	17,  // 123: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
-	31,  // 124: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
-	35,  // 125: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
-	38,  // 126: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
-	34,  // 127: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
-	19,  // 128: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
-	40,  // 129: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
-	21,  // 130: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
-	23,  // 131: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
-	25,  // 132: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
-	42,  // 133: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
-	45,  // 134: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
-	47,  // 135: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
-	52,  // 136: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
-	54,  // 137: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
-	56,  // 138: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
-	58,  // 139: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
-	60,  // 140: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
-	62,  // 141: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
-	64,  // 142: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
-	66,  // 143: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
-	68,  // 144: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
-	117, // [117:145] is the sub-list for method output_type
-	89,  // [89:117] is the sub-list for method input_type
-	89,  // [89:89] is the sub-list for extension type_name
-	89,  // [89:89] is the sub-list for extension extendee
-	0,   // [0:89] is the sub-list for field type_name
+	8,   // 6: gpuaas.readmodel.v1.GetStatusResponse.history:type_name -> gpuaas.readmodel.v1.HistoryStatus
+	70,  // 7: gpuaas.readmodel.v1.HistoryStatus.oldest_parked_at:type_name -> google.protobuf.Timestamp
+	73,  // 8: gpuaas.readmodel.v1.Node.user_state:type_name -> gpuaas.common.v1.UserState
+	70,  // 9: gpuaas.readmodel.v1.Node.last_heartbeat_at:type_name -> google.protobuf.Timestamp
+	74,  // 10: gpuaas.readmodel.v1.Node.identity:type_name -> gpuaas.recovery.v1.NodeIdentity
+	75,  // 11: gpuaas.readmodel.v1.Node.session:type_name -> gpuaas.node.v1.SessionChanged
+	76,  // 12: gpuaas.readmodel.v1.Node.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	70,  // 13: gpuaas.readmodel.v1.Node.since:type_name -> google.protobuf.Timestamp
+	77,  // 14: gpuaas.readmodel.v1.Workspace.state:type_name -> gpuaas.common.v1.WorkspaceState
+	73,  // 15: gpuaas.readmodel.v1.Workspace.user_state:type_name -> gpuaas.common.v1.UserState
+	78,  // 16: gpuaas.readmodel.v1.Workspace.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	79,  // 17: gpuaas.readmodel.v1.Workspace.endpoints:type_name -> gpuaas.lifecycle.v1.Endpoint
+	70,  // 18: gpuaas.readmodel.v1.Workspace.created_at:type_name -> google.protobuf.Timestamp
+	70,  // 19: gpuaas.readmodel.v1.Workspace.state_at:type_name -> google.protobuf.Timestamp
+	80,  // 20: gpuaas.readmodel.v1.Workspace.findings:type_name -> gpuaas.lifecycle.v1.Finding
+	70,  // 21: gpuaas.readmodel.v1.Workspace.agent_since:type_name -> google.protobuf.Timestamp
+	81,  // 22: gpuaas.readmodel.v1.TimelineItem.direction:type_name -> gpuaas.common.v1.Direction
+	82,  // 23: gpuaas.readmodel.v1.TimelineItem.state:type_name -> gpuaas.common.v1.AttemptState
+	70,  // 24: gpuaas.readmodel.v1.TimelineItem.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 25: gpuaas.readmodel.v1.TimelineItem.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	70,  // 26: gpuaas.readmodel.v1.TimelineItem.finished_at:type_name -> google.protobuf.Timestamp
+	84,  // 27: gpuaas.readmodel.v1.Task.type:type_name -> gpuaas.common.v1.TaskType
+	85,  // 28: gpuaas.readmodel.v1.Task.state:type_name -> gpuaas.common.v1.TaskState
+	86,  // 29: gpuaas.readmodel.v1.Task.transitions:type_name -> gpuaas.lifecycle.v1.TaskTransition
+	87,  // 30: gpuaas.readmodel.v1.Task.reason:type_name -> gpuaas.common.v1.Reason
+	70,  // 31: gpuaas.readmodel.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	70,  // 32: gpuaas.readmodel.v1.Task.expires_at:type_name -> google.protobuf.Timestamp
+	9,   // 33: gpuaas.readmodel.v1.ListNodesResponse.items:type_name -> gpuaas.readmodel.v1.Node
+	88,  // 34: gpuaas.readmodel.v1.ListTenantsResponse.items:type_name -> gpuaas.lifecycle.v1.Tenant
+	77,  // 35: gpuaas.readmodel.v1.ListWorkspacesRequest.state:type_name -> gpuaas.common.v1.WorkspaceState
+	10,  // 36: gpuaas.readmodel.v1.ListWorkspacesResponse.items:type_name -> gpuaas.readmodel.v1.Workspace
+	85,  // 37: gpuaas.readmodel.v1.ListTasksRequest.state:type_name -> gpuaas.common.v1.TaskState
+	12,  // 38: gpuaas.readmodel.v1.ListTasksResponse.items:type_name -> gpuaas.readmodel.v1.Task
+	89,  // 39: gpuaas.readmodel.v1.ListInstancesResponse.items:type_name -> gpuaas.lifecycle.v1.Instance
+	90,  // 40: gpuaas.readmodel.v1.ListClaimsResponse.items:type_name -> gpuaas.lifecycle.v1.Claim
+	91,  // 41: gpuaas.readmodel.v1.ListAllocationsResponse.items:type_name -> gpuaas.lifecycle.v1.Allocation
+	9,   // 42: gpuaas.readmodel.v1.GetNodeResponse.node:type_name -> gpuaas.readmodel.v1.Node
+	0,   // 43: gpuaas.readmodel.v1.ResolveRequest.kinds:type_name -> gpuaas.readmodel.v1.ObjectKind
+	0,   // 44: gpuaas.readmodel.v1.ResolveResponse.kind:type_name -> gpuaas.readmodel.v1.ObjectKind
+	10,  // 45: gpuaas.readmodel.v1.GetWorkspaceResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	92,  // 46: gpuaas.readmodel.v1.ReadOutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	93,  // 47: gpuaas.readmodel.v1.ReadOutputResponse.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	10,  // 48: gpuaas.readmodel.v1.GetTimelineResponse.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	94,  // 49: gpuaas.readmodel.v1.GetTimelineResponse.runs:type_name -> gpuaas.lifecycle.v1.Run
+	11,  // 50: gpuaas.readmodel.v1.GetTimelineResponse.items:type_name -> gpuaas.readmodel.v1.TimelineItem
+	37,  // 51: gpuaas.readmodel.v1.GetTimelineResponse.history:type_name -> gpuaas.readmodel.v1.RunBrief
+	95,  // 52: gpuaas.readmodel.v1.RunBrief.kind:type_name -> gpuaas.common.v1.OperationKind
+	96,  // 53: gpuaas.readmodel.v1.RunBrief.state:type_name -> gpuaas.common.v1.RunState
+	70,  // 54: gpuaas.readmodel.v1.RunBrief.started_at:type_name -> google.protobuf.Timestamp
+	70,  // 55: gpuaas.readmodel.v1.RunBrief.ended_at:type_name -> google.protobuf.Timestamp
+	83,  // 56: gpuaas.readmodel.v1.RunBrief.error_layer:type_name -> gpuaas.common.v1.OwnerLayer
+	97,  // 57: gpuaas.readmodel.v1.GetActionsResponse.actions:type_name -> gpuaas.lifecycle.v1.ActionOption
+	12,  // 58: gpuaas.readmodel.v1.GetTaskResponse.task:type_name -> gpuaas.readmodel.v1.Task
+	98,  // 59: gpuaas.readmodel.v1.GetPolicyResponse.items:type_name -> gpuaas.recovery.v1.PolicyKey
+	99,  // 60: gpuaas.readmodel.v1.ReasonText.action:type_name -> gpuaas.common.v1.Action
+	45,  // 61: gpuaas.readmodel.v1.ExplainReasonResponse.items:type_name -> gpuaas.readmodel.v1.ReasonText
+	1,   // 62: gpuaas.readmodel.v1.WatchRequest.topics:type_name -> gpuaas.readmodel.v1.Topic
+	49,  // 63: gpuaas.readmodel.v1.WatchResponse.item:type_name -> gpuaas.readmodel.v1.WatchItem
+	50,  // 64: gpuaas.readmodel.v1.WatchResponse.bootstrapped:type_name -> gpuaas.readmodel.v1.Bootstrapped
+	51,  // 65: gpuaas.readmodel.v1.WatchResponse.heartbeat:type_name -> gpuaas.readmodel.v1.WatchHeartbeat
+	1,   // 66: gpuaas.readmodel.v1.WatchItem.topic:type_name -> gpuaas.readmodel.v1.Topic
+	2,   // 67: gpuaas.readmodel.v1.WatchItem.change:type_name -> gpuaas.readmodel.v1.Change
+	9,   // 68: gpuaas.readmodel.v1.WatchItem.node:type_name -> gpuaas.readmodel.v1.Node
+	10,  // 69: gpuaas.readmodel.v1.WatchItem.workspace:type_name -> gpuaas.readmodel.v1.Workspace
+	12,  // 70: gpuaas.readmodel.v1.WatchItem.task:type_name -> gpuaas.readmodel.v1.Task
+	89,  // 71: gpuaas.readmodel.v1.WatchItem.instance:type_name -> gpuaas.lifecycle.v1.Instance
+	94,  // 72: gpuaas.readmodel.v1.WatchItem.run:type_name -> gpuaas.lifecycle.v1.Run
+	100, // 73: gpuaas.readmodel.v1.WatchItem.step:type_name -> gpuaas.lifecycle.v1.StepAttempt
+	70,  // 74: gpuaas.readmodel.v1.WatchHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	101, // 75: gpuaas.readmodel.v1.CreateTenantRequest.quota:type_name -> gpuaas.lifecycle.v1.Quota
+	88,  // 76: gpuaas.readmodel.v1.CreateTenantResponse.tenant:type_name -> gpuaas.lifecycle.v1.Tenant
+	78,  // 77: gpuaas.readmodel.v1.CreateWorkspaceRequest.spec:type_name -> gpuaas.lifecycle.v1.WorkspaceSpec
+	102, // 78: gpuaas.readmodel.v1.CreateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	95,  // 79: gpuaas.readmodel.v1.OperateWorkspaceRequest.kind:type_name -> gpuaas.common.v1.OperationKind
+	103, // 80: gpuaas.readmodel.v1.OperateWorkspaceRequest.fenced_proof:type_name -> gpuaas.common.v1.FencedProof
+	102, // 81: gpuaas.readmodel.v1.OperateWorkspaceResponse.operation:type_name -> gpuaas.lifecycle.v1.Operation
+	104, // 82: gpuaas.readmodel.v1.EnrollNodeRequest.valid_for:type_name -> google.protobuf.Duration
+	70,  // 83: gpuaas.readmodel.v1.EnrollNodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	105, // 84: gpuaas.readmodel.v1.EnrollNodeResponse.profile:type_name -> gpuaas.common.v1.Profile
+	106, // 85: gpuaas.readmodel.v1.ChangeNodeIdentityRequest.verb:type_name -> gpuaas.recovery.v1.IdentityVerb
+	74,  // 86: gpuaas.readmodel.v1.ChangeNodeIdentityResponse.node:type_name -> gpuaas.recovery.v1.NodeIdentity
+	76,  // 87: gpuaas.readmodel.v1.SetCordonResponse.gate:type_name -> gpuaas.lifecycle.v1.NodeGate
+	107, // 88: gpuaas.readmodel.v1.ProbeNodeResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	107, // 89: gpuaas.readmodel.v1.ChangeTaskResponse.task:type_name -> gpuaas.lifecycle.v1.Task
+	98,  // 90: gpuaas.readmodel.v1.SetPolicyResponse.key:type_name -> gpuaas.recovery.v1.PolicyKey
+	3,   // 91: gpuaas.readmodel.v1.QueryService.WhoAmI:input_type -> gpuaas.readmodel.v1.WhoAmIRequest
+	5,   // 92: gpuaas.readmodel.v1.QueryService.GetStatus:input_type -> gpuaas.readmodel.v1.GetStatusRequest
+	13,  // 93: gpuaas.readmodel.v1.QueryService.ListNodes:input_type -> gpuaas.readmodel.v1.ListNodesRequest
+	27,  // 94: gpuaas.readmodel.v1.QueryService.GetNode:input_type -> gpuaas.readmodel.v1.GetNodeRequest
+	29,  // 95: gpuaas.readmodel.v1.QueryService.Resolve:input_type -> gpuaas.readmodel.v1.ResolveRequest
+	15,  // 96: gpuaas.readmodel.v1.QueryService.ListTenants:input_type -> gpuaas.readmodel.v1.ListTenantsRequest
+	17,  // 97: gpuaas.readmodel.v1.QueryService.ListWorkspaces:input_type -> gpuaas.readmodel.v1.ListWorkspacesRequest
+	31,  // 98: gpuaas.readmodel.v1.QueryService.GetWorkspace:input_type -> gpuaas.readmodel.v1.GetWorkspaceRequest
+	33,  // 99: gpuaas.readmodel.v1.QueryService.GetTimeline:input_type -> gpuaas.readmodel.v1.GetTimelineRequest
+	38,  // 100: gpuaas.readmodel.v1.QueryService.GetActions:input_type -> gpuaas.readmodel.v1.GetActionsRequest
+	34,  // 101: gpuaas.readmodel.v1.QueryService.ReadOutput:input_type -> gpuaas.readmodel.v1.ReadOutputRequest
+	19,  // 102: gpuaas.readmodel.v1.QueryService.ListTasks:input_type -> gpuaas.readmodel.v1.ListTasksRequest
+	40,  // 103: gpuaas.readmodel.v1.QueryService.GetTask:input_type -> gpuaas.readmodel.v1.GetTaskRequest
+	21,  // 104: gpuaas.readmodel.v1.QueryService.ListInstances:input_type -> gpuaas.readmodel.v1.ListInstancesRequest
+	23,  // 105: gpuaas.readmodel.v1.QueryService.ListClaims:input_type -> gpuaas.readmodel.v1.ListClaimsRequest
+	25,  // 106: gpuaas.readmodel.v1.QueryService.ListAllocations:input_type -> gpuaas.readmodel.v1.ListAllocationsRequest
+	42,  // 107: gpuaas.readmodel.v1.QueryService.GetPolicy:input_type -> gpuaas.readmodel.v1.GetPolicyRequest
+	44,  // 108: gpuaas.readmodel.v1.QueryService.ExplainReason:input_type -> gpuaas.readmodel.v1.ExplainReasonRequest
+	47,  // 109: gpuaas.readmodel.v1.QueryService.Watch:input_type -> gpuaas.readmodel.v1.WatchRequest
+	52,  // 110: gpuaas.readmodel.v1.CommandService.CreateTenant:input_type -> gpuaas.readmodel.v1.CreateTenantRequest
+	54,  // 111: gpuaas.readmodel.v1.CommandService.CreateWorkspace:input_type -> gpuaas.readmodel.v1.CreateWorkspaceRequest
+	56,  // 112: gpuaas.readmodel.v1.CommandService.OperateWorkspace:input_type -> gpuaas.readmodel.v1.OperateWorkspaceRequest
+	58,  // 113: gpuaas.readmodel.v1.CommandService.EnrollNode:input_type -> gpuaas.readmodel.v1.EnrollNodeRequest
+	60,  // 114: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:input_type -> gpuaas.readmodel.v1.ChangeNodeIdentityRequest
+	62,  // 115: gpuaas.readmodel.v1.CommandService.SetCordon:input_type -> gpuaas.readmodel.v1.SetCordonRequest
+	64,  // 116: gpuaas.readmodel.v1.CommandService.ProbeNode:input_type -> gpuaas.readmodel.v1.ProbeNodeRequest
+	66,  // 117: gpuaas.readmodel.v1.CommandService.ChangeTask:input_type -> gpuaas.readmodel.v1.ChangeTaskRequest
+	68,  // 118: gpuaas.readmodel.v1.CommandService.SetPolicy:input_type -> gpuaas.readmodel.v1.SetPolicyRequest
+	4,   // 119: gpuaas.readmodel.v1.QueryService.WhoAmI:output_type -> gpuaas.readmodel.v1.WhoAmIResponse
+	7,   // 120: gpuaas.readmodel.v1.QueryService.GetStatus:output_type -> gpuaas.readmodel.v1.GetStatusResponse
+	14,  // 121: gpuaas.readmodel.v1.QueryService.ListNodes:output_type -> gpuaas.readmodel.v1.ListNodesResponse
+	28,  // 122: gpuaas.readmodel.v1.QueryService.GetNode:output_type -> gpuaas.readmodel.v1.GetNodeResponse
+	30,  // 123: gpuaas.readmodel.v1.QueryService.Resolve:output_type -> gpuaas.readmodel.v1.ResolveResponse
+	16,  // 124: gpuaas.readmodel.v1.QueryService.ListTenants:output_type -> gpuaas.readmodel.v1.ListTenantsResponse
+	18,  // 125: gpuaas.readmodel.v1.QueryService.ListWorkspaces:output_type -> gpuaas.readmodel.v1.ListWorkspacesResponse
+	32,  // 126: gpuaas.readmodel.v1.QueryService.GetWorkspace:output_type -> gpuaas.readmodel.v1.GetWorkspaceResponse
+	36,  // 127: gpuaas.readmodel.v1.QueryService.GetTimeline:output_type -> gpuaas.readmodel.v1.GetTimelineResponse
+	39,  // 128: gpuaas.readmodel.v1.QueryService.GetActions:output_type -> gpuaas.readmodel.v1.GetActionsResponse
+	35,  // 129: gpuaas.readmodel.v1.QueryService.ReadOutput:output_type -> gpuaas.readmodel.v1.ReadOutputResponse
+	20,  // 130: gpuaas.readmodel.v1.QueryService.ListTasks:output_type -> gpuaas.readmodel.v1.ListTasksResponse
+	41,  // 131: gpuaas.readmodel.v1.QueryService.GetTask:output_type -> gpuaas.readmodel.v1.GetTaskResponse
+	22,  // 132: gpuaas.readmodel.v1.QueryService.ListInstances:output_type -> gpuaas.readmodel.v1.ListInstancesResponse
+	24,  // 133: gpuaas.readmodel.v1.QueryService.ListClaims:output_type -> gpuaas.readmodel.v1.ListClaimsResponse
+	26,  // 134: gpuaas.readmodel.v1.QueryService.ListAllocations:output_type -> gpuaas.readmodel.v1.ListAllocationsResponse
+	43,  // 135: gpuaas.readmodel.v1.QueryService.GetPolicy:output_type -> gpuaas.readmodel.v1.GetPolicyResponse
+	46,  // 136: gpuaas.readmodel.v1.QueryService.ExplainReason:output_type -> gpuaas.readmodel.v1.ExplainReasonResponse
+	48,  // 137: gpuaas.readmodel.v1.QueryService.Watch:output_type -> gpuaas.readmodel.v1.WatchResponse
+	53,  // 138: gpuaas.readmodel.v1.CommandService.CreateTenant:output_type -> gpuaas.readmodel.v1.CreateTenantResponse
+	55,  // 139: gpuaas.readmodel.v1.CommandService.CreateWorkspace:output_type -> gpuaas.readmodel.v1.CreateWorkspaceResponse
+	57,  // 140: gpuaas.readmodel.v1.CommandService.OperateWorkspace:output_type -> gpuaas.readmodel.v1.OperateWorkspaceResponse
+	59,  // 141: gpuaas.readmodel.v1.CommandService.EnrollNode:output_type -> gpuaas.readmodel.v1.EnrollNodeResponse
+	61,  // 142: gpuaas.readmodel.v1.CommandService.ChangeNodeIdentity:output_type -> gpuaas.readmodel.v1.ChangeNodeIdentityResponse
+	63,  // 143: gpuaas.readmodel.v1.CommandService.SetCordon:output_type -> gpuaas.readmodel.v1.SetCordonResponse
+	65,  // 144: gpuaas.readmodel.v1.CommandService.ProbeNode:output_type -> gpuaas.readmodel.v1.ProbeNodeResponse
+	67,  // 145: gpuaas.readmodel.v1.CommandService.ChangeTask:output_type -> gpuaas.readmodel.v1.ChangeTaskResponse
+	69,  // 146: gpuaas.readmodel.v1.CommandService.SetPolicy:output_type -> gpuaas.readmodel.v1.SetPolicyResponse
+	119, // [119:147] is the sub-list for method output_type
+	91,  // [91:119] is the sub-list for method input_type
+	91,  // [91:91] is the sub-list for extension type_name
+	91,  // [91:91] is the sub-list for extension extendee
+	0,   // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_readmodel_proto_init() }
@@ -5872,12 +5978,12 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 	if File_gpuaas_readmodel_v1_readmodel_proto != nil {
 		return
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[44].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45].OneofWrappers = []any{
 		(*WatchResponse_Item)(nil),
 		(*WatchResponse_Bootstrapped)(nil),
 		(*WatchResponse_Heartbeat)(nil),
 	}
-	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[45].OneofWrappers = []any{
+	file_gpuaas_readmodel_v1_readmodel_proto_msgTypes[46].OneofWrappers = []any{
 		(*WatchItem_Node)(nil),
 		(*WatchItem_Workspace)(nil),
 		(*WatchItem_Task)(nil),
@@ -5891,7 +5997,7 @@ func file_gpuaas_readmodel_v1_readmodel_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc), len(file_gpuaas_readmodel_v1_readmodel_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

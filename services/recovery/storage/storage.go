@@ -1,0 +1,194 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/policy"
+)
+
+const (
+	// Every is how often the size is looked at.
+	Every = 5 * time.Minute
+
+	kind       = commonv1.IncidentKind_INCIDENT_KIND_STORAGE
+	severity   = commonv1.Severity_SEVERITY_P1
+	layer      = commonv1.OwnerLayer_OWNER_LAYER_DATABASE
+	closedBy   = "recovery"
+	nextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history " +
+		"(`gpuaas retention status` shows what each keeps, and what holds the event log)"
+)
+
+// current is what the database is and was; was and span are of the oldest sample of the last week.
+type current struct {
+	Bytes int64   `db:"bytes"`
+	Was   int64   `db:"was"`
+	Span  float64 `db:"span"` // seconds
+}
+
+// incidentRow is the row of the incident.
+type incidentRow struct {
+	ID         string     `db:"incident_id" expr:"@.incident_id::text"`
+	Summary    string     `db:"summary"`
+	OpenedAt   time.Time  `db:"opened_at"`
+	LastSeenAt time.Time  `db:"last_seen_at"`
+	ClosedAt   *time.Time `db:"closed_at"`
+	ClosedBy   string     `db:"closed_by"`
+	Count      int64      `db:"count"`
+	Version    int64      `db:"version"`
+}
+
+var (
+	readCurrent = pg.Define(pg.RoleRecovery, "storage.read_current", `
+		SELECT pg_database_size(current_database()) AS bytes, coalesce(o.bytes, 0) AS was,
+			coalesce(extract(epoch FROM mesh.clock() - o.at), 0)::float8 AS span
+		FROM (SELECT) one LEFT JOIN (SELECT s.bytes, s.at FROM mesh.storage_sample s ORDER BY s.at LIMIT 1) o ON true`)
+
+	// keepSample forgets those of more than a week ago.
+	keepSample = pg.Define(pg.RoleRecovery, "storage.keep_sample", `
+		WITH old AS (DELETE FROM mesh.storage_sample s WHERE s.at < mesh.clock() - interval '7 days')
+		INSERT INTO mesh.storage_sample (at, bytes, limit_bytes, bytes_per_day, problem) VALUES (mesh.clock(), $1, $2, $3, $4)`)
+
+	lockIncident = pg.Define(pg.RoleRecovery, "storage.lock_incident", `
+		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'storage' AND i.closed_at IS NULL FOR UPDATE`)
+
+	insertIncident = pg.Define(pg.RoleRecovery, "storage.insert_incident", `
+		INSERT INTO recovery.incident AS i (incident_id, kind, key, severity, summary, node_ids, owner_layer, next_action, opened_at, last_seen_at)
+		VALUES ($1, 'storage', 'database', $2, $3, '{}', $4, $5, mesh.clock(), mesh.clock())
+		ON CONFLICT (kind, key) WHERE closed_at IS NULL DO NOTHING RETURNING `+pg.Columns[incidentRow]("i"))
+
+	goOn = pg.Define(pg.RoleRecovery, "storage.go_on", `
+		UPDATE recovery.incident i SET summary = $2, last_seen_at = mesh.clock(), count = count + 1, version = version + 1
+		WHERE i.incident_id = $1 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
+
+	endIncident = pg.Define(pg.RoleRecovery, "storage.end_incident", `
+		UPDATE recovery.incident i SET closed_at = mesh.clock(), closed_by = $2, version = version + 1
+		WHERE i.incident_id = $1 AND i.closed_at IS NULL RETURNING `+pg.Columns[incidentRow]("i"))
+)
+
+// Watch looks at the size of the database.
+type Watch struct {
+	DB     *pgxpool.Pool
+	Policy *policy.Source
+	Volume string // a directory on the volume of the database; empty: this process does not see it
+	// Free returns the bytes free on the volume of a directory; nil: the kernel's answer.
+	Free func(dir string) (int64, error)
+}
+
+// Look takes a sample, and opens, goes on with or closes the incident. It reports whether it has appended events.
+func (w Watch) Look(ctx context.Context) (bool, error) {
+	told := false
+	err := pg.InTx(ctx, w.DB, func(ctx context.Context, tx pgx.Tx) error {
+		now, err := pg.One[current](ctx, tx, readCurrent)
+		if err != nil {
+			return fmt.Errorf("read size of the database: %w", err)
+		}
+		size := Size{Bytes: now.Bytes, Was: now.Was, Span: time.Duration(now.Span * float64(time.Second))}
+		if size.Limit, err = w.limit(now.Bytes); err != nil {
+			return err
+		}
+		row, err := pg.One[incidentRow](ctx, tx, lockIncident)
+		if err != nil && !pg.IsNoRows(err) {
+			return fmt.Errorf("read incident of storage: %w", err)
+		}
+		open := err == nil
+		problem := size.Problem(open)
+		if _, err := pg.Exec(ctx, tx, keepSample, size.Bytes, size.Limit, size.PerDay(), problem); err != nil {
+			return fmt.Errorf("keep sample of storage: %w", err)
+		}
+		told, err = settle(ctx, tx, row, open, problem)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("look at storage: %w", err)
+	}
+	return told, nil
+}
+
+// limit returns what the database may grow to: by the policy, or by what is free on its volume if that is less.
+func (w Watch) limit(bytes int64) (int64, error) {
+	limit := w.Policy.Current().StorageLimit()
+	if w.Volume == "" {
+		return limit, nil
+	}
+	free := w.Free
+	if free == nil {
+		free = freeOn
+	}
+	room, err := free(w.Volume)
+	if err != nil {
+		return 0, err
+	}
+	if limit == 0 || bytes+room < limit {
+		limit = bytes + room
+	}
+	return limit, nil
+}
+
+func freeOn(dir string) (int64, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return 0, fmt.Errorf("read free space of %s: %w", dir, err)
+	}
+	return int64(fs.Bavail) * fs.Bsize, nil //nolint:gosec // no volume has so many bytes
+}
+
+// settle brings the incident to what was found.
+func settle(ctx context.Context, tx pgx.Tx, row incidentRow, open bool, problem string) (bool, error) {
+	action, statement, args := "", goOn, []any{row.ID, problem}
+	switch {
+	case !open && problem == "":
+		return false, nil
+	case !open:
+		action, statement = "incident.open", insertIncident
+		args = []any{ids.New(), names.Of(severity), problem, names.Of(layer), nextAction}
+	case problem == "":
+		action, statement, args = "incident.close", endIncident, []any{row.ID, closedBy}
+	case problem == row.Summary:
+		return false, nil
+	}
+	row, err := pg.One[incidentRow](ctx, tx, statement, args...)
+	if pg.IsNoRows(err) {
+		return false, nil // another replica or a person was first
+	}
+	if err != nil {
+		return false, fmt.Errorf("write incident of storage: %w", err)
+	}
+	return true, row.tell(ctx, tx, action)
+}
+
+// tell appends the incident's event, and the audit entry of an action.
+func (r *incidentRow) tell(ctx context.Context, tx pgx.Tx, action string) error {
+	shown := &recoveryv1.Incident{
+		IncidentId: r.ID, Kind: kind, Severity: severity, Summary: r.Summary, OwnerLayer: layer, NextAction: nextAction,
+		OpenedAt: timestamppb.New(r.OpenedAt), LastSeenAt: timestamppb.New(r.LastSeenAt), ClosedBy: r.ClosedBy, Count: r.Count, Version: r.Version,
+	}
+	if r.ClosedAt != nil {
+		shown.ClosedAt = timestamppb.New(*r.ClosedAt)
+	}
+	_, err := events.Append(ctx, tx, events.Event{
+		Kind: "incident.changed", AggregateType: "incident", AggregateID: r.ID, AggregateVersion: r.Version, Payload: shown,
+		Correlation: events.Correlation{CorrelationID: r.ID},
+	})
+	if err != nil || action == "" {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	_, err = audit.Record(ctx, tx, audit.Entry{
+		Action: action, Reason: r.Summary, SubjectType: "incident", SubjectID: r.ID, CorrelationID: r.ID,
+		Details: map[string]any{"kind": kind, "severity": severity, "count": r.Count},
+	})
+	return err //nolint:wrapcheck // it says what it did
+}

@@ -1,0 +1,58 @@
+package storage
+
+import (
+	"fmt"
+	"time"
+)
+
+const (
+	// fullFrom and wellBelow are the shares of the limit from which on there is an incident, and below which it ends.
+	fullFrom, wellBelow = 0.8, 0.75
+	// soon is within how many days the limit may not be reached; an incident ends when it is a day more.
+	soon = 7.0
+	// little is the share of the limit below which growth alone is no incident: a new database grows fast.
+	little = 0.25
+	// leastSpan is the shortest time over which growth is measured.
+	leastSpan = 6 * time.Hour
+)
+
+// Size is how large the database is and was.
+type Size struct {
+	Bytes int64
+	Limit int64         // what it may grow to; 0: not known
+	Was   int64         // its size some time ago
+	Span  time.Duration // since then
+}
+
+// PerDay returns by how many bytes a day the database grows; 0 if it does not, or was not watched long enough.
+func (s Size) PerDay() int64 {
+	if s.Span < leastSpan || s.Bytes <= s.Was {
+		return 0
+	}
+	return int64(float64(s.Bytes-s.Was) / s.Span.Hours() * 24)
+}
+
+// Problem returns why the database is about to have no room, or an empty text. While there is an incident it
+// takes more to be well again than it took to be ill.
+func (s Size) Problem(open bool) string {
+	if s.Limit <= 0 {
+		return ""
+	}
+	share, days := fullFrom, soon
+	if open {
+		share, days = wellBelow, soon+1
+	}
+	used, perDay := float64(s.Bytes)/float64(s.Limit), s.PerDay()
+	left := float64(s.Limit-s.Bytes) / float64(max(perDay, 1))
+	switch {
+	case used >= share:
+		return fmt.Sprintf("the database takes %s, %.0f %% of the %s that it may take", mebibytes(s.Bytes), 100*used, mebibytes(s.Limit))
+	case perDay > 0 && used >= little && left <= days:
+		return fmt.Sprintf("the database takes %s and grows by %s a day: the %s that it may take are full in %.1f days",
+			mebibytes(s.Bytes), mebibytes(perDay), mebibytes(s.Limit), left)
+	default:
+		return ""
+	}
+}
+
+func mebibytes(n int64) string { return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20)) }
