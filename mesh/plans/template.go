@@ -59,8 +59,8 @@ var columnsOfTables = pg.Define(pg.RoleOwner, "plans.columns_of_tables", `
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// serials are the numbers of certificates, which are unique as ids are.
-var serials = regexp.MustCompile(`^[0-9a-f]{32}$`)
+// serials are the numbers of certificates, which are unique as ids are. They are written without leading zeros.
+var serials = regexp.MustCompile(`^[0-9a-f]{24,32}$`)
 
 // capture reads all rows and finds out which ids and names belong to what.
 func capture(ctx context.Context, conn *pgx.Conn) (*Template, error) {
