@@ -19,7 +19,6 @@ var whole = map[string]float64{
 	"findings.standing_by_rows":   6,
 	"launchlog.live_instances":    1,
 	"static.list_slots":           1,
-	"saga.quarantine_workspace":   1, // once for a row that cannot be read
 	"watchdog.count_fleet":        1, // when something has failed
 	"gate.read_nodes_without_key": 1, // while a key of tasks waits for the agents to store it
 	"view.count_workspaces":       2, // the sums of the status page

@@ -62,7 +62,8 @@ var (
 	quarantineWorkspace = pg.Define(pg.RoleLifecycle, "saga.quarantine_workspace", `
 		UPDATE lifecycle.workspace w SET state = 'stuck', state_at = mesh.clock(),
 			last_error_code = 'unreadable', last_error = $2,
-			version = w.version + 1 WHERE w.run_id = $1`)
+			version = w.version + 1
+		WHERE w.id = (SELECT r.workspace_id FROM lifecycle.saga_run r WHERE r.id = $1) AND w.run_id = $1`)
 	beatRuns = pg.Define(pg.RoleLifecycle, "saga.beat_runs", `
 		WITH h AS (
 			SELECT r.id FROM lifecycle.saga_run r JOIN unnest($1::uuid[], $2::bigint[]) AS x (id, fence) ON r.id = x.id
