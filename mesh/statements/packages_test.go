@@ -3,6 +3,7 @@ package statements_test
 // Every package that defines statements; the architecture test compares.
 import (
 	_ "github.com/gpuaas/mesh/bench"
+	_ "github.com/gpuaas/mesh/bench/fleet"
 	_ "github.com/gpuaas/mesh/bench/idle"
 	_ "github.com/gpuaas/mesh/bench/join"
 	_ "github.com/gpuaas/mesh/bench/lives"
