@@ -10,20 +10,21 @@ import (
 // whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each
 // runs in a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
-	"findings.claimed_schemas":    7,  // compares the schemas of all workspaces with those that are there
-	"findings.contradictions":     25, // compares the tables of holds, claims and instances with each other
-	"findings.forget_reports":     2,
-	"findings.fresh_reports":      3,
-	"findings.misfits":            1, // reads every row that has a seal
-	"findings.provisions_of":      1, // the argument of the test lies before most runs
-	"findings.standing_by_rows":   6,
-	"launchlog.live_instances":    1,
-	"static.list_slots":           1,
-	"watchdog.count_fleet":        1, // when something has failed
-	"gate.read_nodes_without_key": 1, // while a key of tasks waits for the agents to store it
-	"view.count_workspaces":       2, // the sums of the status page
-	"view.count_nodes":            1,
-	"enrol.read_token_of_request": 1, // all tokens of the template have the same empty key
+	"findings.claimed_schemas":          7,  // compares the schemas of all workspaces with those that are there
+	"findings.contradictions":           25, // compares the tables of holds, claims and instances with each other
+	"findings.forget_reports":           2,
+	"findings.fresh_reports":            3,
+	"findings.misfits":                  1, // reads every row that has a seal
+	"findings.provisions_of":            1, // the argument of the test lies before most runs
+	"findings.standing_by_rows":         6,
+	"launchlog.live_instances":          1,
+	"static.list_slots":                 1,
+	"watchdog.count_fleet":              1, // when something has failed
+	"gate.read_nodes_without_key":       1, // while a key of tasks waits for the agents to store it
+	"identity.read_nodes_that_need_key": 1, // while a former key of join states may be needed
+	"view.count_workspaces":             2, // the sums of the status page
+	"view.count_nodes":                  1,
+	"enrol.read_token_of_request":       1, // all tokens of the template have the same empty key
 	// Rebuilding projections reads and writes all of them.
 	"project.compare":     40,
 	"project.empty_table": 20,
