@@ -137,7 +137,7 @@ func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	p := l.Projector()
 	must(t, p.Drain(testkit.Context(t)))
 	for sql, want := range map[string]string{
-		"SELECT version || ' ' || live || ' ' || ctid FROM readmodel.run": "7 false (0,1)",
+		"SELECT version || ' ' || live || ' ' || ctid FROM readmodel.run":                                              "7 false (0,1)",
 		"SELECT count(*) || ' ' || max(ctid) || ' ' || min(version) || ' ' || min(body->>'state') FROM readmodel.step": "6 (0,6) 2 ATTEMPT_STATE_SUCCEEDED",
 	} {
 		if got := text(t, l, sql); got != want {
