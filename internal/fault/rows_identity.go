@@ -135,6 +135,12 @@ var identityRows = map[commonv1.Reason]Row{
 		Remedy: "wait: it goes on once it reads the database; if it does not, `gpuaas keys list` names the key and its file",
 		Impact: "this replica signs nothing; the others do",
 	},
+	commonv1.Reason_REASON_DATABASE_SEEDED: {
+		Code: connect.CodeFailedPrecondition, Action: stop, Owner: ownerOperator,
+		Public: "the fleet in the database was loaded by a bench",
+		Remedy: "use the mesh's own database; to run services on this one, set seeded_database in their configuration",
+		Impact: "the service does not start: nothing was read or changed",
+	},
 	commonv1.Reason_REASON_TASK_KEY_NOT_HELD: {
 		Code: connect.CodeUnavailable, Action: wait, RetryAfter: 2 * time.Second, Owner: ownerControl,
 		Public: "the agent has not stored yet the key by which tasks are signed now",

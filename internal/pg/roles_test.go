@@ -63,6 +63,8 @@ func allowed(role, schema, table, statement string) bool {
 		return service && statement != "DELETE" && statement != "TRUNCATE"
 	case "mesh.signing_key": // whoever signs with a kind adds its keys
 		return service && (statement == "SELECT" || (statement == "INSERT" && role != pg.RoleNodeAPI))
+	case "mesh.seeded": // a bench alone writes it, as the administrator
+		return service && statement == "SELECT"
 	case "mesh.key_rotation":
 		return service && (statement == "SELECT" || (statement == "INSERT" && role == pg.RoleRecovery))
 	case "readmodel.audit": // added to and never changed

@@ -58,6 +58,8 @@ type Config struct {
 	DebugSocket      string            `koanf:"debug_socket"` // a unix socket for profiles; empty: none
 	// RetentionSweep is how often what has reached the end of its term is cut; nodeapi cuts nothing.
 	RetentionSweep time.Duration `koanf:"retention_sweep"`
+	// SeededDatabase allows a database whose fleet was loaded by a bench.
+	SeededDatabase bool `koanf:"seeded_database"`
 }
 
 // Default answers the shared defaults.
@@ -193,6 +195,9 @@ func (b *Base) open(ctx context.Context) error {
 	}
 	if b.DB, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name, MaxConns: b.Config.DatabaseConns, Settings: b.settings, Exhaustion: &b.exhaustion}); err != nil {
 		return fmt.Errorf("open database: %w", err)
+	}
+	if err := b.refuseSeeded(ctx); err != nil {
+		return err
 	}
 	url, err = b.Config.SequencerURLFile.Read()
 	if err != nil {

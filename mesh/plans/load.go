@@ -250,6 +250,7 @@ var (
 		`SELECT setval(pg_get_serial_sequence('events.event', 'seq'), greatest((SELECT max(seq) FROM events.event), 1))`)
 	// Replicas that beat for a day, so that the sessions of the fleet stand.
 	beat         = pg.Define(pg.RoleOwner, "plans.beat", `UPDATE mesh.replica SET beat_at = mesh.clock() + interval '1 day'`)
+	markSeeded   = pg.Define(pg.RoleOwner, "plans.mark_seeded", `INSERT INTO mesh.seeded (seeded_by) VALUES ('gpuaas bench')`)
 	cursorsToEnd = pg.DefineDynamic(pg.RoleOwner, "plans.cursors_to_end", func(schema string) string {
 		return `UPDATE ` + schema + `.event_cursor SET pos = coalesce((SELECT max(last_pos) FROM events.numbered), 0)`
 	}, "lifecycle", "recovery", "readmodel", "nodeapi")
@@ -322,7 +323,7 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}
-	calls = append(calls, call{beat, nil})
+	calls = append(calls, call{beat, nil}, call{markSeeded, nil})
 	for _, c := range calls {
 		if _, err := pg.Exec(ctx, conn, c.statement, c.args...); err != nil {
 			return fmt.Errorf("settle the fleet: %s: %w", c.statement.Name(), err)

@@ -116,7 +116,7 @@ func withMesh(
 	const free = "127.0.0.1:0"
 	deps := dev.Deps{Logger: src.Logger, Out: discard{}, Err: discard{}, Version: src.Version, Began: time.Now()}
 	mesh, err := dev.New(ctx, deps, dev.Config{
-		DataDir: dir, NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(),
+		DataDir: dir, NoDemo: true, AgentBinary: src.Agent, DatabaseURL: server.AdminURL(), SeededDatabase: true,
 		ConsoleAddr: free, NodeAddr: free, EnrollAddr: free, MetricsAddr: free,
 	})
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	_ "github.com/gpuaas/mesh/internal/policy/policystore"
 	_ "github.com/gpuaas/mesh/internal/replicas"
 	_ "github.com/gpuaas/mesh/internal/retention"
+	_ "github.com/gpuaas/mesh/internal/service"
 	_ "github.com/gpuaas/mesh/mesh/person"
 	_ "github.com/gpuaas/mesh/mesh/plans"
 	_ "github.com/gpuaas/mesh/mesh/stores"

@@ -38,6 +38,7 @@ var kept = map[string]string{
 	"readmodel.person":         "is taken away thirty days after its end",
 	"readmodel.person_session": "is taken away a week after its end",
 	"mesh.era":                 "one row",
+	"mesh.seeded":              "one row",
 	"mesh.policy":              "one row a policy key",
 	"mesh.goose_db_version":    "one row a migration",
 	"mesh.replica":             "is taken away once its replica is silent for long",

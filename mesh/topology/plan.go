@@ -42,6 +42,8 @@ type Plan struct {
 	DatabaseVolume string        // a directory on the volume of the database, where recovery sees it; may be empty
 	// RetentionSweep is how often history is cut; zero: as the services do by default.
 	RetentionSweep time.Duration
+	// SeededDatabase allows a database whose fleet was loaded by a bench.
+	SeededDatabase bool
 }
 
 // shared is what a service has in common with the others.
@@ -51,7 +53,7 @@ func (p Plan) shared(name, listen, ops string) service.Config {
 	c.DatabaseURLFile = config.SecretFile(p.Material.URLFile(name))
 	c.SequencerURLFile = config.SecretFile(p.Material.URLFile(pg.RoleSequencer))
 	c.TLS = service.TLS{CertFile: p.Material.Identity(name), KeyFile: p.Material.Identity(name), CAFile: p.Material.Trust(name)}
-	c.Listen, c.OpsListen = listen, ops
+	c.Listen, c.OpsListen, c.SeededDatabase = listen, ops, p.SeededDatabase
 	c.RetentionSweep = cmp.Or(p.RetentionSweep, c.RetentionSweep)
 	return c
 }

@@ -134,6 +134,7 @@ const (
 	Reason_REASON_SIGNING_KEY_UNCONFIRMED Reason = 141 // this replica could not read for long whether its key still signs
 	Reason_REASON_TASK_KEY_NOT_HELD       Reason = 142 // the agent has not stored the key by which tasks are signed now
 	// Policy and configuration.
+	Reason_REASON_DATABASE_SEEDED                 Reason = 147 // the fleet in the database was loaded by a bench
 	Reason_REASON_POLICY_KEY_UNKNOWN              Reason = 120
 	Reason_REASON_POLICY_VALUE_REFUSED            Reason = 121
 	Reason_REASON_POLICY_WEAKENING_UNACKNOWLEDGED Reason = 122
@@ -244,6 +245,7 @@ var (
 		125: "REASON_SIGNING_KEYS_DIFFER",
 		141: "REASON_SIGNING_KEY_UNCONFIRMED",
 		142: "REASON_TASK_KEY_NOT_HELD",
+		147: "REASON_DATABASE_SEEDED",
 		120: "REASON_POLICY_KEY_UNKNOWN",
 		121: "REASON_POLICY_VALUE_REFUSED",
 		122: "REASON_POLICY_WEAKENING_UNACKNOWLEDGED",
@@ -350,6 +352,7 @@ var (
 		"REASON_SIGNING_KEYS_DIFFER":               125,
 		"REASON_SIGNING_KEY_UNCONFIRMED":           141,
 		"REASON_TASK_KEY_NOT_HELD":                 142,
+		"REASON_DATABASE_SEEDED":                   147,
 		"REASON_POLICY_KEY_UNKNOWN":                120,
 		"REASON_POLICY_VALUE_REFUSED":              121,
 		"REASON_POLICY_WEAKENING_UNACKNOWLEDGED":   122,
@@ -561,7 +564,7 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x14\n" +
 	"\x05unmet\x18\x06 \x03(\tR\x05unmet\x12%\n" +
 	"\x0econflicting_id\x18\a \x01(\tR\rconflictingId\x12%\n" +
-	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\xf6\x17\n" +
+	"\x0ecorrelation_id\x18\b \x01(\tR\rcorrelationId*\x93\x18\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_INVALID_ARGUMENT\x10\x01\x12\x14\n" +
@@ -660,7 +663,8 @@ const file_gpuaas_common_v1_fault_proto_rawDesc = "" +
 	"\x1dREASON_KEY_ROTATION_UNDER_WAY\x10w\x12\x1e\n" +
 	"\x1aREASON_SIGNING_KEYS_DIFFER\x10}\x12#\n" +
 	"\x1eREASON_SIGNING_KEY_UNCONFIRMED\x10\x8d\x01\x12\x1d\n" +
-	"\x18REASON_TASK_KEY_NOT_HELD\x10\x8e\x01\x12\x1d\n" +
+	"\x18REASON_TASK_KEY_NOT_HELD\x10\x8e\x01\x12\x1b\n" +
+	"\x16REASON_DATABASE_SEEDED\x10\x93\x01\x12\x1d\n" +
 	"\x19REASON_POLICY_KEY_UNKNOWN\x10x\x12\x1f\n" +
 	"\x1bREASON_POLICY_VALUE_REFUSED\x10y\x12*\n" +
 	"&REASON_POLICY_WEAKENING_UNACKNOWLEDGED\x10z\x12\x1f\n" +

@@ -1,0 +1,32 @@
+package readmodel_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/obs"
+	"github.com/gpuaas/mesh/internal/testkit"
+	"github.com/gpuaas/mesh/services/readmodel"
+)
+
+// TestADatabaseThatABenchSeededIsRefused: what it holds is no mesh, and a service that believed it would act on it.
+func TestADatabaseThatABenchSeededIsRefused(t *testing.T) {
+	k := newKit(t)
+	admin, err := pgx.Connect(testkit.Context(t), k.DB.AdminURL())
+	k.check(err)
+	defer admin.Close(testkit.Context(t)) //nolint:errcheck // the test is over
+	_, err = admin.Exec(testkit.Context(t), `INSERT INTO mesh.seeded (seeded_by) VALUES ('gpuaas bench')`)
+	k.check(err)
+	registry, err := obs.NewRegistry()
+	k.check(err)
+	_, err = readmodel.New(testkit.Context(t), readmodel.Deps{Logger: testkit.Logger(t), Registry: registry}, k.config)
+	if !fault.Has(err, commonv1.Reason_REASON_DATABASE_SEEDED) {
+		t.Errorf("a service on a database that a bench seeded: %v", err)
+	}
+	allowed := k.config
+	allowed.SeededDatabase = true
+	k.start(allowed)
+}
