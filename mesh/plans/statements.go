@@ -32,6 +32,12 @@ var whole = map[string]float64{
 	"events.measure_lag": 1,
 }
 
+// joined are the lists whose rows are each made of many tables, with the rows that one of theirs may read.
+var joined = map[string]int64{
+	"view.list_nodes":      20, // identity, gate, sessions, replicas, allocations
+	"view.list_workspaces": 30, // those, and runs with their steps, and what is observed
+}
+
 // few are the rows that any statement may read beside those that it returns.
 const few = 100
 
@@ -40,7 +46,7 @@ func Most(s *pg.Statement, size Size, returned int64) int64 {
 	if perWorkspace, ok := whole[s.Name()]; ok {
 		return int64(perWorkspace*float64(size.Workspaces)) + 10*few
 	}
-	return 10 * (returned + few)
+	return max(10, joined[s.Name()]) * (returned + few)
 }
 
 // Whole reports whether a statement looks at the whole fleet.
