@@ -49,7 +49,8 @@ func RunList(ctx context.Context, o ListOptions) (bench.Result, error) {
 	}
 	var result bench.Result
 	err := plans.Serve(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Logger: o.Logger},
-		plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces}, func(ctx context.Context, r plans.Running) (err error) {
+		plans.Size{Nodes: o.Nodes, Workspaces: o.Workspaces}, func(ctx context.Context, r plans.Running) error {
+			var err error
 			result, err = lists(ctx, o, r)
 			return err
 		})

@@ -44,8 +44,10 @@ func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
 // Make starts a mesh, enrols one machine, provisions one workspace on it, and returns the rows once nothing
 // happens any more.
-func Make(ctx context.Context, src Source) (tmpl *Template, err error) {
-	err = withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) (err error) {
+func Make(ctx context.Context, src Source) (*Template, error) {
+	var tmpl *Template
+	err := withServer(ctx, src, func(ctx context.Context, server *embedded.Server, dir string) error {
+		var err error
 		tmpl, err = makeTemplate(ctx, src, server, dir)
 		return err
 	})
@@ -80,7 +82,7 @@ func Serve(ctx context.Context, src Source, size Size, fn func(ctx context.Conte
 }
 
 // withServer calls fn with a database server and a directory for a mesh, and removes both.
-func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) {
+func withServer(ctx context.Context, src Source, fn func(context.Context, *embedded.Server, string) error) (err error) { //nolint:nonamedreturns // what is removed at the end may fail
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it made
@@ -99,10 +101,12 @@ func withServer(ctx context.Context, src Source, fn func(context.Context, *embed
 }
 
 // makeTemplate makes the template with a mesh that it ends.
-func makeTemplate(ctx context.Context, src Source, server *embedded.Server, dir string) (tmpl *Template, err error) {
+func makeTemplate(ctx context.Context, src Source, server *embedded.Server, dir string) (*Template, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	err = withMesh(ctx, src, server, dir, func(ctx context.Context, mesh *dev.Mesh) (err error) {
+	var tmpl *Template
+	err := withMesh(ctx, src, server, dir, func(ctx context.Context, mesh *dev.Mesh) error {
+		var err error
 		tmpl, err = fromMesh(ctx, src, mesh, server)
 		return err
 	})
