@@ -109,7 +109,11 @@ func (g *Guard) compare(ctx context.Context, kind commonv1.PlacementDriver, driv
 		if err := g.advance(ctx, kind, log); err != nil || active || !at.there {
 			return err // the first comparison has not asked whether the mode is set
 		}
-		return g.forget(ctx, kind, driver, over(log.Entries, rows))
+		if err := g.forget(ctx, kind, driver, over(log.Entries, rows)); err != nil {
+			// The comparison is settled all the same; a later one tries again.
+			g.deps.Logger.WarnContext(ctx, "launch log not compacted", slog.String("placement", names.Of(kind)), obs.Err(err))
+		}
+		return nil
 	}
 	still := false
 	for _, f := range facts[:min(len(facts), reportMost)] {

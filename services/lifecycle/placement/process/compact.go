@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,8 +21,9 @@ import (
 const compactAt = 8
 
 // Forget takes workspaces out of the launch log, of which nothing is left in the database, and returns how many lines
-// went. A workspace stays if one of its instances has not ended, if the directory of one is still there, or if it has
-// the last line: lines are numbered after it. The log is written anew only when much of it goes.
+// went. A workspace stays if one of its instances has not ended, or not for long enough (Config.RememberEnded), if the
+// directory of one is still there, or if it has the last line: lines are numbered after it. The log is written anew
+// only when much of it goes.
 func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error) {
 	forgotten := make(map[string]bool, len(workspaceIDs))
 	for _, id := range workspaceIDs {
@@ -37,7 +39,7 @@ func (d *Driver) Forget(ctx context.Context, workspaceIDs []string) (int, error)
 			if err != nil {
 				return err //nolint:wrapcheck // it says which directory
 			}
-			if b.live() || there || b.Seq == l.seq {
+			if b.live() || time.Since(b.endedAt) < d.cfg.RememberEnded || there || b.Seq == l.seq {
 				delete(forgotten, k.workspaceID)
 			}
 		}
@@ -76,7 +78,8 @@ func (j *journal) compactLocked(forgotten map[string]bool) (gone int, err error)
 		if err := json.Unmarshal(line, &e); err != nil {
 			return 0, fmt.Errorf("%w: line %d: %w", errTorn, lines+1, err)
 		}
-		if e.Seq == 0 {
+		numbered := e.Seq != 0
+		if !numbered {
 			e.Seq = seq + 1
 		}
 		seq = max(seq, e.Seq)
@@ -84,10 +87,13 @@ func (j *journal) compactLocked(forgotten map[string]bool) (gone int, err error)
 			gone++
 			continue
 		}
-		if line, err = json.Marshal(e); err != nil {
-			return 0, fmt.Errorf("encode launch: %w", err)
+		if !numbered { // else as it was read, with what another build may have written into it
+			if line, err = json.Marshal(e); err != nil {
+				return 0, fmt.Errorf("encode launch: %w", err)
+			}
+			line = append(line, '\n')
 		}
-		kept.Write(append(line, '\n'))
+		kept.Write(line)
 	}
 	if gone == 0 || gone*compactAt < lines {
 		return 0, nil
@@ -107,6 +113,7 @@ func (j *journal) replace(text []byte) error {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(next))
 		return fmt.Errorf("write the next launch ledger: %w", err)
 	}
 	if err := os.Rename(next, j.path); err != nil {

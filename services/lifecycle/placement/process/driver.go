@@ -40,6 +40,9 @@ type Config struct {
 	// KeepEndedMax (1000) have ended.
 	KeepEnded    time.Duration `koanf:"keep_ended"`
 	KeepEndedMax int           `koanf:"keep_ended_max"`
+	// RememberEnded is how long the launch log keeps an ended instance at least, also where the database has forgotten its workspace (90 days): longer than
+	// any backup that may be restored, for a database from before would have nothing else to tell it of the launch.
+	RememberEnded time.Duration `koanf:"remember_ended"`
 }
 
 // Driver of processes.
@@ -67,6 +70,9 @@ func New(logger *slog.Logger, cfg Config) (*Driver, error) {
 	cfg.Dir = abs
 	if cfg.KeepEnded == 0 {
 		cfg.KeepEnded = 7 * 24 * time.Hour
+	}
+	if cfg.RememberEnded == 0 {
+		cfg.RememberEnded = 90 * 24 * time.Hour
 	}
 	if cfg.KeepEndedMax == 0 {
 		cfg.KeepEndedMax = 1000
