@@ -276,11 +276,14 @@ func (c *change) promote(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 		return err
 	}
 	if waits == "" && p.Distributed != nil {
-		if waits, err = p.Distributed(ctx, tx, key.KeyID); err != nil {
+		if waits, err = p.Distributed(ctx, tx, key); err != nil {
 			return err
 		}
 	}
 	if waits != "" {
+		if waits == key.NeededBy {
+			return nil
+		}
 		_, err := pg.Exec(ctx, tx, noteNeed, string(p.Kind), key.KeyID, VerifyOnly, waits)
 		if err != nil {
 			return fmt.Errorf("note what key %s waits for: %w", key.KeyID, err)
@@ -343,6 +346,9 @@ func (c *change) retire(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 			}
 		}
 		if need != "" {
+			if need == key.NeededBy {
+				continue
+			}
 			if _, err := pg.Exec(ctx, tx, noteNeed, string(p.Kind), key.KeyID, VerifyingAfter, need); err != nil {
 				return fmt.Errorf("note what needs key %s: %w", key.KeyID, err)
 			}

@@ -17,7 +17,7 @@ func TestTheKeyOfTasksIsRotatedByReplicasOfThisBuildAlone(t *testing.T) {
 	b := newBench(t)
 	files := FilesOf(filepath.Join(t.TempDir(), "tasks.pem"))
 	missing := "agents that have not stored it: n1"
-	part := Part{Kind: TaskSigning, Signs: true, Files: files, Distributed: func(context.Context, pg.Querier, string) (string, error) { return missing, nil }}
+	part := Part{Kind: TaskSigning, Signs: true, Files: files, Distributed: func(context.Context, pg.Querier, Key) (string, error) { return missing, nil }}
 	now, err := b.open(pg.RoleLifecycle, part)
 	if err != nil {
 		t.Fatal(err)

@@ -53,7 +53,7 @@ type Part struct {
 	Outstanding func(ctx context.Context, q pg.Querier, key Key) (string, error)
 	// Distributed describes what else must hold a key before it may sign, beside the replicas, and does not yet; it
 	// returns "" if there is nothing. It may be nil.
-	Distributed func(ctx context.Context, q pg.Querier, keyID string) (string, error)
+	Distributed func(ctx context.Context, q pg.Querier, key Key) (string, error)
 	// Changed is called with each new view, the first within Open.
 	Changed func(View) error
 }

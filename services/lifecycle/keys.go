@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/joinstate"
 	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -27,7 +28,10 @@ func (k *signingKeys) open(ctx context.Context, base *service.Base, cfg Config) 
 		keyset.Part{
 			// An agent's report of an attempt that the database lost counts with an envelope of a former key too: the file of agents names them.
 			Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(cfg.TaskSigningKeyFile), Pinned: cfg.TaskSigningPubkeysFile,
-			Distributed: gate.Distributed, Outstanding: task.NeedKey,
+			Distributed: func(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
+				return gate.Distributed(ctx, q, key.KeyID, key.Returned)
+			},
+			Outstanding: task.NeedKey,
 			Changed: func(v keyset.View) error {
 				k.tasks.Replace(envelope.RingState{
 					Signing: envelope.NewKey(v.Signing), Former: v.Privates, Verifiers: v.Verify, Confirmed: v.Confirmed,

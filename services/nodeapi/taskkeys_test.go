@@ -26,7 +26,7 @@ func (k *kit) signer() *keyset.Set {
 		Logger: testkit.Logger(k.t), Pool: k.db.Pool(pg.RoleLifecycle), Wake: &events.Signal{}, Service: pg.RoleLifecycle, ReplicaID: ids.New(),
 	}, keyset.Part{
 		Kind: keyset.TaskSigning, Signs: true, Files: keyset.FilesOf(filepath.Join(k.t.TempDir(), "tasks.pem")),
-		Distributed: func(context.Context, pg.Querier, string) (string, error) { return "", nil },
+		Distributed: func(context.Context, pg.Querier, keyset.Key) (string, error) { return "", nil },
 	})
 	if err != nil {
 		k.t.Fatal(err)

@@ -29,8 +29,8 @@ var (
 			SELECT n.*, count(*) OVER (PARTITION BY n.reported) AS total, row_number() OVER (PARTITION BY n.reported ORDER BY n.name) AS place
 			FROM (
 				SELECT coalesce(nullif(g.name, ''), g.node_id::text) AS name, g.task_keys IS NOT NULL AS reported FROM lifecycle.node_gate g
-				WHERE NOT g.retired AND (g.task_keys IS NULL AND (g.admitted OR g.session_epoch > 0)
-					OR g.admitted AND g.session_open AND NOT $1 = ANY (g.task_keys))
+				WHERE NOT g.retired AND (g.task_keys IS NULL AND NOT $3 AND (g.admitted OR g.session_epoch > 0)
+					OR g.admitted AND `+ConnectedSQL+` AND NOT $1 = ANY (g.task_keys))
 			) n
 		) w WHERE w.place <= $2 ORDER BY w.reported DESC, w.name`)
 	setTaskKeys = pg.Define(pg.RoleLifecycle, "gate.set_task_keys", `
@@ -39,9 +39,10 @@ var (
 		WHERE g.node_id = n.node_id AND g.session_id = n.session_id RETURNING g.session_id::text`)
 )
 
-// Distributed describes the nodes whose agents must store a key of tasks before it may sign; "" is none.
-func Distributed(ctx context.Context, q pg.Querier, keyID string) (string, error) {
-	rows, err := pg.All[lackingNode](ctx, q, readLacking, keyID, lackingShown)
+// Distributed describes the nodes whose agents must store a key of tasks before it may sign; "" is none. For a key that returned from its file after a
+// restore, agents that report no keys are none of them: it signed before, and the rows of nodes that have gone since the backup never change.
+func Distributed(ctx context.Context, q pg.Querier, keyID string, returned bool) (string, error) {
+	rows, err := pg.All[lackingNode](ctx, q, readLacking, keyID, lackingShown, returned)
 	if err != nil {
 		return "", fmt.Errorf("read which nodes lack key %s: %w", keyID, err)
 	}

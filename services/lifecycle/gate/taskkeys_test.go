@@ -12,12 +12,21 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
 )
 
+// lives registers a replica of nodeapi that beats.
+func (k *kit) lives() string {
+	k.t.Helper()
+	id := ids.New()
+	testkit.Beat(k.db, id, "", 0, false)
+	return id
+}
+
 func (k *kit) lacking(key string) string {
 	k.t.Helper()
-	text, err := gate.Distributed(k.ctx, k.pool, key)
+	text, err := gate.Distributed(k.ctx, k.pool, key, false)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -48,17 +57,20 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		}
 		return id
 	}
-	open := func(node string, generation int64, keys ...string) *lifecyclev1.SessionReady {
+	living := k.lives()
+	at := func(replica, node string, generation int64, keys ...string) *lifecyclev1.SessionReady {
 		s := session(node, node, generation)
 		s.TaskKeyIds = keys
-		for _, r := range k.ready(ids.New(), s) {
+		for _, r := range k.ready(replica, s) {
 			if !r.GetAccepted() {
 				t.Fatalf("refused: %v", r.GetDenial())
 			}
 		}
 		return s
 	}
-	holds, lacks, away, shut := named("holds"), named("lacks"), named("away"), named("shut")
+	open := func(node string, generation int64, keys ...string) *lifecyclev1.SessionReady { return at(living, node, generation, keys...) }
+	holds, lacks, away, shut, lost := named("holds"), named("lacks"), named("away"), named("shut"), named("lost")
+	at(ids.New(), lost, 1, "k1") // its replica was killed: nobody tells that its session has ended
 	open(holds, 1, "k1", "k2")
 	standing := open(lacks, 1, "k1")
 	k.closed(away, open(away, 1, "k1").GetSessionId(), commonv1.SessionState_SESSION_STATE_CLOSED)
@@ -108,6 +120,10 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	if got, want := k.lacking("k2"), "agents that have not stored it: away; agents that do not report their keys, because they are of an earlier build or have "+
 		"not connected yet: old-0, old-1, old-2, old-3, old-4 and 3 more; update the agent, start it, or retire the node"; got != want {
 		t.Errorf("lacking:\n%q\nwant\n%q", got, want)
+	}
+	// A key that returned from its file after a restore does not wait for those that report none: some have gone since the backup.
+	if got, err := gate.Distributed(k.ctx, k.pool, "k2", true); err != nil || got != "agents that have not stored it: away" {
+		t.Errorf("lacking a key that returned: %q, %v", got, err)
 	}
 	old := named("old")
 	open(old, 1)
