@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -87,12 +88,19 @@ func (s *Source) Changed() (Set, <-chan struct{}) {
 func (s *Source) Run(ctx context.Context) error {
 	for {
 		wake := s.config.Hints.C()
-		s.complain(ctx, s.runOnce(ctx))
-		if !s.config.Hints.Pace(ctx, nil, wake, s.config.Interval) {
+		err := s.runOnce(ctx)
+		s.complain(ctx, err)
+		hints := s.config.Hints
+		if err != nil && !errors.Is(err, errIgnored) { // nothing tells again of a change that was not read
+			hints = noHints{}
+		}
+		if !hints.Pace(ctx, nil, wake, s.config.Interval) {
 			return nil
 		}
 	}
 }
+
+var errIgnored = errors.New("stored policy has values that are ignored")
 
 // noHints is where nothing tells of changes.
 type noHints struct{}
@@ -129,7 +137,7 @@ func (s *Source) runOnce(ctx context.Context) error {
 		close(old.changed)
 	}
 	if err != nil {
-		return fmt.Errorf("stored policy has values that are ignored: %w", err)
+		return fmt.Errorf("%w: %w", errIgnored, err)
 	}
 	return nil
 }
