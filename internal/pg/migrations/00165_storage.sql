@@ -6,6 +6,7 @@ CREATE TABLE mesh.storage_sample (
     bytes         bigint      NOT NULL,
     limit_bytes   bigint      NOT NULL, -- that it may take; 0: not known
     bytes_per_day bigint      NOT NULL, -- by which it grows; 0: it does not, or that is not known yet
+    volume        boolean     NOT NULL, -- its volume was seen, and what is free there counts
     problem       text        NOT NULL  -- empty: there is room
 );
 GRANT SELECT, INSERT, DELETE ON mesh.storage_sample TO recovery;

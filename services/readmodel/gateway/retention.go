@@ -38,6 +38,9 @@ type storageSample struct {
 var newestSample = pg.Define(pg.RoleReadmodel, "gateway.newest_storage_sample", `
 	SELECT `+pg.Columns[storageSample]("s")+` FROM mesh.storage_sample s ORDER BY s.at DESC LIMIT 1`)
 
+// sampleStale is the age from which on a sample of the storage says nothing: recovery takes one every five minutes.
+const sampleStale = 15 * time.Minute
+
 // cutsLate is the lag of the slowest walk from which on retention is not well: walks begin every ten minutes.
 const cutsLate = time.Hour
 
@@ -71,6 +74,10 @@ func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*rea
 
 func storageComponent(s storageSample) *readmodelv1.ComponentStatus {
 	c := component("storage", s.Problem == "", s.Problem, s.At)
+	if time.Since(s.At) > sampleStale {
+		c.Ok, c.State, c.Detail = false, commonv1.PartState_PART_STATE_UNKNOWN, "recovery has not looked since"
+		return c
+	}
 	if c.GetOk() {
 		c.Detail = "there is room"
 		if s.Limit == 0 {
@@ -79,14 +86,15 @@ func storageComponent(s storageSample) *readmodelv1.ComponentStatus {
 		return c
 	}
 	c.Severity = commonv1.Severity_SEVERITY_P1
-	c.NextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history"
+	c.NextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history and rewrite the tables (VACUUM FULL)"
 	return c
 }
 
 func retentionComponent(a retention.Account, now time.Time) *readmodelv1.ComponentStatus {
 	name := a.Service + "/" + a.Cut
-	c := component("retention", a.Lag < cutsLate, "the slowest walk, "+name+", ended "+a.Lag.Round(time.Second).String()+" ago", now)
+	c := component("retention", a.Lag < cutsLate, "what is over is cut in time", now)
 	if !c.GetOk() {
+		c.Detail = "the slowest walk, " + name + ", ended " + a.Lag.Round(time.Second).String() + " ago"
 		c.Severity = commonv1.Severity_SEVERITY_P2
 		c.NextAction = "look at the failure of " + name + " in `gpuaas retention status`, and at the log of " + a.Service
 	}

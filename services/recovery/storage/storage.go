@@ -28,15 +28,18 @@ const (
 	severity   = commonv1.Severity_SEVERITY_P1
 	layer      = commonv1.OwnerLayer_OWNER_LAYER_DATABASE
 	closedBy   = "recovery"
-	nextAction = "give the database more room and set storage.limit_mebibytes to it, or shorten the terms of history " +
-		"(`gpuaas retention status` shows what each keeps, and what holds the event log)"
+	nextAction = "give the database more room and set storage.limit_mebibytes to it; or shorten the terms of history " +
+		"(`gpuaas retention status` shows what each keeps, and what holds the event log) and rewrite the tables when it is cut " +
+		"(VACUUM FULL), for their files do not shrink by themselves"
 )
 
-// current is what the database is and was; was and span are of the oldest sample of the last week.
+// current is what the database is and was; was and span are of a sample of a day ago, or of the oldest if there is none. seen is the limit that a process
+// which sees the volume found in the last hour; 0: none did.
 type current struct {
 	Bytes int64   `db:"bytes"`
 	Was   int64   `db:"was"`
 	Span  float64 `db:"span"` // seconds
+	Seen  int64   `db:"seen"`
 }
 
 // incidentRow is the row of the incident.
@@ -54,13 +57,20 @@ type incidentRow struct {
 var (
 	readCurrent = pg.Define(pg.RoleRecovery, "storage.read_current", `
 		SELECT pg_database_size(current_database()) AS bytes, coalesce(o.bytes, 0) AS was,
-			coalesce(extract(epoch FROM mesh.clock() - o.at), 0)::float8 AS span
-		FROM (SELECT) one LEFT JOIN (SELECT s.bytes, s.at FROM mesh.storage_sample s ORDER BY s.at LIMIT 1) o ON true`)
+			coalesce(extract(epoch FROM mesh.clock() - o.at), 0)::float8 AS span, coalesce(v.limit_bytes, 0) AS seen
+		FROM (SELECT) one
+		LEFT JOIN (
+			SELECT x.bytes, x.at FROM (
+				(SELECT 1 AS place, s.bytes, s.at FROM mesh.storage_sample s WHERE s.at <= mesh.clock() - interval '1 day' ORDER BY s.at DESC LIMIT 1)
+				UNION ALL (SELECT 2, s.bytes, s.at FROM mesh.storage_sample s ORDER BY s.at LIMIT 1)
+			) x ORDER BY x.place LIMIT 1) o ON true
+		LEFT JOIN (SELECT s.limit_bytes FROM mesh.storage_sample s WHERE s.volume AND s.at > mesh.clock() - interval '1 hour'
+			ORDER BY s.at DESC LIMIT 1) v ON true`)
 
 	// keepSample forgets those of more than a week ago.
 	keepSample = pg.Define(pg.RoleRecovery, "storage.keep_sample", `
 		WITH old AS (DELETE FROM mesh.storage_sample s WHERE s.at < mesh.clock() - interval '7 days')
-		INSERT INTO mesh.storage_sample (at, bytes, limit_bytes, bytes_per_day, problem) VALUES (mesh.clock(), $1, $2, $3, $4)`)
+		INSERT INTO mesh.storage_sample (at, bytes, limit_bytes, bytes_per_day, problem, volume) VALUES (mesh.clock(), $1, $2, $3, $4, $5)`)
 
 	lockIncident = pg.Define(pg.RoleRecovery, "storage.lock_incident", `
 		SELECT `+pg.Columns[incidentRow]("i")+` FROM recovery.incident i WHERE i.kind = 'storage' AND i.closed_at IS NULL FOR UPDATE`)
@@ -97,7 +107,7 @@ func (w Watch) Look(ctx context.Context) (bool, error) {
 			return fmt.Errorf("read size of the database: %w", err)
 		}
 		size := Size{Bytes: now.Bytes, Was: now.Was, Span: time.Duration(now.Span * float64(time.Second))}
-		if size.Limit, err = w.limit(now.Bytes); err != nil {
+		if size.Limit, err = w.limit(now); err != nil {
 			return err
 		}
 		row, err := pg.One[incidentRow](ctx, tx, lockIncident)
@@ -106,7 +116,10 @@ func (w Watch) Look(ctx context.Context) (bool, error) {
 		}
 		open := err == nil
 		problem := size.Problem(open)
-		if _, err := pg.Exec(ctx, tx, keepSample, size.Bytes, size.Limit, size.PerDay(), problem); err != nil {
+		if open && size.Limit == 0 {
+			problem = row.Summary // that the limit is not known ends no incident
+		}
+		if _, err := pg.Exec(ctx, tx, keepSample, size.Bytes, size.Limit, size.PerDay(), problem, w.Volume != ""); err != nil {
 			return fmt.Errorf("keep sample of storage: %w", err)
 		}
 		told, err = settle(ctx, tx, row, open, problem)
@@ -118,10 +131,14 @@ func (w Watch) Look(ctx context.Context) (bool, error) {
 	return told, nil
 }
 
-// limit returns what the database may grow to: by the policy, or by what is free on its volume if that is less.
-func (w Watch) limit(bytes int64) (int64, error) {
+// limit returns what the database may grow to: by the policy, or by what is free on its volume if that is less. A process that does not see the volume
+// takes what another has found there.
+func (w Watch) limit(now current) (int64, error) {
 	limit := w.Policy.Current().StorageLimit()
 	if w.Volume == "" {
+		if limit == 0 || now.Seen > 0 && now.Seen < limit {
+			limit = now.Seen
+		}
 		return limit, nil
 	}
 	free := w.Free
@@ -132,8 +149,8 @@ func (w Watch) limit(bytes int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if limit == 0 || bytes+room < limit {
-		limit = bytes + room
+	if limit == 0 || now.Bytes+room < limit {
+		limit = now.Bytes + room
 	}
 	return limit, nil
 }

@@ -74,6 +74,18 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	if count(true) != 1 {
 		t.Fatalf("%d incidents are open after another look, want 1", count(true))
 	}
+	// A process that does not see the volume, and has no limit of its own, ends nothing, and keeps on saying what was seen.
+	blind := w
+	blind.Volume = ""
+	if told, err := blind.Look(t.Context()); err != nil || told || count(true) != 1 {
+		t.Fatalf("%d incidents are open after a look without the volume, told %t, error %v", count(true), told, err)
+	}
+	if _, err := db.OwnerPool().Exec(t.Context(), `UPDATE mesh.storage_sample SET at = at - interval '2 hours'`); err != nil {
+		t.Fatal(err)
+	}
+	if told, err := blind.Look(t.Context()); err != nil || told || count(true) != 1 {
+		t.Fatalf("%d incidents are open after a look without any limit, told %t, error %v", count(true), told, err)
+	}
 	free = 1 << 40
 	if !look() || count(true) != 0 || count(false) != 1 {
 		t.Fatalf("%d incidents are open and %d closed, want 0 and 1", count(true), count(false))
@@ -84,7 +96,7 @@ func TestIncidentBeforeTheDiskIsFull(t *testing.T) {
 	var samples, events int
 	err := db.Pool(pg.RoleReadmodel).QueryRow(t.Context(), `SELECT (SELECT count(*) FROM mesh.storage_sample),
 		(SELECT count(*) FROM events.event WHERE kind = 'incident.changed')`).Scan(&samples, &events)
-	if err != nil || samples != 4 || events < 2 {
+	if err != nil || samples != 6 || events < 2 {
 		t.Fatalf("%d samples and %d events, error %v", samples, events, err)
 	}
 }
