@@ -201,7 +201,7 @@ func (c *Consumer) runOnce(ctx context.Context, apply Apply, known int64) (round
 	}
 	// A batch goes through as a whole nearly always; only one that did not is done again with a savepoint an event.
 	res, err := c.applyBatch(ctx, apply, false)
-	if err != nil && (poisonous(ctx, err) || timedOut(ctx, err)) {
+	if err != nil && (Poisonous(ctx, err) || timedOut(ctx, err)) {
 		res, err = c.applyBatch(ctx, apply, true)
 	}
 	if err != nil {
@@ -314,7 +314,7 @@ func (c *Consumer) applyCarefully(ctx context.Context, tx pgx.Tx, apply Apply, r
 		if c.tooSlow(ctx, r.Pos, err) {
 			break
 		}
-		if !poisonous(ctx, err) {
+		if !Poisonous(ctx, err) {
 			return nil, err
 		}
 	}
@@ -380,8 +380,8 @@ const (
 	codeIdleInTransaction = "25P03"
 )
 
-// poisonous reports whether an error is the fault of the event, and not of a condition that passes.
-func poisonous(ctx context.Context, err error) bool {
+// Poisonous reports whether an error is the fault of the event that was applied, and not of a condition that passes.
+func Poisonous(ctx context.Context, err error) bool {
 	var later *laterError
 	if ctx.Err() != nil || pg.IsConnError(err) || pg.IsRetryable(err) || errors.Is(err, pg.ErrCommitUnknown) || errors.As(err, &later) {
 		return false

@@ -82,7 +82,7 @@ func (c *Consumer) Replay(ctx context.Context, pos int64, apply Apply) error {
 		return nil
 	}
 	err = fmt.Errorf("replay event at %d: %w", pos, err)
-	if errors.Is(err, ErrNotParked) || !poisonous(ctx, err) {
+	if errors.Is(err, ErrNotParked) || !Poisonous(ctx, err) {
 		return err
 	}
 	_, uerr := pg.Exec(ctx, c.deps.Pool, parkAgain.For(c.cfg.Schema), c.cfg.Name, pos, printable(err.Error()))

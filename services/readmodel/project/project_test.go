@@ -151,6 +151,32 @@ func TestOfEventsThatWaitTogetherEachRowIsWrittenOnce(t *testing.T) {
 	}
 }
 
+// Scenario: the row of an event that the database would refuse is replaced by a later one that waited with it. It takes no effect either way: the
+// projection, its check and its rebuild go on, and say how many events they could not apply.
+func TestARefusedRowThatIsReplacedHarmsNothing(t *testing.T) {
+	testkit.IO(t)
+	l := projecttest.New(t)
+	run := &lifecyclev1.Run{RunId: ids.New(), WorkspaceId: "no id", TenantId: ids.New(), State: commonv1.RunState_RUN_STATE_RUNNING}
+	l.AppendVersion(run, 1)
+	run.WorkspaceId, run.State = ids.New(), commonv1.RunState_RUN_STATE_SUCCEEDED
+	l.AppendVersion(run, 2)
+	l.Number()
+	p := l.Projector()
+	must(t, p.Drain(testkit.Context(t)))
+	for range 2 {
+		if got := text(t, l, `SELECT version || ' ' || (SELECT count(*) FROM readmodel.parked_event) FROM readmodel.run`); got != "2 0" {
+			t.Errorf("version and parked events: %q", got)
+		}
+		report, err := p.Verify(testkit.Context(t))
+		must(t, err)
+		if !report.Equal() || report.Events != 1 || report.Unapplied != 1 {
+			t.Errorf("the check: %+v", report)
+		}
+		_, err = p.Rebuild(testkit.Context(t))
+		must(t, err)
+	}
+}
+
 func TestPoisonIsParkedAndTheRestGoesOn(t *testing.T) {
 	testkit.IO(t)
 	ctx := testkit.Context(t)

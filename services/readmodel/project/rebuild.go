@@ -31,6 +31,7 @@ type Report struct {
 	Position    int64 // of the cursor
 	Events      int64 // applied anew
 	Parked      int   // left out, as the projection did
+	Unapplied   int   // left out, for they cannot be applied: an event whose row a later one that came with it replaced is not looked at by the projection
 	Differences []Difference
 	Took        time.Duration
 }
@@ -140,10 +141,12 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 			_, skip := slices.BinarySearch(parked, r.Pos)
 			return skip || r.Pos > report.Position
 		})
-		if err := a.applyAnew(ctx, tx, records, replace); err != nil {
+		unapplied, err := a.applyAnew(ctx, tx, records, replace)
+		if err != nil {
 			return report, err
 		}
-		report.Events += int64(len(records))
+		report.Events += int64(len(records) - unapplied)
+		report.Unapplied += unapplied
 		if next <= after {
 			return report, errors.New("the log ends before the cursor")
 		}
@@ -153,20 +156,39 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 }
 
 // applyAnew applies events to tables that replace the projection as the projection does, and to tables that it is compared with one by one: what is written
-// must not depend on which events came together.
-func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Record, replace bool) error {
-	if replace && len(records) > 0 {
-		if err := a.applyAll(ctx, tx, records); err != nil {
-			return fmt.Errorf("events from %d to %d: %w", records[0].Pos, records[len(records)-1].Pos, err)
+// must not depend on which events came together. It returns how many events cannot be applied; these are left out.
+func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Record, replace bool) (int, error) {
+	if len(records) == 0 {
+		return 0, nil
+	}
+	err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error {
+		if replace {
+			return a.applyAll(ctx, sp, records)
+		}
+		for _, r := range records {
+			if err := a.apply(ctx, sp, r); err != nil {
+				return err
+			}
 		}
 		return nil
+	})
+	if err == nil {
+		return 0, nil
 	}
+	unapplied := 0
 	for _, r := range records {
-		if err := a.apply(ctx, tx, r); err != nil {
-			return fmt.Errorf("event at %d: %w", r.Pos, err)
+		err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return a.apply(ctx, sp, r) })
+		if err != nil && !events.Poisonous(ctx, err) {
+			return 0, fmt.Errorf("event at %d: %w", r.Pos, err)
+		}
+		if err != nil {
+			unapplied++
 		}
 	}
-	return nil
+	if unapplied == 0 {
+		return 0, fmt.Errorf("events from %d to %d, of which each can be applied by itself: %w", records[0].Pos, records[len(records)-1].Pos, err)
+	}
+	return unapplied, nil
 }
 
 // compareTables compares a table with its rebuild.
