@@ -203,7 +203,7 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read sequencer url: %w", err)
 	}
-	if b.sequencer, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name + "-sequencer", MaxConns: 1}); err != nil {
+	if b.sequencer, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name + "-sequencer", MaxConns: 2}); err != nil {
 		return fmt.Errorf("open database as sequencer: %w", err)
 	}
 	if b.Store, err = pki.LoadStore(b.Config.TLS.CertFile, b.Config.TLS.KeyFile); err != nil {

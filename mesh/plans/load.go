@@ -298,6 +298,9 @@ func (t *Template) loadAll(ctx context.Context, conn *pgx.Conn, size Size) error
 			return err
 		}
 	}
+	if _, err := pg.Exec(ctx, conn, markSeeded); err != nil {
+		return fmt.Errorf("mark the database of the fleet: %w", err)
+	}
 	return nil
 }
 
@@ -323,7 +326,7 @@ func (t *Template) settle(ctx context.Context, conn *pgx.Conn, size Size) error 
 	for _, schema := range []string{"lifecycle", "recovery", "readmodel", "nodeapi"} {
 		calls = append(calls, call{cursorsToEnd.For(schema), nil})
 	}
-	calls = append(calls, call{beat, nil}, call{markSeeded, nil})
+	calls = append(calls, call{beat, nil})
 	for _, c := range calls {
 		if _, err := pg.Exec(ctx, conn, c.statement, c.args...); err != nil {
 			return fmt.Errorf("settle the fleet: %s: %w", c.statement.Name(), err)
