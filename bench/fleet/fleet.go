@@ -90,9 +90,10 @@ type figure struct {
 
 // measured is one statement on all fleets.
 type measured struct {
-	name  string
-	whole bool
-	of    []figure
+	name      string
+	statement *pg.Statement
+	whole     bool
+	of        []figure
 }
 
 // growth returns the exponent by which a figure grew with the fleet. What stays below a floor does not grow.
@@ -212,7 +213,7 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 			continue
 		}
 		if all[key] == nil {
-			all[key] = &measured{name: key, whole: plans.Whole(s)}
+			all[key] = &measured{name: key, statement: s, whole: plans.Whole(s)}
 		}
 		all[key].of = append(all[key].of, f)
 	}
@@ -262,6 +263,12 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms", "rows", "returned", "buffers", "x time", "x buf", "rows by fleet"); err != nil {
 		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
+	for _, m := range all {
+		if len(m.of) < len(sizes) { // it was cut off, or failed, on a larger fleet
+			wrong = append(wrong, m.name+" (not measured at each size)")
+		}
+	}
+	slices.Sort(wrong)
 	for _, m := range list {
 		few, many := m.of[0], m.of[last]
 		inTime, inBuffers := growth(few.p50, many.p50, 1, times), growth(float64(few.buffers), float64(many.buffers), grown, times)
@@ -269,7 +276,7 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 		switch {
 		case m.whole:
 			mark = "of the whole fleet"
-		case many.p99 > MostTime || inBuffers > MostGrowth || many.rows > 10*(many.returned+100):
+		case many.p99 > MostTime || inBuffers > MostGrowth || many.rows > plans.Most(m.statement, sizes[last], many.returned):
 			mark = "OVER"
 			wrong = append(wrong, m.name)
 		}

@@ -86,6 +86,9 @@ const sweep = 5 * time.Second
 
 // Run measures.
 func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
+	if o.Lives < 0 || o.Clients < 0 {
+		return bench.Result{}, fmt.Errorf("bench lives: %d lives of %d clients", o.Lives, o.Clients)
+	}
 	o = o.withDefaults()
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
@@ -243,13 +246,19 @@ func (o Options) judge(ctx context.Context, m measured, server *embedded.Server)
 	}, nil
 }
 
-// awaitCuts returns once every walk of retention has come to its end twice after the longest term.
+// walksWithin is how long after the longest term the walks may take that are waited for.
+const walksWithin = 10 * time.Minute
+
+// awaitCuts returns once every walk of retention has come to its end twice after the longest term, and fails if they
+// do not within walksWithin.
 func awaitCuts(ctx context.Context, conn *pgx.Conn) error {
 	over, err := pg.Value[time.Time](ctx, conn, clock)
 	if err != nil {
 		return fmt.Errorf("read the clock: %w", err)
 	}
 	over = over.Add(longest)
+	ctx, cancel := context.WithTimeoutCause(ctx, longest+walksWithin, errors.New("walks of retention do not come to their end: see `gpuaas retention status`"))
+	defer cancel()
 	for range 2 {
 		for {
 			if !app.Sleep(ctx, time.Second) {
