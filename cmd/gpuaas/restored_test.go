@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -52,17 +51,7 @@ func TestMigrateRestored(t *testing.T) {
 	if code == 0 || !strings.Contains(err, "recovery (test recovery)") || !strings.Contains(err, "stop every service") {
 		t.Fatalf("%d %s", code, err)
 	}
-	pool.Reset()
-	// The server's process of a closed connection ends a moment after it.
-	testkit.Eventually(t, testkit.Patience, func() error {
-		var left int
-		err := d.OwnerPool().QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = $1`,
-			pg.RoleRecovery).Scan(&left)
-		if err == nil && left > 0 {
-			err = fmt.Errorf("%d sessions are left", left)
-		}
-		return err
-	})
+	testkit.Disconnect(d, pg.RoleRecovery)
 	code, out, err := migrate(t, "restored", "--database-url-file", url, "--reason", "the disk was lost")
 	if code != 0 || !strings.Contains(out, "the era is 1 now") || !strings.Contains(out,
 		"gpuaas rollback accept --reason TEXT") || !strings.Contains(out, "docs/restore.md") {

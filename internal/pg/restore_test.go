@@ -30,7 +30,7 @@ func TestDeclareRestoredRefusesWhileServicesAreConnected(t *testing.T) {
 		state.Active {
 		t.Fatalf("%+v %v %v", state, known, err)
 	}
-	pool.Reset()
+	testkit.Disconnect(d, pg.RoleLifecycle)
 	for era := int64(1); era <= 2; era++ { // twice is no harm
 		state, err := pg.DeclareRestored(t.Context(), d.AdminURL(), "the disk was lost")
 		if err != nil {

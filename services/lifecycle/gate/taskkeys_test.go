@@ -68,7 +68,9 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 		}
 		return s
 	}
-	open := func(node string, generation int64, keys ...string) *lifecyclev1.SessionReady { return at(living, node, generation, keys...) }
+	open := func(node string, generation int64, keys ...string) *lifecyclev1.SessionReady {
+		return at(living, node, generation, keys...)
+	}
 	holds, lacks, away, shut, lost := named("holds"), named("lacks"), named("away"), named("shut"), named("lost")
 	at(ids.New(), lost, 1, "k1") // its replica was killed: nobody tells that its session has ended
 	open(holds, 1, "k1", "k2")
