@@ -5,6 +5,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -67,12 +69,33 @@ func ServerTLS(cfg ServerConfig) (*tls.Config, error) {
 	base.ClientAuth = tls.VerifyClientCertIfGiven
 	base.ClientCAs = clientPool(cfg.Clients)
 	live := base.Clone()
+	var latest atomic.Pointer[trusting]
 	base.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := trustedNow(cfg.Clients)
+		if last := latest.Load(); last != nil && slices.Equal(last.bundles, now) {
+			return last.config, nil
+		}
 		fresh := live.Clone()
 		fresh.ClientCAs = clientPool(cfg.Clients)
+		latest.Store(&trusting{bundles: now, config: fresh})
 		return fresh, nil
 	}
 	return base, nil
+}
+
+// trusting is the configuration of connections that are made while the bundles hold what they do. Each connection keeps its configuration for as
+// long as it lives, so they share one.
+type trusting struct {
+	bundles []*bundleState
+	config  *tls.Config
+}
+
+func trustedNow(clients []Trust) []*bundleState {
+	states := make([]*bundleState, 0, len(clients))
+	for _, trust := range clients {
+		states = append(states, trust.Bundle.current.Load())
+	}
+	return states
 }
 
 // clientPool is never nil: a nil pool would mean the system's roots.

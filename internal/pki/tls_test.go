@@ -483,3 +483,47 @@ func TestWatchReloads(t *testing.T) {
 type reloaderFunc func() (bool, error)
 
 func (f reloaderFunc) Reload() (bool, error) { return f() }
+
+// TestConnectionsShareTheirConfiguration until what is trusted changes.
+func TestConnectionsShareTheirConfiguration(t *testing.T) {
+	t.Parallel()
+	services, nodes := newAuthority(t, "services"), newAuthority(t, "nodes")
+	cert := services.issue(t, pki.ServiceID(td, "nodeapi"), nil).Certificate()
+	path := filepath.Join(t.TempDir(), pki.IdentityFile)
+	if err := pki.WriteIdentity(path, cert.PrivateKey.(crypto.Signer), cert.Certificate); err != nil {
+		t.Fatal(err)
+	}
+	store, err := pki.LoadStore(path, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := &pki.Bundle{}
+	if err := trusted.Set(nodes.cert); err != nil {
+		t.Fatal(err)
+	}
+	conf, err := pki.ServerTLS(pki.ServerConfig{
+		Store: store, TrustDomain: td, Clients: []pki.Trust{{Kind: pki.KindNode, Bundle: trusted}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() *tls.Config {
+		t.Helper()
+		c, err := conf.GetConfigForClient(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := next()
+	if second := next(); second != first {
+		t.Error("the second connection has a configuration of its own")
+	}
+	if err := trusted.Set(nodes.cert, services.cert); err != nil {
+		t.Fatal(err)
+	}
+	after := next()
+	if after == first || !after.ClientCAs.Equal(trusted.Pool()) {
+		t.Error("a connection after the bundle has changed trusts what it held before")
+	}
+}
