@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/mesh/bench/process"
+	"github.com/gpuaas/mesh/internal/app"
 	"github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/services/nodeapi"
@@ -69,6 +70,7 @@ func measure(context.Context, json.RawMessage) (any, error) {
 
 // serveNodeAPI runs a replica that holds nothing else.
 func serveNodeAPI(ctx context.Context, cancel context.CancelFunc, in io.Reader, out io.Writer, logger *slog.Logger) error {
+	defer app.BoundHeap()() // as a process of nodeapi does
 	done := make(chan error, 1)
 	started := false
 	err := process.Serve(ctx, in, out, process.Verbs{

@@ -48,6 +48,7 @@ func runService(cmd *cobra.Command, kind topology.Kind, file string) error {
 	}
 	ctx, release := app.WithSignals(cmd.Context(), logger)
 	defer release()
+	defer app.BoundHeap()()
 	service, err := loaded.Open(ctx, logger, registry)
 	if err != nil {
 		return err

@@ -106,6 +106,8 @@ func (l Limits) Transport() []grpc.ServerOption {
 		grpc.ConnectionTimeout(lim.Handshake),
 		grpc.ReadBufferSize(0),
 		grpc.WriteBufferSize(4 << 10),
+		// An agent sends its headers once, so that a table of headers to refer to is never read.
+		grpc.HeaderTableSize(0),
 		// Windows that do not grow: what an agent may send ahead is bounded, and nobody measures the way to it.
 		grpc.InitialWindowSize(64 << 10), grpc.InitialConnWindowSize(64 << 10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
