@@ -75,6 +75,7 @@ func end(ctx context.Context, dir string) error {
 func start(t test, cfg cluster.Config) *cluster.Cluster {
 	t.Helper()
 	cfg.Dir, cfg.Programs = meshtest.Dir(t), meshtest.Programs(t)
+	meshtest.Postgres(t, filepath.Join(cfg.Dir, "postgres"))
 	reapLater(t, cfg.Dir)
 	cfg.Env = append([]string{"GPUAAS_FAILPOINT_REPORT=" + filepath.Join(cfg.Dir, hitsFile), "GPUAAS_LIFECYCLE_SAGA_LEASE=3s"}, cfg.Env...)
 	if cfg.Replicas == 0 {

@@ -45,7 +45,7 @@ var build = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals /
 		return "", fmt.Errorf("find module: %w", err)
 	}
 	module := filepath.Dir(strings.TrimSpace(string(gomod)))
-	sweep()
+	sweep(programsPattern)
 	dir, err := os.MkdirTemp("", programsPattern)
 	if err != nil {
 		return "", err
@@ -63,18 +63,18 @@ var build = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals /
 
 const (
 	programsPattern = "gpuaas-programs-*"
-	// programsLife is longer than any run of the tests.
-	programsLife = 2 * time.Hour
+	// sharedLife is longer than any run of the tests.
+	sharedLife = 2 * time.Hour
 )
 
-// sweep removes the programs of earlier runs: nobody can tell at the end of a test process that its last test has passed.
-func sweep() {
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), programsPattern))
+// sweep removes what tests of earlier runs shared: nobody can tell at the end of a test process that its last test has passed.
+func sweep(pattern string) {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), pattern))
 	if err != nil {
 		return
 	}
 	for _, dir := range dirs {
-		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > programsLife {
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > sharedLife {
 			_ = os.RemoveAll(dir) // another may be at it
 		}
 	}

@@ -1,0 +1,70 @@
+package meshtest
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/embedded"
+)
+
+// Postgres makes dir the directory of a Postgres that was stopped, whose roles and schema are made: a mesh that starts
+// there finds what it would have made itself, and gives its roles the passwords of its own.
+func Postgres(tb testing.TB, dir string) {
+	tb.Helper()
+	from, err := prepared()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
+		tb.Fatal(err)
+	}
+	out, err := exec.CommandContext(tb.Context(), "cp", "-a", from+"/data", from+"/superuser.password", dir+"/").CombinedOutput()
+	if err != nil {
+		tb.Fatalf("copy the prepared Postgres: %v: %s", err, out)
+	}
+}
+
+const preparedPattern = "gpuaas-prepared-*"
+
+// prepared makes the directory that tests of this process copy.
+var prepared = sync.OnceValues(func() (dir string, err error) { //nolint:gochecknoglobals // what is shared is the directory
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) //nolint:forbidigo // no test's own
+	defer cancel()
+	sweep(preparedPattern)
+	if dir, err = os.MkdirTemp("", preparedPattern); err != nil {
+		return "", err
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
+		return "", err
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	server, err := embedded.Start(ctx, embedded.Config{Dir: dir, Logger: quiet})
+	if err != nil {
+		return "", fmt.Errorf("prepare Postgres: %w", err)
+	}
+	defer func() {
+		if stopped := server.Stop(context.WithoutCancel(ctx)); err == nil && stopped != nil {
+			err = fmt.Errorf("stop the prepared Postgres: %w", stopped)
+		}
+	}()
+	passwords := map[string]string{}
+	for _, role := range append(pg.Roles(), pg.RoleOwner) {
+		passwords[role] = rand.Text()
+	}
+	if err := pg.Provision(ctx, server.AdminURL(), pg.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
+		return "", fmt.Errorf("prepare Postgres: %w", err)
+	}
+	owner := server.URL(pg.DatabaseMesh, pg.RoleOwner, passwords[pg.RoleOwner])
+	if _, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Logger: quiet}); err != nil {
+		return "", fmt.Errorf("prepare Postgres: %w", err)
+	}
+	return dir, nil
+})
