@@ -65,6 +65,11 @@ func (h *heard) Reconcile(_ context.Context, _ pgx.Tx, _ gate.Gate, newLedger bo
 	return gate.Reconciled{}, nil
 }
 
+func (h *heard) Fenced(context.Context, pgx.Tx, string) error {
+	h.order = append(h.order, "fenced")
+	return nil
+}
+
 func (h *heard) SessionReady(_ context.Context, _ pgx.Tx, g gate.Gate) error {
 	h.boxes = append(h.boxes, g.WorkspaceID)
 	return h.refuse

@@ -43,6 +43,8 @@ type Tasks interface {
 	Lock(ctx context.Context, tx pgx.Tx, ready Ready) error
 	// Reconcile runs in the transaction that raises the gate, whose row is locked. newLedger says that the agent's ledger is another than before.
 	Reconcile(ctx context.Context, tx pgx.Tx, g Gate, newLedger bool, inFlight []*commonv1.TaskInFlight) (Reconciled, error)
+	// Fenced runs in the transaction that shuts the gate, whose row is locked, before the gate's event.
+	Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error
 }
 
 // Reconciled is what a session is told of its tasks.
@@ -107,6 +109,11 @@ func (s *Server) ApplyFence(ctx context.Context, req *lifecyclev1.ApplyFenceRequ
 			return fmt.Errorf("apply fence: %w", err)
 		default:
 			res.FenceEpoch, res.Admitted = g.FenceEpoch, g.Admitted
+			if !g.Admitted {
+				if err := s.deps.Tasks.Fenced(ctx, tx, g.NodeID); err != nil {
+					return fmt.Errorf("report tasks of a node whose gate is shut: %w", err)
+				}
+			}
 			if _, err := events.Append(ctx, tx, g.event()); err != nil {
 				return fmt.Errorf("report gate: %w", err)
 			}

@@ -106,7 +106,7 @@ func (s *Server) adoptAttempt(ctx context.Context, tx pgx.Tx, a ahead, keyID str
 		return fmt.Errorf("adopt attempt of task %s: %w", a.row.TaskID, err)
 	}
 	detail := fmt.Sprintf("the node proved attempt %d: the database had gone back to %d", moved.Attempt, a.row.Attempt)
-	if _, err := events.Append(ctx, tx, moved.event(moved.transition(moved.State, detail))); err != nil {
+	if _, err := events.Append(ctx, tx, moved.event(a.row.withLease(moved.transition(moved.State, detail))...)); err != nil {
 		return fmt.Errorf("report task: %w", err)
 	}
 	return nil

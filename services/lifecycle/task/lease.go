@@ -36,7 +36,7 @@ type picked struct {
 	Row
 	keyID   string // that signs the attempt
 	payload []byte // with open environment values: it is signed, and nothing else
-	fresh   bool   // not offered before in this attempt
+	report  bool   // an event is due
 }
 
 // LeaseTasks hands out queued tasks of nodes whose gate is open to the session that asks, signed.
@@ -71,7 +71,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 		}
 		var evs []events.Event
 		for _, t := range tasks {
-			if t.fresh {
+			if t.report {
 				evs = append(evs, t.event())
 			}
 		}
@@ -80,7 +80,7 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 				return fmt.Errorf("report tasks: %w", err)
 			}
 		}
-		wrote = len(tasks) > 0
+		wrote = len(evs) > 0
 		if tasks, err = s.openValues(ctx, tx, tasks); err != nil {
 			return err
 		}
@@ -156,7 +156,7 @@ func pick(ctx context.Context, tx pgx.Tx, asked ask) (gate.Briefs, []picked, err
 	}
 	out, err := aside.Rows(ctx, "task", rows, func(r leasedRow) string { return r.TaskID }, func(r leasedRow) (picked, error) {
 		row, err := r.row()
-		return picked{Row: row, keyID: r.KeyID, payload: r.Payload, fresh: r.Fresh}, err
+		return picked{Row: row, keyID: r.KeyID, payload: r.Payload, report: r.Report}, err
 	})
 	return gates, out, err //nolint:wrapcheck // it says which
 }

@@ -61,7 +61,7 @@ func TestLeaseIsSignedForItsNode(t *testing.T) {
 	if again := k.leaseOf(n); len(again.GetTasks()) != 0 {
 		t.Errorf("offered again at once: %v", again.GetTasks())
 	}
-	k.wantHistory(row.TaskID, "queued", "dispatched")
+	k.wantHistory(row.TaskID, "queued") // the report of the attempt will carry the lease
 }
 
 func TestLeaseStopsAtTheGate(t *testing.T) {
@@ -119,6 +119,10 @@ func TestOfferIsRepeatedWithItsAttemptAfterTwoSeconds(t *testing.T) {
 	if again := k.lease(n); again.GetAttempt() != first.GetAttempt() {
 		t.Errorf("offered again as attempt %d", again.GetAttempt())
 	}
+	k.wantHistory(row.TaskID, "queued", "dispatched") // not reported in time: the second offer reports the lease
+	testkit.SetClockOffset(k.db, 6*time.Second)
+	k.lease(n)
+	k.wantHistory(row.TaskID, "queued", "dispatched")
 	k.delivered(n, first)
 	testkit.SetClockOffset(k.db, 10*time.Second)
 	if res := k.leaseOf(n); len(res.GetTasks()) != 0 {
@@ -229,6 +233,14 @@ func TestNoDispatchCommitsAfterTheFence(t *testing.T) {
 			default:
 				after++
 			}
+		}
+		// A fence reports the leases before it, and no later one would have an event yet.
+		var leased int
+		if err := k.pool.QueryRow(t.Context(), `SELECT count(*) FROM lifecycle.task WHERE node_id = $1 AND attempt > 0`, n.id).Scan(&leased); err != nil {
+			t.Fatal(err)
+		}
+		if leased != before {
+			t.Fatalf("%d tasks are leased, %d dispatches are reported before the fence of %s", leased, before, fencedAt)
 		}
 		if after != 0 {
 			t.Fatalf("%d dispatches committed after the fence of %s", after, fencedAt)

@@ -388,3 +388,68 @@ func (k *kit) until(hints <-chan *lifecyclev1.WatchWorkResponse, good func(*life
 		}
 	}
 }
+
+// TestALeaseWithoutAReportIsReportedByTheSweep: the node went away with the offer.
+func TestALeaseWithoutAReportIsReportedByTheSweep(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	row := k.enqueue(n)
+	k.lease(n)
+	k.session(n, false)
+	sweep := func() {
+		t.Helper()
+		if _, err := k.tasks.Sweep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep()
+	k.wantHistory(row.TaskID, "queued")
+	testkit.SetClockOffset(k.db, 3*time.Second)
+	for range 2 {
+		sweep()
+		k.wantHistory(row.TaskID, "queued", "dispatched")
+	}
+	k.ready(n)
+	k.wantHistory(row.TaskID, "queued", "dispatched", "dispatched") // offered again
+}
+
+// TestEveryChangeOfALeaseReportsIt: whatever comes first after a lease carries its transition, once.
+func TestEveryChangeOfALeaseReportsIt(t *testing.T) {
+	cases := []struct {
+		name   string
+		change func(*kit, *node, task.Row, *nodev1.TaskRef)
+		want   []string
+	}{
+		{"cancel", func(k *kit, _ *node, row task.Row, _ *nodev1.TaskRef) {
+			k.tx(func(ctx context.Context, tx pgx.Tx) error {
+				_, err := k.tasks.CancelOfRun(ctx, tx, row.RunID, "not wanted")
+				return err
+			})
+		}, []string{"queued", "dispatched", "dispatched", "succeeded"}},
+		{"another session", func(k *kit, n *node, _ task.Row, ref *nodev1.TaskRef) {
+			k.ready(n, inFlight(ref, delivered))
+		}, []string{"queued", "dispatched", "delivered", "succeeded"}},
+		{"progress", func(k *kit, n *node, _ task.Row, ref *nodev1.TaskRef) {
+			k.report(n, func(r *lifecyclev1.NodeReport) {
+				r.Progress = []*nodev1.TaskProgress{{Task: ref, Note: "half"}}
+			})
+		}, []string{"queued", "dispatched", "dispatched", "succeeded"}},
+		{"fence", func(k *kit, n *node, _ task.Row, _ *nodev1.TaskRef) {
+			k.fence(n, 2, false)
+			k.fence(n, 3, true)
+		}, []string{"queued", "dispatched", "succeeded"}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			k := newKit(t)
+			n := k.node()
+			row := k.enqueue(n, ofRun(ids.New()))
+			ref := k.lease(n)
+			c.change(k, n, row, ref)
+			if !k.result(n, ref, succeeded) {
+				t.Fatal("the result is not acknowledged")
+			}
+			k.wantHistory(row.TaskID, c.want...)
+		})
+	}
+}

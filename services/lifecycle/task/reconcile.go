@@ -185,7 +185,7 @@ func (s *Server) move(ctx context.Context, tx pgx.Tx, r Row, state commonv1.Task
 	if err != nil {
 		return fmt.Errorf("move task %s: %w", r.TaskID, err)
 	}
-	if _, err := events.Append(ctx, tx, moved.event(moved.transition(state, detail))); err != nil {
+	if _, err := events.Append(ctx, tx, moved.event(r.withLease(moved.transition(state, detail))...)); err != nil {
 		return fmt.Errorf("report task: %w", err)
 	}
 	return nil

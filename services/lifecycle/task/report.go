@@ -318,7 +318,7 @@ func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]word,
 		}
 		k := said(r.NodeID, &nodev1.TaskRef{TaskId: r.TaskID, Attempt: r.Attempt})
 		w := words[k]
-		evs = append(evs, r.event(transitions(r, reported.Was, w)...))
+		evs = append(evs, r.event(transitions(r, reported, w)...))
 		advanced[k] = true
 		if w.result == nil {
 			continue
@@ -340,8 +340,12 @@ func (s *Server) advanced(ctx context.Context, tx pgx.Tx, words map[string]word,
 }
 
 // transitions lists the states that the task went through since `was`, so that what came together is still told apart.
-func transitions(r Row, was string, w word) []*lifecyclev1.TaskTransition {
+func transitions(r Row, before reportedRow, w word) []*lifecyclev1.TaskTransition {
 	var out []*lifecyclev1.TaskTransition
+	was := before.Was
+	if before.LeasedAt != nil {
+		out = append(out, r.leased(*before.LeasedAt))
+	}
 	if w.delivered && was == "dispatched" {
 		out = append(out, r.transition(commonv1.TaskState_TASK_STATE_DELIVERED, ""))
 	}
@@ -351,7 +355,7 @@ func transitions(r Row, was string, w word) []*lifecyclev1.TaskTransition {
 	if w.result != nil {
 		out = append(out, r.transition(r.State, r.Error))
 	}
-	if len(out) == 0 && w.note != "" {
+	if w.state() == commonv1.TaskState_TASK_STATE_UNSPECIFIED && w.note != "" {
 		out = append(out, r.transition(r.State, w.note))
 	}
 	return out

@@ -235,7 +235,7 @@ func (s *Server) change(
 	if err != nil {
 		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)
 	}
-	pos, err := events.Append(ctx, tx, moved.event(moved.transition(state, detail)))
+	pos, err := events.Append(ctx, tx, moved.event(r.withLease(moved.transition(state, detail))...))
 	if err != nil {
 		return Row{}, "", fmt.Errorf("report task: %w", err)
 	}

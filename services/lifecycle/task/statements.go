@@ -3,6 +3,7 @@ package task
 import (
 	"context"
 	"fmt"
+	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/aside"
@@ -52,13 +53,15 @@ type (
 	leasedRow struct {
 		record
 		Payload []byte `db:"payload"`
-		Fresh   bool   `db:"fresh"`
+		Report  bool   `db:"report"` // an event is due
 		KeyID   string `db:"key_id"`
 	}
 	// reportedRow is a task that a report moved, with its state before.
 	reportedRow struct {
 		record
 		Was string `db:"was"`
+		// LeasedAt is when the task was leased, if no event has reported that.
+		LeasedAt *time.Time `db:"leased_at"`
 	}
 	// aheadRow is a task below the attempt that a report names, with the place of that report.
 	aheadRow struct {
@@ -118,7 +121,7 @@ var (
 		return `
 			UPDATE lifecycle.task t SET state = $2::text,
 				state_at = CASE WHEN t.state = $2::text THEN t.state_at ELSE mesh.clock() END, version = t.version + 1,
-				payload = ` + payloadAt("$2::text") + `, ` + string(s) + `
+				payload = ` + payloadAt("$2::text") + `, ` + markReported + `, ` + string(s) + `
 			WHERE t.task_id = $1 AND t.state = $3 RETURNING ` + columns
 	}, setCancelled, setQueued, setError, setRefused)
 	listCancels = pg.Define(pg.RoleLifecycle, "task.list_cancels", `
@@ -136,7 +139,7 @@ var (
 			state_at = CASE WHEN t.open AND t.state <> 'dispatched' THEN mesh.clock() ELSE t.state_at END,
 			session_epoch = CASE WHEN t.open THEN $3 ELSE t.session_epoch END,
 			session_id = CASE WHEN t.open THEN nullif($4, '')::uuid ELSE t.session_id END,
-			offered_at = CASE WHEN t.open THEN mesh.clock() ELSE t.offered_at END,
+			offered_at = CASE WHEN t.open THEN mesh.clock() + interval '1 microsecond' ELSE t.offered_at END,
 			key_id = CASE WHEN t.open THEN $6 ELSE t.key_id END
 		WHERE t.task_id = $1 AND t.attempt < $2 AND t.node_id = $5 RETURNING `+columns)
 	lockLate = pg.Define(pg.RoleLifecycle, "task.lock_of_late_results", `
@@ -161,7 +164,7 @@ var (
 		)
 		SELECT p.task_id::text AS task_id, p.state, p.nth <= $7 AS kept FROM placed p ORDER BY p.task_id, p.nth`)
 	countLateResult = pg.Define(pg.RoleLifecycle, "task.count_late_result", `
-		UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1 WHERE t.task_id = $1
+		UPDATE lifecycle.task t SET late_evidence = t.late_evidence + 1, version = t.version + 1, `+markReported+` WHERE t.task_id = $1
 			RETURNING `+columns)
 	lateResults = pg.Define(pg.RoleLifecycle, "task.late_results", `
 		SELECT late_evidence FROM lifecycle.task WHERE task_id = $1`)
@@ -172,7 +175,8 @@ var (
 			SELECT a.* FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::int[]) AS a (node_id, session_id, generation, most)
 				JOIN lifecycle.node_gate g ON g.node_id = a.node_id AND `+gate.MayLeaseSQL("a.generation", "$5::text")+`
 		), fresh AS (
-			SELECT q.task_id, true AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
+			SELECT q.task_id, true AS fresh, false AS report, mesh.clock() AS at, a.session_id, a.generation
+			FROM asked a CROSS JOIN LATERAL (
 				SELECT t.task_id FROM lifecycle.task t
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'queued' AND t.cancel_requested_at IS NULL
 					AND t.not_before <= mesh.clock() AND t.expires_at > mesh.clock()
@@ -180,8 +184,9 @@ var (
 				ORDER BY t.task_id LIMIT a.most FOR UPDATE SKIP LOCKED
 			) q
 		), again AS (
-			SELECT q.task_id, false AS fresh, a.session_id, a.generation FROM asked a CROSS JOIN LATERAL (
-				SELECT t.task_id FROM lifecycle.task t
+			SELECT q.task_id, false AS fresh, q.unreported AS report, mesh.clock() AS at, a.session_id, a.generation
+			FROM asked a CROSS JOIN LATERAL (
+				SELECT t.task_id, t.offered_at = t.state_at AS unreported FROM lifecycle.task t
 				WHERE t.node_id = a.node_id AND t.open AND t.state = 'dispatched' AND t.cancel_requested_at IS NULL
 					AND t.session_epoch = a.generation
 				  AND t.offered_at < mesh.clock() - interval '`+offerAgainAfter+`' AND t.expires_at > mesh.clock()
@@ -193,14 +198,14 @@ var (
 		), leased AS (
 			UPDATE lifecycle.task t SET
 				state = 'dispatched', attempt = t.attempt + CASE WHEN c.fresh THEN 1 ELSE 0 END,
-				session_epoch = c.generation, session_id = c.session_id, offered_at = mesh.clock(),
-				state_at = CASE WHEN c.fresh THEN mesh.clock() ELSE t.state_at END,
+				session_epoch = c.generation, session_id = c.session_id, offered_at = c.at,
+				state_at = CASE WHEN c.fresh THEN c.at ELSE t.state_at END,
 				key_id = CASE WHEN c.fresh THEN $5::text ELSE coalesce(t.key_id, $5::text) END,
-				version = t.version + CASE WHEN c.fresh THEN 1 ELSE 0 END
+				version = t.version + CASE WHEN c.report THEN 1 ELSE 0 END
 			FROM chosen c WHERE t.task_id = c.task_id AND t.state IN ('queued', 'dispatched')
-			RETURNING t.*, c.fresh
+			RETURNING t.*, c.report
 		)
-		SELECT t.payload, t.fresh, t.key_id, `+columns+` FROM leased t ORDER BY t.task_id`)
+		SELECT t.payload, t.report, t.key_id, `+columns+` FROM leased t ORDER BY t.task_id`)
 	nodesWithTasks = pg.Define(pg.RoleLifecycle, "task.nodes_with_tasks", `
 		SELECT n.node_id::text AS node_id, bool_or(n.due) AS due FROM (
 			SELECT DISTINCT t.node_id, t.state = 'queued' AND t.not_before <= now.at OR
@@ -254,7 +259,8 @@ var (
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
 				AS u (task_id, node_id, attempt, state, note, reason, error, output)
 		), held AS (
-			SELECT t.task_id, t.state AS was, u.* FROM said u JOIN lifecycle.node_gate g ON g.node_id = u.node_id AND `+gate.AdmittedSQL+`
+			SELECT t.task_id, t.state AS was, CASE WHEN t.state = 'dispatched' AND t.offered_at = t.state_at THEN t.state_at END AS leased_at, u.*
+			FROM said u JOIN lifecycle.node_gate g ON g.node_id = u.node_id AND `+gate.AdmittedSQL+`
 				JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt = u.attempt
 			WHERE t.state IN ('dispatched', 'delivered', 'running')
 			ORDER BY t.task_id FOR UPDATE OF t
@@ -263,13 +269,13 @@ var (
 			state = CASE WHEN h.state = '' THEN t.state ELSE h.state END,
 			state_at = CASE WHEN h.state = '' THEN t.state_at ELSE mesh.clock() END,
 			note = CASE WHEN h.note = '' THEN t.note ELSE h.note END,
-			reason = h.reason, error = h.error, output = h.output, version = t.version + 1,
+			reason = h.reason, error = h.error, output = h.output, version = t.version + 1, `+markReported+`,
 			payload = `+payloadAt("h.state")+`
-		FROM held h(task_id, was, u_task_id, node_id, attempt, state, note, reason, error, output)
+		FROM held h(task_id, was, leased_at, u_task_id, node_id, attempt, state, note, reason, error, output)
 		WHERE t.task_id = h.task_id AND (h.state = '' OR
 			array_position(ARRAY['dispatched', 'delivered', 'running'], h.was) <
 			coalesce(array_position(ARRAY['dispatched', 'delivered', 'running'], h.state), 9))
-		RETURNING h.was, `+columns)
+		RETURNING h.was, h.leased_at, `+columns)
 	sealDeploy = pg.Define(pg.RoleLifecycle, "task.seal_deploy", `
 		UPDATE lifecycle.task SET payload = $3, secret_keys = $4 WHERE task_id = $1 AND payload = $2`)
 	lockTask = pg.Define(pg.RoleLifecycle, "task.lock", `
@@ -298,9 +304,18 @@ var (
 		SELECT FROM lifecycle.task t WHERE t.run_id = ANY ($1::uuid[]) AND t.open AND t.state IN ('queued', 'dispatched')
 		ORDER BY t.task_id FOR UPDATE`)
 	extendTasks = pg.Define(pg.RoleLifecycle, "task.extend", `
-		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1
+		UPDATE lifecycle.task t SET expires_at = t.expires_at + make_interval(secs => x.stood), version = t.version + 1, `+markReported+`
 		FROM unnest($1::uuid[], $2::float8[]) AS x (run_id, stood)
 		WHERE t.run_id = x.run_id AND t.open AND t.state IN ('queued', 'dispatched') RETURNING `+columns)
+	reportLeased = pg.DefineDynamic(pg.RoleLifecycle, "task.report_leased", func(s unreportedSet) string {
+		return `
+			WITH unreported AS (
+				SELECT t.task_id FROM lifecycle.task t
+				WHERE t.open AND t.state = 'dispatched' AND t.offered_at = t.state_at AND ` + string(s) + `
+			)
+			UPDATE lifecycle.task t SET version = t.version + 1, ` + markReported + `
+			FROM unreported u WHERE t.task_id = u.task_id AND t.state = 'dispatched' AND t.offered_at = t.state_at RETURNING ` + columns
+	}, unreportedOfNode, unreportedOfAll)
 	enqueueTask = pg.Define(pg.RoleLifecycle, "task.enqueue", `
 		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state,
 			idem_key, payload, expires_at,

@@ -28,7 +28,7 @@ const sweepBatch = 500
 // a node that has no session as outcome_unknown. Both are history afterwards. A task that runs at a connected node is
 // left to its step's deadline; one that a connected node has not even stored is never offered again, and ends a while
 // later. In rollback mode nothing is dispatched, so that nothing is late either. Sweep also clears what tasks
-// carry that an earlier build ended.
+// carry that an earlier build ended, and reports leases that nothing has reported yet.
 func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 	var total Swept
 	for {
@@ -45,8 +45,12 @@ func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 
 func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 	var list []Row
+	reported := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
+		if reported, err = reportRows(ctx, tx, reportLeased.For(unreportedOfAll), sweepBatch); err != nil {
+			return err
+		}
 		list, err = all(ctx, tx, endStale, sweepBatch)
 		if err != nil {
 			return fmt.Errorf("end stale tasks: %w", err)
@@ -74,7 +78,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 	if err != nil {
 		return 0, err //nolint:wrapcheck // wrapped by the caller
 	}
-	if len(list) > 0 {
+	if reported+len(list) > 0 {
 		s.deps.Committed()
 	}
 	for _, r := range list {
@@ -84,5 +88,5 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 			total.Unknown++
 		}
 	}
-	return len(list), nil
+	return max(reported, len(list)), nil
 }

@@ -70,6 +70,8 @@ type Row struct {
 	CorrelationID string             `db:"correlation_id"`
 	CreatedBy     string             `db:"created_by"`
 	Version       int64              `db:"version"`
+	// Unreported says that the row was leased and no event reports it yet: see unreported.go.
+	Unreported bool `db:"unreported" expr:"@.state = 'dispatched' AND @.offered_at IS NOT DISTINCT FROM @.state_at"`
 }
 
 // LockOfRuns locks the tasks that Extend may change, in the order of their ids. It comes before the locks of the runs.

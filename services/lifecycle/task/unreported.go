@@ -1,0 +1,74 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// A lease appends no event: the report of the attempt follows within milliseconds as a rule, and its event carries the
+// transition to dispatched too. A lease leaves offered_at equal to state_at, and everything that reports the row moves
+// offered_at away from it. A lease that stands unreported is reported when the task is offered again, two seconds later,
+// when the gate of its node shuts, and by the sweep.
+
+// markReported notes that an event reports the row.
+const markReported = `offered_at = t.offered_at + interval '1 microsecond'`
+
+// unreportedSet are the tasks whose lease is to be reported.
+type unreportedSet string
+
+const (
+	unreportedOfNode unreportedSet = `t.node_id = $1 ORDER BY t.task_id FOR UPDATE`
+	unreportedOfAll  unreportedSet = `t.offered_at < mesh.clock() - interval '` + offerAgainAfter + `'
+				ORDER BY t.task_id LIMIT $1 FOR UPDATE SKIP LOCKED`
+)
+
+// leased is the transition of a lease.
+func (r Row) leased(at time.Time) *lifecyclev1.TaskTransition {
+	out := r.transition(commonv1.TaskState_TASK_STATE_DISPATCHED, "")
+	out.At = timestamppb.New(at)
+	return out
+}
+
+// withLease returns the transition after that of the lease, if no event has reported the lease of the row yet.
+func (r Row) withLease(next *lifecyclev1.TaskTransition) []*lifecyclev1.TaskTransition {
+	if !r.Unreported {
+		return []*lifecyclev1.TaskTransition{next}
+	}
+	return []*lifecyclev1.TaskTransition{r.leased(r.StateAt), next}
+}
+
+// Fenced reports the leases of a node whose gate is shut: no report of them is taken any more.
+func (s *Server) Fenced(ctx context.Context, tx pgx.Tx, nodeID string) error {
+	_, err := reportRows(ctx, tx, reportLeased.For(unreportedOfNode), nodeID)
+	return err
+}
+
+// reportRows reports the leases that a statement notes as reported, and returns how many.
+func reportRows(ctx context.Context, tx pgx.Tx, statement *pg.Statement, arg any) (int, error) {
+	list, err := all(ctx, tx, statement, arg)
+	if err != nil || len(list) == 0 {
+		return 0, wrapReported(err)
+	}
+	evs := make([]events.Event, len(list))
+	for i, r := range list {
+		evs[i] = r.event()
+	}
+	_, err = events.Append(ctx, tx, evs...)
+	return len(list), wrapReported(err)
+}
+
+func wrapReported(err error) error {
+	if err != nil {
+		return fmt.Errorf("report leased tasks: %w", err)
+	}
+	return nil
+}
