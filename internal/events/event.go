@@ -20,7 +20,7 @@ type Correlation struct {
 	WorkspaceID    string `db:"workspace_id" expr:"COALESCE(@.workspace_id, '')"`
 	WorkflowID     string `db:"workflow_id" expr:"COALESCE(@.workflow_id, '')"`
 	AllocationID   string `db:"allocation_id" expr:"COALESCE(@.allocation_id, '')"`
-	TaskID         string `db:"task_id" expr:"COALESCE(@.task_id, '')"`
+	TaskID         string `db:"task_id" expr:"COALESCE(@.task_id, CASE @.aggregate_type WHEN 'task' THEN @.aggregate_id END, '')"`
 	NodeID         string `db:"node_id" expr:"COALESCE(@.node_id, '')"`
 	NodeInstanceID string `db:"node_instance_id" expr:"COALESCE(@.node_instance_id, '')"`
 }
@@ -95,6 +95,15 @@ func insertEvents(version string) string {
 		ORDER BY e.n`
 }
 
+// columnTexts are the columns of the event's correlation as they are stored: the id of a task whose change it is stands in aggregate_id already.
+func (e Event) columnTexts() [8]string {
+	c := e.Correlation
+	if e.AggregateType == "task" && c.TaskID == e.AggregateID {
+		c.TaskID = ""
+	}
+	return c.texts()
+}
+
 // texts are the columns of the correlation, in the order of the statements.
 func (c Correlation) texts() [8]string {
 	return [8]string{c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID, c.NodeInstanceID}
@@ -103,7 +112,7 @@ func (c Correlation) texts() [8]string {
 // values are the arguments of appendOne.
 func (e Event) values(c content) []any {
 	args := append(make([]any, 0, 16), e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, c.json, c.body, c.bodyType)
-	for _, id := range e.texts() {
+	for _, id := range e.columnTexts() {
 		args = append(args, id)
 	}
 	return args
@@ -121,7 +130,7 @@ func columns(evs []Event, contents []content) []any {
 	for i, e := range evs {
 		eventIDs[i], kinds[i], types[i], aggregates[i], versions[i] = e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion
 		texts[i], bodies[i], bodyTypes[i] = contents[i].json, contents[i].body, contents[i].bodyType
-		for c, id := range e.texts() {
+		for c, id := range e.columnTexts() {
 			correlation[c][i] = id
 		}
 	}

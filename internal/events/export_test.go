@@ -9,6 +9,9 @@ import (
 // Listen makes a signal one that a connection listens for, until what it returns is called.
 func Listen(s *Signal) func() { return s.listen() }
 
+// TypeOfKind is the table of messages by the kind of their events.
+var TypeOfKind = typeOfKind
+
 // Stored returns the body of an event as Append stores it, and the name of its message.
 func Stored(e Event) ([]byte, string, error) {
 	c, err := e.content()

@@ -45,6 +45,9 @@ func (e Event) content() (content, error) {
 		return content{}, fmt.Errorf("encode payload: %w", err)
 	}
 	name := string(d.FullName())
+	if typeOfKind[e.Kind] == name {
+		name = ""
+	}
 	return content{body: raw, bodyType: &name}, nil
 }
 
@@ -59,7 +62,7 @@ type Record struct {
 	AggregateVersion int64  `db:"aggregate_version"`
 	// Stored is the payload of an event that is stored as JSON: one of an earlier build, or an entry of the audit log. It is nil otherwise.
 	Stored json.RawMessage `db:"payload"`
-	// Body is the message of any other event, and BodyType its full name; an event without a message has neither.
+	// Body is the message of any other event, and BodyType its full name, or empty where its kind says it; an event without a message has neither.
 	Body      []byte    `db:"body"`
 	BodyType  string    `db:"body_type" expr:"COALESCE(@.body_type, '')"`
 	CreatedAt time.Time `db:"created_at"`
@@ -79,8 +82,8 @@ func (r Record) decode(m proto.Message) error {
 	if r.Stored != nil {
 		return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(r.Stored, m) //nolint:wrapcheck // wrapped by Decode
 	}
-	if name := m.ProtoReflect().Descriptor().FullName(); r.BodyType != "" && string(name) != r.BodyType {
-		return fmt.Errorf("the event carries a %s, not a %s", r.BodyType, name)
+	if name, stored := m.ProtoReflect().Descriptor().FullName(), r.messageType(); stored != "" && string(name) != stored {
+		return fmt.Errorf("the event carries a %s, not a %s", stored, name)
 	}
 	return unmarshalBody(r.Body, r.Correlation, m)
 }
@@ -88,15 +91,16 @@ func (r Record) decode(m proto.Message) error {
 // Payload returns the event's message as JSON, with the names of fields that the definition has. A message of a type that this build does not know comes
 // as an object of its "type" and its bytes in "hex".
 func (r Record) Payload() (json.RawMessage, error) {
+	name := r.messageType()
 	switch {
 	case r.Stored != nil:
 		return r.Stored, nil
-	case r.BodyType == "":
+	case name == "":
 		return json.RawMessage("{}"), nil
 	}
-	found, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(r.BodyType))
+	found, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(name))
 	if errors.Is(err, protoregistry.NotFound) {
-		return json.Marshal(map[string]string{"type": r.BodyType, "hex": hex.EncodeToString(r.Body)}) //nolint:wrapcheck // cannot fail
+		return json.Marshal(map[string]string{"type": name, "hex": hex.EncodeToString(r.Body)}) //nolint:wrapcheck // cannot fail
 	}
 	if err != nil {
 		return nil, fmt.Errorf("find type of event %s at %d: %w", r.Kind, r.Pos, err)
