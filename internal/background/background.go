@@ -80,7 +80,7 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build background work: %w", err)
 	}
-	plan := schedule{pool: deps.Pool, names: names}
+	plan := schedule{names: names}
 	for _, name := range names {
 		plan.every = append(plan.every, known[name].Every.Seconds())
 	}
@@ -93,11 +93,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var running sync.WaitGroup
-	r.dispatch(ctx, func(due map[string]time.Duration) {
-		names := slices.Sorted(maps.Keys(due))
-		free, err := r.locked(work, names)
-		for _, name := range names {
-			running.Go(func() { r.work(work, r.jobs[name], due[name], free[name], err) })
+	r.dispatch(ctx, func(due []dueRow) {
+		for _, job := range due {
+			running.Go(func() { r.work(work, r.jobs[job.Name], seconds(job.Late), job.Free) })
 		}
 	})
 	stop()
@@ -115,11 +113,11 @@ func (r *Runner) Run(ctx context.Context) error {
 }
 
 // dispatch begins what is due until ctx ends.
-func (r *Runner) dispatch(ctx context.Context, begin func(due map[string]time.Duration)) {
+func (r *Runner) dispatch(ctx context.Context, begin func(due []dueRow)) {
 	failures := 0
 	for {
 		call, cancel := context.WithTimeout(ctx, retryMost)
-		due, left, err := r.schedule.take(call)
+		due, left, err := r.locks.take(call, r.schedule)
 		cancel()
 		switch {
 		case ctx.Err() != nil && err != nil:
@@ -141,21 +139,10 @@ func (r *Runner) dispatch(ctx context.Context, begin func(due map[string]time.Du
 	}
 }
 
-// locked locks what is due.
-func (r *Runner) locked(ctx context.Context, names []string) (map[string]bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, retryMost)
-	defer cancel()
-	return r.locks.take(ctx, names)
-}
-
-// work does one job that is locked, unless a run of it goes on here or on another replica: then it is not free. err is why it could not be locked.
-func (r *Runner) work(ctx context.Context, job Job, late time.Duration, free bool, err error) {
+// work does one job that is locked, unless a run of it goes on here or on another replica: then it is not free.
+func (r *Runner) work(ctx context.Context, job Job, late time.Duration, free bool) {
 	ctx, cancel := context.WithTimeout(ctx, job.Timeout)
 	defer cancel()
-	if err != nil {
-		r.failed(ctx, job, err)
-		return
-	}
 	if !free {
 		r.metrics.runs.WithLabelValues(job.Name, outcomeBusy).Inc()
 		return
@@ -163,7 +150,7 @@ func (r *Runner) work(ctx context.Context, job Job, late time.Duration, free boo
 	defer r.locks.give(ctx, job.Name)
 	r.metrics.lag.WithLabelValues(job.Name).Set(late.Seconds())
 	began := time.Now()
-	err = app.Protect(ctx, job.Run)
+	err := app.Protect(ctx, job.Run)
 	r.metrics.seconds.WithLabelValues(job.Name).Observe(time.Since(began).Seconds())
 	if err != nil {
 		r.failed(ctx, job, err)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -17,53 +19,59 @@ import (
 var (
 	runners = []string{pg.RoleLifecycle, pg.RoleRecovery, pg.RoleReadmodel}
 
-	lockJobs = pg.DefineShared(runners, "background.lock_jobs", `
-		SELECT n.name FROM unnest($1::text[]) AS n (name) WHERE pg_try_advisory_lock(hashtextextended('background/' || current_user || '/' || n.name, 0))`)
-	unlockJob = pg.DefineShared(runners, "background.unlock_job", `SELECT pg_advisory_unlock(hashtextextended('background/' || current_user || '/' || $1::text, 0))`)
+	unlockJobs = pg.DefineShared(runners, "background.unlock_jobs", `
+		SELECT bool_and(pg_advisory_unlock(`+jobLock("n.name")+`)) FROM unnest($1::text[]) AS n (name)`)
 )
+
+// jobLock is the SQL of the number of a job's lock.
+func jobLock(name string) string {
+	return `hashtextextended('background/' || current_user || '/' || ` + name + `, 0)`
+}
+
+// unlockWithin is how long the lock of a job that has ended may wait for others that end with it: one statement gives all back.
+const unlockWithin = 50 * time.Millisecond
 
 // locks are the jobs that this replica runs. They share one connection of the pool, which is held only while there is one.
 type locks struct {
 	pool   *pgxpool.Pool
 	logger *slog.Logger
 
-	mu   sync.Mutex
-	conn *pgxpool.Conn // nil while no job runs
-	held map[string]bool
+	mu    sync.Mutex
+	conn  *pgxpool.Conn // nil while no job runs
+	held  map[string]bool
+	ended []string    // whose locks are to be given back
+	later *time.Timer // that gives them back, nil while there are none
 }
 
-// take locks jobs, all by one statement, and returns those that may run here: no run of them is under way on any replica.
-func (l *locks) take(ctx context.Context, jobs []string) (map[string]bool, error) {
+// take takes the jobs of a schedule that are due and locks them, by one statement, and returns them with how long to sleep until another is due. Those
+// that are free may run here: no run of them is under way on any replica.
+func (l *locks) take(ctx context.Context, from schedule) ([]dueRow, time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	free := map[string]bool{}
-	jobs = slices.DeleteFunc(slices.Clone(jobs), func(job string) bool { _, running := l.held[job]; return running })
-	if len(jobs) == 0 {
-		return free, nil
-	}
 	if l.conn == nil {
 		conn, err := l.pool.Acquire(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("connect: %w", err)
+			return nil, 0, fmt.Errorf("connect: %w", err)
 		}
 		l.conn = conn
 	}
-	locked, err := pg.Values[string](ctx, l.conn, lockJobs, jobs)
+	due, left, err := from.take(ctx, l.conn, slices.AppendSeq([]string{}, maps.Keys(l.held)))
 	if err != nil {
 		l.drop(ctx) // whether the session has the locks is not known
-		return nil, fmt.Errorf("take the locks of jobs: %w", err)
+		return nil, 0, err
 	}
-	for _, job := range locked {
-		l.held[job], free[job] = true, true
+	for _, job := range due {
+		if job.Free {
+			l.held[job.Name] = true
+		}
 	}
 	l.releaseIdle()
-	return free, nil
+	return due, left, nil
 }
 
-// give gives the lock of a job back. Where the session is gone, so is the lock.
+// give gives the lock of a job back, at once if no other runs, and otherwise soon, with those of jobs that end meanwhile. Where the session is gone, so is
+// the lock.
 func (l *locks) give(ctx context.Context, job string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
-	defer cancel()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	locked := l.held[job]
@@ -71,22 +79,60 @@ func (l *locks) give(ctx context.Context, job string) {
 	if !locked || l.conn == nil {
 		return
 	}
-	if held, err := pg.Value[bool](ctx, l.conn, unlockJob, job); err != nil || !held {
-		l.logger.WarnContext(ctx, "the lock of background work was not given back; its session is closed", slog.String("job", job), obs.Err(err))
+	l.ended = append(l.ended, job)
+	if !l.running() {
+		l.unlock(ctx)
+		return
+	}
+	if l.later == nil {
+		ctx := context.WithoutCancel(ctx)
+		l.later = time.AfterFunc(unlockWithin, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.unlock(ctx)
+		})
+	}
+}
+
+// unlock gives back the locks of jobs that have ended.
+func (l *locks) unlock(ctx context.Context) {
+	ended := l.ended
+	l.forget()
+	if len(ended) == 0 || l.conn == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
+	defer cancel()
+	if held, err := pg.Value[bool](ctx, l.conn, unlockJobs, ended); err != nil || !held {
+		l.logger.WarnContext(ctx, "locks of background work were not given back; their session is closed", slog.Any("jobs", ended), obs.Err(err))
 		l.drop(ctx)
 		return
 	}
 	l.releaseIdle()
 }
 
-// releaseIdle gives the connection back once no job runs.
-func (l *locks) releaseIdle() {
+// forget empties the list of locks to be given back.
+func (l *locks) forget() {
+	l.ended = nil
+	if l.later != nil {
+		l.later.Stop()
+		l.later = nil
+	}
+}
+
+// running reports whether a job runs whose lock the session has.
+func (l *locks) running() bool {
 	for _, locked := range l.held {
 		if locked {
-			return
+			return true
 		}
 	}
-	if l.conn != nil {
+	return false
+}
+
+// releaseIdle gives the connection back once it has no lock.
+func (l *locks) releaseIdle() {
+	if l.conn != nil && !l.running() && len(l.ended) == 0 {
 		l.conn.Release()
 		l.conn = nil
 	}
@@ -99,6 +145,7 @@ func (l *locks) drop(ctx context.Context) {
 	}
 	conn := l.conn.Hijack()
 	l.conn = nil
+	l.forget()
 	for job := range l.held {
 		l.held[job] = false
 	}

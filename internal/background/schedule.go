@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // dueRow is a job as a replica finds it when it looks what is due.
 type dueRow struct {
 	Name  string  `db:"name"`
-	Taken bool    `db:"taken"` // this replica runs it
+	Taken bool    `db:"taken"` // it was due, and is this replica's to run
+	Free  bool    `db:"free"`  // it is taken, and locked: no run of it is under way
 	Late  float64 `db:"late"`  // seconds after it was due; of one that is taken
 	Left  float64 `db:"left"`  // seconds until it is due next
 }
@@ -25,7 +24,7 @@ var (
 		ON CONFLICT (service, name) DO NOTHING`)
 
 	// takeJobs moves what is due by its period and returns all. What is due later than in a period is due as well: the period was longer when it was moved,
-	// or the database went back.
+	// or the database went back. What is taken is locked for the session, but for those of $3, which run here. The lock is named by jobLock.
 	takeJobs = pg.DefineShared(runners, "background.take_jobs", `
 		WITH wanted AS (
 			SELECT n.name, make_interval(secs => n.every) AS every FROM unnest($1::text[], $2::float8[]) AS n (name, every)
@@ -37,7 +36,9 @@ var (
 			UPDATE mesh.periodic_job j SET due_at = mesh.clock() + due.every FROM due WHERE j.service = current_user AND j.name = due.name
 			RETURNING j.name, j.due_at AS next_at, due.due_at
 		)
-		SELECT j.name, t.name IS NOT NULL AS taken, COALESCE(GREATEST(extract(epoch FROM mesh.clock() - t.due_at), 0), 0)::float8 AS late,
+		SELECT j.name, t.name IS NOT NULL AS taken,
+			CASE WHEN t.name IS NOT NULL AND j.name <> ALL ($3::text[]) THEN pg_try_advisory_lock(`+jobLock("j.name")+`) ELSE false END AS free,
+			COALESCE(GREATEST(extract(epoch FROM mesh.clock() - t.due_at), 0), 0)::float8 AS late,
 			extract(epoch FROM COALESCE(t.next_at, j.due_at) - mesh.clock())::float8 AS left
 		FROM mesh.periodic_job j JOIN wanted w USING (name) LEFT JOIN taken t USING (name)
 		WHERE j.service = current_user`)
@@ -45,27 +46,28 @@ var (
 
 // schedule is when jobs are due, by the database's clock.
 type schedule struct {
-	pool  *pgxpool.Pool
 	names []string
 	every []float64 // seconds
 }
 
-// take returns the jobs that this replica has to run now, with how late they are, and how long to sleep until another is due.
-func (s *schedule) take(ctx context.Context) (map[string]time.Duration, time.Duration, error) {
-	rows, err := pg.All[dueRow](ctx, s.pool, takeJobs, s.names, s.every)
+// take returns the jobs that are this replica's to run now, and how long to sleep until another is due. Those that are free are locked by the session;
+// of those that run here none is.
+func (s *schedule) take(ctx context.Context, session pg.Querier, running []string) ([]dueRow, time.Duration, error) {
+	rows, err := pg.All[dueRow](ctx, session, takeJobs, s.names, s.every, running)
 	if err != nil {
 		return nil, 0, fmt.Errorf("take periodic work: %w", err)
 	}
 	if len(rows) < len(s.names) {
-		if _, err := pg.Exec(ctx, s.pool, addJobs, s.names); err != nil {
+		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil {
 			return nil, 0, fmt.Errorf("add periodic work: %w", err)
 		}
 		return nil, 0, nil
 	}
-	due, left := map[string]time.Duration{}, longestSleep
+	var due []dueRow
+	left := longestSleep
 	for _, row := range rows {
 		if row.Taken {
-			due[row.Name] = seconds(row.Late)
+			due = append(due, row)
 		}
 		left = min(left, max(seconds(row.Left), 0))
 	}

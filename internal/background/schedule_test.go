@@ -13,11 +13,12 @@ func TestAReplicaAtRestSleepsUntilAJobIsDue(t *testing.T) {
 	testkit.IO(t)
 	db := testkit.DB(t)
 	hour := time.Hour.Seconds()
-	one := schedule{pool: db.Pool(pg.RoleLifecycle), names: []string{"first", "second"}, every: []float64{hour, 2 * hour}}
+	one := schedule{names: []string{"first", "second"}, every: []float64{hour, 2 * hour}}
 	two := one
+	role := pg.RoleLifecycle
 	take := func(s schedule, want int) time.Duration {
 		t.Helper()
-		due, left, err := s.take(t.Context())
+		due, left, err := s.take(t.Context(), db.Pool(role), []string{})
 		if err != nil || len(due) != want {
 			t.Fatalf("%v is due, not %d jobs: %v", due, want, err)
 		}
@@ -42,7 +43,8 @@ func TestAReplicaAtRestSleepsUntilAJobIsDue(t *testing.T) {
 	if left := take(two, 2); left > time.Second { // both are due later than in their periods
 		t.Errorf("a job of each second is due in %s", left)
 	}
-	other := schedule{pool: db.Pool(pg.RoleRecovery), names: []string{"first"}, every: []float64{hour}}
+	role = pg.RoleRecovery
+	other := schedule{names: []string{"first"}, every: []float64{hour}}
 	take(other, 0)
 	take(other, 1) // a service's job is its own
 }

@@ -226,7 +226,7 @@ func (b *Base) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open ops port: %w", err)
 	}
-	b.Health.Ready("database", seldom(func() time.Duration { return b.Numbered.Period(3 * time.Second) }, func(ctx context.Context) error {
+	b.Health.Ready("database", seldom(func() time.Duration { return pingPeriod(b.Numbered.Listening()) }, func(ctx context.Context) error {
 		if err := b.DB.Ping(ctx); err != nil {
 			return errors.New("the database does not answer")
 		}
@@ -235,6 +235,15 @@ func (b *Base) open(ctx context.Context) error {
 	// Reported, and no reason to be not ready: reads go on.
 	b.Health.Watch(PartDatabaseRoom, b.exhaustion.Check)
 	return b.number()
+}
+
+// pingPeriod is how long the answer of the database to a ping counts. A connection that listens shows sooner that the server is gone, and is itself
+// asked every half minute.
+func pingPeriod(listening bool) time.Duration {
+	if listening {
+		return 30 * time.Second
+	}
+	return 3 * time.Second
 }
 
 // settingsHints are hints that a change itself gives, at its commit: they are missing only where the connection that listens for them is, and that shows.
