@@ -29,7 +29,7 @@ func jobLock(name string) string {
 }
 
 // unlockWithin is how long the lock of a job that has ended may wait for others that end with it: one statement gives all back.
-const unlockWithin = 50 * time.Millisecond
+const unlockWithin = 250 * time.Millisecond
 
 // locks are the jobs that this replica runs. They share one connection of the pool, which is held only while there is one.
 type locks struct {
