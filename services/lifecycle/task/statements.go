@@ -68,6 +68,13 @@ type (
 		record
 		Place int64 `db:"place"`
 	}
+	// queuedAt is what the database gives a task that is queued: the rest is as it was asked for.
+	queuedAt struct {
+		CreatedAt time.Time `db:"created_at"`
+		NotBefore time.Time `db:"not_before"`
+		ExpiresAt time.Time `db:"expires_at"`
+		StateAt   time.Time `db:"state_at"`
+	}
 	// cancelRow is a task in flight that is to stop.
 	cancelRow struct {
 		NodeID  string `db:"node_id" expr:"@.node_id::text"`
@@ -322,7 +329,7 @@ var (
 			correlation_id, created_by, secret_keys)
 		VALUES ($1, $2, $3, nullif($4, '')::uuid, nullif($5, '')::uuid, nullif($6, '')::uuid, $7, $8, 'queued', $9, $10,
 			mesh.clock() + $11::interval, $12, $13, $14)
-		ON CONFLICT (idem_key) DO NOTHING RETURNING `+columns)
+		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedAt]("t"))
 	taskByKey = pg.Define(pg.RoleLifecycle, "task.by_key", `
 		SELECT `+columns+` FROM lifecycle.task t WHERE t.idem_key = $1`)
 	latestOfRun = pg.Define(pg.RoleLifecycle, "task.latest_of_run", `

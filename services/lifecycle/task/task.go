@@ -165,8 +165,13 @@ func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
 	if deploy, ok := s.Payload.(*nodev1.WorkloadDeploy); ok {
 		secretKeys = secretenv.KeysOfDeploy(deploy)
 	}
-	row, err := one(ctx, tx, enqueueTask,
-		ids.New(), names.Of(s.Type), s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq, s.IdempotencyKey, payload,
+	row := Row{
+		TaskID: ids.New(), Type: names.Of(s.Type), NodeID: s.NodeID, WorkspaceID: s.WorkspaceID, TenantID: s.TenantID, RunID: s.RunID,
+		Epoch: s.Epoch, OpSeq: s.OpSeq, State: commonv1.TaskState_TASK_STATE_QUEUED, IdemKey: s.IdempotencyKey, Output: []byte{},
+		CorrelationID: s.CorrelationID, CreatedBy: s.CreatedBy, Version: 1,
+	}
+	at, err := pg.One[queuedAt](ctx, tx, enqueueTask,
+		row.TaskID, names.Of(s.Type), s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq, s.IdempotencyKey, payload,
 		s.StartWithin, s.CorrelationID, s.CreatedBy, secretKeys)
 	if errors.Is(err, pgx.ErrNoRows) {
 		row, err = ByKey(ctx, tx, s.IdempotencyKey)
@@ -175,6 +180,7 @@ func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
 	if err != nil {
 		return Row{}, "", fmt.Errorf("queue task: %w", err)
 	}
+	row.CreatedAt, row.NotBefore, row.ExpiresAt, row.StateAt = at.CreatedAt, at.NotBefore, at.ExpiresAt, at.StateAt
 	pos, err := events.Append(ctx, tx, row.event())
 	if err != nil {
 		return Row{}, "", fmt.Errorf("report task: %w", err)

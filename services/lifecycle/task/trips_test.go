@@ -5,11 +5,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/gate"
@@ -130,4 +132,27 @@ func TestALeaseThatWaitedForAFenceFindsTheGateShut(t *testing.T) {
 	}); err != nil || len(briefs) != 1 || briefs[n.id].Admitted {
 		t.Errorf("briefs %v, %v", briefs, err)
 	}
+}
+
+// TestAQueuedTaskIsReturnedAsItIsStored: queueing returns the row without having read it.
+func TestAQueuedTaskIsReturnedAsItIsStored(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	for _, row := range []task.Row{
+		k.enqueue(n),
+		k.enqueue(n, ofRun(ids.New()), ofType(restart), func(s *task.Spec) {
+			s.WorkspaceID, s.TenantID, s.Epoch, s.OpSeq, s.CorrelationID, s.CreatedBy = ids.New(), ids.New(), 3, 7, "c", "by"
+		}),
+	} {
+		var stored task.Row
+		k.tx(func(ctx context.Context, tx pgx.Tx) error {
+			var err error
+			stored, err = task.ByKey(ctx, tx, row.IdemKey)
+			return err
+		})
+		if diff := cmp.Diff(stored, row); diff != "" {
+			t.Errorf("returned, not stored: %s", diff)
+		}
+	}
+	t.Logf("%.0f allocations", testing.AllocsPerRun(200, func() { k.enqueue(n) }))
 }
