@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -16,6 +18,57 @@ import (
 type Store struct {
 	certPath, keyPath string
 	current           atomic.Pointer[tls.Certificate]
+
+	mu      sync.Mutex                                                      // of what follows, and of each change of current
+	crosses func(leaf []*x509.Certificate) [][]byte                         // see Follow
+	admit   func(next []*x509.Certificate, present *x509.Certificate) error // see Follow
+	plain   *tls.Certificate                                                // without crosses
+}
+
+// Follow makes the store show the cross certificates that crosses returns for its chain behind it, and refuse what Reload finds and admit does not
+// take: the present certificate goes on then. It applies to the present chain at once.
+func (s *Store) Follow(crosses func(chain []*x509.Certificate) [][]byte, admit func(next []*x509.Certificate, present *x509.Certificate) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.crosses, s.admit = crosses, admit
+	if s.plain == nil {
+		return nil
+	}
+	return s.showLocked(s.plain)
+}
+
+// Chain returns the certificates that the store shows without cross certificates, leaf first.
+func (s *Store) Chain() ([]*x509.Certificate, error) {
+	s.mu.Lock()
+	plain := s.plain
+	s.mu.Unlock()
+	if plain == nil {
+		return nil, errors.New("read own certificate: none is loaded")
+	}
+	return ParseChain(plain.Certificate)
+}
+
+// Path is the file of the certificate; empty: it is in memory.
+func (s *Store) Path() string { return s.certPath }
+
+// showLocked shows a pair with its cross certificates.
+func (s *Store) showLocked(pair *tls.Certificate) error {
+	shown := *pair
+	if s.crosses != nil {
+		chain, err := ParseChain(pair.Certificate)
+		if err != nil {
+			return err
+		}
+		shown.Certificate = slices.Clone(pair.Certificate)
+		for _, cross := range s.crosses(chain) {
+			if !slices.ContainsFunc(shown.Certificate, func(der []byte) bool { return bytes.Equal(der, cross) }) {
+				shown.Certificate = append(shown.Certificate, cross)
+			}
+		}
+	}
+	s.plain = pair
+	s.current.Store(&shown)
+	return nil
 }
 
 // LoadStore reads a PEM chain and its key. Both paths may name one file. The store must be told to look again: Reload, or Watch.
@@ -42,8 +95,9 @@ func (s *Store) Set(key any, chain [][]byte) error {
 	if err != nil {
 		return err
 	}
-	s.current.Store(&tls.Certificate{Certificate: chain, PrivateKey: key, Leaf: certs[0]})
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.showLocked(&tls.Certificate{Certificate: chain, PrivateKey: key, Leaf: certs[0]})
 }
 
 // Certificate is what the store shows now.
@@ -66,11 +120,21 @@ func (s *Store) Reload() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("load key pair: %w", err)
 	}
-	if old := s.current.Load(); old != nil && bytes.Equal(old.Certificate[0], pair.Certificate[0]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.plain != nil && bytes.Equal(s.plain.Certificate[0], pair.Certificate[0]) {
 		return false, nil
 	}
-	s.current.Store(&pair)
-	return true, nil
+	if s.plain != nil && s.admit != nil {
+		chain, err := ParseChain(pair.Certificate)
+		if err != nil {
+			return false, err
+		}
+		if err := s.admit(chain, s.plain.Leaf); err != nil {
+			return false, fmt.Errorf("the certificate in %s is not used: %w", s.certPath, err)
+		}
+	}
+	return true, s.showLocked(&pair)
 }
 
 func (s *Store) getCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -91,9 +155,16 @@ type bundleState struct {
 }
 
 // Bundle is a set of roots that may be replaced while connections use it. It is safe for concurrent use.
+//
+// A cross certificate in it, one for the key of a root that stands beside it, is no root: nothing is verified by it, and Crosses returns it.
 type Bundle struct {
 	path    string
 	current atomic.Pointer[bundleState]
+
+	mu      sync.Mutex // of what follows, and of each change of current
+	given   []*x509.Certificate
+	crosses []*x509.Certificate
+	follow  func(given []*x509.Certificate) []*x509.Certificate // see Follow
 }
 
 // LoadBundle reads roots from a PEM file. An empty or unreadable file is an error: trusting nobody by accident is an outage, and trusting the
@@ -117,19 +188,56 @@ func NewBundle(roots ...*x509.Certificate) (*Bundle, error) {
 
 // Set replaces the roots for all handshakes that begin from now on.
 func (b *Bundle) Set(roots ...*x509.Certificate) error {
-	if len(roots) == 0 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.setLocked(roots)
+}
+
+func (b *Bundle) setLocked(certs []*x509.Certificate) error {
+	for _, cert := range certs {
+		if !cert.IsCA {
+			return fmt.Errorf("set trust bundle: %s is not an authority", Fingerprint(cert))
+		}
+	}
+	given, crosses := splitCrosses(certs)
+	trusted := given
+	if b.follow != nil {
+		trusted = b.follow(given)
+	}
+	if len(trusted) == 0 {
 		return errors.New("set trust bundle: it is empty")
 	}
-	state := &bundleState{certs: roots, pool: x509.NewCertPool(), pem: EncodeCertificates(roots)}
-	for _, root := range roots {
-		if !root.IsCA {
-			return fmt.Errorf("set trust bundle: %s is not an authority", Fingerprint(root))
-		}
+	state := &bundleState{certs: trusted, pool: x509.NewCertPool(), pem: EncodeCertificates(trusted)}
+	for _, root := range trusted {
 		state.pool.AddCert(root)
 	}
+	b.given, b.crosses = given, crosses
 	b.current.Store(state)
 	return nil
 }
+
+// Follow makes the bundle trust what follow returns for the roots that it was given, now and after each change of its file.
+func (b *Bundle) Follow(follow func(given []*x509.Certificate) []*x509.Certificate) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	was := b.follow
+	b.follow = follow
+	if err := b.setLocked(append(slices.Clone(b.given), b.crosses...)); err != nil {
+		b.follow = was
+		return err
+	}
+	return nil
+}
+
+// Given returns the roots and the cross certificates that the bundle was given, by its file or Set.
+func (b *Bundle) Given() ([]*x509.Certificate, []*x509.Certificate) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.given), slices.Clone(b.crosses)
+}
+
+// Path is the file of the bundle; empty: it is in memory.
+func (b *Bundle) Path() string { return b.path }
 
 // Reload reads the file again and reports whether the roots changed. On an error the previous ones stay.
 func (b *Bundle) Reload() (bool, error) {
@@ -144,10 +252,14 @@ func (b *Bundle) Reload() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read trust bundle: %w", err)
 	}
-	if old := b.current.Load(); old != nil && bytes.Equal(old.pem, EncodeCertificates(certs)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	given, crosses := splitCrosses(certs)
+	same := func(x, y []*x509.Certificate) bool { return slices.EqualFunc(x, y, (*x509.Certificate).Equal) }
+	if b.current.Load() != nil && same(given, b.given) && same(crosses, b.crosses) {
 		return false, nil
 	}
-	return true, b.Set(certs...)
+	return true, b.setLocked(certs)
 }
 
 // Roots are the certificates trusted now.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -109,6 +110,31 @@ func (m *Material) Renew() (bool, error) {
 	return renewed, nil
 }
 
+// NextIssuer makes the next issuer of services and adds it to what services and agents' profiles trust. Certificates by it are made by the next Renew: a
+// running service shows its one once each replica and connected agent trusts the issuer.
+func (m *Material) NextIssuer() error { return m.issuers(m.services.Next) }
+
+// ForgetIssuers takes the issuers before the present one off what services and profiles are given. It comes after the control plane has retired them.
+func (m *Material) ForgetIssuers() error { return m.issuers(m.services.Forget) }
+
+func (m *Material) issuers(change func() error) error {
+	err := pki.WithLock(filepath.Join(m.Dir, ".lock"), func() error {
+		if err := change(); err != nil {
+			return err //nolint:wrapcheck // wrapped below
+		}
+		for _, service := range Services() {
+			if err := pki.WriteFile(m.Trust(service), pki.EncodeCertificates(m.services.Roots())); err != nil {
+				return fmt.Errorf("give %s the issuers: %w", service, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("change issuers of services: %w", err)
+	}
+	return nil
+}
+
 func (m *Material) renewLocked() error {
 	for _, service := range Services() {
 		if m.good(service) {
@@ -139,11 +165,11 @@ func (m *Material) good(service string) bool {
 		return false
 	}
 	trust, err := pki.LoadBundle(m.Trust(service))
-	if err != nil || len(trust.Roots()) == 0 || !trust.Roots()[0].Equal(m.services.Roots()[0]) {
+	if err != nil || !slices.ContainsFunc(trust.Roots(), m.services.Root().Equal) {
 		return false
 	}
 	leaf := chain[0]
-	if leaf.CheckSignatureFrom(m.services.Roots()[0]) != nil {
+	if leaf.CheckSignatureFrom(m.services.Root()) != nil {
 		return false
 	}
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != pki.ServiceID(m.cfg.TrustDomain, service).String() {

@@ -21,6 +21,8 @@ const (
 	// caBackdate makes an authority look older than it is: leaves are backdated by a minute, and a leaf that begins before its issuer does
 	// is refused by whoever verifies a chain at the leaf's beginning.
 	caBackdate = time.Hour
+	// maxPathLen is of roots: room for the cross certificates of roots after them.
+	maxPathLen = 8
 )
 
 // Names of the files of an authority's directory.
@@ -87,7 +89,7 @@ func createPair(path, name string, life time.Duration, parent *authorityPair) er
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
 		NotBefore: now.Add(-caBackdate), NotAfter: now.Add(life),
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign, BasicConstraintsValid: true, IsCA: true,
-		MaxPathLen: 1,
+		MaxPathLen: maxPathLen,
 	}
 	issuer, issuerKey := template, crypto.Signer(key)
 	if parent != nil {
@@ -99,6 +101,27 @@ func createPair(path, name string, life time.Duration, parent *authorityPair) er
 		return fmt.Errorf("create authority: %w", err)
 	}
 	return pki.WriteIdentity(path, key, [][]byte{der})
+}
+
+// crossSign issues a certificate for the key and name of a root, by the root before it.
+func crossSign(root *x509.Certificate, by *authorityPair) (*x509.Certificate, error) {
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, RawSubject: root.RawSubject, SubjectKeyId: root.SubjectKeyId, NotBefore: root.NotBefore, NotAfter: by.cert.NotAfter,
+		KeyUsage: root.KeyUsage, BasicConstraintsValid: true, IsCA: true, MaxPathLen: root.MaxPathLen,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, root.PublicKey, by.key)
+	if err != nil {
+		return nil, fmt.Errorf("create cross certificate: %w", err)
+	}
+	cross, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("read cross certificate: %w", err)
+	}
+	return cross, nil
 }
 
 func loadOrCreateProvisioner(path string) (*ecdsa.PrivateKey, error) {

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/rand"
 	"crypto/tls"
@@ -17,11 +18,13 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// ServiceCA issues the certificates of services from a root of its own. It is for dev, tests and meshes without another issuer of service
-// certificates; services need only the files that it writes.
+// ServiceCA issues the certificates of services from a root of its own, the newest of its directory. It is for dev, tests and meshes without another
+// issuer of service certificates; services need only the files that it writes.
 type ServiceCA struct {
 	trustDomain string
-	root        *authorityPair
+	dir         string
+	root        *authorityPair // the newest
+	given       []*x509.Certificate
 	// hosts are DNS names and addresses beside localhost that issued certificates carry.
 	hosts []string
 }
@@ -32,26 +35,104 @@ func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error)
 	if err := pki.ServiceID(trustDomain, "x").Validate(); err != nil {
 		return nil, fmt.Errorf("open service authority: %w", err)
 	}
-	s := &ServiceCA{trustDomain: trustDomain, hosts: hosts}
+	s := &ServiceCA{trustDomain: trustDomain, dir: dir, hosts: hosts}
 	err := pki.WithLock(filepath.Join(dir, lockFile), func() error {
-		var err error
-		s.root, err = loadOrCreatePair(filepath.Join(dir, rootFile), trustDomain+" service root", rootLife, nil)
-		if err != nil {
+		if err := s.loadLocked(); err != nil {
 			return err
 		}
 		return writeRoots(dir, s.root.cert)
 	})
+	if err == nil {
+		err = s.readRoots()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open service authority: %w", err)
 	}
 	return s, nil
 }
 
-// Roots of the service authority.
-func (s *ServiceCA) Roots() []*x509.Certificate { return []*x509.Certificate{s.root.cert} }
+// nextRoots matches the files of the roots after the first.
+const nextRoots = "root-*.pem"
+
+// loadLocked reads the newest root, or makes the first. The caller holds the directory's lock.
+func (s *ServiceCA) loadLocked() error {
+	path := filepath.Join(s.dir, rootFile)
+	later, err := filepath.Glob(filepath.Join(s.dir, nextRoots))
+	if err != nil {
+		return fmt.Errorf("list roots: %w", err)
+	}
+	if len(later) > 0 {
+		path = slices.Max(later)
+	}
+	s.root, err = loadOrCreatePair(path, s.trustDomain+" service root", rootLife, nil)
+	return err
+}
+
+func (s *ServiceCA) readRoots() error {
+	bundle, err := pki.LoadBundle(filepath.Join(s.dir, RootsFile))
+	if err != nil {
+		return err
+	}
+	roots, crosses := bundle.Given()
+	s.given = append(roots, crosses...)
+	return nil
+}
+
+// Next makes the next root, by which certificates are issued from now on, and adds it to the file of roots with a cross certificate of the root before:
+// those who trust that one alone learn to trust the next by it.
+func (s *ServiceCA) Next() error {
+	err := pki.WithLock(filepath.Join(s.dir, lockFile), func() error {
+		if err := s.loadLocked(); err != nil {
+			return err
+		}
+		before := s.root
+		later, err := filepath.Glob(filepath.Join(s.dir, nextRoots))
+		if err != nil {
+			return fmt.Errorf("list roots: %w", err)
+		}
+		path := filepath.Join(s.dir, fmt.Sprintf("root-%06d.pem", len(later)+2))
+		if s.root, err = loadOrCreatePair(path, s.trustDomain+" service root", rootLife, nil); err != nil {
+			return err
+		}
+		cross, err := crossSign(s.root.cert, before)
+		if err != nil {
+			return err
+		}
+		return s.writeRoots(append(slices.Clone(s.given), s.root.cert, cross))
+	})
+	if err != nil {
+		return fmt.Errorf("make the next service root: %w", err)
+	}
+	return nil
+}
+
+// Forget takes the roots before the newest off the file of roots. Its cross certificate stays.
+func (s *ServiceCA) Forget() error {
+	var keep []*x509.Certificate
+	for _, cert := range s.given {
+		if bytes.Equal(cert.RawSubjectPublicKeyInfo, s.root.cert.RawSubjectPublicKeyInfo) {
+			keep = append(keep, cert)
+		}
+	}
+	return s.writeRoots(keep)
+}
+
+func (s *ServiceCA) writeRoots(certs []*x509.Certificate) error {
+	if err := pki.WriteFile(filepath.Join(s.dir, RootsFile), pki.EncodeCertificates(certs)); err != nil {
+		return err
+	}
+	s.given = certs
+	return nil
+}
+
+// Root is the newest root, which issues.
+func (s *ServiceCA) Root() *x509.Certificate { return s.root.cert }
+
+// Roots are the roots of the service authority that are trusted, with the cross certificates for them.
+func (s *ServiceCA) Roots() []*x509.Certificate { return slices.Clone(s.given) }
 
 // Bundle of the service authority's roots.
-func (s *ServiceCA) Bundle() (*pki.Bundle, error) { return pki.NewBundle(s.root.cert) }
+func (s *ServiceCA) Bundle() (*pki.Bundle, error) { return pki.NewBundle(s.given...) }
 
 // Issue makes a certificate for a service and the store that shows it. name is the service's, ttl its life.
 func (s *ServiceCA) Issue(name string, ttl time.Duration) (*pki.Store, error) {
