@@ -60,7 +60,8 @@ var ErrNoChain = errors.New("no key of the list is held or endorsed by one that 
 
 // Advance returns the set that follows a held set by a list of keys: what is held and not retired by the list, and the keys of the list to which
 // endorsements lead. A key that is held and not listed stays. The ids are of listed keys that are not retired and not believed. A list that leads from
-// no key held is refused with ErrNoChain, and so is one that would leave no key.
+// no key held is refused with ErrNoChain, and so is one that would leave no key. A listed key that leads to one held is not believed and not among the ids:
+// it was held before, and dropped when a list called it retired.
 func Advance(kind string, held *KeySet, links []Link) (*KeySet, []string, error) {
 	if len(links) > MaxChain {
 		return nil, nil, fmt.Errorf("follow keys: a list of %d, more than %d", len(links), MaxChain)
@@ -85,6 +86,8 @@ func Advance(kind string, held *KeySet, links []Link) (*KeySet, []string, error)
 			unbelieved = append(unbelieved, link.KeyID)
 		}
 	}
+	before := ancestors(kind, reached, links)
+	unbelieved = slices.DeleteFunc(unbelieved, func(id string) bool { return before[id] })
 	if !leads {
 		return nil, unbelieved, fmt.Errorf("follow keys: %w", ErrNoChain)
 	}
@@ -93,4 +96,25 @@ func Advance(kind string, held *KeySet, links []Link) (*KeySet, []string, error)
 		return nil, unbelieved, fmt.Errorf("follow keys: %w", err)
 	}
 	return set, unbelieved, nil
+}
+
+// ancestors returns the ids of the listed keys that have endorsed a reached one, over any number of steps.
+func ancestors(kind string, reached map[string]ed25519.PublicKey, links []Link) map[string]bool {
+	listed := make(map[string]Link, len(links))
+	for _, link := range links {
+		if len(link.Public) == ed25519.PublicKeySize && link.KeyID == KeyID(link.Public) {
+			listed[link.KeyID] = link
+		}
+	}
+	out := map[string]bool{}
+	for id := range reached {
+		for at := listed[id]; at.KeyID != ""; {
+			by, ok := listed[at.EndorsedBy]
+			if !ok || out[by.KeyID] || !ed25519.Verify(by.Public, endorsed(kind, at.Public), at.Endorsement) {
+				break
+			}
+			out[by.KeyID], at = true, by
+		}
+	}
+	return out
 }

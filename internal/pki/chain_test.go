@@ -62,6 +62,10 @@ func TestAListOfKeysIsFollowedFromWhatIsHeld(t *testing.T) {
 	short[1].Public = short[1].Public[:5]
 	short[1].KeyID = pki.KeyID(short[1].Public)
 	long, _ := chainOf(t, pki.MaxChain+1)
+	forgedLast := slices.Clone(links)
+	forgedLast[3].Endorsement = pki.Endorse(foreigners[0], pki.TaskKind, forgedLast[3].Public)
+	branch := foreign[1]
+	branch.EndorsedBy, branch.Endorsement = links[1].KeyID, pki.Endorse(privates[1], pki.TaskKind, branch.Public)
 	reversed := slices.Clone(links)
 	slices.Reverse(reversed)
 	tests := []struct {
@@ -87,7 +91,11 @@ func TestAListOfKeysIsFollowedFromWhatIsHeld(t *testing.T) {
 		{name: "a key under another's name", held: links[:1], list: renamed, want: links[:1], unbelieved: links[1:]},
 		{name: "an endorsement for another kind", held: links[:1], list: otherKind, want: links[:1], unbelieved: links[1:]},
 		{name: "a key that is too short", held: links[:1], list: short[:2], want: links[:1], unbelieved: short[1:2]},
-		{name: "backwards", held: links[3:], list: links, want: links[3:], unbelieved: links[:3]},
+		{name: "from keys that were held once", held: links[3:], list: links, want: links[3:]},
+		{name: "from keys that were held once, in any order", held: links[2:3], list: reversed, want: links[2:]},
+		{name: "from a key that did not endorse what is held", held: links[3:], list: forgedLast, want: links[3:], unbelieved: links[:3]},
+		{name: "beside what is held, from a key that was held once", held: links[3:], list: append(slices.Clone(links), branch), want: links[3:],
+			unbelieved: []pki.Link{branch}},
 		{name: "nothing is left", held: links[:1], list: retired(links[:1], 0), refused: "it is empty"},
 		{name: "empty", held: links[:1], refused: pki.ErrNoChain.Error()},
 		{name: "nothing held", list: links, unbelieved: links, refused: pki.ErrNoChain.Error()},

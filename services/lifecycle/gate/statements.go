@@ -99,7 +99,7 @@ var (
 		UPDATE lifecycle.node_gate g SET session_epoch = $2, session_id = $3, session_open = true,
 			replica_id = nullif($4, '')::uuid,
 			session_ready_at = mesh.clock(), ledger_id = $5, node_instance_id = $6, task_types = $7,
-			task_keys = nullif($9::text[], '{}'),
+			task_keys = nullif($9::text[], '{}'), task_keys_epoch = $2,
 			host = CASE WHEN $8::jsonb = '{}' THEN g.host ELSE $8::jsonb END, version = g.version + 1
 		WHERE g.node_id = $1 AND g.session_epoch <= $2
 		RETURNING `+columns)

@@ -28,13 +28,13 @@ var (
 		SELECT w.name, w.reported, w.total FROM (
 			SELECT n.*, count(*) OVER (PARTITION BY n.reported) AS total, row_number() OVER (PARTITION BY n.reported ORDER BY n.name) AS place
 			FROM (
-				SELECT coalesce(nullif(g.name, ''), g.node_id::text) AS name, g.task_keys IS NOT NULL AS reported FROM lifecycle.node_gate g
-				WHERE NOT g.retired AND (g.task_keys IS NULL AND NOT $3 AND (g.admitted OR g.session_epoch > 0)
-					OR g.admitted AND `+ConnectedSQL+` AND NOT $1 = ANY (g.task_keys))
+				SELECT coalesce(nullif(g.name, ''), g.node_id::text) AS name, `+taskKeysSQL+` IS NOT NULL AS reported FROM lifecycle.node_gate g
+				WHERE NOT g.retired AND (`+taskKeysSQL+` IS NULL AND NOT $3 AND (g.admitted OR g.session_epoch > 0)
+					OR g.admitted AND `+ConnectedSQL+` AND NOT $1 = ANY (`+taskKeysSQL+`))
 			) n
 		) w WHERE w.place <= $2 ORDER BY w.reported DESC, w.name`)
 	setTaskKeys = pg.Define(pg.RoleLifecycle, "gate.set_task_keys", `
-		UPDATE lifecycle.node_gate g SET task_keys = string_to_array(n.keys, ',')
+		UPDATE lifecycle.node_gate g SET task_keys = string_to_array(n.keys, ','), task_keys_epoch = g.session_epoch
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS n (node_id, session_id, keys)
 		WHERE g.node_id = n.node_id AND g.session_id = n.session_id RETURNING g.session_id::text`)
 )

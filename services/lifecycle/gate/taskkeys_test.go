@@ -138,4 +138,16 @@ func TestAKeyWaitsForTheAgentsThatMustStoreIt(t *testing.T) {
 	if g := k.get(old); g.SessionEpoch != 3 || k.mayLease(old, 3, "k9") != nil {
 		t.Errorf("after the agent went back: %+v", g)
 	}
+	// So does one whose gate was raised by a replica of lifecycle of a build that knows nothing of the keys: what was reported before stays in its row.
+	open(old, 4, "k1", "k2")
+	before := k.lacking("k2")
+	if _, err := k.db.OwnerPool().Exec(k.ctx, `UPDATE lifecycle.node_gate SET session_epoch = 5, session_id = $2 WHERE node_id = $1`, old, ids.New()); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.lacking("k2"); got == before {
+		t.Errorf("a report of an earlier session counts: %q", got)
+	}
+	if err := k.mayLease(old, 5, "k9"); err != nil {
+		t.Errorf("a lease to an agent whose keys are not known: %v", err)
+	}
 }

@@ -20,7 +20,7 @@ type Brief struct {
 	SessionEpoch int64  `db:"session_epoch"`
 	LedgerID     string `db:"ledger_id" expr:"coalesce(@.ledger_id::text, '')"`
 	// TaskKeys are the keys by which the agent verifies tasks; nil: it reports none, and holds those of its enrolment.
-	TaskKeys []string `db:"task_keys"`
+	TaskKeys []string `db:"task_keys" expr:"CASE WHEN @.task_keys_epoch = @.session_epoch THEN @.task_keys END"`
 }
 
 // Briefs are gates by node.
@@ -53,16 +53,19 @@ func QueueLockForWork(batch *pg.Batch, nodeIDs []string) Briefs {
 	return out
 }
 
+// taskKeysSQL are the keys that the agent behind the gate g has reported in the session that the gate was raised to last; NULL: none.
+const taskKeysSQL = `CASE WHEN g.task_keys_epoch = g.session_epoch THEN g.task_keys END`
+
 // AdmittedSQL is the condition that the gate g takes reports of its node, as Brief.Admitted has it.
 const AdmittedSQL = `g.admitted`
 
 // MayLeaseSQL is the condition that the gate g is open to a session of the generation whose agent holds the key, as MayLease has it.
 func MayLeaseSQL(generation, keyID string) string {
-	return `g.admitted AND g.session_epoch = ` + generation + ` AND (g.task_keys IS NULL OR ` + keyID + ` = ANY (g.task_keys))`
+	return `g.admitted AND g.session_epoch = ` + generation + ` AND (` + taskKeysSQL + ` IS NULL OR ` + keyID + ` = ANY (` + taskKeysSQL + `))`
 }
 
 // HoldsSigningKeySQL is the condition that the agent behind the gate g holds the key that signs tasks, as far as is known.
-const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (g.task_keys), true)`
+const HoldsSigningKeySQL = `coalesce((SELECT k.key_id FROM mesh.signing_key k WHERE k.kind = 'task_signing' AND k.state = 'signing') = ANY (` + taskKeysSQL + `), true)`
 
 // MayLease refuses a lease to any session but the one that the gate was raised to, and lets one wait whose agent does not hold the key that signs.
 func (b Brief) MayLease(generation int64, keyID string) error {
