@@ -243,6 +243,63 @@ func TestSourceFollowsAndKeepsTheLastGood(t *testing.T) {
 	})
 }
 
+// told are hints of a connection that listens: nothing is missed, so nothing is read before a hint.
+type told struct{ hint chan struct{} }
+
+func (h told) C() <-chan struct{} { return h.hint }
+
+func (h told) Pace(ctx context.Context, _, wake <-chan struct{}, _ time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-wake:
+		return true
+	}
+}
+
+// TestAFailedReadIsMadeAgainWithoutAHint: the hint of a change whose read failed does not come again, so the source reads at its interval until it has
+// read, and waits for hints then.
+func TestAFailedReadIsMadeAgainWithoutAHint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &stored{}
+		hints := told{hint: make(chan struct{})}
+		source := policy.NewSource(db.load, slog.New(slog.DiscardHandler), policy.SourceConfig{Hints: hints})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- source.Run(ctx) }()
+		reads := func(values map[string]string, failure error) int {
+			before := db.set(values, failure)
+			<-time.After(time.Minute + time.Millisecond) // simulated
+			synctest.Wait()
+			return db.set(values, failure) - before
+		}
+		synctest.Wait()
+		if n := reads(nil, nil); n != 0 {
+			t.Errorf("read %d times a minute without a hint", n)
+		}
+		db.set(nil, errors.New("database gone"))
+		hints.hint <- struct{}{}
+		synctest.Wait()
+		if n := reads(nil, errors.New("database gone")); n != 30 {
+			t.Errorf("read %d times a minute after a read that failed", n)
+		}
+		if n := reads(map[string]string{policy.SagaStallSeconds: "5"}, nil); n != 1 || source.Current().SagaStall() != 5*time.Second {
+			t.Errorf("read %d times, SagaStall = %v", n, source.Current().SagaStall())
+		}
+		// A bad value was read: only a change puts it right, and that is told.
+		db.set(map[string]string{policy.SagaStallSeconds: "-5"}, nil)
+		hints.hint <- struct{}{}
+		synctest.Wait()
+		if n := reads(map[string]string{policy.SagaStallSeconds: "-5"}, nil); n != 0 {
+			t.Errorf("read %d times a minute after a value that is ignored", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestLoadFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	write := func(text string) {

@@ -19,34 +19,39 @@ var seededBy = pg.DefineShared([]string{pg.RoleNodeAPI, pg.RoleLifecycle, pg.Rol
 // that does not answer, or is not migrated yet, it is asked again until that is known: the service waits for it too, and
 // ends if it is one.
 func (b *Base) refuseSeeded(ctx context.Context) error {
+	known, err := b.askSeeded(ctx)
+	if known {
+		return err
+	}
+	b.Logger.WarnContext(ctx, "not known yet whether a bench seeded the database", obs.Err(err))
+	b.Add(app.Task{Name: "seeded", Run: func(ctx context.Context) error {
+		for app.Sleep(ctx, seededEvery) {
+			known, err := b.askSeeded(ctx)
+			if known && err != nil {
+				return err
+			}
+			if known {
+				<-ctx.Done() // a task that ends ends the service
+			}
+		}
+		return nil
+	}})
+	return nil
+}
+
+// askSeeded asks the database once. It reports whether it is known, and the refusal if it is; else why it is not.
+func (b *Base) askSeeded(ctx context.Context) (bool, error) {
 	by, err := pg.Value[string](ctx, b.DB, seededBy)
 	switch {
 	case pg.IsNoRows(err):
-		return nil
+		return true, nil
 	case err != nil:
-		b.Logger.WarnContext(ctx, "not known yet whether a bench seeded the database", obs.Err(err))
-		b.Add(app.Task{Name: "seeded", Run: func(ctx context.Context) error {
-			for app.Sleep(ctx, seededEvery) {
-				by, err := pg.Value[string](ctx, b.DB, seededBy)
-				switch {
-				case pg.IsNoRows(err):
-					<-ctx.Done() // a task that ends ends the service
-					return nil
-				case err == nil && !b.Config.SeededDatabase:
-					return seeded(by)
-				case err == nil:
-					<-ctx.Done()
-					return nil
-				}
-			}
-			return nil
-		}})
-		return nil
+		return false, fmt.Errorf("ask who seeded the database: %w", err)
 	case b.Config.SeededDatabase:
 		b.Logger.WarnContext(ctx, "the database was seeded by a bench: what it holds is no mesh", obs.Err(fmt.Errorf("seeded by %s", by)))
-		return nil
+		return true, nil
 	}
-	return seeded(by)
+	return true, seeded(by)
 }
 
 // seededEvery is how often it is asked again.

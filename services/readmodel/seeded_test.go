@@ -30,3 +30,28 @@ func TestADatabaseThatABenchSeededIsRefused(t *testing.T) {
 	allowed.SeededDatabase = true
 	k.start(allowed)
 }
+
+// TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain: the service waits for one that is not migrated yet, and ends if a bench seeded it.
+func TestADatabaseThatDoesNotSayWhetherItWasSeededIsAskedAgain(t *testing.T) {
+	k := newKit(t)
+	admin, err := pgx.Connect(testkit.Context(t), k.DB.AdminURL())
+	k.check(err)
+	defer admin.Close(testkit.Context(t)) //nolint:errcheck // the test is over
+	exec := func(sql string) {
+		t.Helper()
+		_, err := admin.Exec(testkit.Context(t), sql)
+		k.check(err)
+	}
+	exec(`ALTER TABLE mesh.seeded RENAME TO seeded_later`)
+	registry, err := obs.NewRegistry()
+	k.check(err)
+	service, err := readmodel.New(testkit.Context(t), readmodel.Deps{Logger: testkit.Logger(t), Registry: registry}, k.config)
+	k.check(err)
+	exec(`INSERT INTO mesh.seeded_later (seeded_by) VALUES ('gpuaas bench')`)
+	ended := make(chan error, 1)
+	go func() { ended <- service.Run(testkit.Context(t)) }()
+	exec(`ALTER TABLE mesh.seeded_later RENAME TO seeded`)
+	if err := <-ended; !fault.Has(err, commonv1.Reason_REASON_DATABASE_SEEDED) {
+		t.Errorf("a service whose database turned out to be seeded by a bench: %v", err)
+	}
+}
