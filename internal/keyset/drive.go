@@ -78,6 +78,9 @@ func (s *Set) drive(ctx context.Context, p *part) ([]Key, error) {
 	for _, line := range c.lines {
 		s.deps.Logger.InfoContext(ctx, "signing keys changed", slog.String("kind", string(p.Kind)), slog.String("change", line))
 	}
+	if p.issuers != nil {
+		return c.rows, nil
+	}
 	keys, _, err := p.Files.read(p.Kind)
 	if err != nil {
 		return nil, err
@@ -122,7 +125,11 @@ func (c *change) run(ctx context.Context, tx pgx.Tx) error {
 	if i >= 0 {
 		asked = &open[i]
 	}
-	for _, step := range []func(context.Context, pgx.Tx, *Rotation) error{c.first, c.make, c.promote, c.retire} {
+	steps := []func(context.Context, pgx.Tx, *Rotation) error{c.first, c.make, c.promote, c.retire}
+	if p.issuers != nil {
+		steps = []func(context.Context, pgx.Tx, *Rotation) error{c.register, c.adopt, c.promote, c.retire}
+	}
+	for _, step := range steps {
 		if err := step(ctx, tx, asked); err != nil {
 			return err
 		}
@@ -316,7 +323,7 @@ func (c *change) lacking(ctx context.Context, tx pgx.Tx, key Key) (string, error
 	}
 	var names []string
 	for _, r := range live {
-		for _, verb := range []string{"sign:", "verify:"} {
+		for _, verb := range []string{"sign:", "verify:", "trust:"} {
 			word := verb + string(key.Kind)
 			if slices.Contains(r.Takes, word) && !slices.Contains(r.Holds, word+":"+key.KeyID) {
 				names = append(names, r.Service+" "+r.ReplicaID)
@@ -325,6 +332,9 @@ func (c *change) lacking(ctx context.Context, tx pgx.Tx, key Key) (string, error
 	}
 	if len(names) == 0 {
 		return "", nil
+	}
+	if key.Kind == Services {
+		return "replicas that do not trust it: " + strings.Join(names, ", "), nil
 	}
 	return fmt.Sprintf("replicas that do not hold the file %s: %s", key.File, strings.Join(names, ", ")), nil
 }

@@ -12,15 +12,17 @@ import (
 // Kind is what a key signs.
 type Kind string
 
-// The kinds. Recovery signs join states, lifecycle signs tasks, and readmodel signs on whose behalf it calls.
+// The kinds. Recovery signs join states, lifecycle signs tasks, and readmodel signs on whose behalf it calls. The keys of Services are the issuers of
+// services' certificates: their private halves are with no service (see Certificates).
 const (
 	JoinState   Kind = "join_state"
 	TaskSigning Kind = pki.TaskKind
 	Assertion   Kind = "assertion"
+	Services    Kind = pki.ServicesKind
 )
 
 // Kinds returns all kinds.
-func Kinds() []Kind { return []Kind{JoinState, TaskSigning, Assertion} }
+func Kinds() []Kind { return []Kind{JoinState, TaskSigning, Assertion, Services} }
 
 // The states of a key, in their order.
 const (

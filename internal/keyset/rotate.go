@@ -77,6 +77,9 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 			fault.Unmet("the service that signs has started once"))
 	}
 	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == kind }) {
+		if kind == Services {
+			return refuse("a rotation of services was asked for, and waits for the next issuer in the tls.ca_file of lifecycle")
+		}
 		return refuse("a rotation of " + string(kind) + " was asked for, and its key is being made")
 	}
 	if next := in(VerifyOnly, kind, rows); len(next) > 0 {
@@ -104,9 +107,10 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	return nil
 }
 
-// outdated refuses a new key of tasks while a live replica is of a build that does not wait for agents, or does not send them keys.
+// outdated refuses a new key of tasks while a live replica is of a build that does not wait for agents, or does not send them keys, and an issuer of
+// services while one does not follow them.
 func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
-	if kind != TaskSigning {
+	if kind != TaskSigning && kind != Services {
 		return nil
 	}
 	live, err := pg.All[replica](ctx, tx, readReplicas, liveFor.Seconds())
@@ -117,12 +121,19 @@ func outdated(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	for _, r := range live {
 		signsAlone := slices.Contains(r.Takes, "sign:"+string(kind)) && !slices.Contains(r.Takes, distributes+string(kind))
 		sendsNone := r.Service == pg.RoleNodeAPI && !slices.Contains(r.Takes, "verify:"+string(kind))
+		if kind == Services {
+			signsAlone, sendsNone = !slices.Contains(r.Takes, trusts), false
+		}
 		if signsAlone || sendsNone {
 			names = append(names, r.Service+" "+r.ReplicaID)
 		}
 	}
 	if len(names) == 0 {
 		return nil
+	}
+	if kind == Services {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "replicas of an earlier build do not follow the issuers: "+strings.Join(names, ", "),
+			fault.Unmet("each replica is of a build that rotates services"), fault.Remedy("update these replicas and ask again"))
 	}
 	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "replicas of an earlier build do not send agents a new key of tasks: "+strings.Join(names, ", "),
 		fault.Unmet("each replica of lifecycle and nodeapi is of a build that rotates task_signing"), fault.Remedy("update these replicas and ask again"))

@@ -98,6 +98,8 @@ type Deps struct {
 	Changed   *events.Signal // fires when the tables change; nil, or without a connection that listens: they are read at each poll
 	Service   string
 	ReplicaID string
+	// Certificates follow the issuers of services. Nil: this replica takes no part in them.
+	Certificates *Certificates
 	// OnProblems is told the problems of each round, an empty list after they are gone. Nil: they are logged alone.
 	OnProblems func(ctx context.Context, problems []string)
 }
@@ -106,6 +108,8 @@ type Deps struct {
 type Set struct {
 	deps  Deps
 	parts []*part
+	// issuers is nil without Certificates.
+	issuers *issuers
 
 	mu         sync.Mutex // of a round
 	reported   []string   // what was last reported
@@ -128,6 +132,7 @@ func (s *Set) at(point string) error {
 type part struct {
 	Part
 
+	issuers *issuers // of the kind Services
 	view    *View
 	keys    []privateKey // of the files, as last read
 	retired time.Time    // when former keys were last looked at
@@ -144,7 +149,7 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 	if deps.Logger == nil || deps.Pool == nil || deps.Wake == nil || deps.Service == "" || deps.ReplicaID == "" {
 		return nil, errors.New("open keys: logger, pool, signal, service or replica is missing")
 	}
-	s := &Set{deps: deps, now: time.Now}
+	s := &Set{deps: deps, now: time.Now, issuers: newIssuers(deps.Certificates, deps.Service)}
 	for _, p := range parts {
 		s.parts = append(s.parts, &part{Part: p})
 	}
@@ -220,6 +225,7 @@ func (s *Set) files() string {
 			out.WriteString(stamp(p.Pinned))
 		}
 	}
+	out.WriteString(s.issuers.files())
 	return out.String()
 }
 
@@ -261,6 +267,14 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		failed = append(failed, err)
 		holds, problems = append(holds, held...), append(problems, bad...)
 	}
+	if s.issuers != nil {
+		held, bad, err := s.certificates(ctx, roundOf{rows: rows, open: open, began: began, start: start})
+		if err != nil && start {
+			return err
+		}
+		failed = append(failed, err)
+		holds, problems = append(holds, held...), append(problems, bad...)
+	}
 	s.tellProblems(ctx, problems)
 	s.underWay = len(open) > 0 || slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly }) || errors.Join(failed...) != nil
 	if !slices.Equal(holds, s.reported) || s.reportedAt.IsZero() || start {
@@ -277,6 +291,9 @@ func (s *Set) saving(holds, problems []string) []any {
 		if p.Distributed != nil {
 			takes = append(takes, distributes+string(p.Kind))
 		}
+	}
+	if s.issuers != nil {
+		takes = append(takes, trusts)
 	}
 	return []any{s.deps.ReplicaID, takes, texts(holds), texts(problems)}
 }

@@ -68,7 +68,8 @@ func (p *Program) keysList() *cobra.Command {
 		Use: "list", Short: "List the signing keys with their states, the replicas that hold them, and what still needs them",
 		Long: "List the signing keys. A key is verify_only until each replica that must verify with it holds it, and of task_signing each agent,\n" +
 			"then signing; the one before is verifying_after until nothing that it signed is outstanding, then retired (docs/keys.md). Under\n" +
-			"the list stand the files that replicas refuse. Live replicas are those that have reported within 30 s.",
+			"the list stand the files that replicas refuse. Live replicas are those that have reported within 30 s. The keys of services are the\n" +
+			"issuers of services' certificates; the one before the present is needed while a replica shows a certificate of it.",
 		Example: "  gpuaas keys list\n  gpuaas keys list -o json --jq '.keys[] | select(.state == \"signing\") | .key_id'",
 		Args:    args(),
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
@@ -82,6 +83,15 @@ func (p *Program) keysList() *cobra.Command {
 			return under(s.printer, keyProblemColumns, answer.GetProblems())
 		}),
 	}
+}
+
+// issuerSteps are what a person does for the next issuer of services.
+var issuerSteps = []string{
+	"make the next issuer, and a cross certificate: one for its key and name, issued by the present issuer",
+	"add both certificates to tls.ca_file of each replica of lifecycle, behind what is there; the other services learn them from the set",
+	"wait until `gpuaas keys list` shows the issuer as signing",
+	"replace tls.cert_file and tls.key_file of each service by a certificate of the next issuer; one that comes too early is not shown",
+	"wait until `gpuaas keys list` shows the issuer before as retired, and take it out of each tls.ca_file and of profile.ca_file",
 }
 
 // keyKinds lists the kinds as they are written.
@@ -100,7 +110,8 @@ func (p *Program) keysRotate() *cobra.Command {
 		Long: "Ask for the next key of a kind: " + strings.Join(keyKinds(), ", ") + ". The service that signs makes it within seconds, and\n" +
 			"`gpuaas keys list` shows how far it is. Nothing is restarted. Where replicas have directories of their own, copy the new file to each:\n" +
 			"the key does not sign before. The key of task_signing waits for the agents that are connected too, and for those of an earlier build,\n" +
-			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. Needs the role security.",
+			"which cannot learn it: NEEDED BY names them. A second rotation is refused until the first is through. No service has the key of the\n" +
+			"issuer of services: for that kind the command prints which files to replace, and in what order. Needs the role security.",
 		Example: "  gpuaas keys rotate join_state --reason 'yearly' --dry-run\n  gpuaas keys rotate assertion --reason 'a laptop was lost'",
 		Args:    args("KIND"), ValidArgs: keyKinds(),
 		RunE: p.run(func(ctx context.Context, s *session, args []string) error {
@@ -116,8 +127,16 @@ func (p *Program) keysRotate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := one(s.printer, rotationView, answer.GetRotation()); err != nil || !req.GetDryRun() {
+			if err := one(s.printer, rotationView, answer.GetRotation()); err != nil {
 				return err
+			}
+			if kind == recoveryv1.KeyKind_KEY_KIND_SERVICES {
+				for i, step := range issuerSteps {
+					note(s.err, "%d. %s", i+1, step)
+				}
+			}
+			if !req.GetDryRun() {
+				return nil
 			}
 			note(s.err, "nothing was changed: the next key of %s can be asked for", args[0])
 			return nil

@@ -1,0 +1,363 @@
+package keyset
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+)
+
+// Certificates are the certificate that a replica shows to its peers and the issuers that it trusts. Its Set follows the issuers of the kind Services
+// with them: it trusts those that cross certificates lead to from its file, until they are retired, and shows no certificate of one that does not sign.
+type Certificates struct {
+	Store *pki.Store
+	Roots *pki.Bundle
+}
+
+// Words of what a replica reports of issuers.
+const (
+	trusts = "trust:" + string(Services)
+	serves = "serve:" + string(Services)
+)
+
+// issuers is what a replica does with the issuers of services.
+type issuers struct {
+	Certificates
+
+	part *part
+	seen []Key                 // the rows that are in force
+	rows atomic.Pointer[[]Key] // the same, for those who load files
+}
+
+func newIssuers(c *Certificates, service string) *issuers {
+	if c == nil {
+		return nil
+	}
+	i := &issuers{Certificates: *c, part: &part{Part: Part{Kind: Services, Signs: service == pg.RoleLifecycle}}}
+	i.part.Outstanding = servedBy
+	i.part.issuers = i
+	return i
+}
+
+// links returns the rows as links of roots, and behind them what the file of roots has besides.
+func (i *issuers) links() []pki.RootLink {
+	var out []pki.RootLink
+	if rows := i.rows.Load(); rows != nil {
+		for _, row := range *rows {
+			out = append(out, pki.RootLink{DER: row.PublicKey, Cross: row.Endorsement, Retired: row.State == Retired})
+		}
+	}
+	return out
+}
+
+// withFile adds the roots and cross certificates of the file.
+func (i *issuers) withFile(links []pki.RootLink) []pki.RootLink {
+	roots, crosses := i.Roots.Given()
+	for _, root := range roots {
+		link := pki.RootLink{DER: root.Raw}
+		for _, cross := range crosses {
+			if bytes.Equal(cross.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
+				link.Cross = cross.Raw
+			}
+		}
+		if !slices.ContainsFunc(links, func(l pki.RootLink) bool {
+			return bytes.Equal(l.DER, root.Raw) && (len(l.Cross) > 0 || link.Cross == nil)
+		}) {
+			links = append(links, link)
+		}
+	}
+	return links
+}
+
+// trusted returns the roots that are trusted where given ones stand in the file: with those that follow from them, and those of the set that were
+// trusted before, without the retired ones.
+func (i *issuers) trusted(given []*x509.Certificate) []*x509.Certificate {
+	links := i.links()
+	listed := func(root *x509.Certificate) int {
+		return slices.IndexFunc(links, func(l pki.RootLink) bool { return bytes.Equal(l.DER, root.Raw) })
+	}
+	known := slices.Clone(given)
+	for _, root := range i.Roots.Roots() {
+		if listed(root) >= 0 && !slices.ContainsFunc(known, root.Equal) {
+			known = append(known, root)
+		}
+	}
+	next := slices.DeleteFunc(pki.FollowRoots(known, links), func(root *x509.Certificate) bool {
+		at := listed(root)
+		return at >= 0 && links[at].Retired
+	})
+	if len(next) == 0 {
+		return given // each is retired: who trusts nobody cannot be told of another
+	}
+	return next
+}
+
+// crosses returns the cross certificates that are shown behind a chain.
+func (i *issuers) crosses(chain []*x509.Certificate) [][]byte {
+	root, err := pki.Anchor(chain, i.Roots.Roots())
+	if err != nil {
+		return nil
+	}
+	return pki.CrossChain(root, i.withFile(i.links()))
+}
+
+// admit refuses a certificate whose issuer does not sign yet, or no longer, while the present one is good.
+func (i *issuers) admit(chain []*x509.Certificate, present *x509.Certificate) error {
+	rows := i.rows.Load()
+	if rows == nil || len(*rows) == 0 || present == nil || time.Now().After(present.NotAfter) {
+		return nil
+	}
+	root, err := pki.Anchor(chain, i.Roots.Roots())
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	switch row := rowOf(*rows, root); {
+	case row == nil:
+		return fmt.Errorf("its issuer %s is none of the mesh: `gpuaas keys rotate services` says how one becomes it", pki.RootID(root))
+	case row.State == VerifyOnly:
+		return fmt.Errorf("its issuer %s is not trusted by all yet", row.KeyID)
+	case row.State == Retired:
+		return fmt.Errorf("its issuer %s is retired", row.KeyID)
+	}
+	return nil
+}
+
+func rowOf(rows []Key, root *x509.Certificate) *Key {
+	at := slices.IndexFunc(rows, func(row Key) bool { return bytes.Equal(row.PublicKey, root.Raw) })
+	if at < 0 {
+		return nil
+	}
+	return &rows[at]
+}
+
+// files describes the files of certificates, so that a change shows.
+func (i *issuers) files() string {
+	if i == nil {
+		return ""
+	}
+	return stamp(i.Store.Path()) + stamp(i.Roots.Path())
+}
+
+// follow puts rows in force.
+func (i *issuers) follow(rows []Key) error {
+	same := func(x, y Key) bool { return x.KeyID == y.KeyID && x.State == y.State }
+	if i.rows.Load() != nil && slices.EqualFunc(rows, i.seen, same) {
+		return nil
+	}
+	i.seen = rows
+	i.rows.Store(&rows)
+	if err := i.Roots.Follow(i.trusted); err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	return i.Store.Follow(i.crosses, i.admit) //nolint:wrapcheck // it says what it did
+}
+
+// certificates does a round of the issuers of services, as one does of a kind.
+func (s *Set) certificates(ctx context.Context, r roundOf) ([]string, []string, error) {
+	i := s.issuers
+	rows := ofKind(Services, r.rows)
+	var problems []string
+	bad := func(err error) {
+		if err != nil {
+			problems = append(problems, fmt.Sprintf("%s: %s", Services, err))
+		}
+	}
+	_, err := i.Roots.Reload()
+	bad(err)
+	var failed error
+	if i.part.Signs && (s.due(i.part, rows, r.open) || i.unknown(rows)) {
+		if changed, err := s.drive(ctx, i.part); err != nil {
+			failed = err
+		} else {
+			rows = changed
+		}
+	}
+	if err := i.follow(rows); err != nil {
+		return nil, nil, fmt.Errorf("follow issuers of services: %w", err)
+	}
+	_, err = i.Store.Reload()
+	bad(err)
+	chain, err := i.Store.Chain()
+	if err != nil {
+		return nil, nil, err //nolint:wrapcheck // it says what it did
+	}
+	differs, err := s.issuersDiffer(ctx, rows, chain)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.start && len(differs) > 0 {
+		return nil, nil, differ(i.part, differs[0])
+	}
+	for _, d := range differs {
+		bad(errors.New(d.what))
+	}
+	var holds []string
+	for _, root := range i.Roots.Roots() {
+		holds = append(holds, trusts+":"+pki.RootID(root))
+	}
+	if root, err := pki.Anchor(chain, i.Roots.Roots()); err == nil {
+		holds = append(holds, serves+":"+pki.RootID(root))
+	}
+	slices.Sort(holds)
+	return holds, problems, failed
+}
+
+// unknown reports whether the file has a root that the set does not have.
+func (i *issuers) unknown(rows []Key) bool {
+	given, _ := i.Roots.Given()
+	return slices.ContainsFunc(given, func(root *x509.Certificate) bool { return rowOf(rows, root) == nil })
+}
+
+// issuersDiffer lists how the replica's certificates differ from the set: an issuer that others show is not trusted here, or its own would not be trusted
+// by others.
+func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certificate) ([]difference, error) {
+	i := s.issuers
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	roots := i.Roots.Roots()
+	var out []difference
+	for _, row := range rows {
+		if row.State == Retired || slices.ContainsFunc(roots, func(root *x509.Certificate) bool { return bytes.Equal(root.Raw, row.PublicKey) }) {
+			continue
+		}
+		by, err := servedBy(ctx, s.deps.Pool, row)
+		if err != nil {
+			return nil, err
+		}
+		if by != "" {
+			out = append(out, difference{
+				fmt.Sprintf("issuer %s is not trusted by %s; %s", row.KeyID, i.Roots.Path(), by),
+				fmt.Sprintf("add the certificate of the issuer to %s, from the tls.ca_file of a replica that runs", i.Roots.Path()),
+			})
+		}
+	}
+	root, err := pki.Anchor(chain, roots)
+	if err != nil {
+		return append(out, difference{
+			fmt.Sprintf("the certificate in %s is of no issuer that is trusted: %s", i.Store.Path(), err),
+			fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+		}), nil
+	}
+	row := rowOf(rows, root)
+	// A cross certificate lets all verify what is shown.
+	reached := len(i.crosses(chain)) > 0 || i.part.Signs
+	if row != nil && row.State == Retired || (row == nil || row.State == VerifyOnly) && !reached {
+		out = append(out, difference{
+			fmt.Sprintf("the certificate in %s is of issuer %s, by which others do not verify", i.Store.Path(), pki.RootID(root)),
+			fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+		})
+	}
+	return out, nil
+}
+
+// servedBy describes which live replicas show a certificate of an issuer.
+func servedBy(ctx context.Context, q pg.Querier, key Key) (string, error) {
+	live, err := pg.All[replica](ctx, q, readReplicas, liveFor.Seconds())
+	if err != nil {
+		return "", fmt.Errorf("read holders of keys: %w", err)
+	}
+	var names []string
+	for _, r := range live {
+		if slices.Contains(r.Holds, serves+":"+key.KeyID) {
+			names = append(names, r.Service+" "+r.ReplicaID)
+		}
+	}
+	if len(names) == 0 {
+		return "", nil
+	}
+	return "a certificate of it is shown by " + strings.Join(names, ", "), nil
+}
+
+// register stores the first issuer: that of the own certificate.
+func (c *change) register(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
+	if len(c.rows) > 0 {
+		return nil
+	}
+	chain, err := c.part.issuers.Store.Chain()
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	root, err := pki.Anchor(chain, c.part.issuers.Roots.Roots())
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it did
+	}
+	if _, err := c.insertRoot(ctx, tx, root, Signing); err != nil {
+		return err
+	}
+	if err := c.note(ctx, tx, "key.register", pki.RootID(root), "first start", ""); err != nil {
+		return err
+	}
+	return c.read(ctx, tx)
+}
+
+// adopt stores the next issuer: a root of the file that was asked for, or whose certificates are shown already.
+func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
+	if next := in(VerifyOnly, Services, c.rows); len(next) > 0 {
+		return c.name(ctx, tx, asked, next[0].KeyID)
+	}
+	given, _ := c.part.issuers.Roots.Given()
+	for _, root := range given {
+		if rowOf(c.rows, root) != nil {
+			continue
+		}
+		by, reason := "", ""
+		if asked != nil {
+			by, reason = asked.RequestedBy, asked.Reason
+		} else {
+			shown, err := servedBy(ctx, tx, Key{KeyID: pki.RootID(root)})
+			if err != nil {
+				return err
+			}
+			if shown == "" {
+				continue
+			}
+			reason = shown
+		}
+		stored, err := c.insertRoot(ctx, tx, root, VerifyOnly)
+		if err != nil || !stored {
+			return err
+		}
+		if err := c.note(ctx, tx, "key.make", pki.RootID(root), reason, by); err != nil {
+			return err
+		}
+		if err := c.name(ctx, tx, asked, pki.RootID(root)); err != nil {
+			return err
+		}
+		return c.read(ctx, tx)
+	}
+	return nil
+}
+
+func (c *change) insertRoot(ctx context.Context, tx pgx.Tx, root *x509.Certificate, state string) (bool, error) {
+	by, cross := "", []byte{}
+	_, crosses := c.part.issuers.Roots.Given()
+	for _, row := range c.rows {
+		before, err := x509.ParseCertificate(row.PublicKey)
+		if err != nil {
+			continue
+		}
+		for _, candidate := range crosses {
+			if pki.Vouches(before, root, candidate) {
+				by, cross = row.KeyID, candidate.Raw
+			}
+		}
+	}
+	tag, err := pg.Exec(ctx, tx, insertKey, string(Services), pki.RootID(root), root.Raw, state, filepath.Base(c.part.issuers.Roots.Path()), by, cross,
+		c.set.deps.ReplicaID, false)
+	if err != nil {
+		return false, fmt.Errorf("insert issuer %s: %w", pki.RootID(root), err)
+	}
+	return tag.RowsAffected() == 1, nil
+}

@@ -1,0 +1,224 @@
+package keyset
+
+import (
+	"context"
+	"crypto/x509"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/testkit"
+)
+
+// certified is a replica with a certificate.
+type certified struct {
+	*unit
+
+	certs *Certificates
+	dir   string
+}
+
+func newIssuer(t *testing.T) *ca.ServiceCA {
+	t.Helper()
+	services, err := ca.OpenServiceCA(t.TempDir(), "mesh.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return services
+}
+
+func issue(t *testing.T, services *ca.ServiceCA, service string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := services.IssueToDir(service, dir, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// certified starts a replica with the files of a directory.
+func (b *bench) certified(service, dir string) (*certified, error) {
+	b.t.Helper()
+	identity := filepath.Join(dir, pki.IdentityFile)
+	store, err := pki.LoadStore(identity, identity)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	roots, err := pki.LoadBundle(filepath.Join(dir, pki.BundleFile))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	c := &certified{unit: &unit{id: ids.New()}, certs: &Certificates{Store: store, Roots: roots}, dir: dir}
+	c.Set, err = Open(b.ctx, Deps{
+		Logger: testkit.Logger(b.t), Pool: b.db.Pool(service), Wake: &events.Signal{}, Service: service, ReplicaID: c.id, Certificates: c.certs,
+	})
+	return c, err
+}
+
+func (c *certified) trusts() []string {
+	ids := c.certs.Roots.Roots()
+	var out []string
+	for _, root := range ids {
+		out = append(out, pki.RootID(root))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// issuer is the root of the certificate that is shown.
+func (c *certified) issuer(t *testing.T, all ...*x509.Certificate) string {
+	t.Helper()
+	chain, err := c.certs.Store.Chain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := pki.Anchor(chain, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pki.RootID(root)
+}
+
+func (b *bench) askServices(key string) error {
+	return pg.InTx(b.ctx, b.db.Pool(pg.RoleRecovery), func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := Ask(ctx, tx, Request{Kind: Services, IdempotencyKey: key, By: "ada", Reason: "yearly"})
+		return err
+	})
+}
+
+// TestAnIssuerOfServicesIsFollowedByAnother: the file of one service gets the next issuer; all trust it before one of its certificates is shown, and the
+// one before goes when no certificate of it is shown. Who trusts the first alone reaches the services throughout.
+func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
+	b := newBench(t)
+	services := newIssuer(t)
+	first := services.Root()
+	late := issue(t, services, "readmodel")
+	start := func(service string) *certified {
+		c, err := b.certified(service, issue(t, services, service))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	lifecycle, nodeapi, recovery := start(pg.RoleLifecycle), start(pg.RoleNodeAPI), start(pg.RoleRecovery)
+	all := []*certified{lifecycle, nodeapi, recovery}
+	round := func(which ...*certified) {
+		t.Helper()
+		for _, c := range which {
+			c.issuers.part.retired = time.Time{}
+			b.round(c.unit)
+		}
+	}
+	later := func(by time.Duration) {
+		t.Helper()
+		b.later(by)
+		round(all...)
+		round(all...)
+	}
+	round(all...)
+	b.want("signing")
+	if err := b.askServices("one"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.askServices("two"); !fault.Has(err, commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY) {
+		t.Errorf("asked again before the issuer is there: %v", err)
+	}
+	round(all...)
+	b.want("signing")
+
+	if err := services.Next(); err != nil {
+		t.Fatal(err)
+	}
+	next, both := pki.RootID(services.Root()), []*x509.Certificate{first, services.Root()}
+	write := func(c *certified, leaf bool) {
+		t.Helper()
+		if err := pki.WriteFile(filepath.Join(c.dir, pki.BundleFile), pki.EncodeCertificates(services.Roots())); err != nil {
+			t.Fatal(err)
+		}
+		if !leaf {
+			return
+		}
+		if err := services.IssueToDir(c.deps.Service, c.dir, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(lifecycle, false)
+	write(nodeapi, true) // too early
+	round(lifecycle, nodeapi)
+	b.want("signing verify_only")
+	if got := nodeapi.issuer(t, both...); got == next {
+		t.Error("a certificate is shown whose issuer is not trusted by all")
+	}
+	if !slices.ContainsFunc(nodeapi.problems, func(p string) bool { return strings.Contains(p, "is not trusted by all yet") }) {
+		t.Errorf("problems: %q", nodeapi.problems)
+	}
+	b.later(settle)
+	round(lifecycle)
+	b.want("signing verify_only") // recovery has not read it
+	later(0)
+	b.want("verifying_after signing")
+	for _, c := range all {
+		if got := c.trusts(); len(got) != 2 {
+			t.Errorf("%s trusts %q", c.deps.Service, got)
+		}
+	}
+	if got := nodeapi.issuer(t, both...); got != next || len(nodeapi.problems) > 0 {
+		t.Errorf("nodeapi shows a certificate of %s, problems %q", got, nodeapi.problems)
+	}
+	// An agent, or a person, that knows the first issuer alone.
+	old := x509.VerifyOptions{Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	old.Roots.AddCert(first)
+	shown, err := pki.ParseChain(nodeapi.certs.Store.Certificate().Certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cert := range shown[1:] {
+		old.Intermediates.AddCert(cert)
+	}
+	if _, err := shown[0].Verify(old); err != nil {
+		t.Errorf("who knows the first issuer alone: %v", err)
+	}
+
+	later(Services.Overlap() + time.Second)
+	b.want("verifying_after signing") // lifecycle and recovery show certificates of the first
+	write(lifecycle, true)
+	write(recovery, true)
+	later(time.Second)
+	later(retireEvery)
+	b.want("retired signing")
+	for _, c := range all {
+		round(c)
+		if got := c.trusts(); !slices.Equal(got, []string{next}) {
+			t.Errorf("%s trusts %q after the first was retired", c.deps.Service, got)
+		}
+	}
+
+	// A replica that comes with what was good before does not start; nor does one of another mesh.
+	for name, dir := range map[string]string{"of the first issuer": late, "of another mesh": issue(t, newIssuer(t), "readmodel")} {
+		if _, err := b.certified(pg.RoleReadmodel, dir); !fault.Has(err, commonv1.Reason_REASON_SIGNING_KEYS_DIFFER) {
+			t.Errorf("a replica with a certificate %s: %v", name, err)
+		}
+	}
+	// One whose file of issuers has the first alone learns the next from the set.
+	if err := services.IssueToDir("readmodel", late, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := pki.WriteFile(filepath.Join(late, pki.BundleFile), pki.EncodeCertificates([]*x509.Certificate{first})); err != nil {
+		t.Fatal(err)
+	}
+	c, err := b.certified(pg.RoleReadmodel, late)
+	if err != nil || !slices.Equal(c.trusts(), []string{next}) {
+		t.Errorf("a replica with a file of the first issuer: %v", err)
+	}
+}
