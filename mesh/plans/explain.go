@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -170,10 +171,29 @@ func (a *Arguments) sample(ctx context.Context, table string) (map[string]*strin
 	return row, nil
 }
 
+// page returns the bounds of PageSize ids from the middle of a column: the one before them, and the last.
+func (a *Arguments) page(ctx context.Context, table, column string) (after, upTo *string, err error) {
+	row, err := a.sample(ctx, table)
+	if err != nil || row[column] == nil {
+		return nil, nil, err
+	}
+	from := "FROM (SELECT DISTINCT " + column + " AS id FROM " + table + " WHERE " + column + " >= '" + *row[column] + "') x"
+	sql := "SELECT min(x.id::text), max(x.id::text) FROM (SELECT x.id " + from + " ORDER BY x.id LIMIT " + strconv.Itoa(PageSize+1) + ") x"
+	results, err := a.conn.PgConn().Exec(ctx, sql).ReadAll()
+	if err != nil {
+		return nil, nil, fmt.Errorf("read a page of %s: %w", table, err)
+	}
+	first, last := string(results[0].Rows[0][0]), string(results[0].Rows[0][1])
+	return &first, &last, nil
+}
+
 var (
 	fromTables = regexp.MustCompile(`(?i)\b((?:lifecycle|recovery|readmodel|nodeapi|events|mesh)\.[a-z_]+)(?:\s+(?:AS\s+)?([a-z]{1,8})\b)?`)
 	comparison = regexp.MustCompile(`(?:\b([a-z]{1,8})\.)?\b([a-z_]+)(?:::[a-z]+)?\s*(?:=|<>|<=|>=|<|>)\s*(?:ANY\s*)?\(?\s*\$(\d+)\b`)
-	limits     = regexp.MustCompile(`LIMIT \$(\d+)`)
+	// A page of a sweep: above one id and up to another.
+	pages   = regexp.MustCompile(`\b([a-z]{1,8})\.([a-z_]+) > \$(\d+)::uuid AND [a-z]{1,8}\.[a-z_]+ <= \$(\d+)::uuid`)
+	limits  = regexp.MustCompile(`LIMIT \$(\d+)`)
+	offsets = regexp.MustCompile(`OFFSET \$(\d+)`)
 	// Statements that are for all tenants have no other argument than none.
 	ofAll = regexp.MustCompile(`(?:WHERE|AND) \$(\d+)::text IS NULL\b`)
 )
@@ -194,6 +214,11 @@ func (a *Arguments) For(ctx context.Context, conn *pgx.Conn, s *pg.Statement) ([
 		}
 	}
 	values := map[string]*string{}
+	if m := pages.FindStringSubmatch(s.SQL()); m != nil && tables[m[1]] != "" {
+		if values[m[3]], values[m[4]], err = a.page(ctx, tables[m[1]], m[2]); err != nil {
+			return nil, err
+		}
+	}
 	for _, m := range comparison.FindAllStringSubmatch(s.SQL(), -1) {
 		if values[m[3]] != nil {
 			continue
@@ -217,6 +242,10 @@ func (a *Arguments) For(ctx context.Context, conn *pgx.Conn, s *pg.Statement) ([
 	most, none := map[string]bool{}, map[string]bool{}
 	for _, m := range limits.FindAllStringSubmatch(s.SQL(), -1) {
 		most[m[1]] = true
+	}
+	for _, m := range offsets.FindAllStringSubmatch(s.SQL(), -1) {
+		last := strconv.Itoa(PageSize - 1)
+		values[m[1]] = &last
 	}
 	for _, m := range ofAll.FindAllStringSubmatch(s.SQL(), -1) {
 		none[m[1]] = true

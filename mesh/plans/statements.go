@@ -10,26 +10,40 @@ import (
 // whole are the statements that look at the whole fleet, with the rows that they may read for each workspace. Each
 // runs in a sweep every 30 s or more seldom, or when something failed, and none on the way of a request.
 var whole = map[string]float64{
-	"findings.claimed_schemas":          7,  // compares the schemas of all workspaces with those that are there
-	"findings.contradictions":           25, // compares the tables of holds, claims and instances with each other
-	"findings.forget_reports":           2,
-	"findings.fresh_reports":            3,
-	"findings.misfits":                  1, // reads every row that has a seal
-	"findings.provisions_of":            1, // the argument of the test lies before most runs
-	"findings.standing_by_rows":         6,
-	"launchlog.live_instances":          1,
-	"static.list_slots":                 1,
-	"watchdog.count_fleet":              1, // when something has failed
-	"gate.read_nodes_without_key":       1, // while a key of tasks waits for the agents to store it
-	"identity.read_nodes_that_need_key": 1, // while a former key of join states may be needed
-	"view.count_workspaces":             2, // the sums of the status page
-	"view.count_nodes":                  1,
-	"enrol.read_token_of_request":       1, // all tokens of the template have the same empty key
+	"findings.provisions_of":      1, // the argument of the test lies before most runs
+	"launchlog.live_instances":    1,
+	"static.list_slots":           1,
+	"watchdog.count_fleet":        1, // when something has failed
+	"gate.read_nodes_without_key": 1, // while a key of tasks waits for the agents to store it
+	"view.count_workspaces":       2, // the sums of the status page
+	"view.count_nodes":            1,
+	"enrol.read_token_of_request": 1, // all tokens of the template have the same empty key
 	// Rebuilding projections reads and writes all of them.
 	"project.compare":     40,
 	"project.empty_table": 20,
 	// The log's own statements; the test loads no history.
 	"events.measure_lag": 1,
+}
+
+// PageSize is how many workspaces, nodes or rows of a kind the statements of sweeps read at a time.
+const PageSize = 1000
+
+// paged are the statements that read a page of the fleet, with the rows that they may read for each of it.
+var paged = map[string]float64{
+	"findings.claimed_schemas":     7,
+	"findings.contradictions":      25, // compares the tables of holds, claims and instances with each other
+	"findings.devices_of_released": 10,
+	"findings.end_of_page":         1,
+	"findings.forget_reports":      2,
+	"findings.fresh_reports":       3,
+	"findings.misfits":             1, // reads every row that has a seal
+	"findings.standing_by_rows":    6,
+}
+
+// flat are statements of loops that find next to nothing on a fleet at rest, with the rows that they may read of it, whatever its size.
+var flat = map[string]int64{
+	"identity.read_nodes_that_need_key": 50,
+	"watchdog.forget_sessions":          50,
 }
 
 // joined are the lists whose rows are each made of many tables, with the rows that one of theirs may read.
@@ -46,6 +60,12 @@ func Most(s *pg.Statement, size Size, returned int64) int64 {
 	if perWorkspace, ok := whole[s.Name()]; ok {
 		return int64(perWorkspace*float64(size.Workspaces)) + 10*few
 	}
+	if most, ok := flat[s.Name()]; ok {
+		return most
+	}
+	if perRow, ok := paged[s.Name()]; ok {
+		return int64(perRow*PageSize) + 10*few
+	}
 	return max(10, joined[s.Name()]) * (returned + few)
 }
 
@@ -55,8 +75,10 @@ func Whole(s *pg.Statement) bool {
 	return ok
 }
 
-// Named returns the names of the statements that look at the whole fleet.
-func Named() []string { return slices.Sorted(maps.Keys(whole)) }
+// Named returns the names of the statements that look at the whole fleet, at a page of it, or at none of it.
+func Named() []string {
+	return slices.Concat(slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(paged)), slices.Sorted(maps.Keys(flat)))
+}
 
 // Measured returns the statements of services that can be planned on a migrated database.
 func Measured() []*pg.Statement {

@@ -71,11 +71,26 @@ var (
 
 // readNeeding finds nodes that may hold a join state of a key, at most four. $2 says that the key was there before keys were noted, $3 when it was made
 // and $4 that it came back from its file: a node that has confirmed no generation since the database was restored may hold a join state of each key from
-// before that, which the database has lost.
+// before that, which the database has lost. Nodes are read by the few sets of keys that there are; all of them only if the key may be from before a
+// restore.
 var readNeeding = pg.Define(pg.RoleRecovery, "identity.read_nodes_that_need_key", `
-	SELECT i.name FROM recovery.identity i
-	WHERE i.state <> 'retired' AND ($1 = ANY (i.join_keys) OR ($2 AND i.join_keys = '{}' AND i.issued > 0)
-		OR i.issued > 0 AND EXISTS (SELECT FROM mesh.era e WHERE e.era > 0 AND i.confirmed < e.era << 40 AND ($3::timestamptz < e.raised_at OR $4))) ORDER BY i.name LIMIT 4`)
+	WITH RECURSIVE sets AS (
+		(SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' ORDER BY i.join_keys LIMIT 1)
+		UNION ALL
+		SELECT (SELECT i.join_keys FROM recovery.identity i WHERE i.state <> 'retired' AND i.join_keys > s.join_keys ORDER BY i.join_keys LIMIT 1)
+		FROM sets s WHERE s.join_keys IS NOT NULL
+	)
+	SELECT x.name FROM (
+		(SELECT i.name FROM sets s, LATERAL (
+			SELECT n.name FROM recovery.identity n WHERE n.state <> 'retired' AND n.join_keys >= s.join_keys AND n.join_keys <= s.join_keys
+			ORDER BY n.join_keys LIMIT 4) i
+			WHERE $1 = ANY (s.join_keys) LIMIT 4)
+		UNION
+		(SELECT i.name FROM recovery.identity i WHERE $2 AND i.state <> 'retired' AND i.join_keys = '{}' AND i.issued > 0 ORDER BY i.join_keys LIMIT 4)
+		UNION
+		(SELECT i.name FROM mesh.era e JOIN recovery.identity i ON i.confirmed < e.era << 40
+			WHERE e.era > 0 AND ($3::timestamptz < e.raised_at OR $4) AND i.state <> 'retired' AND i.issued > 0 LIMIT 4)
+	) x ORDER BY x.name LIMIT 4`)
 
 // Certificates and tokens.
 var (

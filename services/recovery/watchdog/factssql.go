@@ -69,9 +69,22 @@ var whatIsOver = []*pg.Statement{
 		SELECT w.epoch FROM recovery.watch_workspace w WHERE w.workspace_id = i.workspace_id)`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_budgets", `
 		DELETE FROM recovery.churn_bucket WHERE at < mesh.clock() - interval '1 day'`),
+	// Sessions that are over, and those of replicas that are gone, whose sessions count as serving for ever.
 	pg.Define(pg.RoleRecovery, "watchdog.forget_sessions", `
-		DELETE FROM recovery.watch_session s WHERE s.since < mesh.clock() - interval '1 day' AND (NOT s.serving OR NOT EXISTS (
-		SELECT FROM mesh.replica p WHERE p.replica_id = s.replica_id AND p.beat_at > mesh.clock() - interval '1 day'))
+		WITH RECURSIVE servers AS (
+			(SELECT s.replica_id FROM recovery.watch_session s WHERE s.serving ORDER BY s.replica_id LIMIT 1)
+			UNION ALL
+			SELECT (SELECT s.replica_id FROM recovery.watch_session s WHERE s.serving AND s.replica_id > v.replica_id ORDER BY s.replica_id LIMIT 1)
+			FROM servers v WHERE v.replica_id IS NOT NULL
+		), over AS (
+			SELECT s.session_id FROM recovery.watch_session s WHERE NOT s.serving AND s.since < mesh.clock() - interval '1 day'
+			UNION ALL SELECT s.session_id FROM recovery.watch_session s WHERE s.serving AND s.replica_id IS NULL
+			UNION ALL SELECT o.session_id FROM servers v, LATERAL (
+				SELECT s.session_id FROM recovery.watch_session s WHERE s.serving AND s.replica_id = v.replica_id ORDER BY s.replica_id) o
+			WHERE v.replica_id IS NOT NULL
+				AND NOT EXISTS (SELECT FROM mesh.replica p WHERE p.replica_id = v.replica_id AND p.beat_at > mesh.clock() - interval '1 day')
+		)
+		DELETE FROM recovery.watch_session s WHERE s.session_id = ANY (ARRAY(SELECT o.session_id FROM over o)) AND s.since < mesh.clock() - interval '1 day'
 		AND NOT EXISTS (SELECT FROM recovery.watch_workspace w WHERE w.node_id = s.node_id AND w.state = 'active')`),
 	pg.Define(pg.RoleRecovery, "watchdog.forget_decommissioned_instances", `
 		DELETE FROM recovery.watch_instance i USING recovery.watch_workspace w
