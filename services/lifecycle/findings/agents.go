@@ -57,7 +57,25 @@ type nodeClaim struct {
 // lookAtAgents compares what agents report with the allocations and the claims. A report counts if it is fresh and was written down longer after the
 // last change of what it is compared with than the grace: an older one may speak of what was.
 func (s *Sweeper) lookAtAgents(ctx context.Context) ([]Seen, error) {
-	reports, err := s.reports(ctx)
+	var out []Seen
+	loose := map[string][]record{}
+	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
+		seen, err := s.compareReports(ctx, after, upTo, loose)
+		out = append(out, seen...)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for node, held := range loose {
+		out = append(out, occupied(node, held))
+	}
+	return out, nil
+}
+
+// compareReports compares what agents report of the workspaces of a page. Workloads of workspaces without an allocation are added to loose, by node.
+func (s *Sweeper) compareReports(ctx context.Context, after, upTo string, loose map[string][]record) ([]Seen, error) {
+	reports, err := s.reports(ctx, after, upTo)
 	if err != nil || len(reports) == 0 {
 		return nil, err
 	}
@@ -74,7 +92,6 @@ func (s *Sweeper) lookAtAgents(ctx context.Context) ([]Seen, error) {
 		return nil, err
 	}
 	var out []Seen
-	loose := map[string][]record{}
 	for _, r := range reports {
 		p := r.place
 		f := facts[p]
@@ -90,9 +107,6 @@ func (s *Sweeper) lookAtAgents(ctx context.Context) ([]Seen, error) {
 			continue
 		}
 		out = append(out, s.compareClaims(r, f, claims[p])...)
-	}
-	for node, held := range loose {
-		out = append(out, occupied(node, held))
 	}
 	return out, nil
 }
@@ -170,11 +184,12 @@ var freshReports = pg.Define(pg.RoleLifecycle, "findings.fresh_reports", `
 		GREATEST(o.observed_at, CASE WHEN g.session_ready_at < r.beat_at - interval '`+vouched+`' THEN r.beat_at - interval '`+vouched+`' END) AS observed_at
 	FROM lifecycle.observed_workload o
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = o.node_id AND g.session_open AND NOT g.retired
-	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi' AND r.beat_at > mesh.clock() - make_interval(secs => $1)
-	WHERE o.observed_at > mesh.clock() - make_interval(secs => $1) OR r.replica_id IS NOT NULL`)
+	LEFT JOIN mesh.replica r ON r.replica_id = g.replica_id AND r.service = 'nodeapi' AND r.beat_at > mesh.clock() - make_interval(secs => $3)
+	WHERE `+page("o.workspace_id")+` AND (o.observed_at > mesh.clock() - make_interval(secs => $3) OR r.replica_id IS NOT NULL)`)
 
-func (s *Sweeper) reports(ctx context.Context) ([]report, error) {
-	list, err := pg.All[storedReport](ctx, s.deps.DB, freshReports, s.cfg.Fresh.Seconds())
+// reports reads the fresh reports on the workspaces of a page.
+func (s *Sweeper) reports(ctx context.Context, after, upTo string) ([]report, error) {
+	list, err := pg.All[storedReport](ctx, s.deps.DB, freshReports, after, upTo, s.cfg.Fresh.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("read agents' reports: %w", err)
 	}

@@ -36,15 +36,15 @@ func (b belief) box() boxKey { return boxKey{b.WorkspaceID, b.Epoch} }
 var standingByRows = pg.Define(pg.RoleLifecycle, "findings.standing_by_rows", `
 		SELECT 'allocation' AS what, a.allocation_id::text AS id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id,
 			coalesce(a.node_id::text, '') AS node_id, '' AS name, a.epoch, a.version
-		FROM lifecycle.allocation a WHERE a.placement = $1 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+		FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.placement = $3 AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		UNION ALL
 		SELECT 'claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), c.deterministic_name, c.epoch, c.version
-		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $1
-		WHERE c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
+		FROM lifecycle.resource_claim c JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch AND i.placement = $3
+		WHERE `+page("c.workspace_id")+` AND c.kind = 'instance' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id"))
 
 // believed reads what our rows say stands at a provider, on workspaces that nothing happens to.
 func (s *Sweeper) believed(ctx context.Context, kind commonv1.PlacementDriver) (map[belief]bool, error) {
-	list, err := pg.All[belief](ctx, s.deps.DB, standingByRows, names.Of(kind))
+	list, err := inPages[belief](ctx, s, "workspace", standingByRows, names.Of(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read what should stand: %w", err)
 	}
@@ -146,13 +146,16 @@ func (s *Sweeper) unknownBoxes(ctx context.Context, kind commonv1.PlacementDrive
 			workspaces, epochs = append(workspaces, k.workspaceID), append(epochs, k.epoch)
 		}
 	}
-	list, err := pg.All[boxFacts](ctx, s.deps.DB, rowsOfInstances, workspaces, epochs)
-	if err != nil {
-		return nil, fmt.Errorf("read rows of boxes: %w", err)
-	}
-	facts := make(map[boxKey]boxFacts, len(list))
-	for _, f := range list {
-		facts[boxKey{f.WorkspaceID, f.BoxEpoch}] = f
+	facts := make(map[boxKey]boxFacts, len(workspaces))
+	for from := 0; from < len(workspaces); from += s.cfg.Page {
+		upTo := min(from+s.cfg.Page, len(workspaces))
+		list, err := pg.All[boxFacts](ctx, s.deps.DB, rowsOfInstances, workspaces[from:upTo], epochs[from:upTo])
+		if err != nil {
+			return nil, fmt.Errorf("read rows of boxes: %w", err)
+		}
+		for _, f := range list {
+			facts[boxKey{f.WorkspaceID, f.BoxEpoch}] = f
+		}
 	}
 	var out []Seen
 	for k, b := range standing {

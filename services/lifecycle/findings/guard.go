@@ -25,6 +25,7 @@ var sources = map[string]source{ //nolint:gochecknoglobals // data
 	"workspace":  {table: "lifecycle.workspace", id: "id", live: "x.state <> 'decommissioned'"},
 	"run":        {table: "lifecycle.saga_run", id: "id", live: "x.finished_at IS NULL"},
 	"allocation": {table: "lifecycle.allocation", id: "allocation_id", live: "x.state <> 'released'"},
+	"node":       {table: "lifecycle.node_gate", id: "node_id"}, // not guarded; sweeps read it in pages too
 }
 
 // lookAtRows is the drift guard. Triggers leave evidence of each write that the product did not make; only where they may have been kept from firing
@@ -64,11 +65,12 @@ type misfit struct {
 	Image []byte `db:"image"`
 }
 
-// misfits reads rows whose seal does not fit: of those that live, those written since a transaction, and those named.
+// misfits reads the rows of a page whose seal does not fit: of those that live, those written since a transaction, and those named.
 var misfits = pg.DefineDynamic(pg.RoleLifecycle, "findings.misfits", func(rowType string) string {
 	src := sources[rowType]
 	return `SELECT x.` + src.id + `::text AS id, to_jsonb(x) - 'seal' AS image FROM ` + src.table + ` x
-		WHERE (` + src.live + ` OR age(x.xmin) <= age($1::text::xid8::xid) OR x.` + src.id + ` = ANY ($2::uuid[])) AND NOT lifecycle.seal_fits(x)`
+		WHERE ` + page("x."+src.id) + ` AND (` + src.live + ` OR age(x.xmin) <= age($3::text::xid8::xid) OR x.` + src.id + ` = ANY ($4::uuid[]))
+			AND NOT lifecycle.seal_fits(x)`
 }, guarded...)
 
 // misfitsAmong reads which of some rows do not fit their seal.
@@ -100,7 +102,7 @@ func (s *Sweeper) brokenSeals(ctx context.Context) ([]Seen, error) {
 		var rows []misfit
 		switch {
 		case all:
-			rows, err = pg.All[misfit](ctx, s.deps.DB, misfits.For(rowType), behind, known[rowType])
+			rows, err = inPages[misfit](ctx, s, rowType, misfits.For(rowType), behind, known[rowType])
 		case len(known[rowType]) > 0:
 			rows, err = pg.All[misfit](ctx, s.deps.DB, misfitsAmong.For(rowType), known[rowType])
 		}

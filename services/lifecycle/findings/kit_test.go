@@ -67,6 +67,9 @@ type bed struct {
 func newBed(t *testing.T, cfg Config) *bed {
 	t.Helper()
 	testkit.IO(t)
+	if cfg.Page == 0 {
+		cfg.Page = 2 // so that what is found lies on several pages
+	}
 	db := testkit.DB(t)
 	workloads, err := pg.Open(t.Context(), pg.Config{URL: db.WorkloadURL(), MaxConns: 4})
 	if err != nil {

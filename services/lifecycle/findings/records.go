@@ -48,7 +48,7 @@ func busy(workspaceID string) string {
 	OR EXISTS (SELECT 1 FROM lifecycle.allocation b WHERE b.workspace_id = ` + workspaceID + ` AND b.state = 'releasing'))`
 }
 
-// record is a contradiction within this database, read in one statement: no order of reading can make it up.
+// record is a contradiction within this database on one workspace, read in one statement: no order of reading can make it up.
 type record struct {
 	What         string `db:"what"`
 	SubjectID    string `db:"subject_id"`
@@ -59,39 +59,42 @@ type record struct {
 	Is           string `db:"found"`
 }
 
-// contradictions reads pairs of our own rows that contradict each other on workspaces that nothing happens to.
-var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
+// devicesOfReleased reads the devices that nodes of a page hold for allocations which were released.
+var devicesOfReleased = pg.Define(pg.RoleLifecycle, "findings.devices_of_released", `
 	SELECT 'gpu_hold' AS what, h.node_id::text AS subject_id, a.workspace_id::text AS workspace_id, a.tenant_id::text AS tenant_id, h.node_id::text AS node_id,
 		a.allocation_id::text AS allocation_id, string_agg(h.device_id, ', ' ORDER BY h.device_id) AS found
 	FROM lifecycle.gpu_hold h JOIN lifecycle.allocation a ON a.allocation_id = h.allocation_id
-	WHERE a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id
-	UNION ALL
-	SELECT 'slot', s.node_id::text, s.workspace_id::text, coalesce(w.tenant_id::text, ''), s.node_id::text, '', 'epoch ' || s.epoch
+	WHERE `+page("h.node_id")+` AND a.state = 'released' GROUP BY h.node_id, a.workspace_id, a.tenant_id, a.allocation_id`)
+
+// contradictions reads pairs of our own rows that contradict each other on the workspaces of a page that nothing happens to.
+var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
+	SELECT 'slot' AS what, s.node_id::text AS subject_id, s.workspace_id::text AS workspace_id, coalesce(w.tenant_id::text, '') AS tenant_id,
+		s.node_id::text AS node_id, '' AS allocation_id, 'epoch ' || s.epoch AS found
 	FROM lifecycle.static_placement s LEFT JOIN lifecycle.workspace w ON w.id = s.workspace_id
-	WHERE s.ended_at IS NULL AND NOT `+busy("s.workspace_id")+`
+	WHERE `+page("s.workspace_id")+` AND s.ended_at IS NULL AND NOT `+busy("s.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = s.workspace_id AND a.node_id = s.node_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'box', g.node_id::text, g.workspace_id::text, coalesce(w.tenant_id::text, ''), g.node_id::text, '', 'epoch ' || g.epoch
 	FROM lifecycle.node_gate g LEFT JOIN lifecycle.workspace w ON w.id = g.workspace_id
-	WHERE g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
+	WHERE `+page("g.workspace_id")+` AND g.instance_id IS NOT NULL AND g.workspace_id IS NOT NULL AND g.admitted AND NOT g.retired AND `+gate.ConnectedSQL+` AND NOT `+busy("g.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = g.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'no_instance', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
 		coalesce((SELECT 'its instance has ended: ' || i.end_reason FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch), 'it has no instance')
-	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.instance i WHERE i.workspace_id = a.workspace_id AND i.epoch = a.epoch AND i.state <> 'ended')
 	UNION ALL
 	SELECT 'few_devices', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text,
 		'it is of ' || a.gpus || ' GPUs and holds ' || (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
-	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND a.gpus > (SELECT count(*) FROM lifecycle.gpu_hold h WHERE h.allocation_id = a.allocation_id)
 	UNION ALL
 	SELECT 'slot_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(c.node_id::text, ''), '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`
+	FROM lifecycle.resource_claim c WHERE `+page("c.workspace_id")+` AND c.kind = 'slot' AND c.released_at IS NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.allocation a WHERE a.workspace_id = c.workspace_id AND a.state <> 'released')
 	UNION ALL
 	SELECT 'handle_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, '', '', c.deterministic_name
-	FROM lifecycle.resource_claim c WHERE c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+	FROM lifecycle.resource_claim c WHERE `+page("c.workspace_id")+` AND c.kind = 'handle' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
 		AND NOT `+busy("c.workspace_id")+` AND NOT EXISTS (SELECT 1 FROM lifecycle.workspace_handle h WHERE h.workspace_id = c.workspace_id)
 	UNION ALL
 	SELECT 'identity_claim', c.id::text, c.workspace_id::text, c.tenant_id::text, coalesce(i.node_id::text, ''), '',
@@ -99,22 +102,27 @@ var contradictions = pg.Define(pg.RoleLifecycle, "findings.contradictions", `
 	FROM lifecycle.resource_claim c
 	LEFT JOIN lifecycle.instance i ON i.workspace_id = c.workspace_id AND i.epoch = c.epoch
 	LEFT JOIN lifecycle.node_gate g ON g.node_id = i.node_id
-	WHERE c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
+	WHERE `+page("c.workspace_id")+` AND c.kind = 'identity' AND c.confirmed_at IS NOT NULL AND c.released_at IS NULL AND c.orphaned_at IS NULL
 		AND (g.node_id IS NULL OR g.retired) AND NOT `+busy("c.workspace_id")+`
 	UNION ALL
 	SELECT 'unclaimed_slot', a.allocation_id::text, a.workspace_id::text, a.tenant_id::text, coalesce(a.node_id::text, ''), a.allocation_id::text, 'epoch ' || a.epoch
-	FROM lifecycle.allocation a WHERE a.state = 'active' AND NOT `+busy("a.workspace_id")+`
+	FROM lifecycle.allocation a WHERE `+page("a.workspace_id")+` AND a.state = 'active' AND NOT `+busy("a.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = a.workspace_id AND c.kind = 'slot' AND c.released_at IS NULL)
 	UNION ALL
 	SELECT 'unclaimed_handle', h.workspace_id::text, h.workspace_id::text, w.tenant_id::text, '', '', h.handle
-	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE NOT `+busy("h.workspace_id")+`
+	FROM lifecycle.workspace_handle h JOIN lifecycle.workspace w ON w.id = h.workspace_id WHERE `+page("h.workspace_id")+` AND NOT `+busy("h.workspace_id")+`
 		AND NOT EXISTS (SELECT 1 FROM lifecycle.resource_claim c WHERE c.workspace_id = h.workspace_id AND c.kind = 'handle' AND c.released_at IS NULL)`)
 
 func (s *Sweeper) lookAtRecords(ctx context.Context) ([]Seen, error) {
-	list, err := pg.All[record](ctx, s.deps.DB, contradictions)
+	list, err := inPages[record](ctx, s, "node", devicesOfReleased)
+	if err != nil {
+		return nil, fmt.Errorf("compare devices with allocations: %w", err)
+	}
+	more, err := inPages[record](ctx, s, "workspace", contradictions)
 	if err != nil {
 		return nil, fmt.Errorf("compare records: %w", err)
 	}
+	list = append(list, more...)
 	nodes := map[string][]record{}
 	var out []Seen
 	for _, r := range list {

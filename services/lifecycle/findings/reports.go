@@ -109,14 +109,17 @@ func writeReports(ctx context.Context, tx pgx.Tx, seen map[place]events.Record) 
 }
 
 var forgetReports = pg.Define(pg.RoleLifecycle, "findings.forget_reports",
-	`DELETE FROM lifecycle.observed_workload o WHERE o.observed_at < mesh.clock() - make_interval(secs => $1)
+	`DELETE FROM lifecycle.observed_workload o WHERE `+page("o.workspace_id")+` AND o.observed_at < mesh.clock() - make_interval(secs => $3)
 		AND NOT ((o.payload ? 'workloads' OR o.payload ? 'storage')
 			AND EXISTS (SELECT FROM lifecycle.node_gate g WHERE g.node_id = o.node_id AND NOT g.retired))`)
 
 // forgetOldReports drops old reports, apart from those that say that something is on a node which is not retired: nodeapi
 // does not write again what has not changed, however often the node's session is lost meanwhile.
 func (s *Sweeper) forgetOldReports(ctx context.Context) error {
-	_, err := pg.Exec(ctx, s.deps.DB, forgetReports, s.cfg.Keep.Seconds())
+	err := s.pages(ctx, "workspace", func(ctx context.Context, after, upTo string) error {
+		_, err := pg.Exec(ctx, s.deps.DB, forgetReports, after, upTo, s.cfg.Keep.Seconds())
+		return err //nolint:wrapcheck // wrapped below
+	})
 	if err != nil {
 		return fmt.Errorf("forget reports: %w", err)
 	}

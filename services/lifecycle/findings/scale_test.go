@@ -71,7 +71,7 @@ func TestALookAtRecordsGrowsWithTheFleet(t *testing.T) {
 			statement *pg.Statement
 			args      []any
 		}{
-			{contradictions, nil}, {claimedSchemas, []any{true}}, {schemasGivenUp, nil},
+			{contradictions, []any{beforeIDs, lastID}}, {claimedSchemas, []any{beforeIDs, lastID, true}}, {schemasGivenUp, nil},
 		} {
 			out[st.statement.Name()] = passes(b.plan(st.statement.SQL(), st.args...))
 		}

@@ -21,14 +21,14 @@ type schemaClaim struct {
 
 var claimedSchemas = pg.Define(pg.RoleLifecycle, "findings.claimed_schemas", `
 		SELECT `+pg.Columns[schemaClaim]("c")+` FROM lifecycle.resource_claim c
-		WHERE c.kind = 'schema' AND c.released_at IS NULL
-			AND (CASE WHEN $1 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
+		WHERE `+page("c.workspace_id")+` AND c.kind = 'schema' AND c.released_at IS NULL
+			AND (CASE WHEN $3 THEN c.orphaned_at IS NULL OR `+busy("c.workspace_id")+`
 				ELSE c.confirmed_at IS NOT NULL AND c.orphaned_at IS NULL AND NOT `+busy("c.workspace_id")+` END)`)
 
 // heldSchemas reads the claims on schemas that are there by our rows. With all, those that are being worked on stand among them. One that was given up
 // holds nothing, unless a run may be taking it up again.
 func (s *Sweeper) heldSchemas(ctx context.Context, all bool) (map[schemaClaim]bool, error) {
-	list, err := pg.All[schemaClaim](ctx, s.deps.DB, claimedSchemas, all)
+	list, err := inPages[schemaClaim](ctx, s, "workspace", claimedSchemas, all)
 	if err != nil {
 		return nil, fmt.Errorf("read claims on schemas: %w", err)
 	}

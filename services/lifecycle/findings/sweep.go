@@ -49,13 +49,15 @@ type Config struct {
 	WokenFor time.Duration
 	// Keep is how long an agent's report is kept; 7 days.
 	Keep time.Duration
+	// Page is how many workspaces, nodes or rows of a kind one statement reads; 1,000.
+	Page int
 }
 
 // Default answers the defaults.
 func Default() Config {
 	return Config{
 		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,
-		WokenFor: time.Hour, Keep: 7 * 24 * time.Hour,
+		WokenFor: time.Hour, Keep: 7 * 24 * time.Hour, Page: 1000,
 	}
 }
 
@@ -103,6 +105,9 @@ func New(deps Deps, cfg Config) (*Sweeper, error) {
 	}
 	if cfg.ProvisionLimit <= 0 {
 		cfg.ProvisionLimit = def.ProvisionLimit
+	}
+	if cfg.Page <= 0 {
+		cfg.Page = def.Page
 	}
 	s := &Sweeper{
 		deps: deps, cfg: cfg,
