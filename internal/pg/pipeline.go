@@ -56,12 +56,12 @@ type pipelined struct {
 	committed bool // it ended, and what was done in it stands
 }
 
-func begin(ctx context.Context, pool *pgxpool.Pool) (*pipelined, error) {
+func begin(ctx context.Context, pool *pgxpool.Pool, sql string) (*pipelined, error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // the caller says what it did
 	}
-	return &pipelined{conn: conn, pending: []statement{{sql: "begin"}}}, nil
+	return &pipelined{conn: conn, pending: []statement{{sql: sql}}}, nil
 }
 
 // flush sends what is pending together with what add queues, and leaves the answers from add's first one on to the caller.

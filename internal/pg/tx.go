@@ -86,10 +86,33 @@ func once(ctx context.Context, db Beginner, fn func(ctx context.Context, tx pgx.
 	return fmt.Errorf("commit transaction: %w", err)
 }
 
+// InSnapshot runs fn in a READ ONLY transaction that sees the database as of its first statement (REPEATABLE READ). BEGIN goes with that statement, in one
+// round trip.
+func InSnapshot(ctx context.Context, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	tx, err := begin(ctx, pool, "begin isolation level repeatable read read only")
+	if err != nil {
+		return fmt.Errorf("begin transaction: %w", err)
+	}
+	ended := false
+	defer func() {
+		if !ended {
+			rollback(ctx, tx)
+		}
+	}()
+	if err := fn(ctx, tx); err != nil {
+		return err
+	}
+	ended = true
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("end transaction: %w", err)
+	}
+	return nil
+}
+
 // start begins on a pool without a round trip of its own; see Queue.
 func start(ctx context.Context, db Beginner) (pgx.Tx, error) {
 	if pool, ok := db.(*pgxpool.Pool); ok {
-		return begin(ctx, pool)
+		return begin(ctx, pool, "begin")
 	}
 	return db.Begin(ctx) //nolint:wrapcheck // the caller says what it did
 }

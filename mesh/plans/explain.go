@@ -172,7 +172,7 @@ func (a *Arguments) sample(ctx context.Context, table string) (map[string]*strin
 }
 
 // page returns the bounds of PageSize ids from the middle of a column: the one before them, and the last.
-func (a *Arguments) page(ctx context.Context, table, column string) (after, upTo *string, err error) {
+func (a *Arguments) page(ctx context.Context, table, column string) (*string, *string, error) {
 	row, err := a.sample(ctx, table)
 	if err != nil || row[column] == nil {
 		return nil, nil, err

@@ -49,7 +49,7 @@ var flat = map[string]int64{
 // joined are the lists whose rows are each made of many tables, with the rows that one of theirs may read.
 var joined = map[string]int64{
 	"view.list_nodes":      20, // identity, gate, sessions, replicas, allocations
-	"view.list_workspaces": 30, // those, and runs with their steps, and what is observed
+	"view.list_workspaces": 12, // those, and runs with their steps, and what is observed
 }
 
 // few are the rows that any statement may read beside those that it returns.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
@@ -71,10 +72,7 @@ var listNodes = pg.DefineDynamic(pg.RoleReadmodel, "view.list_nodes", nodeLayout
 
 // Nodes answers one page by name.
 func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readmodelv1.Node, string, error) {
-	listening, err := s.listeningSince(ctx)
-	if err != nil {
-		return nil, "", err
-	}
+	listening := s.listeningSince()
 	l := listing{layout: &nodeLayout, statement: listNodes, args: []any{s.Now, BeatFresh, s.scope.arg()}}
 	if f.ConnectedOnly {
 		l.and(nodesConnected)
@@ -94,7 +92,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 	if f.IDs != nil {
 		l.and(nodesByID, f.IDs)
 	}
-	items, next, err := run(ctx, s, l, page, func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, listening) })
+	items, next, err := run(ctx, s, l, page, func(row nodeRow) (*readmodelv1.Node, error) { return s.readNode(row, *listening) })
 	return namedPage(ctx, s, func(n *readmodelv1.Node) nameless {
 		return nameless{workspaceID: n.GetWorkspaceId(), workspace: &n.Workspace}
 	}, items, next, err)
@@ -120,17 +118,39 @@ var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_sinc
 	SELECT (SELECT r.listening_since FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval
 		AND `+events.UnreadSQL("readmodel", project.ConsumerName)+` <= EXTRACT(EPOCH FROM $2::interval) ORDER BY r.beat_at DESC LIMIT 1)`)
 
-// listeningSince is since when some replica has listened without a gap; zero if none does, or if sessions are projected so late that they cannot be
-// held against beats.
-func (s *Snapshot) listeningSince(ctx context.Context) (time.Time, error) {
-	at, err := pg.Value[*time.Time](ctx, s.tx, replicasListenSince, s.Now, BeatFresh)
-	if err != nil {
-		return time.Time{}, fmt.Errorf("read replicas: %w", err)
+// listeningSince has the next list read as well since when some replica has listened without a gap; zero if none does, or if sessions are projected so
+// late that they cannot be held against beats. The result is there when the list's rows are.
+func (s *Snapshot) listeningSince() *time.Time {
+	at := &time.Time{}
+	s.with = &pg.Batch{}
+	s.with.Queue(replicasListenSince, s.Now, BeatFresh).QueryRow(func(row pgx.Row) error {
+		var found *time.Time
+		if err := row.Scan(&found); err != nil {
+			return fmt.Errorf("read replicas: %w", err)
+		}
+		if found != nil {
+			*at = *found
+		}
+		return nil
+	})
+	return at
+}
+
+// rowsOf runs the statement of a list, together with what is to be sent with it.
+func rowsOf[R any](ctx context.Context, s *Snapshot, statement *pg.Statement, args ...any) ([]R, error) {
+	with := s.with
+	if with == nil {
+		return pg.All[R](ctx, s.tx, statement, args...) //nolint:wrapcheck // the caller says what it read
 	}
-	if at == nil {
-		return time.Time{}, nil
-	}
-	return *at, nil
+	s.with = nil
+	var list []R
+	with.Queue(statement, args...).Query(func(rows pgx.Rows) error {
+		var err error
+		list, err = pgx.CollectRows(rows, pgx.RowToStructByName[R])
+		return err //nolint:wrapcheck // the caller says what it read
+	})
+	err := with.Send(ctx, s.tx)
+	return list, err //nolint:wrapcheck // the caller says what it read
 }
 
 // Replica is one replica of nodeapi as its beats tell.

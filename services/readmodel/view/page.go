@@ -181,7 +181,7 @@ func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l l
 	}
 	limit := page.limit()
 	statement := l.statement.For(parts{conditions: l.where, after: page.Token != "", scoped: !s.scope.all})
-	rows, err := pg.All[R](ctx, s.tx, statement, append(l.args, limit+1)...)
+	rows, err := rowsOf[R](ctx, s, statement, append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
 	}

@@ -44,6 +44,7 @@ type Snapshot struct {
 	scope      Scope
 	staleAfter time.Duration
 	kept       *bodies
+	with       *pg.Batch // what the next list is sent together with; nil: nothing
 	// Now is the database's time; every age in what is answered is counted to it.
 	Now time.Time
 	// Position of the projection.
@@ -63,7 +64,7 @@ var takeSnapshot = pg.Define(pg.RoleReadmodel, "view.take_snapshot", `
 func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Context, s *Snapshot) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	err := pgx.BeginTxFunc(ctx, r.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err := pg.InSnapshot(ctx, r.db, func(ctx context.Context, tx pgx.Tx) error {
 		at, err := pg.One[snapshotRow](ctx, tx, takeSnapshot, project.ConsumerName, statementTimeout)
 		if err != nil {
 			return fmt.Errorf("take a snapshot: %w", err)

@@ -24,23 +24,26 @@ type WorkspaceFilter struct {
 }
 
 // workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest), with whether a step of that run stalls, and with the
-// node whose agent acts for it. $1 and $2 are those of nodeSession.
+// node whose agent acts for it. $1 and $2 are those of nodeSession. What is joined is looked up for each row of the page: subqueries with a LIMIT are neither
+// flattened nor hashed, which would read all that is observed, or all steps, for a page of eight.
 const workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
 		SELECT x.run_id, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
 	LEFT JOIN readmodel.node n ON n.node_id = w.node_id
-	LEFT JOIN readmodel.observed o ON o.workspace_id = w.workspace_id AND o.node_id = w.node_id AND w.state = 'active'
-		AND (o.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")' OR o.body @? '$.stale_since')` + nodeSession
+	LEFT JOIN LATERAL (
+		SELECT x.body FROM readmodel.observed x WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
+			AND (x.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")' OR x.body @? '$.stale_since')
+		LIMIT 1) o ON true` + nodeSession
 
 // A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
 // workspace last came up, for one that is being provisioned.
-const workspaceColumns = `w.body AS body, r.body AS run, COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR EXISTS (
-		SELECT FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled)), false) AS stalled,
-	w.state = 'provisioning' AND EXISTS (SELECT FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
+const workspaceColumns = `w.body AS body, r.body AS run, COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR (
+		SELECT true FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled LIMIT 1)), false) AS stalled,
+	COALESCE(w.state = 'provisioning' AND (SELECT true FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
 		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
 			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id
-				AND y.body->>'state' = 'RUN_STATE_SUCCEEDED')) AS has_stalled, o.body AS observed, `
+				AND y.body->>'state' = 'RUN_STATE_SUCCEEDED') LIMIT 1), false) AS has_stalled, o.body AS observed, `
 
 type workspaceRow struct {
 	place
@@ -74,10 +77,7 @@ var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", 
 
 // Workspaces answers one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
-	listening, err := s.listeningSince(ctx)
-	if err != nil {
-		return nil, "", err
-	}
+	listening := s.listeningSince()
 	l := listing{layout: &workspaceLayout, statement: listWorkspaces, args: []any{s.Now, BeatFresh, s.scope.arg()}}
 	if f.Tenant != "" {
 		if isUUID(f.Tenant) {
@@ -101,7 +101,7 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 	if f.IDs != nil {
 		l.and(workspacesByID, f.IDs)
 	}
-	return run(ctx, s, l, page, func(row workspaceRow) (*readmodelv1.Workspace, error) { return s.readWorkspace(row, listening) })
+	return run(ctx, s, l, page, func(row workspaceRow) (*readmodelv1.Workspace, error) { return s.readWorkspace(row, *listening) })
 }
 
 // readWorkspace returns a message of its own whose parts are shared with other requests.
