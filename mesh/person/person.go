@@ -85,18 +85,19 @@ type Config struct {
 
 // Client is a person's connection.
 type Client struct {
-	Query     readmodelv1connect.QueryServiceClient
-	Command   readmodelv1connect.CommandServiceClient
-	Incidents readmodelv1connect.IncidentServiceClient
-	Findings  readmodelv1connect.FindingServiceClient
-	Audit     readmodelv1connect.AuditServiceClient
-	Escalate  readmodelv1connect.EscalationServiceClient
-	People    readmodelv1connect.PeopleServiceClient
-	Release   readmodelv1connect.ReleaseServiceClient
-	Rollback  readmodelv1connect.RollbackServiceClient
-	Keys      readmodelv1connect.KeyServiceClient
-	Instances readmodelv1connect.InstanceServiceClient
-	Retention readmodelv1connect.RetentionServiceClient
+	Query       readmodelv1connect.QueryServiceClient
+	Command     readmodelv1connect.CommandServiceClient
+	Incidents   readmodelv1connect.IncidentServiceClient
+	Findings    readmodelv1connect.FindingServiceClient
+	Audit       readmodelv1connect.AuditServiceClient
+	Escalate    readmodelv1connect.EscalationServiceClient
+	People      readmodelv1connect.PeopleServiceClient
+	Release     readmodelv1connect.ReleaseServiceClient
+	Rollback    readmodelv1connect.RollbackServiceClient
+	Keys        readmodelv1connect.KeyServiceClient
+	Instances   readmodelv1connect.InstanceServiceClient
+	Retention   readmodelv1connect.RetentionServiceClient
+	Projections readmodelv1connect.ProjectionServiceClient
 
 	http *http.Client
 }
@@ -118,19 +119,20 @@ func Dial(cfg Config) (*Client, error) {
 	options = append(options, connect.WithInterceptors(bearer(cfg.Token)))
 	base := "https://" + cfg.Server
 	return &Client{
-		Query:     readmodelv1connect.NewQueryServiceClient(hc, base, options...),
-		Command:   readmodelv1connect.NewCommandServiceClient(hc, base, options...),
-		Incidents: readmodelv1connect.NewIncidentServiceClient(hc, base, options...),
-		Findings:  readmodelv1connect.NewFindingServiceClient(hc, base, options...),
-		Audit:     readmodelv1connect.NewAuditServiceClient(hc, base, options...),
-		Escalate:  readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
-		People:    readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
-		Release:   readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
-		Rollback:  readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
-		Keys:      readmodelv1connect.NewKeyServiceClient(hc, base, options...),
-		Instances: readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
-		Retention: readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
-		http:      hc,
+		Query:       readmodelv1connect.NewQueryServiceClient(hc, base, options...),
+		Command:     readmodelv1connect.NewCommandServiceClient(hc, base, options...),
+		Incidents:   readmodelv1connect.NewIncidentServiceClient(hc, base, options...),
+		Findings:    readmodelv1connect.NewFindingServiceClient(hc, base, options...),
+		Audit:       readmodelv1connect.NewAuditServiceClient(hc, base, options...),
+		Escalate:    readmodelv1connect.NewEscalationServiceClient(hc, base, options...),
+		People:      readmodelv1connect.NewPeopleServiceClient(hc, base, options...),
+		Release:     readmodelv1connect.NewReleaseServiceClient(hc, base, options...),
+		Rollback:    readmodelv1connect.NewRollbackServiceClient(hc, base, options...),
+		Keys:        readmodelv1connect.NewKeyServiceClient(hc, base, options...),
+		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
+		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
+		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),
+		http:        hc,
 	}, nil
 }
 

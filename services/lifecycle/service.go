@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/gen/gpuaas/node/v1/nodev1connect"
@@ -25,6 +26,7 @@ import (
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/obs"
 	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/reannounce"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
 	"github.com/gpuaas/mesh/internal/service"
@@ -327,6 +329,8 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewOutputServiceHandler(outputs, opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
+	path, h = commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.committed, announced()...), opts...)
+	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewAllocationServiceHandler(workspace.NewAllocations(workspaces), opts...)
 	err = errors.Join(err, s.server.Mount(path, h))
 	path, h = lifecyclev1connect.NewWorkspaceServiceHandler(workspaces, opts...)
@@ -334,6 +338,11 @@ func (s *Service) mount(gates *gate.Server, tasks *task.Server, workspaces *work
 		return fmt.Errorf("mount services: %w", err)
 	}
 	return nil
+}
+
+// announced are the live rows of lifecycle, tenants before what is theirs.
+func announced() []reannounce.Source {
+	return slices.Concat(workspace.Announced(), saga.Announced(), []reannounce.Source{gate.Announced(), task.Announced(), findings.Announced()})
 }
 
 // openStores opens what lifecycle has beside its own database.

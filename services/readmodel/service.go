@@ -161,7 +161,11 @@ func (s *Service) owners(ctx context.Context) (gateway.Owners, []gateway.Probe, 
 			return health.GetHealth(ctx, &commonv1.GetHealthRequest{}) //nolint:wrapcheck // it is shown as one sentence
 		}}
 	}
+	announcer := func(c service.Client) project.Owner {
+		return commonv1connect.NewAnnounceServiceClient(c.HTTP, c.BaseURL, c.Options...)
+	}
 	return gateway.Owners{
+		Announcers:  []project.Owner{announcer(lc), announcer(rc)},
 		Workspaces:  lifecyclev1connect.NewWorkspaceServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Findings:    lifecyclev1connect.NewFindingServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
 		Allocations: lifecyclev1connect.NewAllocationServiceClient(lc.HTTP, lc.BaseURL, lc.Options...),
@@ -220,6 +224,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 		return err //nolint:wrapcheck // it says what
 	}
 	path, handler = readmodelv1connect.NewRetentionServiceHandler(gateway.NewRetention(s.base.DB, s.base.Policy), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
+	path, handler = readmodelv1connect.NewProjectionServiceHandler(gateway.NewProjections(deps, s.base.DB, s.base.Wake), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

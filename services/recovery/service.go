@@ -9,6 +9,7 @@ import (
 	"time"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/gen/gpuaas/common/v1/commonv1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1/lifecyclev1connect"
 	"github.com/gpuaas/mesh/gen/gpuaas/recovery/v1/recoveryv1connect"
 	"github.com/gpuaas/mesh/internal/app"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/pki/ca"
+	"github.com/gpuaas/mesh/internal/reannounce"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/services/recovery/authority"
@@ -26,6 +28,7 @@ import (
 	"github.com/gpuaas/mesh/services/recovery/policyadmin"
 	"github.com/gpuaas/mesh/services/recovery/rollback"
 	"github.com/gpuaas/mesh/services/recovery/storage"
+	"github.com/gpuaas/mesh/services/recovery/watchdog"
 )
 
 // Deps of the service.
@@ -198,6 +201,10 @@ func (s *Service) serveInternal(
 	opts := s.internal.HandlerOptions()
 	if err := s.internal.Mount(recoveryv1connect.NewSessionServiceHandler(
 		&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	rows := append(watchdog.Announced(), identity.Announced())
+	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.base.Wake.Notify, rows...), opts...)); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
 	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)); err != nil {

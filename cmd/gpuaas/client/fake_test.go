@@ -42,6 +42,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedRollbackServiceHandler
 	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
+	readmodelv1connect.UnimplementedProjectionServiceHandler
 	readmodelv1connect.UnimplementedPeopleServiceHandler
 
 	path string // of the contexts file
@@ -194,6 +195,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewRollbackServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewProjectionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewPeopleServiceHandler(f, options...) },
 	} {

@@ -99,7 +99,7 @@ func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
 		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
 		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.policyCommand(),
-		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.keysCommand(), p.retentionCommand(),
+		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.keysCommand(), p.retentionCommand(), p.projectionsCommand(),
 		p.configCommand(),
 	}
 }

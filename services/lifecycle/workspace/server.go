@@ -84,10 +84,21 @@ func oneTenant(ctx context.Context, q pg.Querier, s *pg.Statement, args ...any) 
 	if err != nil {
 		return tenant{}, err //nolint:wrapcheck // the caller says what it read
 	}
+	return d.tenant(), nil
+}
+
+func (d storedTenant) tenant() tenant {
 	return tenant{
 		ID: d.ID, Name: d.Name, Quota: Quota{Workspaces: d.Workspaces, GPUs: d.GPUs, StorageBytes: d.StorageBytes}, Created: timestamppb.New(d.CreatedAt),
 		Version: d.Version,
-	}, nil
+	}
+}
+
+func (t tenant) event() events.Event {
+	return events.Event{
+		Kind: "tenant.changed", AggregateType: "tenant", AggregateID: t.ID, AggregateVersion: t.Version, Payload: t.proto(),
+		Correlation: events.Correlation{TenantID: t.ID},
+	}
 }
 
 func (t tenant) proto() *lifecyclev1.Tenant {
@@ -130,10 +141,9 @@ func (s *Server) CreateTenant(ctx context.Context, req *lifecyclev1.CreateTenant
 			return fmt.Errorf("insert tenant: %w", err)
 		}
 		res.Tenant = t.proto()
-		res.Pos, err = events.Append(ctx, tx, events.Event{
-			Kind: "tenant.changed", AggregateType: "tenant", AggregateID: t.ID, AggregateVersion: t.Version, Payload: t.proto(),
-			Correlation: events.Correlation{CorrelationID: obs.From(ctx).CorrelationID, TenantID: t.ID},
-		})
+		made := t.event()
+		made.CorrelationID = obs.From(ctx).CorrelationID
+		res.Pos, err = events.Append(ctx, tx, made)
 		if err != nil {
 			return fmt.Errorf("report tenant: %w", err)
 		}

@@ -38,6 +38,7 @@ type Owners struct {
 	Watchdog    recoveryv1connect.WatchdogServiceClient
 	Rollback    recoveryv1connect.RollbackServiceClient
 	Keys        recoveryv1connect.KeyServiceClient
+	Announcers  []project.Owner // of the live rows that are projected
 }
 
 // Probe asks a service how it finds itself and what it works with.

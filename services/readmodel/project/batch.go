@@ -62,7 +62,7 @@ func (b *batch) add(ctx context.Context, tx pgx.Tx, w row) error {
 		b.rows[w.table] = map[string]row{}
 	}
 	t, key := tables[w.table], w.key()
-	if held, ok := b.rows[w.table][key]; ok && (t.immutable || held.version() >= w.version()) {
+	if held, ok := b.rows[w.table][key]; ok && (t.immutable || held.version() > w.version()) {
 		return nil
 	}
 	b.rows[w.table][key] = w

@@ -10,9 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
-	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -32,6 +30,8 @@ type Report struct {
 	Events      int64 // applied anew
 	Parked      int   // left out, as the projection did
 	Unapplied   int   // left out, for they cannot be applied: an event whose row a later one that came with it replaced is not looked at by the projection
+	Cut         bool  // the log does not begin at its beginning: only what its events tell of was compared, or replaced
+	Announced   int64 // rows that their owners announced for a rebuild
 	Differences []Difference
 	Took        time.Duration
 }
@@ -42,8 +42,9 @@ func (r Report) Equal() bool { return len(r.Differences) == 0 }
 // rebuildLock keeps rebuilds apart.
 const rebuildLock = 0x72656275
 
-// Verify makes a fresh projection from event 0 up to the cursor in scratch tables and compares it with the real one, in both directions. Everything
-// happens in one snapshot that is rolled back: nothing changes, and the projection goes on meanwhile.
+// Verify makes a fresh projection from the log up to the cursor in scratch tables and compares it with the real one, in both directions. Of a log whose
+// begin was cut it compares the rows that the events still tell of. Everything happens in one snapshot that is rolled back: nothing changes, and the
+// projection goes on meanwhile.
 func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	began := time.Now()
 	tx, err := p.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
@@ -51,13 +52,12 @@ func (p *Projector) Verify(ctx context.Context) (Report, error) {
 		return Report{}, fmt.Errorf("verify projections: %w", err)
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
-	scratch := applier{sql: newStatements(scratchPrefix)}
-	report, err := p.replay(ctx, tx, scratch, false)
+	report, err := p.replayBeside(ctx, tx, false)
 	if err != nil {
 		return Report{}, fmt.Errorf("verify projections: %w", err)
 	}
 	for _, name := range tableNames() {
-		d, err := compare(ctx, tx, name)
+		d, err := compare(ctx, tx, name, report.Cut)
 		if err != nil {
 			return Report{}, fmt.Errorf("verify projections: %w", err)
 		}
@@ -69,22 +69,59 @@ func (p *Projector) Verify(ctx context.Context) (Report, error) {
 	return report, nil
 }
 
-// Rebuild empties the projection and makes it anew up to the cursor, in one transaction: readers see the old one until then. The consumer waits
-// meanwhile.
-func (p *Projector) Rebuild(ctx context.Context) (Report, error) {
-	began := time.Now()
-	var report Report
-	err := pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		report, err = p.replay(ctx, tx, p.applier, true)
-		return err
-	})
+// Rebuild makes the projection anew up to the cursor, in one transaction: readers see the old one until then. The consumer waits meanwhile. If the begin
+// of the log was cut, the owners announce their live rows first, what is over and of which no event tells any more stays as it is, and a live row that
+// neither an event nor an owner tells of goes.
+func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error) {
+	report, err := p.rebuild(ctx, owners)
 	if err != nil {
 		return Report{}, fmt.Errorf("rebuild projections: %w", err)
 	}
 	p.advanced.Notify()
-	report.Took = time.Since(began)
 	return report, nil
+}
+
+func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report, err error) { //nolint:nonamedreturns // the deferred release joins its error
+	began := time.Now()
+	cut, err := pg.Value[bool](ctx, p.db, isCut)
+	if err != nil {
+		return Report{}, fmt.Errorf("ask whether history was cut: %w", err)
+	}
+	var announced int64
+	if cut {
+		release, err := p.keepEvents(ctx)
+		if err != nil {
+			return Report{}, err
+		}
+		defer func() { err = errors.Join(err, release(ctx)) }()
+		if announced, err = p.announceAll(ctx, owners); err != nil {
+			return Report{}, err
+		}
+	}
+	err = pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		if !cut {
+			report, err = p.replay(ctx, tx, p.applier, true, true)
+			return err
+		}
+		if report, err = p.replayBeside(ctx, tx, true); err != nil {
+			return err
+		}
+		return merge(ctx, tx)
+	})
+	report.Cut, report.Announced, report.Took = cut, announced, time.Since(began)
+	return report, err
+}
+
+// replayBeside applies the log to the scratch tables.
+func (p *Projector) replayBeside(ctx context.Context, tx pgx.Tx, lock bool) (Report, error) {
+	cut, err := pg.Value[bool](ctx, tx, isCut)
+	if err != nil {
+		return Report{}, fmt.Errorf("ask whether history was cut: %w", err)
+	}
+	report, err := p.replay(ctx, tx, applier{sql: newStatements(scratchPrefix)}, lock, false)
+	report.Cut = cut
+	return report, err
 }
 
 var (
@@ -96,28 +133,18 @@ var (
 		}
 		return `SELECT pos FROM readmodel.event_cursor WHERE name = $1`
 	}, false, true)
-	historyCut = pg.Define(pg.RoleReadmodel, "project.history_cut", `
-	SELECT EXISTS (SELECT FROM mesh.retention r WHERE r.service = 'readmodel' AND r.total > 0)
-		OR COALESCE((SELECT n.before > 0 FROM events.numbered n ORDER BY n.last_pos LIMIT 1), false)`)
 	parkedPositions = pg.Define(pg.RoleReadmodel, "project.parked_positions", `
 	SELECT pos FROM readmodel.parked_event WHERE consumer = $1 ORDER BY pos`)
 )
 
-// replay applies events 0 to the cursor. With replace it holds the cursor and empties the tables first.
-func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bool) (Report, error) {
+// replay applies the events up to the cursor. With lock it holds the cursor; with replace it empties the tables first.
+func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, lock, replace bool) (Report, error) {
 	var report Report
 	if _, err := pg.Exec(ctx, tx, keepRebuildsApart, rebuildLock); err != nil {
 		return report, fmt.Errorf("keep other rebuilds away: %w", err)
 	}
-	cut, err := pg.Value[bool](ctx, tx, historyCut)
-	if err != nil {
-		return report, fmt.Errorf("ask whether history was cut: %w", err)
-	}
-	if cut {
-		return report, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the log does not begin at its beginning any more: history was cut at the end of its term",
-			fault.Unmet("events or projections have been cut, and the rest of the log does not make the projection"))
-	}
-	if report.Position, err = pg.Value[int64](ctx, tx, cursorPosition.For(replace), ConsumerName); err != nil && !pg.IsNoRows(err) {
+	var err error
+	if report.Position, err = pg.Value[int64](ctx, tx, cursorPosition.For(lock), ConsumerName); err != nil && !pg.IsNoRows(err) {
 		return report, fmt.Errorf("read cursor: %w", err)
 	}
 	if replace {
@@ -141,7 +168,7 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 			_, skip := slices.BinarySearch(parked, r.Pos)
 			return skip || r.Pos > report.Position
 		})
-		unapplied, err := a.applyAnew(ctx, tx, records, replace)
+		unapplied, err := a.applyAnew(ctx, tx, records, lock)
 		if err != nil {
 			return report, err
 		}
@@ -157,12 +184,12 @@ func (p *Projector) replay(ctx context.Context, tx pgx.Tx, a applier, replace bo
 
 // applyAnew applies events to tables that replace the projection as the projection does, and to tables that it is compared with one by one: what is written
 // must not depend on which events came together. It returns how many events cannot be applied; these are left out.
-func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Record, replace bool) (int, error) {
+func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Record, together bool) (int, error) {
 	if len(records) == 0 {
 		return 0, nil
 	}
 	err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error {
-		if replace {
+		if together {
 			return a.applyAll(ctx, sp, records)
 		}
 		for _, r := range records {
@@ -193,17 +220,25 @@ func (a applier) applyAnew(ctx context.Context, tx pgx.Tx, records []events.Reco
 
 // compareTables compares a table with its rebuild.
 var compareTables = pg.DefineDynamic(pg.RoleReadmodel, "project.compare", func(t target) string {
-	key := "concat_ws('/', x." + strings.Join(tables[t.name].key, "::text, x.") + "::text)"
 	return fmt.Sprintf(`WITH missing AS (SELECT s.* FROM %[2]s s EXCEPT SELECT r.* FROM %[1]s r),
 			surplus AS (SELECT r.* FROM %[1]s r EXCEPT SELECT s.* FROM %[2]s s)
 		SELECT (SELECT count(*) FROM missing) AS missing, (SELECT count(*) FROM surplus) AS surplus,
 			COALESCE((SELECT %[3]s FROM missing x LIMIT 1), (SELECT %[3]s FROM surplus x LIMIT 1), '') AS example`,
-		t.table(), target{scratchPrefix, t.name}.table(), key)
+		t.table(), target{scratchPrefix, t.name}.table(), spelledKey(t.name))
 }, targets("")...)
 
-// compare counts what one of the two tables has and the other has not.
-func compare(ctx context.Context, tx pgx.Tx, name string) (Difference, error) {
-	d, err := pg.One[Difference](ctx, tx, compareTables.For(target{"", name}))
+// spelledKey spells the key of a row, as x.
+func spelledKey(name string) string {
+	return "concat_ws('/', x." + strings.Join(tables[name].key, "::text, x.") + "::text)"
+}
+
+// compare counts what one of the two tables has and the other has not; after a cut, of the rows that the events tell of alone.
+func compare(ctx context.Context, tx pgx.Tx, name string, cut bool) (Difference, error) {
+	statement := compareTables
+	if cut {
+		statement = compareTold
+	}
+	d, err := pg.One[Difference](ctx, tx, statement.For(target{"", name}))
 	if err != nil {
 		return d, fmt.Errorf("compare %s: %w", name, err)
 	}

@@ -169,5 +169,5 @@ func upsertSQL(t table, name string) string {
 		}
 		sets = append(sets, c+" = "+value)
 	}
-	return sql + "UPDATE SET " + strings.Join(sets, ", ") + " WHERE t.version < EXCLUDED.version"
+	return sql + "UPDATE SET " + strings.Join(sets, ", ") + " WHERE t.version <= EXCLUDED.version"
 }

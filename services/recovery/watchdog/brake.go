@@ -98,9 +98,11 @@ func (b *brake) save(ctx context.Context, tx pgx.Tx, aloud bool) (string, error)
 	if !aloud {
 		return "", nil
 	}
-	return events.Append(ctx, tx, events.Event{ //nolint:wrapcheck // it says what it did
-		Kind: "brake.changed", AggregateType: "brake", AggregateID: "fleet", AggregateVersion: b.Version, Payload: b.Proto(),
-	})
+	return events.Append(ctx, tx, b.event()) //nolint:wrapcheck // it says what it did
+}
+
+func (b *brake) event() events.Event {
+	return events.Event{Kind: "brake.changed", AggregateType: "brake", AggregateID: "fleet", AggregateVersion: b.Version, Payload: b.Proto()}
 }
 
 // brakeFleet engages the brake when too much fails at once, and lets go when the cause has been gone for the dwell.

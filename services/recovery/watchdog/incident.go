@@ -129,11 +129,15 @@ func (i *incident) Proto() *recoveryv1.Incident {
 	}
 }
 
-func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
-	_, err := events.Append(ctx, tx, events.Event{
+func (i *incident) event() events.Event {
+	return events.Event{
 		Kind: "incident.changed", AggregateType: "incident", AggregateID: i.ID, AggregateVersion: i.Version, Payload: i.Proto(),
 		Correlation: events.Correlation{CorrelationID: i.ID},
-	})
+	}
+}
+
+func (i *incident) report(ctx context.Context, tx pgx.Tx) error {
+	_, err := events.Append(ctx, tx, i.event())
 	if err != nil || (i.Version > 1 && i.ClosedAt == nil) {
 		return err //nolint:wrapcheck // it says what it did
 	}

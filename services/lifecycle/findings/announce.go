@@ -1,0 +1,22 @@
+package findings
+
+import (
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/reannounce"
+)
+
+var findingsAfter = pg.Define(pg.RoleLifecycle, "findings.findings_after", `
+	SELECT `+findingColumns+` FROM lifecycle.finding f
+	WHERE f.finding_id > $1::uuid AND f.resolved_at IS NULL ORDER BY f.finding_id LIMIT $2`)
+
+// Announced are the open findings.
+func Announced() reannounce.Source {
+	return reannounce.Rows("findings", findingsAfter, func(d stored) (events.Event, error) {
+		f, err := d.finding()
+		if err != nil {
+			return events.Event{}, err
+		}
+		return f.event()
+	})
+}

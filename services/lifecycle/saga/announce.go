@@ -1,0 +1,41 @@
+package saga
+
+import (
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/reannounce"
+)
+
+var (
+	workspacesAfter = pg.Define(pg.RoleLifecycle, "saga.workspaces_after", `
+		SELECT `+workspaceColumns+` FROM lifecycle.workspace w WHERE w.id > $1::uuid AND w.state <> 'decommissioned' ORDER BY w.id LIMIT $2`)
+	runsAfter = pg.Define(pg.RoleLifecycle, "saga.runs_after", `
+		SELECT `+runColumns+` FROM lifecycle.saga_run r
+		WHERE r.id > $1::uuid AND r.state IN ('pending', 'running', 'waiting', 'compensating', 'stuck') ORDER BY r.id LIMIT $2`)
+	claimsAfter = pg.Define(pg.RoleLifecycle, "saga.claims_after", `
+		SELECT `+claimColumns+` FROM lifecycle.resource_claim c WHERE c.id > $1::uuid AND c.released_at IS NULL ORDER BY c.id LIMIT $2`)
+)
+
+// Announced are the live rows that this package owns. Attempts are not among them: they are history.
+func Announced() []reannounce.Source {
+	return []reannounce.Source{
+		reannounce.Rows("workspaces", workspacesAfter, func(w Workspace) (events.Event, error) {
+			return collected(func(j *journal) error { return j.workspace(&w) })
+		}),
+		reannounce.Rows("runs", runsAfter, func(r Run) (events.Event, error) {
+			return collected(func(j *journal) error { j.run(&r); return nil })
+		}),
+		reannounce.Rows("claims", claimsAfter, func(c Claim) (events.Event, error) {
+			return collected(func(j *journal) error { j.claim(&c); return nil })
+		}),
+	}
+}
+
+// collected returns the event that a journal has of one row.
+func collected(add func(*journal) error) (events.Event, error) {
+	var j journal
+	if err := add(&j); err != nil {
+		return events.Event{}, err
+	}
+	return j.list[0], nil
+}

@@ -1,0 +1,43 @@
+package workspace
+
+import (
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/reannounce"
+)
+
+var (
+	tenantsAfter = pg.Define(pg.RoleLifecycle, "workspace.tenants_after", `
+		SELECT `+tenantColumns+` FROM lifecycle.tenant t WHERE t.id > $1::uuid ORDER BY t.id LIMIT $2`)
+	allocationsAfter = pg.Define(pg.RoleLifecycle, "workspace.allocations_after", `
+		SELECT `+allocationColumns+` FROM lifecycle.allocation a
+		WHERE a.allocation_id > $1::uuid AND a.state <> 'released' ORDER BY a.allocation_id LIMIT $2`)
+	instancesAfter = pg.Define(pg.RoleLifecycle, "workspace.instances_after", `
+		SELECT `+instanceColumns+` FROM lifecycle.instance i
+		WHERE i.instance_id > $1::uuid AND i.state <> 'ended' ORDER BY i.instance_id LIMIT $2`)
+	unaccountedAfter = pg.Define(pg.RoleLifecycle, "workspace.unaccounted_after", `
+		SELECT `+unaccountedColumns+` FROM lifecycle.unaccounted_instance u
+		WHERE u.instance_id > $1::uuid AND u.state <> 'ended' ORDER BY u.instance_id LIMIT $2`)
+)
+
+// Announced are the live rows that this package owns.
+func Announced() []reannounce.Source {
+	return []reannounce.Source{
+		reannounce.Rows("tenants", tenantsAfter, func(d storedTenant) (events.Event, error) {
+			t := d.tenant()
+			return t.event(), nil
+		}),
+		reannounce.Rows("allocations", allocationsAfter, func(d storedAllocation) (events.Event, error) {
+			a, err := d.allocation()
+			return a.event(), err
+		}),
+		reannounce.Rows("instances", instancesAfter, func(d storedInstance) (events.Event, error) {
+			i, err := d.instance()
+			return i.event(), err
+		}),
+		reannounce.Rows("unaccounted", unaccountedAfter, func(d storedInstance) (events.Event, error) {
+			i, err := d.instance()
+			return unaccountedEvent(i), err
+		}),
+	}
+}

@@ -1,0 +1,80 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/services/readmodel/project"
+)
+
+// rebuildLimit is how long a check or a rebuild may take: it holds one snapshot of the database all the while.
+const rebuildLimit = 10 * time.Minute
+
+// Projections serves ProjectionService.
+type Projections struct {
+	deps Deps
+	db   pg.Beginner
+	wake *events.Signal
+}
+
+// NewProjections makes the server. db logs in as readmodel; wake is notified of appended events.
+func NewProjections(deps Deps, db pg.Beginner, wake *events.Signal) *Projections {
+	return &Projections{deps: deps, db: db, wake: wake}
+}
+
+// VerifyProjections compares the projections with what the events make.
+func (p *Projections) VerifyProjections(ctx context.Context, _ *readmodelv1.VerifyProjectionsRequest) (*readmodelv1.VerifyProjectionsResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, rebuildLimit)
+	defer cancel()
+	report, err := p.deps.Projector.Verify(ctx)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what
+	}
+	out := &readmodelv1.VerifyProjectionsResponse{Report: reportProto(report)}
+	for _, d := range report.Differences {
+		out.Differences = append(out.Differences, &readmodelv1.ProjectionDifference{
+			Table: d.Table, Missing: d.Missing, Surplus: d.Surplus, Example: d.Example,
+		})
+	}
+	return out, nil
+}
+
+// RebuildProjections makes the projections anew.
+func (p *Projections) RebuildProjections(ctx context.Context, _ *readmodelv1.RebuildProjectionsRequest) (*readmodelv1.RebuildProjectionsResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, rebuildLimit)
+	defer cancel()
+	err := pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := audit.Record(ctx, tx, audit.Entry{
+			Action: "projections.rebuild", SubjectType: "projections", SubjectID: project.ConsumerName,
+		})
+		return err //nolint:wrapcheck // it says what
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record the rebuild of the projections: %w", err)
+	}
+	p.wake.Notify()
+	report, err := p.deps.Projector.Rebuild(ctx, p.deps.Owners.Announcers...)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what
+	}
+	return &readmodelv1.RebuildProjectionsResponse{Report: reportProto(report)}, nil
+}
+
+func reportProto(r project.Report) *readmodelv1.ProjectionReport {
+	return &readmodelv1.ProjectionReport{
+		Events: r.Events, Parked: int64(r.Parked), Unapplied: int64(r.Unapplied), Cut: r.Cut, Announced: r.Announced,
+	}
+}
