@@ -67,6 +67,7 @@ const (
 	RetentionRecoveriesSeconds    = "retention.recoveries_seconds"
 	RetentionTimelineSeconds      = "retention.timeline_seconds"
 	RetentionEventsSeconds        = "retention.events_seconds"
+	RetentionAuditSeconds         = "retention.audit_seconds"
 	StorageLimitMebibytes         = "storage.limit_mebibytes"
 )
 
@@ -246,6 +247,10 @@ var keys = prepare([]Key{
 	{
 		Name: RetentionEventsSeconds, Kind: Seconds, Default: "1209600", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
 		Meaning: "how long events stay that every consumer has read",
+	},
+	{
+		Name: RetentionAuditSeconds, Kind: Seconds, Default: "34560000", Min: "1", Max: "315360000", Tightens: Neither, Severity: P2, Owner: "readmodel",
+		Meaning: "how long rows of the audit log stay; they are cut up to a signed checkpoint alone",
 	},
 	{
 		Name: StorageLimitMebibytes, Kind: Count, Default: "0", Min: "0", Max: "1000000000", Tightens: Neither, Severity: P1, Owner: "recovery",

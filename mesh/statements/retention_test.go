@@ -30,7 +30,6 @@ var kept = map[string]string{
 	"recovery.watch_session":   "is taken away by the watchdog",
 	"recovery.watch_workspace": "is taken away after a day by the watchdog",
 	"recovery.watchdog_lease":  "one row",
-	"readmodel.audit":          "is the truth of what was done, and a chain",
 	"readmodel.audit_head":     "one row",
 	"readmodel.audit_window":   "is taken away when its window is over",
 	"readmodel.brake":          "one row a brake",

@@ -6,10 +6,11 @@ import (
 
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/rpc"
+	"github.com/gpuaas/mesh/services/readmodel/project"
 )
 
-// asserter signs on whose behalf this service calls, with the key that signs at the time.
-func (s *Service) asserter(ctx context.Context) (*rpc.Asserter, error) {
+// asserter signs on whose behalf this service calls, with the key that signs at the time. The same key signs checkpoints of the audit log.
+func (s *Service) asserter(ctx context.Context, log *project.Audit) (*rpc.Asserter, error) {
 	var asserter *rpc.Asserter
 	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
 		Kind: keyset.Assertion, Signs: true, Files: keyset.FilesOf(s.cfg.AssertionKeyFile),
@@ -19,6 +20,7 @@ func (s *Service) asserter(ctx context.Context) (*rpc.Asserter, error) {
 			}
 			asserter.Replace(v.Signing)
 			asserter.Guard(v.Confirmed)
+			log.UseKeys(project.CheckpointKeys{Signing: v.Signing, Verify: v.Verify, Confirmed: v.Confirmed})
 			return nil
 		},
 	})

@@ -18,6 +18,7 @@ var terms = []retention.Table{
 	{Name: "nodes", Key: policy.RetentionTimelineSeconds, Table: "node", ID: "node_id"},
 	{Name: "recoveries", Key: policy.RetentionRecoveriesSeconds, Table: "recovery_record", ID: "record_id"},
 	{Name: "incidents", Key: policy.RetentionRecoveriesSeconds, Table: "incident", ID: "incident_id"},
+	{Name: "audit", Key: policy.RetentionAuditSeconds},
 	{Name: "events", Key: policy.RetentionEventsSeconds, Schema: "events"},
 }
 

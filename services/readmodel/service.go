@@ -91,7 +91,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
-	owners, probes, err := s.owners(ctx)
+	owners, probes, err := s.owners(ctx, audit)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
-	sweeps, err := background.New(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics}, walk)
+	sweeps, err := background.New(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics},
+		background.Job{Name: "audit-checkpoint", Every: walk.Every, Timeout: time.Minute, Run: audit.Checkpoint}, walk)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}
@@ -141,9 +142,9 @@ func (s *Service) checkHosts() error {
 }
 
 // owners makes the clients of the services that decide.
-func (s *Service) owners(ctx context.Context) (gateway.Owners, []gateway.Probe, error) {
+func (s *Service) owners(ctx context.Context, audit *project.Audit) (gateway.Owners, []gateway.Probe, error) {
 	b := s.base
-	asserter, err := s.asserter(ctx)
+	asserter, err := s.asserter(ctx, audit)
 	if err != nil {
 		return gateway.Owners{}, nil, err
 	}

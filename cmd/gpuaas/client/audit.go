@@ -72,6 +72,15 @@ func (p *Program) auditVerify() *cobra.Command {
 				err = object(s.printer, answer)
 			} else {
 				rows := [][2]string{{"INTACT", yesNo(answer.GetIntact())}, {"ROWS", number(answer.GetRows())}, {"HEAD", answer.GetHeadHash()}}
+				if from := answer.GetFrom(); from > 0 {
+					rows = append(rows, [2]string{"BEGINS BEHIND", "signed checkpoint at row " + number(from)})
+				}
+				if signed := answer.GetSigned(); signed > 0 {
+					rows = append(rows, [2]string{"SIGNED UP TO", "row " + number(signed) + " at " + spelledMoment(answer.GetSignedAt())})
+				}
+				if n := answer.GetUnsigned(); n > 0 {
+					rows = append(rows, [2]string{"NOT SIGNED", number(n) + ": " + answer.GetUnsignedBecause()})
+				}
 				if !answer.GetIntact() {
 					rows = append(rows, [2]string{"BROKEN AT", number(answer.GetBrokenAt())}, [2]string{"BECAUSE", answer.GetBrokenBecause()})
 				}

@@ -163,8 +163,8 @@ func TestAudit(t *testing.T) {
 			t.Errorf("no %q in %s", text, got.out)
 		}
 	}
-	always(f, "VerifyAudit", &readmodelv1.VerifyAuditResponse{Intact: true, Rows: 7, HeadHash: "abc"})
-	if got := call(t, "audit", "verify").wants(t, 0); !strings.Contains(got.out, "abc") {
+	always(f, "VerifyAudit", &readmodelv1.VerifyAuditResponse{Intact: true, Rows: 7, HeadHash: "abc", From: 3, Signed: 4, SignedAt: at(1), Unsigned: 1, UnsignedBecause: "row 4: its signature is wrong"})
+	if got := call(t, "audit", "verify").wants(t, 0); !strings.Contains(got.out, "abc") || !strings.Contains(got.out, "signed checkpoint at row 3") || !strings.Contains(got.out, "row 4: its") {
 		t.Errorf("verify: %s", got.out)
 	}
 	always(f, "VerifyAudit", &readmodelv1.VerifyAuditResponse{Rows: 3, BrokenAt: 4, BrokenBecause: "its event is gone"})

@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
 	"github.com/gpuaas/mesh/services/readmodel/view"
 )
@@ -58,5 +60,12 @@ func (a *Audit) VerifyAudit(ctx context.Context, _ *readmodelv1.VerifyAuditReque
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what
 	}
-	return &readmodelv1.VerifyAuditResponse{Intact: v.Intact(), Rows: v.Rows, HeadHash: v.Head, BrokenAt: v.BrokenAt, BrokenBecause: v.Because}, nil
+	out := &readmodelv1.VerifyAuditResponse{
+		Intact: v.Intact(), Rows: v.Rows - v.From, HeadHash: v.Head, BrokenAt: v.BrokenAt, BrokenBecause: v.Because, From: v.From, Signed: v.Signed,
+		Unsigned: v.Unsigned, UnsignedBecause: v.UnsignedBecause,
+	}
+	if v.Signed > 0 {
+		out.SignedAt = timestamppb.New(v.SignedAt)
+	}
+	return out, nil
 }

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,8 +36,10 @@ const (
 // Audit makes and checks the audit log: its rows in the order of their events' positions, each with a hash over the one before.
 type Audit struct {
 	db       *pgxpool.Pool
+	logger   *slog.Logger
 	consumer *events.Consumer
 	checking sync.Mutex
+	keys     atomic.Pointer[CheckpointKeys]
 }
 
 // NewAudit makes the audit log's consumer; it does not touch the database.
@@ -46,7 +50,7 @@ func NewAudit(deps Deps) (*Audit, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build consumer of the audit log: %w", err)
 	}
-	return &Audit{db: deps.DB, consumer: consumer}, nil
+	return &Audit{db: deps.DB, logger: deps.Logger, consumer: consumer}, nil
 }
 
 // Run appends until ctx ends.
@@ -138,10 +142,17 @@ func link(previous, entry []byte, eventID, source string) []byte {
 
 // Verdict is what a check of the audit log found.
 type Verdict struct {
-	Rows     int64 // that fit
+	Rows     int64 // number of the last row that fits
+	From     int64 // number of the signed checkpoint that the log begins behind: the rows up to it were cut; zero: it begins at its beginning
 	Head     string
 	BrokenAt int64 // number of the first row that does not fit, zero if all do
 	Because  string
+	// Signed is the number of the last row that fits a signed checkpoint, and SignedAt when that was signed; zero without one.
+	Signed   int64
+	SignedAt time.Time
+	// Unsigned counts checkpoints of rows that fit whose signature cannot be believed; UnsignedBecause is the first of them, and why.
+	Unsigned        int64
+	UnsignedBecause string
 }
 
 // Intact says whether every row follows from the one before and from its event.
@@ -172,7 +183,7 @@ func (a *Audit) Verify(ctx context.Context) (Verdict, error) {
 	}
 	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
 	w := walk{tx: tx, last: make([]byte, sha256.Size)}
-	if err := w.run(ctx); err != nil {
+	if err := w.run(ctx, a.keys.Load()); err != nil {
 		return Verdict{}, fmt.Errorf("verify the audit log: %w", err)
 	}
 	w.verdict.Head = hex.EncodeToString(w.last)
@@ -188,6 +199,8 @@ type walk struct {
 	until, after int64 // positions: of the cursor, and up to which events were read
 	first        int64 // the first position whose event is still there: rows before it are checked by their chain alone
 	log          []events.Record
+	keys         *CheckpointKeys
+	checkpoints  []checkpoint // that were not passed yet
 }
 
 func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.Because = at, because }
@@ -195,6 +208,8 @@ func (w *walk) broken(at int64, because string) { w.verdict.BrokenAt, w.verdict.
 type auditEnd struct {
 	Until int64 `db:"until"`
 	First int64 `db:"first"`
+	// FirstRow is the number of the first row; that behind the end if there is none.
+	FirstRow int64 `db:"first_row"`
 	auditHead
 }
 
@@ -202,17 +217,21 @@ var (
 	endOfAudit = pg.Define(pg.RoleReadmodel, "project.end_of_audit", `
 	SELECT COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $1), 0) AS until,
 		COALESCE((SELECT min(n.first_pos) FROM events.numbered n), 0) AS first,
+		COALESCE((SELECT min(a.number) FROM readmodel.audit a), (SELECT h.number + 1 FROM readmodel.audit_head h), 1) AS first_row,
 		COALESCE((SELECT h.number FROM readmodel.audit_head h), 0) AS number, COALESCE((SELECT h.hash FROM readmodel.audit_head h), '') AS hash`)
 	auditRowsAfter = pg.Define(pg.RoleReadmodel, "project.audit_rows_after", `
 	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
 )
 
-func (w *walk) run(ctx context.Context) error {
+func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
 	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
 	w.until, w.first = end.Until, end.First
+	if err := w.anchored(ctx, keys, end.FirstRow); err != nil || !w.verdict.Intact() {
+		return err
+	}
 	for w.verdict.Intact() {
 		rows, err := w.rows(ctx)
 		if err != nil {
@@ -221,6 +240,9 @@ func (w *walk) run(ctx context.Context) error {
 		for _, row := range rows {
 			if err := w.step(ctx, row); err != nil || !w.verdict.Intact() {
 				return err
+			}
+			if w.passed(row); !w.verdict.Intact() {
+				return nil
 			}
 		}
 		if len(rows) == 0 {

@@ -1456,14 +1456,19 @@ func (*VerifyAuditRequest) Descriptor() ([]byte, []int) {
 
 // VerifyAuditResponse says whether every row follows from the one before and from its event.
 type VerifyAuditResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Intact        bool                   `protobuf:"varint,1,opt,name=intact,proto3" json:"intact,omitempty"`
-	Rows          int64                  `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
-	HeadHash      string                 `protobuf:"bytes,3,opt,name=head_hash,json=headHash,proto3" json:"head_hash,omitempty"`
-	BrokenAt      int64                  `protobuf:"varint,4,opt,name=broken_at,json=brokenAt,proto3" json:"broken_at,omitempty"` // number of the first row that does not fit
-	BrokenBecause string                 `protobuf:"bytes,5,opt,name=broken_because,json=brokenBecause,proto3" json:"broken_because,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Intact          bool                   `protobuf:"varint,1,opt,name=intact,proto3" json:"intact,omitempty"`
+	Rows            int64                  `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	HeadHash        string                 `protobuf:"bytes,3,opt,name=head_hash,json=headHash,proto3" json:"head_hash,omitempty"`
+	BrokenAt        int64                  `protobuf:"varint,4,opt,name=broken_at,json=brokenAt,proto3" json:"broken_at,omitempty"` // number of the first row that does not fit
+	BrokenBecause   string                 `protobuf:"bytes,5,opt,name=broken_because,json=brokenBecause,proto3" json:"broken_because,omitempty"`
+	From            int64                  `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`                                              // number of the signed checkpoint that the log begins behind; 0: it begins at its beginning
+	Signed          int64                  `protobuf:"varint,7,opt,name=signed,proto3" json:"signed,omitempty"`                                          // number of the last row that fits a signed checkpoint; 0: none does
+	SignedAt        *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=signed_at,json=signedAt,proto3" json:"signed_at,omitempty"`                       // of that checkpoint
+	Unsigned        int64                  `protobuf:"varint,9,opt,name=unsigned,proto3" json:"unsigned,omitempty"`                                      // checkpoints whose signature cannot be believed
+	UnsignedBecause string                 `protobuf:"bytes,10,opt,name=unsigned_because,json=unsignedBecause,proto3" json:"unsigned_because,omitempty"` // the first of them, and why
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *VerifyAuditResponse) Reset() {
@@ -1527,6 +1532,41 @@ func (x *VerifyAuditResponse) GetBrokenAt() int64 {
 func (x *VerifyAuditResponse) GetBrokenBecause() string {
 	if x != nil {
 		return x.BrokenBecause
+	}
+	return ""
+}
+
+func (x *VerifyAuditResponse) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *VerifyAuditResponse) GetSigned() int64 {
+	if x != nil {
+		return x.Signed
+	}
+	return 0
+}
+
+func (x *VerifyAuditResponse) GetSignedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SignedAt
+	}
+	return nil
+}
+
+func (x *VerifyAuditResponse) GetUnsigned() int64 {
+	if x != nil {
+		return x.Unsigned
+	}
+	return 0
+}
+
+func (x *VerifyAuditResponse) GetUnsignedBecause() string {
+	if x != nil {
+		return x.UnsignedBecause
 	}
 	return ""
 }
@@ -1830,13 +1870,19 @@ const file_gpuaas_readmodel_v1_recover_proto_rawDesc = "" +
 	"\x11ListAuditResponse\x123\n" +
 	"\x05items\x18\x01 \x03(\v2\x1d.gpuaas.readmodel.v1.AuditRowR\x05items\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x14\n" +
-	"\x12VerifyAuditRequest\"\xa2\x01\n" +
+	"\x12VerifyAuditRequest\"\xce\x02\n" +
 	"\x13VerifyAuditResponse\x12\x16\n" +
 	"\x06intact\x18\x01 \x01(\bR\x06intact\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x03R\x04rows\x12\x1b\n" +
 	"\thead_hash\x18\x03 \x01(\tR\bheadHash\x12\x1b\n" +
 	"\tbroken_at\x18\x04 \x01(\x03R\bbrokenAt\x12%\n" +
-	"\x0ebroken_because\x18\x05 \x01(\tR\rbrokenBecause\"]\n" +
+	"\x0ebroken_because\x18\x05 \x01(\tR\rbrokenBecause\x12\x12\n" +
+	"\x04from\x18\x06 \x01(\x03R\x04from\x12\x16\n" +
+	"\x06signed\x18\a \x01(\x03R\x06signed\x127\n" +
+	"\tsigned_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bsignedAt\x12\x1a\n" +
+	"\bunsigned\x18\t \x01(\x03R\bunsigned\x12)\n" +
+	"\x10unsigned_because\x18\n" +
+	" \x01(\tR\x0funsignedBecause\"]\n" +
 	"\x0fEscalateRequest\x12(\n" +
 	"\tworkspace\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\tworkspace\x12 \n" +
@@ -1968,44 +2014,45 @@ var file_gpuaas_readmodel_v1_recover_proto_depIdxs = []int32{
 	42, // 15: gpuaas.readmodel.v1.ReleaseBrakeResponse.brake:type_name -> gpuaas.recovery.v1.Brake
 	43, // 16: gpuaas.readmodel.v1.AuditRow.entry:type_name -> gpuaas.common.v1.AuditEntry
 	22, // 17: gpuaas.readmodel.v1.ListAuditResponse.items:type_name -> gpuaas.readmodel.v1.AuditRow
-	44, // 18: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
-	45, // 19: gpuaas.readmodel.v1.EndInstanceRequest.request:type_name -> gpuaas.lifecycle.v1.EndInstanceRequest
-	46, // 20: gpuaas.readmodel.v1.EndInstanceResponse.response:type_name -> gpuaas.lifecycle.v1.EndInstanceResponse
-	0,  // 21: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
-	2,  // 22: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
-	4,  // 23: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
-	29, // 24: gpuaas.readmodel.v1.InstanceService.EndInstance:input_type -> gpuaas.readmodel.v1.EndInstanceRequest
-	6,  // 25: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
-	8,  // 26: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
-	10, // 27: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
-	12, // 28: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
-	14, // 29: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
-	16, // 30: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
-	18, // 31: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
-	20, // 32: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
-	23, // 33: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
-	25, // 34: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
-	27, // 35: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
-	1,  // 36: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
-	3,  // 37: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
-	5,  // 38: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
-	30, // 39: gpuaas.readmodel.v1.InstanceService.EndInstance:output_type -> gpuaas.readmodel.v1.EndInstanceResponse
-	7,  // 40: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
-	9,  // 41: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
-	11, // 42: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
-	13, // 43: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
-	15, // 44: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
-	17, // 45: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
-	19, // 46: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
-	21, // 47: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
-	24, // 48: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
-	26, // 49: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
-	28, // 50: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
-	36, // [36:51] is the sub-list for method output_type
-	21, // [21:36] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	44, // 18: gpuaas.readmodel.v1.VerifyAuditResponse.signed_at:type_name -> google.protobuf.Timestamp
+	44, // 19: gpuaas.readmodel.v1.EscalateResponse.collected_at:type_name -> google.protobuf.Timestamp
+	45, // 20: gpuaas.readmodel.v1.EndInstanceRequest.request:type_name -> gpuaas.lifecycle.v1.EndInstanceRequest
+	46, // 21: gpuaas.readmodel.v1.EndInstanceResponse.response:type_name -> gpuaas.lifecycle.v1.EndInstanceResponse
+	0,  // 22: gpuaas.readmodel.v1.ReleaseService.GetAllocation:input_type -> gpuaas.readmodel.v1.GetAllocationRequest
+	2,  // 23: gpuaas.readmodel.v1.ReleaseService.RetryRelease:input_type -> gpuaas.readmodel.v1.RetryReleaseRequest
+	4,  // 24: gpuaas.readmodel.v1.ReleaseService.ForceRelease:input_type -> gpuaas.readmodel.v1.ForceReleaseRequest
+	29, // 25: gpuaas.readmodel.v1.InstanceService.EndInstance:input_type -> gpuaas.readmodel.v1.EndInstanceRequest
+	6,  // 26: gpuaas.readmodel.v1.FindingService.ListFindings:input_type -> gpuaas.readmodel.v1.ListFindingsRequest
+	8,  // 27: gpuaas.readmodel.v1.FindingService.GetFinding:input_type -> gpuaas.readmodel.v1.GetFindingRequest
+	10, // 28: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:input_type -> gpuaas.readmodel.v1.AcknowledgeFindingRequest
+	12, // 29: gpuaas.readmodel.v1.IncidentService.ListIncidents:input_type -> gpuaas.readmodel.v1.ListIncidentsRequest
+	14, // 30: gpuaas.readmodel.v1.IncidentService.GetIncident:input_type -> gpuaas.readmodel.v1.GetIncidentRequest
+	16, // 31: gpuaas.readmodel.v1.IncidentService.ListRecoveries:input_type -> gpuaas.readmodel.v1.ListRecoveriesRequest
+	18, // 32: gpuaas.readmodel.v1.IncidentService.GetBrake:input_type -> gpuaas.readmodel.v1.GetBrakeRequest
+	20, // 33: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:input_type -> gpuaas.readmodel.v1.ReleaseBrakeRequest
+	23, // 34: gpuaas.readmodel.v1.AuditService.ListAudit:input_type -> gpuaas.readmodel.v1.ListAuditRequest
+	25, // 35: gpuaas.readmodel.v1.AuditService.VerifyAudit:input_type -> gpuaas.readmodel.v1.VerifyAuditRequest
+	27, // 36: gpuaas.readmodel.v1.EscalationService.Escalate:input_type -> gpuaas.readmodel.v1.EscalateRequest
+	1,  // 37: gpuaas.readmodel.v1.ReleaseService.GetAllocation:output_type -> gpuaas.readmodel.v1.GetAllocationResponse
+	3,  // 38: gpuaas.readmodel.v1.ReleaseService.RetryRelease:output_type -> gpuaas.readmodel.v1.RetryReleaseResponse
+	5,  // 39: gpuaas.readmodel.v1.ReleaseService.ForceRelease:output_type -> gpuaas.readmodel.v1.ForceReleaseResponse
+	30, // 40: gpuaas.readmodel.v1.InstanceService.EndInstance:output_type -> gpuaas.readmodel.v1.EndInstanceResponse
+	7,  // 41: gpuaas.readmodel.v1.FindingService.ListFindings:output_type -> gpuaas.readmodel.v1.ListFindingsResponse
+	9,  // 42: gpuaas.readmodel.v1.FindingService.GetFinding:output_type -> gpuaas.readmodel.v1.GetFindingResponse
+	11, // 43: gpuaas.readmodel.v1.FindingService.AcknowledgeFinding:output_type -> gpuaas.readmodel.v1.AcknowledgeFindingResponse
+	13, // 44: gpuaas.readmodel.v1.IncidentService.ListIncidents:output_type -> gpuaas.readmodel.v1.ListIncidentsResponse
+	15, // 45: gpuaas.readmodel.v1.IncidentService.GetIncident:output_type -> gpuaas.readmodel.v1.GetIncidentResponse
+	17, // 46: gpuaas.readmodel.v1.IncidentService.ListRecoveries:output_type -> gpuaas.readmodel.v1.ListRecoveriesResponse
+	19, // 47: gpuaas.readmodel.v1.IncidentService.GetBrake:output_type -> gpuaas.readmodel.v1.GetBrakeResponse
+	21, // 48: gpuaas.readmodel.v1.IncidentService.ReleaseBrake:output_type -> gpuaas.readmodel.v1.ReleaseBrakeResponse
+	24, // 49: gpuaas.readmodel.v1.AuditService.ListAudit:output_type -> gpuaas.readmodel.v1.ListAuditResponse
+	26, // 50: gpuaas.readmodel.v1.AuditService.VerifyAudit:output_type -> gpuaas.readmodel.v1.VerifyAuditResponse
+	28, // 51: gpuaas.readmodel.v1.EscalationService.Escalate:output_type -> gpuaas.readmodel.v1.EscalateResponse
+	37, // [37:52] is the sub-list for method output_type
+	22, // [22:37] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_recover_proto_init() }
