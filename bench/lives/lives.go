@@ -76,6 +76,7 @@ retention.credentials_seconds: 60
 retention.recoveries_seconds: 60
 retention.timeline_seconds: 60
 retention.events_seconds: 60
+retention.audit_seconds: 60
 `
 
 // longest is the longest time until a row of a life that has ended is over: its certificate expires, and then the term.
@@ -85,23 +86,44 @@ const longest = 90*time.Second + time.Minute
 const sweep = 5 * time.Second
 
 // Run measures.
-func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
+func Run(ctx context.Context, o Options) (bench.Result, error) {
 	if o.Lives < 0 || o.Clients < 0 {
 		return bench.Result{}, fmt.Errorf("bench lives: %d lives of %d clients", o.Lives, o.Clients)
 	}
 	o = o.withDefaults()
+	var m measured
+	var result bench.Result
+	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) error {
+		var err error
+		m, err = o.live(ctx, mesh, server)
+		return err
+	}, func(ctx context.Context, server *embedded.Server) error {
+		var err error
+		result, err = o.judge(ctx, m, server)
+		return err
+	})
+	if err != nil {
+		return bench.Result{}, err
+	}
+	return result, nil
+}
+
+// inMesh calls work in a mesh of the bench's own whose terms are a minute, and after once the mesh has ended and its database is still there.
+func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mesh, *embedded.Server) error,
+	after func(context.Context, *embedded.Server) error,
+) (err error) { //nolint:nonamedreturns // what is cleaned up joins its error
 	dir, err := scratch.Make(halt.Bench)
 	if err != nil {
-		return bench.Result{}, err //nolint:wrapcheck // it says what it made
+		return err //nolint:wrapcheck // it says what it made
 	}
 	defer func() { err = errors.Join(err, dir.Remove()) }()
 	terms := filepath.Join(dir.Path(), "policy.yaml")
 	if err := os.WriteFile(terms, []byte(Terms), 0o600); err != nil {
-		return bench.Result{}, fmt.Errorf("write the terms: %w", err)
+		return fmt.Errorf("write the terms: %w", err)
 	}
 	server, err := embedded.Start(ctx, embedded.Config{Dir: filepath.Join(dir.Path(), "pg"), Logger: o.Logger})
 	if err != nil {
-		return bench.Result{}, fmt.Errorf("start the database: %w", err)
+		return fmt.Errorf("start the database: %w", err)
 	}
 	defer func() {
 		stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
@@ -114,29 +136,28 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 			RetentionSweep: sweep,
 		})
 	if err != nil {
-		return bench.Result{}, fmt.Errorf("build the mesh: %w", err)
+		return fmt.Errorf("build the mesh: %w", err)
 	}
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- mesh.Run(running) }()
-	var m measured
 	select {
 	case err = <-ended:
-		return bench.Result{}, errors.Join(errors.New("the mesh ended by itself"), err)
+		return errors.Join(errors.New("the mesh ended by itself"), err)
 	case <-ctx.Done():
 		err = fmt.Errorf("start the mesh: %w", context.Cause(ctx))
 	case <-mesh.Ready():
-		m, err = o.live(running, mesh, server)
+		err = work(running, mesh, server)
 	}
 	stop()
 	if last := <-ended; last != nil && err == nil {
 		err = fmt.Errorf("end the mesh: %w", last)
 	}
 	if err != nil {
-		return bench.Result{}, err
+		return err
 	}
-	return o.judge(ctx, m, server)
+	return after(ctx, server)
 }
 
 // measured is what the lives took until the mesh was stopped.

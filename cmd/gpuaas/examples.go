@@ -42,6 +42,7 @@ func examples() map[string][]string {
 	out["gpuaas bench fleet"] = []string{"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history"}
 	out["gpuaas bench list"] = []string{"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"}
 	out["gpuaas bench lives"] = []string{"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"}
+	out["gpuaas bench soak"] = []string{"gpuaas bench soak", "gpuaas bench soak --minutes 15 --clients 2"}
 	out["gpuaas bench peers"] = []string{"gpuaas bench peers", "gpuaas bench peers -o json"}
 	for _, bench := range []string{"streams", "tasks"} {
 		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench + " --agents 500"}

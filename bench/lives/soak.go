@@ -1,0 +1,271 @@
+package lives
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/internal/pg/embedded"
+	"github.com/gpuaas/mesh/mesh/dev"
+)
+
+// MostGrowth is by how much a size may rise from Settled to the end of a soak, as a share of its mean.
+const MostGrowth = 0.01
+
+// Settled is the time into a soak from which on sizes are judged; of a soak shorter than three times as long, a third is.
+const Settled = 15 * time.Minute
+
+// SoakOptions says what to measure.
+type SoakOptions struct {
+	Options
+
+	Length time.Duration // default 45 minutes
+	Every  time.Duration // between two samples; default 15 s
+}
+
+// sample is what is there at one time, in bytes, in the order of measures.
+type sample struct {
+	At     time.Duration // since the first life
+	Values [5]int64
+	Lives  int64 // begun
+}
+
+// measures name the values of a sample.
+var measures = [5]string{"database", "log files", "mesh memory", "agents memory", "postgres memory"}
+
+var databaseSize = pg.Define(pg.RoleOwner, "lives.database_size", `SELECT pg_database_size(current_database())`)
+
+// Soak makes lives for a time, and judges whether sizes go on growing.
+func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
+	if o.Length < 0 || o.Clients < 0 {
+		return bench.Result{}, fmt.Errorf("bench soak: %s of %d clients", o.Length, o.Clients)
+	}
+	o.Options = o.withDefaults()
+	o.Length, o.Every = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second)
+	var samples []sample
+	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) error {
+		var err error
+		samples, err = o.soak(ctx, mesh, server)
+		return err
+	}, func(context.Context, *embedded.Server) error { return nil })
+	if err != nil {
+		return bench.Result{}, err
+	}
+	return o.verdict(ctx, samples)
+}
+
+// soak makes lives until the time is over, and samples meanwhile.
+func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) ([]sample, error) {
+	conn, err := connect(ctx, server)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	w := &world{o: o.Options, client: mesh.Client()}
+	if err := w.tenant(ctx); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	over := func() bool { return time.Since(began) >= o.Length }
+	group, ctx := errgroup.WithContext(ctx)
+	for range o.Clients {
+		group.Go(func() error {
+			for !over() && ctx.Err() == nil {
+				if err := w.one(ctx, fmt.Sprintf("w-%08d", w.number.Add(1))); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	var samples []sample
+	group.Go(func() error {
+		for !over() {
+			s, err := o.sample(ctx, conn, mesh.Dir(), server.LogPath())
+			if err != nil {
+				return err
+			}
+			s.At, s.Lives = time.Since(began), w.number.Load()
+			samples = append(samples, s)
+			if err := s.print(o); err != nil {
+				return err
+			}
+			if !app.Sleep(ctx, min(o.Every, max(o.Length-time.Since(began), time.Millisecond))) {
+				return context.Cause(ctx) //nolint:wrapcheck // the reason of another
+			}
+		}
+		return nil
+	})
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("soak: %w", err)
+	}
+	return samples, nil
+}
+
+func (o SoakOptions) sample(ctx context.Context, conn *pgx.Conn, files ...string) (sample, error) {
+	var s sample
+	var err error
+	if s.Values[0], err = pg.Value[int64](ctx, conn, databaseSize); err != nil {
+		return s, fmt.Errorf("read the size of the database: %w", err)
+	}
+	for _, path := range files {
+		n, err := sizeOf(path)
+		if err != nil {
+			return s, err
+		}
+		s.Values[1] += n
+	}
+	s.Values[2], s.Values[3], s.Values[4], err = memory(os.Getpid())
+	return s, err
+}
+
+// sizeOf adds up the files of a directory, or is the size of one file. What goes away meanwhile counts nothing.
+func sizeOf(path string) (int64, error) {
+	total := int64(0)
+	err := filepath.WalkDir(path, func(_ string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			var info os.FileInfo
+			if info, err = entry.Info(); err == nil {
+				total += info.Size()
+			}
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err != nil {
+		return 0, fmt.Errorf("add up files: %w", err)
+	}
+	return total, nil
+}
+
+// memory adds up the private resident memory of a process, and of those that descend from it: of Postgres, and of all others.
+func memory(root int) (own, others, postgres int64, err error) { //nolint:nonamedreturns // they name what is counted
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return 0, 0, 0, fmt.Errorf("list processes: %w", err)
+	}
+	parent, bytes, name := map[int]int{}, map[int]int64{}, map[int]string{}
+	for _, dir := range dirs {
+		text, err := os.ReadFile(filepath.Join(dir, "status"))
+		if err != nil {
+			continue // it has ended
+		}
+		pid, _ := strconv.Atoi(filepath.Base(dir)) //nolint:errcheck // the pattern has digits alone
+		for line := range strings.Lines(string(text)) {
+			key, value, _ := strings.Cut(line, ":")
+			first, _, _ := strings.Cut(strings.TrimSpace(value), " ")
+			n, _ := strconv.ParseInt(first, 10, 64) //nolint:errcheck // zero for what is no number
+			switch key {
+			case "Name":
+				name[pid] = strings.TrimSpace(value)
+			case "PPid":
+				parent[pid] = int(n)
+			case "RssAnon":
+				bytes[pid] = n << 10
+			}
+		}
+	}
+	for pid, n := range bytes {
+		above := pid
+		for above > 1 && above != root {
+			above = parent[above]
+		}
+		switch {
+		case pid == root:
+			own += n
+		case above != root:
+		case strings.HasPrefix(name[pid], "postgres"):
+			postgres += n
+		default:
+			others += n
+		}
+	}
+	return own, others, postgres, nil
+}
+
+func (s sample) print(o SoakOptions) error {
+	mib := func(n int64) float64 { return float64(n) / (1 << 20) }
+	if s.At < o.Every {
+		if _, err := fmt.Fprintf(o.Out, "%8s %8s %12s %14s %12s %14s %16s\n", "minute", "lives", "database", "log files", "mesh memory", "agents memory",
+			"postgres memory"); err != nil {
+			return fmt.Errorf("print the table: %w", err)
+		}
+	}
+	v := s.Values
+	if _, err := fmt.Fprintf(o.Out, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %10.1f MiB %12.1f MiB\n", s.At.Minutes(), s.Lives, mib(v[0]), mib(v[1]), mib(v[2]),
+		mib(v[3]), mib(v[4])); err != nil {
+		return fmt.Errorf("print the table: %w", err)
+	}
+	return nil
+}
+
+// growth is by how much one value rises over the samples, as a share of its mean: by the line that is nearest to them all.
+func growth(samples []sample, value int) float64 {
+	if len(samples) < 2 {
+		return 0
+	}
+	var meanAt, mean float64
+	for _, s := range samples {
+		meanAt += s.At.Seconds() / float64(len(samples))
+		mean += float64(s.Values[value]) / float64(len(samples))
+	}
+	var both, square float64
+	for _, s := range samples {
+		d := s.At.Seconds() - meanAt
+		both, square = both+d*(float64(s.Values[value])-mean), square+d*d
+	}
+	if mean == 0 || square == 0 {
+		return 0
+	}
+	return both / square * (samples[len(samples)-1].At - samples[0].At).Seconds() / mean
+}
+
+// settled are the samples that are judged.
+func settled(samples []sample, length time.Duration) []sample {
+	from := min(Settled, length/3)
+	for i, s := range samples {
+		if s.At >= from {
+			return samples[i:]
+		}
+	}
+	return nil
+}
+
+// verdict judges the largest growth.
+func (o SoakOptions) verdict(ctx context.Context, samples []sample) (bench.Result, error) {
+	judged := settled(samples, o.Length)
+	if len(judged) < 3 {
+		return bench.Result{}, fmt.Errorf("bench soak: %d samples are too few to judge", len(judged))
+	}
+	details, err := bench.Environment(ctx, nil)
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it read
+	}
+	details["baseline"] = "growth from the time on that is judged, as a share of the mean"
+	details["minutes"], details["clients"], details["lives"] = o.Length.Minutes(), o.Clients, samples[len(samples)-1].Lives
+	details["judged_from"], details["samples"] = judged[0].At.Round(time.Second).String(), len(judged)
+	most := -1.0
+	for i, name := range measures {
+		rise := growth(judged, i)
+		details["growth_of_"+strings.ReplaceAll(name, " ", "_")] = rise
+		most = max(most, rise)
+	}
+	return bench.Result{
+		Name: "soak", Value: most * 100, Unit: "% growth", Baseline: MostGrowth * 100, Ratio: most / MostGrowth, Required: 1,
+		Passed: most <= MostGrowth, Details: details,
+	}, nil
+}
