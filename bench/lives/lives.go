@@ -133,7 +133,7 @@ func (o Options) inMesh(ctx context.Context, work func(context.Context, *dev.Mes
 	mesh, err := dev.New(ctx, dev.Deps{Logger: o.Logger, Out: io.Discard, Err: io.Discard, Version: o.Version, Began: time.Now()},
 		dev.Config{
 			Ephemeral: true, NoDemo: true, Nodes: 1, AgentBinary: o.Agent, DatabaseURL: server.AdminURL(), PolicyFile: terms,
-			RetentionSweep: sweep,
+			RetentionSweep: sweep, KeepEnded: time.Minute,
 		})
 	if err != nil {
 		return fmt.Errorf("build the mesh: %w", err)

@@ -131,11 +131,11 @@ func (o SoakOptions) sample(ctx context.Context, conn *pgx.Conn, files ...string
 	return s, err
 }
 
-// sizeOf adds up the files of a directory, or is the size of one file. What goes away meanwhile counts nothing.
+// sizeOf adds up the logs of a directory, and launch logs among them, or is the size of one. What goes away meanwhile counts nothing.
 func sizeOf(path string) (int64, error) {
 	total := int64(0)
-	err := filepath.WalkDir(path, func(_ string, entry os.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
+	err := filepath.WalkDir(path, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && (strings.HasSuffix(path, ".log") || strings.HasSuffix(path, ".jsonl")) {
 			var info os.FileInfo
 			if info, err = entry.Info(); err == nil {
 				total += info.Size()

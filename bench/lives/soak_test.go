@@ -51,10 +51,12 @@ func TestASoakIsJudgedByWhatGrowsAfterItHasSettled(t *testing.T) {
 
 func TestSizesOfASoakAreRead(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 4711), 0o600); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"agent.log", "launches.jsonl", "agent"} {
+		if err := os.WriteFile(filepath.Join(dir, name), make([]byte, 4711), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if n, err := sizeOf(dir); err != nil || n != 4711 {
+	if n, err := sizeOf(dir); err != nil || n != 2*4711 {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	own, _, _, err := memory(os.Getpid())

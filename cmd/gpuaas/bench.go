@@ -192,7 +192,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	whole.Flags().IntVar(&o.clients, "clients", 4, "how many of them at once")
 	soak := add("soak", "Whether database and processes stay as large as they are, hour after hour", 0, benchSoak)
 	soak.Long = "Creates, recreates and decommissions workspaces without a pause, in a mesh whose terms are a minute. Every 15 s it reads the sizes of the\n" +
-		"database and the files of the mesh, its logs among them, and the memory of the mesh, its agents and Postgres. From minute 15 on, or from a third of a shorter run, a line is\n" +
+		"database and the logs of the mesh, and the memory of the mesh, its agents and Postgres. From minute 15 on, or from a third of a shorter run, a line is\n" +
 		"laid through each of them: over the rest of the run it may rise by 1 % of the mean."
 	soak.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	soak.Flags().IntVar(&o.minutes, "minutes", 45, "how long")

@@ -43,6 +43,8 @@ type Config struct {
 	Statements  bool // our Postgres counts what each statement costs, if it can
 	// RetentionSweep is how often history is cut; zero: as the services do by default.
 	RetentionSweep time.Duration
+	// KeepEnded is how long what an ended instance left on its host stays; zero: as lifecycle does by default.
+	KeepEnded time.Duration
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
 	SeededDatabase bool
 

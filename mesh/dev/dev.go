@@ -275,6 +275,7 @@ func (m *Mesh) makePlan(ctx context.Context) error {
 		Material: m.material, TrustDomain: TrustDomain, AgentBinary: m.cfg.agent, BoxDir: m.boxDir(), Redis: m.stores.RedisKind() != "none",
 		Placement: "process", Profile: "dev", Reflection: true, Drain: 2 * time.Second,
 		RetentionSweep: m.cfg.RetentionSweep,
+		KeepEnded:      m.cfg.KeepEnded,
 		SeededDatabase: m.cfg.SeededDatabase,
 		Addresses: topology.Addresses{
 			Recovery: internal[0], Lifecycle: internal[1], Console: m.cfg.ConsoleAddr, Enroll: m.cfg.EnrollAddr, Agents: m.cfg.NodeAddr,

@@ -42,6 +42,8 @@ type Plan struct {
 	DatabaseVolume string        // a directory on the volume of the database, where recovery sees it; may be empty
 	// RetentionSweep is how often history is cut; zero: as the services do by default.
 	RetentionSweep time.Duration
+	// KeepEnded is how long what an ended instance left on its host stays, and its line in the launch log; zero: as lifecycle does by default.
+	KeepEnded time.Duration
 	// SeededDatabase allows a database whose fleet was loaded by a bench.
 	SeededDatabase bool
 }
@@ -118,6 +120,7 @@ func (p Plan) Readmodel(ops string, hosts []string) readmodel.Config {
 func (p Plan) Boxes() process.Config {
 	c := lifecycle.Default().Placement.Process
 	c.Dir, c.AgentBinary, c.CAFile = p.BoxDir, p.AgentBinary, p.Material.ServiceRoots()
+	c.KeepEnded, c.RememberEnded = p.KeepEnded, p.KeepEnded
 	c.APIURL, c.EnrollURL = p.Addresses.Agents, "https://"+p.Addresses.Enroll
 	return c
 }
