@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/mesh/internal/ids"
@@ -15,20 +16,22 @@ import (
 
 // Correlation holds the ids that tie together what belongs together; empty ones are unknown.
 type Correlation struct {
-	CorrelationID  string `db:"correlation_id" expr:"COALESCE(@.correlation_id, '')"`
-	TenantID       string `db:"tenant_id" expr:"COALESCE(@.tenant_id, '')"`
-	WorkspaceID    string `db:"workspace_id" expr:"COALESCE(@.workspace_id, '')"`
-	WorkflowID     string `db:"workflow_id" expr:"COALESCE(@.workflow_id, '')"`
-	AllocationID   string `db:"allocation_id" expr:"COALESCE(@.allocation_id, '')"`
-	TaskID         string `db:"task_id" expr:"COALESCE(@.task_id, CASE @.aggregate_type WHEN 'task' THEN @.aggregate_id END, '')"`
-	NodeID         string `db:"node_id" expr:"COALESCE(@.node_id, '')"`
-	NodeInstanceID string `db:"node_instance_id" expr:"COALESCE(@.node_instance_id, '')"`
+	CorrelationID  string `db:"correlation_id" expr:"COALESCE(@.correlation_uuid::text, @.correlation_id, '')"`
+	TenantID       string `db:"tenant_id" expr:"COALESCE(@.tenant_uuid::text, @.tenant_id, '')"`
+	WorkspaceID    string `db:"workspace_id" expr:"COALESCE(@.workspace_uuid::text, @.workspace_id, '')"`
+	WorkflowID     string `db:"workflow_id" expr:"COALESCE(@.workflow_uuid::text, @.workflow_id, '')"`
+	AllocationID   string `db:"allocation_id" expr:"COALESCE(@.allocation_uuid::text, @.allocation_id, '')"`
+	TaskID         string `db:"task_id" expr:"COALESCE(@.task_uuid::text, @.task_id, CASE @.aggregate_type WHEN 'task' THEN @.aggregate_id END, '')"`
+	NodeID         string `db:"node_id" expr:"COALESCE(@.node_uuid::text, @.node_id, '')"`
+	NodeInstanceID string `db:"node_instance_id" expr:"COALESCE(@.node_instance_uuid::text, @.node_instance_id, '')"`
 }
 
 // Event is a fact to be appended.
 type Event struct {
-	// ID is a UUIDv7; empty draws one.
+	// ID is a UUIDv7; empty draws one, unless the event is Unnamed.
 	ID string
+	// Unnamed events are those that no caller waits for: without an id they spare the index of ids. What is stored as JSON has one all the same.
+	Unnamed bool
 	// Kind says what happened, such as "workspace.state_changed".
 	Kind string
 	// AggregateType and AggregateID name the row whose change this is; AggregateVersion is the version it now has.
@@ -52,7 +55,7 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 	evs = slices.Clone(evs) // ids are drawn into it
 	contents := make([]content, len(evs))
 	for i, e := range evs {
-		if e.ID == "" {
+		if e.ID == "" && (e.JSON || !e.Unnamed) { // the audit log knows its entries by their ids
 			evs[i].ID = ids.New()
 		}
 		var err error
@@ -60,19 +63,35 @@ func Append(ctx context.Context, tx pgx.Tx, evs ...Event) (string, error) {
 			return "", fmt.Errorf("append event %s: %w", e.Kind, err)
 		}
 	}
-	insert, args := appendOne, evs[0].values(contents[0])
-	if len(evs) > 1 { // arrays cost both sides more than they save for one row
-		insert, args = appendMany, columns(evs, contents)
-	}
+	insert, args := statementFor(evs, contents)
 	if err := pg.Queue(ctx, tx, insert, args...); err != nil {
 		return "", fmt.Errorf("append events: %w", err)
 	}
 	return evs[len(evs)-1].ID, nil
 }
 
-const insertEvent = `
+// statementFor returns the statement that inserts evs, and its arguments. Arrays cost both sides more than they save for one row.
+func statementFor(evs []Event, contents []content) (*pg.Statement, []any) {
+	belongs, uuids := belongings(evs)
+	switch {
+	case uuids && len(evs) == 1:
+		return appendOneUUIDs, evs[0].uuidValues(contents[0], belongs)
+	case uuids:
+		return appendManyUUIDs, uuidColumns(evs, contents, belongs)
+	case len(evs) == 1:
+		return appendOne, evs[0].values(contents[0])
+	}
+	return appendMany, columns(evs, contents)
+}
+
+const (
+	insertEvent = `
 		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, correlation_id,
 			tenant_id, workspace_id, workflow_id, allocation_id, task_id, node_id, node_instance_id)`
+	insertUUIDs = `
+		INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, correlation_uuid,
+			tenant_uuid, workspace_uuid, workflow_uuid, allocation_uuid, task_uuid, node_uuid, node_instance_uuid)`
+)
 
 var (
 	appendOne = pg.DefineShared(writers, "events.append_one", insertEvent+`
@@ -81,6 +100,16 @@ var (
 	appendMany = pg.DefineShared(writers, "events.append_many", insertEvents(`e.aggregate_version`))
 	appendSeen = pg.Define(pg.RoleNodeAPI, "events.append_seen",
 		insertEvents(`(EXTRACT(EPOCH FROM mesh.clock()) * 1000000)::bigint - e.aggregate_version`))
+
+	appendOneUUIDs = pg.DefineShared(writers, "events.append_one_uuids", insertUUIDs+`
+		VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`)
+	appendManyUUIDs = pg.DefineShared(writers, "events.append_many_uuids", insertUUIDs+`
+		SELECT e.id, e.kind, e.aggregate_type, e.aggregate_id, e.aggregate_version, e.payload::jsonb, e.body, e.body_type,
+			e.c1, e.c2, e.c3, e.c4, e.c5, e.c6, e.c7, e.c8
+		FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bytea[], $8::text[], $9::uuid[],
+			$10::uuid[], $11::uuid[], $12::uuid[], $13::uuid[], $14::uuid[], $15::uuid[], $16::uuid[]) WITH ORDINALITY
+			AS e (id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, c1, c2, c3, c4, c5, c6, c7, c8, n)
+		ORDER BY e.n`)
 )
 
 // insertEvents inserts the events of arrays; version is what each gets.
@@ -95,15 +124,6 @@ func insertEvents(version string) string {
 		ORDER BY e.n`
 }
 
-// columnTexts are the columns of the event's correlation as they are stored: the id of a task whose change it is stands in aggregate_id already.
-func (e Event) columnTexts() [8]string {
-	c := e.Correlation
-	if e.AggregateType == "task" && c.TaskID == e.AggregateID {
-		c.TaskID = ""
-	}
-	return c.texts()
-}
-
 // texts are the columns of the correlation, in the order of the statements.
 func (c Correlation) texts() [8]string {
 	return [8]string{c.CorrelationID, c.TenantID, c.WorkspaceID, c.WorkflowID, c.AllocationID, c.TaskID, c.NodeID, c.NodeInstanceID}
@@ -111,32 +131,44 @@ func (c Correlation) texts() [8]string {
 
 // values are the arguments of appendOne.
 func (e Event) values(c content) []any {
-	args := append(make([]any, 0, 16), e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, c.json, c.body, c.bodyType)
-	for _, id := range e.columnTexts() {
+	args := append(make([]any, 0, 16), e.common(c)...)
+	for _, id := range e.texts() {
 		args = append(args, id)
 	}
 	return args
 }
 
+// common are the arguments that appendOne and appendOneUUIDs share.
+func (e Event) common(c content) []any {
+	id, _ := parseUUID(e.ID)
+	return []any{id, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion, c.json, c.body, c.bodyType}
+}
+
 // columns are the arguments of appendMany.
 func columns(evs []Event, contents []content) []any {
-	n := len(evs)
-	eventIDs, kinds, types, aggregates, versions := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
-	texts, bodies, bodyTypes := make([]*string, n), make([][]byte, n), make([]*string, n)
 	var correlation [8][]string
-	for i := range correlation {
-		correlation[i] = make([]string, n)
-	}
-	for i, e := range evs {
-		eventIDs[i], kinds[i], types[i], aggregates[i], versions[i] = e.ID, e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion
-		texts[i], bodies[i], bodyTypes[i] = contents[i].json, contents[i].body, contents[i].bodyType
-		for c, id := range e.columnTexts() {
-			correlation[c][i] = id
+	for _, e := range evs {
+		for c, id := range e.texts() {
+			correlation[c] = append(correlation[c], id)
 		}
 	}
-	args := append(make([]any, 0, 16), eventIDs, kinds, types, aggregates, versions, texts, bodies, bodyTypes)
+	args := append(make([]any, 0, 16), commonColumns(evs, contents)...)
 	for _, c := range correlation {
 		args = append(args, c)
 	}
 	return args
+}
+
+// commonColumns are the arguments that appendMany and appendManyUUIDs share.
+func commonColumns(evs []Event, contents []content) []any {
+	n := len(evs)
+	eventIDs, versions := make(pgtype.FlatArray[pgtype.UUID], n), make([]int64, n)
+	kinds, types, aggregates := make([]string, n), make([]string, n), make([]string, n)
+	texts, bodies, bodyTypes := make([]*string, n), make([][]byte, n), make([]*string, n)
+	for i, e := range evs {
+		eventIDs[i], _ = parseUUID(e.ID)
+		kinds[i], types[i], aggregates[i], versions[i] = e.Kind, e.AggregateType, e.AggregateID, e.AggregateVersion
+		texts[i], bodies[i], bodyTypes[i] = contents[i].json, contents[i].body, contents[i].bodyType
+	}
+	return []any{eventIDs, kinds, types, aggregates, versions, texts, bodies, bodyTypes}
 }

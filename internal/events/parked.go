@@ -15,7 +15,7 @@ import (
 type ParkedEvent struct {
 	Consumer string    `db:"consumer"`
 	Pos      int64     `db:"pos"`
-	EventID  string    `db:"event_id" expr:"@.event_id::text"`
+	EventID  string    `db:"event_id" expr:"COALESCE(@.event_id::text, '')"`
 	Kind     string    `db:"kind"`
 	Error    string    `db:"error"`
 	Attempts int       `db:"attempts"`
@@ -24,7 +24,8 @@ type ParkedEvent struct {
 
 var (
 	park = pg.DefineByRole(writers, "events.park", func(schema string) string {
-		return `INSERT INTO ` + schema + `.parked_event (consumer, pos, event_id, kind, error, attempts) VALUES ($1, $2, $3, $4, $5, $6)
+		return `INSERT INTO ` + schema + `.parked_event (consumer, pos, event_id, kind, error, attempts)
+			VALUES ($1, $2, NULLIF($3, '')::uuid, $4, $5, $6)
 			ON CONFLICT (consumer, pos) DO UPDATE SET error = EXCLUDED.error, attempts = parked_event.attempts + EXCLUDED.attempts,
 				parked_at = mesh.clock()`
 	})

@@ -53,8 +53,9 @@ func (e Event) content() (content, error) {
 
 // Record is a numbered event as readers get it.
 type Record struct {
-	Pos              int64  `db:"-"`
-	ID               string `db:"id" expr:"@.id::text"`
+	Pos int64 `db:"-"`
+	// ID is empty of an event that no caller waits for.
+	ID               string `db:"id" expr:"COALESCE(@.id::text, '')"`
 	Source           string `db:"source"`
 	Kind             string `db:"kind"`
 	AggregateType    string `db:"aggregate_type"`

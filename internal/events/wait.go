@@ -25,12 +25,10 @@ var (
 var (
 	// A number stands in the first row that reaches as high, or, if the event committed late, in one after it.
 	readPositions = pg.DefineByRole(writers, "events.read_positions", func(schema string) string {
-		return `
-		SELECT COALESCE((
-				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
-				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1
-			), 0)::bigint, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0)
-		FROM events.event e WHERE e.id = $1::uuid`
+		return positionsOf(schema, `events.event e WHERE e.id = $1::uuid`)
+	})
+	readPositionsOfSeq = pg.DefineByRole(writers, "events.read_positions_of_seq", func(schema string) string {
+		return positionsOf(schema, `(SELECT $1::bigint AS seq) e`)
 	})
 
 	readBlockers = pg.DefineShared(readers, "events.read_blockers", `
@@ -63,6 +61,16 @@ var (
 		SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event WHERE seq = ANY($1)`)
 )
 
+// positionsOf reads the position of an event and of a cursor.
+func positionsOf(schema, event string) string {
+	return `
+		SELECT COALESCE((
+				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
+				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1
+			), 0)::bigint, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0)
+		FROM ` + event
+}
+
 // UnreadSQL returns an expression for the age in seconds of the oldest event that the consumer whose cursor stands in schema has not read, numbered or not;
 // 0 if it has read all. Whoever judges by what such a consumer wrote down, beside what is read from tables directly, must not do so while it is behind. It
 // reads a few rows, however far behind that is.
@@ -90,13 +98,22 @@ func (c *Consumer) WaitFor(ctx context.Context, token string) error {
 	if !ids.Valid(token) {
 		return ErrUnknownPosition
 	}
+	return c.waitFor(ctx, readPositions.For(c.cfg.Schema), token)
+}
+
+// WaitForSeq is WaitFor for an event that is known by its seq.
+func (c *Consumer) WaitForSeq(ctx context.Context, seq int64) error {
+	return c.waitFor(ctx, readPositionsOfSeq.For(c.cfg.Schema), seq)
+}
+
+func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) error {
 	ctx, cancel := context.WithTimeout(ctx, MaxWait)
 	defer cancel()
 	// Signals of this process come at once; another replica's progress shows only in the table.
 	const tick = 10 * time.Millisecond
 	for {
 		numbered, advanced := c.deps.Numbered.C(), c.advanced.C()
-		pos, cursor, err := c.positions(ctx, token)
+		pos, cursor, err := c.positions(ctx, read, event)
 		switch {
 		case err == nil && pos > 0 && cursor >= pos:
 			return nil
@@ -122,9 +139,9 @@ func (c *Consumer) WaitFor(ctx context.Context, token string) error {
 }
 
 // positions reads the event's position (zero if not numbered yet) and the cursor's (zero if there is none yet).
-func (c *Consumer) positions(ctx context.Context, token string) (int64, int64, error) {
+func (c *Consumer) positions(ctx context.Context, read *pg.Statement, event any) (int64, int64, error) {
 	var pos, cursor int64
-	err := pg.QueryRow(ctx, c.deps.Pool, readPositions.For(c.cfg.Schema), token, c.cfg.Name).Scan(&pos, &cursor)
+	err := pg.QueryRow(ctx, c.deps.Pool, read, event, c.cfg.Name).Scan(&pos, &cursor)
 	if pg.IsNoRows(err) {
 		return 0, 0, ErrUnknownPosition
 	}

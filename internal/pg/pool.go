@@ -40,6 +40,13 @@ type Config struct {
 // IdleInTxTimeout is what every login role has as idle_in_transaction_session_timeout, as Postgres spells it.
 const IdleInTxTimeout = "30s"
 
+// FormatSetting is the setting by which the database knows which forms of stored events a session reads, and Format that of this build: bodies in the bytes
+// of protobuf (the migration event_bodies), and uuids (event_ids).
+const (
+	FormatSetting = "events.format"
+	Format        = "protobuf, uuids"
+)
+
 // WriterSetting is the setting by which triggers know the sessions of the product, whose value is WriterProduct, from those
 // of a person: rows that were written in another session were changed by hand.
 const (
@@ -84,7 +91,7 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	set["timezone"] = "UTC"
 	// A host that is gone without a word holds its locks for half a minute, and not for the two hours of the system's defaults.
 	set["tcp_keepalives_idle"], set["tcp_keepalives_interval"], set["tcp_keepalives_count"] = "15", "5", "3"
-	set["events.format"] = "protobuf" // this build reads events that are stored so; see the migration event_bodies
+	set[FormatSetting] = Format
 	set[WriterSetting] = WriterProduct
 	setMillis(set, "statement_timeout", orDefault(cfg.StatementTimeout, 30*time.Second))
 	setMillis(set, "idle_in_transaction_session_timeout", orDefault(cfg.IdleInTxTimeout, 30*time.Second))

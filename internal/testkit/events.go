@@ -44,6 +44,15 @@ func (e Event) Text(path ...string) string {
 	return fmt.Sprint(at)
 }
 
+// EventRows is what to select events from: the columns of what they belong to are texts, however they are stored.
+var EventRows = func() string {
+	columns := "xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, created_at"
+	for _, c := range []string{"correlation", "tenant", "workspace", "workflow", "allocation", "task", "node", "node_instance"} {
+		columns += fmt.Sprintf(", COALESCE(%[1]s_uuid::text, %[1]s_id) AS %[1]s_id, NULL::uuid AS %[1]s_uuid", c)
+	}
+	return "(SELECT " + columns + " FROM events.event) AS event"
+}()
+
 // Events returns the events, numbered or not, for which a condition on the columns of events.event holds, in the order of their seq.
 func Events(tb testing.TB, q pg.Querier, where string, args ...any) []Event {
 	tb.Helper()
@@ -56,7 +65,7 @@ func Events(tb testing.TB, q pg.Querier, where string, args ...any) []Event {
 
 // ReadEvents is Events for what is not a testing.TB, or waits.
 func ReadEvents(ctx context.Context, q pg.Querier, where string, args ...any) ([]Event, error) {
-	rows, err := q.Query(ctx, `SELECT `+pg.Columns[Event]("event")+` FROM events.event WHERE `+where+` ORDER BY seq`, args...)
+	rows, err := q.Query(ctx, `SELECT `+pg.Columns[Event]("event")+` FROM `+EventRows+` WHERE `+where+` ORDER BY seq`, args...)
 	if err != nil {
 		return nil, fmt.Errorf("read events: %w", err)
 	}

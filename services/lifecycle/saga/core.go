@@ -180,22 +180,37 @@ func (j *journal) workspace(w *Workspace) error {
 	return nil
 }
 
-// flush appends what was collected. The position token is the id of the last event.
+// flush appends what was collected, for no caller to wait for.
 func (j *journal) flush(ctx context.Context, tx pgx.Tx) error {
-	_, err := j.flushPos(ctx, tx)
-	return err
+	list := j.take()
+	if len(list) == 0 {
+		return nil
+	}
+	_, err := events.Append(ctx, tx, list...)
+	return err //nolint:wrapcheck // it says what it appended
 }
 
+// flushPos is flush for a command that answers a position token: the id of the last event.
 func (j *journal) flushPos(ctx context.Context, tx pgx.Tx) (string, error) {
+	list := j.take()
+	if len(list) == 0 {
+		return "", nil
+	}
+	list[len(list)-1].Unnamed = false
+	return events.Append(ctx, tx, list...) //nolint:wrapcheck // it says what it appended
+}
+
+// take returns the events of what was collected, unnamed, which the journal has no more.
+func (j *journal) take() []events.Event {
 	for _, a := range j.lone {
 		j.list = append(j.list, stepEvent(a))
 	}
-	if len(j.list) == 0 {
-		return "", nil
+	list := j.list
+	for i := range list {
+		list[i].Unnamed = true
 	}
-	pos, err := events.Append(ctx, tx, j.list...)
-	j.list, j.lone, j.runs = j.list[:0], nil, nil
-	return pos, err
+	j.list, j.lone, j.runs = nil, nil, nil
+	return list
 }
 
 func announceClaim(ctx context.Context, tx pgx.Tx, c *Claim) error {

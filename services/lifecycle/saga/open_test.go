@@ -45,7 +45,7 @@ func (b *bed) announced(id string) error {
 		return err
 	}
 	rows, err := b.db.Pool(pg.RoleLifecycle).Query(ctx,
-		`SELECT kind, body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM events.event WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
+		`SELECT kind, body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM `+testkit.EventRows+` WHERE workflow_id = $1 AND kind IN ('run.changed', 'step.changed') ORDER BY seq`, id)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func (b *bed) firstEvent(id string) *lifecyclev1.Run {
 	var r events.Record
 	run := &lifecyclev1.Run{}
 	err := b.db.Pool(pg.RoleLifecycle).QueryRow(testkit.Context(b.t),
-		`SELECT body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM events.event
+		`SELECT body, body_type, correlation_id, tenant_id, workspace_id, workflow_id FROM `+testkit.EventRows+`
 		WHERE aggregate_id = $1 AND kind = 'run.changed' AND aggregate_version = 1`, id).Scan(
 		&r.Body, &r.BodyType, &r.CorrelationID, &r.TenantID, &r.WorkspaceID, &r.WorkflowID)
 	if err == nil {

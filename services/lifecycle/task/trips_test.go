@@ -46,7 +46,7 @@ func (k *kit) counted() *trips {
 	}
 	c := &trips{}
 	config.ConnConfig.Tracer = c
-	config.ConnConfig.RuntimeParams["events.format"] = "protobuf"
+	config.ConnConfig.RuntimeParams[pg.FormatSetting] = pg.Format
 	config.MaxConns = 1
 	pool, err := pgxpool.NewWithConfig(testkit.Context(k.t), config)
 	if err != nil {

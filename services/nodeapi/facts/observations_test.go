@@ -93,7 +93,7 @@ func (s *site) write(w *Writer) {
 // written are the observations in the log, in their order.
 func (s *site) written() []*nodev1.Observation {
 	s.t.Helper()
-	rows, err := s.pool.Query(s.ctx, `SELECT body, body_type, workspace_id::text FROM events.event WHERE kind = 'workload.observed' ORDER BY seq`)
+	rows, err := s.pool.Query(s.ctx, `SELECT body, body_type, workspace_id FROM `+testkit.EventRows+` WHERE kind = 'workload.observed' ORDER BY seq`)
 	if err != nil {
 		s.t.Fatal(err)
 	}

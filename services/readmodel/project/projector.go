@@ -116,21 +116,21 @@ func (p *Projector) WaitFor(ctx context.Context, token string) error {
 }
 
 var (
-	newestEvent  = pg.Define(pg.RoleReadmodel, "project.newest_event", `SELECT id::text FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1`)
+	newestEvent  = pg.Define(pg.RoleReadmodel, "project.newest_event", `SELECT seq FROM events.event WHERE kind = ANY($1) ORDER BY seq DESC LIMIT 1`)
 	readPosition = pg.Define(pg.RoleReadmodel, "project.position", `SELECT COALESCE((SELECT pos FROM readmodel.event_cursor WHERE name = $1), 0)`)
 )
 
 // CatchUp waits until what is committed now is projected, at most two seconds; it answers no error if that takes longer. It is for a lookup that
 // found nothing: the object may be newer than the projection.
 func (p *Projector) CatchUp(ctx context.Context) error {
-	token, err := pg.Value[string](ctx, p.db, newestEvent, Kinds())
+	seq, err := pg.Value[int64](ctx, p.db, newestEvent, Kinds())
 	if pg.IsNoRows(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("read the newest event: %w", err)
 	}
-	if err := p.consumer.WaitFor(ctx, token); err != nil && !errors.Is(err, events.ErrBehind) {
+	if err := p.consumer.WaitForSeq(ctx, seq); err != nil && !errors.Is(err, events.ErrBehind) {
 		return fmt.Errorf("wait for the newest event: %w", err)
 	}
 	return nil

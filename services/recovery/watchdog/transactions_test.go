@@ -46,7 +46,7 @@ func TestARoundIsOneTransaction(t *testing.T) {
 	config, err := pgxpool.ParseConfig(k.db.URL(pg.RoleRecovery))
 	k.must(err)
 	config.ConnConfig.Tracer = counted
-	config.ConnConfig.RuntimeParams["events.format"] = "protobuf"
+	config.ConnConfig.RuntimeParams[pg.FormatSetting] = pg.Format
 	pool, err := pgxpool.NewWithConfig(k.ctx, config)
 	k.must(err)
 	t.Cleanup(pool.Close)
