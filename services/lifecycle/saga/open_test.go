@@ -133,8 +133,19 @@ func TestAnAttemptIsWrittenOnce(t *testing.T) {
 	close(goOn)
 	b.await(id, 5*time.Second, "succeeded")
 	b.numbered(ws, b.timeline(id), 4)
-	if list := b.timeline(id); string(list[2].Output) != `{"answer": 42}` {
+	list = b.timeline(id)
+	if string(list[2].Output) != `{"answer": 42}` {
 		t.Errorf("output = %s", list[2].Output)
+	}
+	for _, a := range list {
+		if a.IdemKey != id+"/"+a.Name+"/do" {
+			t.Errorf("the key of %q is %q", a.Name, a.IdemKey)
+		}
+	}
+	var n int
+	if err := b.db.Pool(pg.RoleLifecycle).QueryRow(t.Context(), `SELECT count(*) FROM lifecycle.saga_step WHERE run_id = $1 AND idem_key <> ''`, id).
+		Scan(&n); err != nil || n != 0 {
+		t.Errorf("%d attempts that have ended keep a key that is made of their columns", n)
 	}
 	if err := b.announced(id); err != nil {
 		t.Error(err)

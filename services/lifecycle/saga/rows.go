@@ -106,7 +106,7 @@ type Attempt struct {
 	Fence       int64           `db:"fence"`
 	OpSeq       int64           `db:"op_seq"`
 	State       string          `db:"state"`
-	IdemKey     string          `db:"idem_key"`
+	IdemKey     string          `db:"idem_key" expr:"COALESCE(NULLIF(@.idem_key, ''), @.run_id || '/' || @.name || '/' || @.dir)"` // made of the row, once it is closed
 	StartedAt   time.Time       `db:"started_at"`
 	HeartbeatAt *time.Time      `db:"heartbeat_at"`
 	ProgressAt  *time.Time      `db:"progress_at"`
