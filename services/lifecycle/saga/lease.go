@@ -69,10 +69,13 @@ func (c *Core) leaseRows(ctx context.Context, tx pgx.Tx, owner string, length ti
 	for rows.Next() {
 		h := &held{outputs: map[string]json.RawMessage{}}
 		var left float64
-		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused, &h.former.fence, &h.former.attempt, &h.former.since})...); err != nil {
+		if err := rows.Scan(join(targets(&h.run), []any{&left, &h.paused, &h.former.fence, &h.former.attempt, &h.former.since, &h.outdrawn})...); err != nil {
 			return nil, nil, &unreadableError{runID: h.run.ID, err: err}
 		}
 		h.runLeft, h.overdue = seconds(left), left <= 0
+		if h.outdrawn {
+			h.former = formerLease{} // what is open is a row of the build that drew, and what stands in the run's row is older
+		}
 		if h.def, err = c.drivable(&h.run); err != nil {
 			bad = append(bad, &unreadableError{runID: h.run.ID, err: err, former: h.former})
 			continue
@@ -167,14 +170,24 @@ func (c *Core) openAttempts(ctx context.Context, tx pgx.Tx, leased []*held) erro
 		return err
 	}
 	byID := map[string]*Run{}
-	var toOpen []string
+	var toOpen, outdrawn []string
 	runs := make([]*Run, 0, len(leased))
 	for _, h := range leased {
+		if h.outdrawn {
+			outdrawn = append(outdrawn, h.run.ID)
+			h.run.OpSeq = h.run.OpLast
+		}
 		if h.attempt.RunID == "" && h.run.OpenAttempt == 0 {
 			toOpen = append(toOpen, h.run.ID)
 		}
 		byID[h.run.ID] = &h.run
 		runs = append(runs, &h.run)
+	}
+	if len(outdrawn) > 0 {
+		// A build without ranges has driven them meanwhile: what is left of their ranges is below the numbers that it has given away.
+		if err := pg.Queue(ctx, tx, useUpRange, outdrawn); err != nil {
+			return fmt.Errorf("use up ranges: %w", err)
+		}
 	}
 	if len(toOpen) > 0 {
 		if err := opened(ctx, tx, openNext, toOpen, byID); err != nil {

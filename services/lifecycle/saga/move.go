@@ -17,13 +17,14 @@ import (
 
 // held is a run that this process drives: its row and its open attempt as of the last transaction.
 type held struct {
-	run     Run
-	attempt Attempt
-	def     *Definition
-	outputs map[string]json.RawMessage
-	overdue bool // the run is past its deadline
-	paused  bool // rollback mode was set at the last transaction
-	former  formerLease
+	run      Run
+	attempt  Attempt
+	def      *Definition
+	outputs  map[string]json.RawMessage
+	overdue  bool // the run is past its deadline
+	paused   bool // rollback mode was set at the last transaction
+	former   formerLease
+	outdrawn bool // others have drawn numbers of the workspace since the run was given its range
 	// runLeft is how much of the run's deadline was left at the last transaction.
 	runLeft time.Duration
 }

@@ -35,7 +35,8 @@ var (
 			version = r.version + 1
 		FROM c WHERE r.id = c.id
 		RETURNING `+runColumns+`, COALESCE(extract(epoch FROM r.deadline_at - mesh.clock()), 86400)::float8,
-			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since`)
+			(SELECT mesh.rolled_back()), c.fence, c.open_attempt, c.open_since,
+			COALESCE((SELECT w.op_seq FROM lifecycle.workspace w WHERE w.id = r.workspace_id) > r.op_last, false)`)
 	anyLive = pg.Define(pg.RoleLifecycle, "saga.any_live", `
 		SELECT EXISTS (SELECT 1 FROM lifecycle.saga_run r WHERE r.state IN ('pending', 'running', 'waiting', 'compensating'))`)
 	resumeAttempts = pg.Define(pg.RoleLifecycle, "saga.resume_attempts", `

@@ -47,6 +47,9 @@ var (
 	dropOpen = pg.Define(pg.RoleLifecycle, "saga.drop_open", `
 		UPDATE lifecycle.saga_run r SET open_attempt = 0, open_since = NULL
 		WHERE r.id = ANY ($1::uuid[]) AND r.open_attempt > 0`)
+	// useUpRange takes from runs what is left of their ranges.
+	useUpRange = pg.Define(pg.RoleLifecycle, "saga.use_up_range", `
+		UPDATE lifecycle.saga_run r SET op_seq = r.op_last WHERE r.id = ANY ($1::uuid[])`)
 	// openNext opens the next attempt of runs that were just leased.
 	openNext = pg.Define(pg.RoleLifecycle, "saga.open_attempts", `
 		UPDATE lifecycle.saga_run r SET op_seq = mesh.next(r.op_seq), open_since = mesh.clock(),
