@@ -98,6 +98,7 @@ type Client struct {
 	Instances   readmodelv1connect.InstanceServiceClient
 	Retention   readmodelv1connect.RetentionServiceClient
 	Projections readmodelv1connect.ProjectionServiceClient
+	Events      readmodelv1connect.EventServiceClient
 
 	http *http.Client
 }
@@ -132,6 +133,7 @@ func Dial(cfg Config) (*Client, error) {
 		Instances:   readmodelv1connect.NewInstanceServiceClient(hc, base, options...),
 		Retention:   readmodelv1connect.NewRetentionServiceClient(hc, base, options...),
 		Projections: readmodelv1connect.NewProjectionServiceClient(hc, base, options...),
+		Events:      readmodelv1connect.NewEventServiceClient(hc, base, options...),
 		http:        hc,
 	}, nil
 }

@@ -232,6 +232,10 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}
+	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB), s.options()...)
+	if err := s.people.Mount(path, handler); err != nil {
+		return err //nolint:wrapcheck // it says what
+	}
 	path, handler = readmodelv1connect.NewReleaseServiceHandler(gateway.NewReleases(query, deps), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what

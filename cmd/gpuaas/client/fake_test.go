@@ -43,6 +43,7 @@ type fake struct {
 	readmodelv1connect.UnimplementedKeyServiceHandler
 	readmodelv1connect.UnimplementedRetentionServiceHandler
 	readmodelv1connect.UnimplementedProjectionServiceHandler
+	readmodelv1connect.UnimplementedEventServiceHandler
 	readmodelv1connect.UnimplementedPeopleServiceHandler
 
 	path string // of the contexts file
@@ -196,6 +197,7 @@ func mesh(t *testing.T) *fake {
 		func() (string, http.Handler) { return readmodelv1connect.NewKeyServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewRetentionServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewProjectionServiceHandler(f, options...) },
+		func() (string, http.Handler) { return readmodelv1connect.NewEventServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewEscalationServiceHandler(f, options...) },
 		func() (string, http.Handler) { return readmodelv1connect.NewPeopleServiceHandler(f, options...) },
 	} {

@@ -98,7 +98,7 @@ func (p *Program) Flags(root *cobra.Command) {
 func (p *Program) Commands() []*cobra.Command {
 	return []*cobra.Command{
 		p.statusCommand(), p.tenantsCommand(), p.peopleCommand(), p.nodesCommand(), p.workspacesCommand(), p.instancesCommand(), p.claimsCommand(),
-		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.policyCommand(),
+		p.allocationsCommand(), p.findingsCommand(), p.tasksCommand(), p.auditCommand(), p.eventsCommand(), p.policyCommand(),
 		p.explainCommand(), p.incidentsCommand(), p.brakeCommand(), p.rollbackCommand(), p.keysCommand(), p.retentionCommand(), p.projectionsCommand(),
 		p.configCommand(),
 	}
