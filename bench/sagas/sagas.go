@@ -19,6 +19,9 @@ const (
 	Aim      = 0.035
 )
 
+// MaxWAL bounds the bytes of the write-ahead log that a run costs.
+const MaxWAL = 13_000
+
 const (
 	stepCount  = 6
 	definition = "bench"
@@ -109,7 +112,11 @@ func Run(ctx context.Context, opts Options) (bench.Result, error) {
 	details["loaded_start_to_done_ms_p50"], details["loaded_start_to_done_ms_p95"] = bench.Percentile(loaded.done, .5), bench.Percentile(loaded.done, .95)
 	details["idle_start_to_done_ms_p50"], details["idle_start_to_done_ms_p95"] = bench.Percentile(idle.done, .5), bench.Percentile(idle.done, .95)
 	details["idle_start_to_claimed_ms_p50"], details["idle_start_to_claimed_ms_p95"] = bench.Percentile(idle.claimed, .5), bench.Percentile(idle.claimed, .95)
-	return base.AtLeast("sagas", "runs/s", rates, Required), nil
+	details["wal_bytes_per_unit_most"] = MaxWAL
+	result := base.AtLeast("sagas", "runs/s", rates, Required)
+	log, known := details["wal_bytes_per_unit"].(float64)
+	result.Passed = result.Passed && known && log <= MaxWAL
+	return result, nil
 }
 
 // Open makes the replica and the workspaces, and runs it until its statements are prepared and its pools are filled. Close ends it.

@@ -306,7 +306,7 @@ func (s *Server) admitOnce(ctx context.Context, req *lifecyclev1.RequestOperatio
 }
 
 var workspaceByName = pg.Define(pg.RoleLifecycle, "workspace.workspace_by_name",
-	`SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND state <> 'decommissioned'`)
+	`SELECT id::text FROM lifecycle.workspace WHERE tenant_id = $1 AND name = $2 AND standing > 0`)
 
 // joinByName joins the open create of a workspace of that name and spec; a name that is taken otherwise is refused with the id of who has it.
 func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev1.Operation, bool, error) {
@@ -343,7 +343,7 @@ func (s *Server) joinByName(ctx context.Context, tx pgx.Tx, w wish) (*lifecyclev
 var usageWithin = pg.Define(pg.RoleLifecycle, "workspace.usage_within", `
 		SELECT count(*), coalesce(sum((w.spec->>'gpus')::bigint), 0), coalesce(sum((w.spec->>'storage_bytes')::bigint), 0)
 		FROM lifecycle.workspace w WHERE w.id::text <> $2 AND w.id = ANY (ARRAY(
-			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.state NOT IN ('failed', 'decommissioned')
+			SELECT u.id FROM lifecycle.workspace u WHERE u.tenant_id = $1 AND u.standing = 2
 			UNION SELECT a.workspace_id FROM lifecycle.allocation a WHERE a.tenant_id = $1 AND a.state <> 'released'))`)
 
 // within holds the tenant's quota, whose row is locked by the caller. What a failed workspace still holds counts; the workspace called except does not.
