@@ -99,8 +99,42 @@ func killedOf[P killed](processes ...P) []killed {
 	return out
 }
 
-// TestKeysRollUnderLoad rotates the keys of join states, of assertions and of tasks while nodes work, replicas of the service that signs and an agent are
-// killed in the middle, and agents come back with join states of either key.
+// rollIssuer makes the next issuer of services. Each kind of service is killed while the issuer is distributed, or while its certificate is replaced.
+func rollIssuer(t test, c *cluster.Cluster, security *person.Client) {
+	states := func(ctx context.Context, want ...string) error {
+		keys, states, err := keysOf(ctx, security, recoveryv1.KeyKind_KEY_KIND_SERVICES)
+		if err == nil && !slices.Equal(states, want) {
+			err = fmt.Errorf("the issuers are %v: %v", states, keys)
+		}
+		return err
+	}
+	kill := func(processes ...killed) {
+		t.Helper()
+		for _, process := range processes {
+			if err := process.Kill9(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.must("the rotation of services", time.Minute, func(ctx context.Context) error {
+		_, err := security.Keys.RotateKey(ctx, &readmodelv1.RotateKeyRequest{
+			Kind: recoveryv1.KeyKind_KEY_KIND_SERVICES, Reason: "test", IdempotencyKey: "services",
+		})
+		return err
+	})
+	if err := c.Material.NextIssuer(); err != nil {
+		t.Fatal(err)
+	}
+	kill(append(killedOf(c.Lifecycle...), killedOf(c.Readmodel...)...)...)
+	t.must("the next issuer to sign", 3*time.Minute, func(ctx context.Context) error { return states(ctx, "verifying_after", "signing") })
+	if _, err := c.Material.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	kill(append(killedOf(c.Recovery...), killedOf(c.NodeAPI...)...)...)
+}
+
+// TestKeysRollUnderLoad rotates the keys of join states, of assertions and of tasks, and the issuer of services, while nodes work, replicas of the service
+// that signs and an agent are killed in the middle, and agents come back with join states of either key.
 func TestKeysRollUnderLoad(tt *testing.T) {
 	t := beside(tt, 12*time.Minute)
 	c := start(t, cluster.Config{Nodes: 2})
@@ -167,6 +201,8 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 		}
 		working("after the rotation of " + name)
 	}
+	rollIssuer(t, c, security)
+	working("after the rotation of services")
 	// The agents come back with what either key signed, and are given what the new one signs.
 	for _, agent := range c.Nodes {
 		if err := agent.Kill9(); err != nil {
@@ -182,6 +218,7 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 	}
 	for _, kind := range []recoveryv1.KeyKind{
 		recoveryv1.KeyKind_KEY_KIND_JOIN_STATE, recoveryv1.KeyKind_KEY_KIND_ASSERTION, recoveryv1.KeyKind_KEY_KIND_TASK_SIGNING,
+		recoveryv1.KeyKind_KEY_KIND_SERVICES,
 	} {
 		t.must("the old key of "+names.Of(kind)+" to be retired", 4*time.Minute, func(ctx context.Context) error {
 			keys, states, err := keysOf(ctx, security, kind)
@@ -190,6 +227,14 @@ func TestKeysRollUnderLoad(tt *testing.T) {
 			}
 			return err
 		})
+	}
+	if err := c.Material.ForgetIssuers(); err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range append(killedOf(c.NodeAPI...), killedOf(c.Lifecycle...)...) {
+		if err := process.Kill9(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	working("at the end")
 	// The agents have dropped the retired key of tasks, on their disks too: they come back with the new one alone.
