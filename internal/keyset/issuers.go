@@ -312,7 +312,7 @@ func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 		if rowOf(c.rows, root) != nil {
 			continue
 		}
-		by, reason := "", ""
+		var by, reason string
 		if asked != nil {
 			by, reason = asked.RequestedBy, asked.Reason
 		} else {

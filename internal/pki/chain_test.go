@@ -94,8 +94,10 @@ func TestAListOfKeysIsFollowedFromWhatIsHeld(t *testing.T) {
 		{name: "from keys that were held once", held: links[3:], list: links, want: links[3:]},
 		{name: "from keys that were held once, in any order", held: links[2:3], list: reversed, want: links[2:]},
 		{name: "from a key that did not endorse what is held", held: links[3:], list: forgedLast, want: links[3:], unbelieved: links[:3]},
-		{name: "beside what is held, from a key that was held once", held: links[3:], list: append(slices.Clone(links), branch), want: links[3:],
-			unbelieved: []pki.Link{branch}},
+		{
+			name: "beside what is held, from a key that was held once", held: links[3:], list: append(slices.Clone(links), branch), want: links[3:],
+			unbelieved: []pki.Link{branch},
+		},
 		{name: "nothing is left", held: links[:1], list: retired(links[:1], 0), refused: "it is empty"},
 		{name: "empty", held: links[:1], refused: pki.ErrNoChain.Error()},
 		{name: "nothing held", list: links, unbelieved: links, refused: pki.ErrNoChain.Error()},

@@ -53,6 +53,10 @@ func TestKeys(t *testing.T) {
 	if req := sent[*readmodelv1.RotateKeyRequest](f); len(req) != 2 || !req[1].GetDryRun() || req[1].GetIdempotencyKey() == "" {
 		t.Errorf("%v", req)
 	}
+	got = call(t, "keys", "rotate", "services", "--reason", "yearly").wants(t, 0)
+	if !strings.Contains(got.err, "cross certificate") || !strings.Contains(got.err, "tls.ca_file of each replica of lifecycle") {
+		t.Errorf("the steps for an issuer are not printed:\n%s", got.err)
+	}
 	refuse(f, "RotateKey", fault.New(commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY, "key fedc does not sign yet"))
 	if got := call(t, "keys", "rotate", "join_state", "--reason", "again"); got.code == 0 || !strings.Contains(got.err, "key_rotation_under_way") {
 		t.Errorf("%+v", got)

@@ -74,7 +74,7 @@ func (s *ServiceCA) readRoots() error {
 		return err
 	}
 	roots, crosses := bundle.Given()
-	s.given = append(roots, crosses...)
+	s.given = slices.Concat(roots, crosses)
 	return nil
 }
 
