@@ -19,7 +19,7 @@ var errCancelPending = errors.New("a cancel is pending")
 type columns struct {
 	ids, phases, states, clStates, clWhys, codes, errs, layers, whys, causes, lastOutputs, names []string
 	outputs                                                                                      []*string
-	fences, opSeqs, versions, runVersions                                                        []int64
+	fences, opSeqs, versions                                                                     []int64
 	steps, attempts                                                                              []int32
 	pass, keep                                                                                   []bool
 	started                                                                                      []time.Time
@@ -40,13 +40,12 @@ func (c *columns) add(mv *move, state, why string, keep bool, stall time.Duratio
 	c.causes, c.lastOutputs = append(c.causes, mv.cl.err.Cause()), append(c.lastOutputs, mv.cl.err.lastOutput())
 	c.names, c.opSeqs, c.versions = append(c.names, open.Name), append(c.opSeqs, open.OpSeq), append(c.versions, open.Version)
 	c.started, c.deadlines, c.stalls = append(c.started, open.StartedAt), append(c.deadlines, open.DeadlineAt), append(c.stalls, stall.Seconds())
-	c.runVersions = append(c.runVersions, mv.h.run.Version)
 }
 
 func (c *columns) args(more ...any) []any {
 	return append([]any{
 		c.ids, c.fences, c.steps, c.phases, c.pass, c.attempts, c.clStates, c.clWhys, c.codes, c.errs, c.layers, c.outputs, c.keep, c.states, c.whys,
-		c.causes, c.lastOutputs, c.names, c.opSeqs, c.started, c.deadlines, c.stalls, c.versions, c.runVersions,
+		c.causes, c.lastOutputs, c.names, c.opSeqs, c.started, c.deadlines, c.stalls, c.versions,
 	}, more...)
 }
 
