@@ -24,7 +24,8 @@ import (
 // MostGrowth is by how much a size may rise from Settled to the end of a soak, as a share of its mean.
 const MostGrowth = 0.01
 
-// Settled is the time into a soak from which on sizes are judged; of a soak shorter than three times as long, a third is.
+// Settled is the time into a soak from which on sizes are judged; of a soak shorter than three times as long, a third
+// is.
 const Settled = 15 * time.Minute
 
 // SoakOptions says what to measure.
@@ -131,7 +132,8 @@ func (o SoakOptions) sample(ctx context.Context, conn *pgx.Conn, files ...string
 	return s, err
 }
 
-// sizeOf adds up the logs of a directory, and launch logs among them, or is the size of one. What goes away meanwhile counts nothing.
+// sizeOf adds up the logs of a directory, and launch logs among them, or is the size of one. What goes away meanwhile
+// counts nothing.
 func sizeOf(path string) (int64, error) {
 	total := int64(0)
 	err := filepath.WalkDir(path, func(path string, entry os.DirEntry, err error) error {
@@ -152,7 +154,8 @@ func sizeOf(path string) (int64, error) {
 	return total, nil
 }
 
-// memory adds up the private resident memory of a process, and of those that descend from it: of Postgres, and of all others.
+// memory adds up the private resident memory of a process, and of those that descend from it: of Postgres, and of all
+// others.
 func memory(root int) (own, others, postgres int64, err error) { //nolint:nonamedreturns // they name what is counted
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -213,7 +216,8 @@ func (s sample) print(o SoakOptions) error {
 	return nil
 }
 
-// growth is by how much one value rises over the samples, as a share of its mean: by the line that is nearest to them all.
+// growth is by how much one value rises over the samples, as a share of its mean: by the line that is nearest to them
+// all.
 func growth(samples []sample, value int) float64 {
 	if len(samples) < 2 {
 		return 0

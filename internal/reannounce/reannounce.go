@@ -1,8 +1,11 @@
-// Package reannounce appends the live rows of a service to the event log once more, so that what is made of events can be made again after the events that
+// Package reannounce appends the live rows of a service to the event log once more, so that what is made of events can
+// be made again after the events that
 // told of these rows were cut.
 //
-// It changes no row. An announced event carries the whole row with its version, as the event of its last change did; of two events of one version a reader
-// takes the later one. Each call is one transaction over at most Batch rows, and a walk that is broken off is taken up where its caller left it.
+// It changes no row. An announced event carries the whole row with its version, as the event of its last change did;
+// of two events of one version a reader
+// takes the later one. Each call is one transaction over at most Batch rows, and a walk that is broken off is taken up
+// where its caller left it.
 package reannounce
 
 import (
@@ -28,7 +31,8 @@ const first = "00000000-0000-0000-0000-000000000000"
 type Source struct {
 	// Name is that of the rows, such as "tasks".
 	Name string
-	// Page returns the events of the next rows, at most as many as it is told, in the order of their ids, which are those of the events' aggregates.
+	// Page returns the events of the next rows, at most as many as it is told, in the order of their ids, which are those
+	// of the events' aggregates.
 	Page func(ctx context.Context, tx pgx.Tx, after string, most int) ([]events.Event, error)
 }
 

@@ -203,8 +203,8 @@ func (s *Service) serveInternal(
 		&sessions{identities: identities, enroller: enroller, poller: poller, policy: s.base.Policy}, opts...)); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
-	rows := append(watchdog.Announced(), identity.Announced())
-	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(reannounce.NewServer(s.base.DB, s.base.Wake.Notify, rows...), opts...)); err != nil {
+	rows := reannounce.NewServer(s.base.DB, s.base.Wake.Notify, append(watchdog.Announced(), identity.Announced())...)
+	if err := s.internal.Mount(commonv1connect.NewAnnounceServiceHandler(rows, opts...)); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
 	if err := s.internal.Mount(recoveryv1connect.NewInstanceServiceHandler(&instances{enroller: enroller}, opts...)); err != nil {

@@ -32,7 +32,8 @@ var (
 		DELETE FROM readmodel.event_cursor WHERE name LIKE $1 || '%' AND updated_at < mesh.clock() - interval '1 hour'`)
 )
 
-// announceAll has the owners announce their live rows, and waits until they are projected. It returns how many there were.
+// announceAll has the owners announce their live rows, and waits until they are projected. It returns how many there
+// were.
 func (p *Projector) announceAll(ctx context.Context, owners []Owner) (int64, error) {
 	if len(owners) == 0 {
 		return 0, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the log does not begin at its beginning any more: history was cut at the end of its term",

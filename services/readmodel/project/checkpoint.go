@@ -68,7 +68,8 @@ func (c checkpoint) problem(keys *CheckpointKeys) string {
 
 var (
 	auditEndRow = pg.Define(pg.RoleReadmodel, "project.audit_end_row", `
-	SELECT a.number, a.pos, a.hash, mesh.clock() AS at, '' AS key_id, ''::bytea AS signature FROM readmodel.audit a JOIN readmodel.audit_head h USING (number, hash)
+	SELECT a.number, a.pos, a.hash, mesh.clock() AS at, '' AS key_id, ''::bytea AS signature
+	FROM readmodel.audit a JOIN readmodel.audit_head h USING (number, hash)
 	WHERE NOT EXISTS (SELECT FROM readmodel.audit_checkpoint c WHERE c.number = a.number)`)
 	insertCheckpoint = pg.Define(pg.RoleReadmodel, "project.insert_checkpoint", `
 	INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`)
@@ -83,7 +84,8 @@ var (
 // UseKeys makes checkpoints be signed and checked with these keys from now on.
 func (a *Audit) UseKeys(keys CheckpointKeys) { a.keys.Store(&keys) }
 
-// Checkpoint signs the state of the log, if it has grown since the last time, and signs anew what a former key has signed, while that key is known.
+// Checkpoint signs the state of the log, if it has grown since the last time, and signs anew what a former key has
+// signed, while that key is known.
 func (a *Audit) Checkpoint(ctx context.Context) error {
 	keys := a.keys.Load()
 	if keys == nil || keys.Signing == nil {

@@ -10,10 +10,12 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// What follows is for a log whose begin was cut. Its events make the rows that they still tell of, and these are compared and replaced. Of the others,
+// What follows is for a log whose begin was cut. Its events make the rows that they still tell of, and these are
+// compared and replaced. Of the others,
 // rows that are over stay to the end of their own term, and live ones stand only if their owners have announced them.
 
-// over are the conditions under which a row, as t, is over: nothing announces it again, and it stays. Tables without one have no rows that are over.
+// over are the conditions under which a row, as t, is over: nothing announces it again, and it stays. Tables without
+// one have no rows that are over.
 var over = map[string]string{
 	"node":            "t.state = 'retired'",
 	"gate":            "EXISTS (SELECT FROM readmodel.node n WHERE n.node_id = t.node_id AND n.state = 'retired')",
@@ -28,7 +30,8 @@ var over = map[string]string{
 	"incident":        "NOT t.open",
 }
 
-// unannounced are the tables whose rows no owner announces, each with the condition under which a row, as t, that the events make may be missing: it was
+// unannounced are the tables whose rows no owner announces, each with the condition under which a row, as t, that the
+// events make may be missing: it was
 // cut or pruned.
 var unannounced = map[string]string{
 	"session": "t.state = 'closed' OR NOT EXISTS (SELECT FROM readmodel.node n WHERE n.node_id = t.node_id)",
@@ -62,7 +65,8 @@ func sameKey(name, a, b string) string {
 	return strings.Join(parts, " AND ")
 }
 
-// sameRow compares all columns but those that more than a row's own event makes, such as the begin of a session's service.
+// sameRow compares all columns but those that more than a row's own event makes, such as the begin of a session's
+// service.
 func sameRow(name, a, b string) string {
 	var left, right []string
 	for _, column := range columnsOf(tables[name]) {

@@ -18,7 +18,8 @@ import (
 	"github.com/gpuaas/mesh/services/readmodel/project/projecttest"
 )
 
-// fakeOwner announces messages with their versions, one a call, and projects them as a replica of readmodel does meanwhile.
+// fakeOwner announces messages with their versions, one a call, and projects them as a replica of readmodel does
+// meanwhile.
 type fakeOwner struct {
 	log       *projecttest.Log
 	projector *project.Projector
@@ -70,7 +71,8 @@ func cutEvents(t *testing.T, l *projecttest.Log) {
 	must(t, err)
 }
 
-// TestAProjectionIsMadeAgainAfterACut holds that after events were cut a rebuild takes what the owners announce and what events still tell, keeps what is
+// TestAProjectionIsMadeAgainAfterACut holds that after events were cut a rebuild takes what the owners announce and
+// what events still tell, keeps what is
 // over, and drops what neither tells of; and that a check compares what events still tell.
 func TestAProjectionIsMadeAgainAfterACut(t *testing.T) {
 	testkit.IO(t)
