@@ -25,7 +25,7 @@ var (
 		SELECT FROM mesh.retention r WHERE r.service = 'readmodel' AND r.total > 0)
 		OR COALESCE((SELECT n.before > 0 FROM events.numbered n ORDER BY n.last_pos LIMIT 1), false)`)
 	keepEvents = pg.Define(pg.RoleReadmodel, "project.keep_events", `
-		INSERT INTO readmodel.event_cursor (name, pos) SELECT $1, COALESCE((SELECT c.pos FROM readmodel.event_cursor c WHERE c.name = $2), 0)`)
+		INSERT INTO readmodel.event_cursor (name, pos) VALUES ($1, 0)`)
 	dropEvents = pg.Define(pg.RoleReadmodel, "project.drop_events", `DELETE FROM readmodel.event_cursor WHERE name = $1`)
 	// A rebuild that has died keeps events no longer.
 	dropStaleKept = pg.Define(pg.RoleReadmodel, "project.drop_stale_kept", `
@@ -73,13 +73,13 @@ func (p *Projector) reach(ctx context.Context, token string) error {
 	return nil
 }
 
-// keepEvents keeps what the projections have not read yet from being cut, until the function that it returns is called.
+// keepEvents keeps every event that stands from being cut, until the function that it returns is called.
 func (p *Projector) keepEvents(ctx context.Context) (func(context.Context) error, error) {
 	if _, err := pg.Exec(ctx, p.db, dropStaleKept, rebuildCursor); err != nil {
 		return nil, fmt.Errorf("drop cursors of earlier rebuilds: %w", err)
 	}
 	name := rebuildCursor + ids.New()
-	if _, err := pg.Exec(ctx, p.db, keepEvents, name, ConsumerName); err != nil {
+	if _, err := pg.Exec(ctx, p.db, keepEvents, name); err != nil {
 		return nil, fmt.Errorf("keep events from being cut: %w", err)
 	}
 	return func(ctx context.Context) error {

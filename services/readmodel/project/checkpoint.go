@@ -36,7 +36,7 @@ type checkpoint struct {
 }
 
 // signed is what a checkpoint's signature is over.
-func (c checkpoint) signed() []byte {
+func (c *checkpoint) signed() []byte {
 	out := []byte(checkpointDomain)
 	out = binary.BigEndian.AppendUint64(out, uint64(c.Number))         //nolint:gosec // a count of rows
 	out = binary.BigEndian.AppendUint64(out, uint64(c.Pos))            //nolint:gosec // a position
@@ -51,7 +51,7 @@ func (c *checkpoint) sign(keys *CheckpointKeys) {
 }
 
 // problem says what is wrong with the signature; empty if it is good.
-func (c checkpoint) problem(keys *CheckpointKeys) string {
+func (c *checkpoint) problem(keys *CheckpointKeys) string {
 	if keys == nil || keys.Verify == nil {
 		return "this replica has no keys to check it with"
 	}
