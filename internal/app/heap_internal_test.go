@@ -37,7 +37,7 @@ func TestALargeHeapIsCollectedSooner(t *testing.T) {
 		return sample[0].Value.Uint64()
 	}
 	stop := BoundHeap()
-	held := make([]byte, 4*heapGrowth)
+	held := [][]byte{make([]byte, 4*heapGrowth)}
 	defer stop()
 	becomes := func(what string, want uint64) {
 		testkit.Eventually(t, testkit.Patience, func() error {
@@ -49,7 +49,7 @@ func TestALargeHeapIsCollectedSooner(t *testing.T) {
 		})
 	}
 	becomes("a heap of 128 MiB", leastHeapPercent)
-	runtime.KeepAlive(held)
-	held = nil
+	clear(held)
 	becomes("a small heap", usualHeapPercent)
+	runtime.KeepAlive(held)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"strconv"
 	"testing"
 
@@ -46,11 +47,12 @@ func (e Event) Text(path ...string) string {
 
 // EventRows is what to select events from: the columns of what they belong to are texts, however they are stored.
 var EventRows = func() string {
-	columns := "xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, created_at"
+	var columns strings.Builder
+	columns.WriteString("xid, seq, source, id, kind, aggregate_type, aggregate_id, aggregate_version, payload, body, body_type, created_at")
 	for _, c := range []string{"correlation", "tenant", "workspace", "workflow", "allocation", "task", "node", "node_instance"} {
-		columns += fmt.Sprintf(", COALESCE(%[1]s_uuid::text, %[1]s_id) AS %[1]s_id, NULL::uuid AS %[1]s_uuid", c)
+		fmt.Fprintf(&columns, ", COALESCE(%[1]s_uuid::text, %[1]s_id) AS %[1]s_id, NULL::uuid AS %[1]s_uuid", c)
 	}
-	return "(SELECT " + columns + " FROM events.event) AS event"
+	return "(SELECT " + columns.String() + " FROM events.event) AS event"
 }()
 
 // Events returns the events, numbered or not, for which a condition on the columns of events.event holds, in the order of their seq.

@@ -3,6 +3,7 @@ package meshtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -35,36 +36,37 @@ func Postgres(tb testing.TB, dir string) {
 const preparedPattern = "gpuaas-prepared-*"
 
 // prepared makes the directory that tests of this process copy.
-var prepared = sync.OnceValues(func() (dir string, err error) { //nolint:gochecknoglobals // what is shared is the directory
+var prepared = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // what is shared is the directory
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) //nolint:forbidigo // no test's own
 	defer cancel()
 	sweep(preparedPattern)
-	if dir, err = os.MkdirTemp("", preparedPattern); err != nil {
+	dir, err := os.MkdirTemp("", preparedPattern)
+	if err != nil {
 		return "", err
 	}
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user must traverse it
 		return "", err
 	}
-	quiet := slog.New(slog.DiscardHandler)
-	server, err := embedded.Start(ctx, embedded.Config{Dir: dir, Logger: quiet})
+	server, err := embedded.Start(ctx, embedded.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return "", fmt.Errorf("prepare Postgres: %w", err)
 	}
-	defer func() {
-		if stopped := server.Stop(context.WithoutCancel(ctx)); err == nil && stopped != nil {
-			err = fmt.Errorf("stop the prepared Postgres: %w", stopped)
-		}
-	}()
+	if err := errors.Join(migrated(ctx, server), server.Stop(context.WithoutCancel(ctx))); err != nil {
+		return "", fmt.Errorf("prepare Postgres: %w", err)
+	}
+	return dir, nil
+})
+
+// migrated makes roles and schema.
+func migrated(ctx context.Context, server *embedded.Server) error {
 	passwords := map[string]string{}
 	for _, role := range append(pg.Roles(), pg.RoleOwner) {
 		passwords[role] = rand.Text()
 	}
 	if err := pg.Provision(ctx, server.AdminURL(), pg.Provisioning{Passwords: passwords, Exclusive: true}); err != nil {
-		return "", fmt.Errorf("prepare Postgres: %w", err)
+		return err
 	}
 	owner := server.URL(pg.DatabaseMesh, pg.RoleOwner, passwords[pg.RoleOwner])
-	if _, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Logger: quiet}); err != nil {
-		return "", fmt.Errorf("prepare Postgres: %w", err)
-	}
-	return dir, nil
-})
+	_, err := pg.Migrate(ctx, owner, pg.MigrateOptions{Logger: slog.New(slog.DiscardHandler)})
+	return err
+}
