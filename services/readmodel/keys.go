@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/services/readmodel/project"
 )
@@ -14,6 +15,7 @@ func (s *Service) asserter(ctx context.Context, log *project.Audit) (*rpc.Assert
 	var asserter *rpc.Asserter
 	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
 		Kind: keyset.Assertion, Signs: true, Files: keyset.FilesOf(s.cfg.AssertionKeyFile),
+		Outstanding: func(ctx context.Context, q pg.Querier, _ keyset.Key) (string, error) { return log.NeedKey(ctx, q) },
 		Changed: func(v keyset.View) error {
 			if asserter == nil {
 				asserter = rpc.NewAsserter(v.Signing, nil)

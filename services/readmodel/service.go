@@ -109,7 +109,8 @@ func (s *Service) build(ctx context.Context) error {
 		return err //nolint:wrapcheck // it says what it did
 	}
 	sweeps, err := background.New(background.Deps{Pool: b.DB, Logger: b.Logger, Registerer: metrics},
-		background.Job{Name: "audit-checkpoint", Every: walk.Every, Timeout: time.Minute, Run: audit.Checkpoint}, walk)
+		background.Job{Name: "audit-checkpoint", Every: walk.Every, Timeout: time.Minute, Run: audit.Checkpoint},
+		background.Job{Name: "dead-rebuilds", Every: time.Hour, Timeout: time.Minute, Run: s.projector.DropDeadRebuilds}, walk)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what it did
 	}

@@ -73,10 +73,18 @@ func (p *Projector) reach(ctx context.Context, token string) error {
 	return nil
 }
 
+// DropDeadRebuilds lets events be cut again that a rebuild kept whose process has ended.
+func (p *Projector) DropDeadRebuilds(ctx context.Context) error {
+	if _, err := pg.Exec(ctx, p.db, dropStaleKept, rebuildCursor); err != nil {
+		return fmt.Errorf("drop cursors of earlier rebuilds: %w", err)
+	}
+	return nil
+}
+
 // keepEvents keeps every event that stands from being cut, until the function that it returns is called.
 func (p *Projector) keepEvents(ctx context.Context) (func(context.Context) error, error) {
-	if _, err := pg.Exec(ctx, p.db, dropStaleKept, rebuildCursor); err != nil {
-		return nil, fmt.Errorf("drop cursors of earlier rebuilds: %w", err)
+	if err := p.DropDeadRebuilds(ctx); err != nil {
+		return nil, err
 	}
 	name := rebuildCursor + ids.New()
 	if _, err := pg.Exec(ctx, p.db, keepEvents, name); err != nil {

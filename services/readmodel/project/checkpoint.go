@@ -74,7 +74,7 @@ var (
 	insertCheckpoint = pg.Define(pg.RoleReadmodel, "project.insert_checkpoint", `
 	INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`)
 	checkpointsOfOthers = pg.Define(pg.RoleReadmodel, "project.checkpoints_of_others", `
-	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number LIMIT 1000`)
+	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number LIMIT $2`)
 	signAgain = pg.Define(pg.RoleReadmodel, "project.sign_checkpoint_again", `
 	UPDATE readmodel.audit_checkpoint SET key_id = $2, signature = $3 WHERE number = $1 AND key_id = $4`)
 	allCheckpoints = pg.Define(pg.RoleReadmodel, "project.checkpoints", `
@@ -108,23 +108,48 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 			return fmt.Errorf("write checkpoint of the audit log: %w", err)
 		}
 	}
-	public, _ := keys.Signing.Public().(ed25519.PublicKey)
-	others, err := pg.All[checkpoint](ctx, a.db, checkpointsOfOthers, pki.KeyID(public))
-	if err != nil {
-		return fmt.Errorf("read checkpoints of the audit log: %w", err)
+	_, err = a.signAnew(ctx, a.db, keys)
+	return err
+}
+
+// NeedKey signs anew what former keys have signed, and says whether one may still be needed; "" is no.
+func (a *Audit) NeedKey(ctx context.Context, q pg.Querier) (string, error) {
+	keys := a.keys.Load()
+	if keys == nil || keys.Signing == nil {
+		return "", errors.New("sign the audit log: there is no key")
 	}
-	for _, c := range others {
+	more, err := a.signAnew(ctx, q, keys)
+	if err != nil || !more {
+		return "", err
+	}
+	return "checkpoints of the audit log", nil
+}
+
+// mostSignedAnew is how many checkpoints are signed anew at a time.
+const mostSignedAnew = 1000
+
+// signAnew signs checkpoints that another key has signed, and reports whether there are more. One whose signature is
+// not good stays as it is.
+func (a *Audit) signAnew(ctx context.Context, q pg.Querier, keys *CheckpointKeys) (bool, error) {
+	public, _ := keys.Signing.Public().(ed25519.PublicKey)
+	others, err := pg.All[checkpoint](ctx, q, checkpointsOfOthers, pki.KeyID(public), mostSignedAnew)
+	if err != nil {
+		return false, fmt.Errorf("read checkpoints of the audit log: %w", err)
+	}
+	for i := range others {
+		c := &others[i]
 		if problem := c.problem(keys); problem != "" {
-			a.logger.WarnContext(ctx, "a checkpoint of the audit log is not signed anew", slog.Int64("number", c.Number), slog.String("problem", problem))
+			a.logger.WarnContext(ctx, "a checkpoint of the audit log is not signed anew", slog.Int64("number", c.Number),
+				slog.String("problem", problem))
 			continue
 		}
 		former := c.KeyID
 		c.sign(keys)
-		if _, err := pg.Exec(ctx, a.db, signAgain, c.Number, c.KeyID, c.Signature, former); err != nil {
-			return fmt.Errorf("sign checkpoint of the audit log anew: %w", err)
+		if _, err := pg.Exec(ctx, q, signAgain, c.Number, c.KeyID, c.Signature, former); err != nil {
+			return false, fmt.Errorf("sign checkpoint of the audit log anew: %w", err)
 		}
 	}
-	return nil
+	return len(others) == mostSignedAnew, nil
 }
 
 // anchored begins a walk at the checkpoint that rows were cut up to, if they were.

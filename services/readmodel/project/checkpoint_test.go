@@ -84,6 +84,25 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 	}
 }
 
+// TestAKeyGoesOnceItsCheckpointsAreSignedAnew: the set of keys asks before it retires one, however long no checkpoint was
+// made.
+func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
+	c, _, first := signed(t)
+	next, public := newCheckpointKey(t, first)
+	c.audit.UseKeys(next)
+	need, err := c.audit.NeedKey(testkit.Context(t), c.DB.Pool(pg.RoleReadmodel))
+	must(t, err)
+	if need != "" {
+		t.Errorf("the former key is needed by %q", need)
+	}
+	alone, err := pki.NewKeySet(public)
+	must(t, err)
+	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone})
+	if v := c.verify(); !v.Intact() || v.From != 3 || v.Signed != 3 {
+		t.Errorf("after the former key was retired: %+v", v)
+	}
+}
+
 func TestACheckpointIsBelievedByItsSignature(t *testing.T) {
 	for name, tc := range map[string]struct {
 		sql, because string
