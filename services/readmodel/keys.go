@@ -15,7 +15,9 @@ func (s *Service) asserter(ctx context.Context, log *project.Audit) (*rpc.Assert
 	var asserter *rpc.Asserter
 	_, err := s.base.OpenKeys(ctx, nil, keyset.Part{
 		Kind: keyset.Assertion, Signs: true, Files: keyset.FilesOf(s.cfg.AssertionKeyFile),
-		Outstanding: func(ctx context.Context, q pg.Querier, _ keyset.Key) (string, error) { return log.NeedKey(ctx, q) },
+		Outstanding: func(ctx context.Context, q pg.Querier, key keyset.Key) (string, error) {
+			return log.NeedKey(ctx, q, key.KeyID, key.PublicKey)
+		},
 		Changed: func(v keyset.View) error {
 			if asserter == nil {
 				asserter = rpc.NewAsserter(v.Signing, nil)

@@ -63,6 +63,7 @@ func (p *Program) auditVerify() *cobra.Command {
 	return &cobra.Command{
 		Use: "verify", Short: "Walk the hash chain and compare each row with its event; exit code 5 if one does not fit",
 		Example: "  gpuaas audit verify", Args: args(),
+		PreRun: p.patient,
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.client.Audit.VerifyAudit(ctx, &readmodelv1.VerifyAuditRequest{})
 			if err != nil {

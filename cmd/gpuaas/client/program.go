@@ -129,6 +129,16 @@ func (p *Program) run(fn handler) func(*cobra.Command, []string) error {
 	})
 }
 
+// patience is how long a request may take that looks at all history, unless a flag says otherwise.
+const patience = 10 * time.Minute
+
+// patient lets the requests of a command take long.
+func (p *Program) patient(cmd *cobra.Command, _ []string) {
+	if !cmd.Flags().Changed("request-timeout") {
+		p.timeout = patience
+	}
+}
+
 // local is run without a connection.
 func (p *Program) local(fn func(ctx context.Context, pr *printer, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {

@@ -34,8 +34,10 @@ func (p *Program) projectionsVerify() *cobra.Command {
 	return &cobra.Command{
 		Use: "verify", Short: "Compare the rows that are shown with what the events make; exit code 5 if they differ",
 		Long: "Make the projections anew beside the real ones, from the events that stand, and compare both. Nothing is changed. Once events were cut at\n" +
-			"the end of their term, the rows that the rest of them tell of are compared (docs/retention.md).",
+			"the end of their term, the rows that the rest of them tell of are compared (docs/retention.md). The request may take ten minutes, unless\n" +
+			"--request-timeout says otherwise.",
 		Example: "  gpuaas projections verify", Args: args(),
+		PreRun: p.patient,
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.client.Projections.VerifyProjections(ctx, &readmodelv1.VerifyProjectionsRequest{})
 			if err != nil {
@@ -69,8 +71,9 @@ func (p *Program) projectionsRebuild() *cobra.Command {
 		Use: "rebuild", Short: "Make the rows that are shown anew from the events",
 		Long: "Make the projections anew and put them in the place of the old. Once events were cut at the end of their term, the services announce their\n" +
 			"live rows first, and what is over and of which no event tells any more stays as it is. Lists show the old rows until the new ones are\n" +
-			"complete, and nothing newer meanwhile.",
+			"complete, and nothing newer meanwhile. The request may take ten minutes, unless --request-timeout says otherwise.",
 		Example: "  gpuaas projections rebuild", Args: args(),
+		PreRun: p.patient,
 		RunE: p.run(func(ctx context.Context, s *session, _ []string) error {
 			answer, err := s.client.Projections.RebuildProjections(ctx, &readmodelv1.RebuildProjectionsRequest{})
 			if err != nil {

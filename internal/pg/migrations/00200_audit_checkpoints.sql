@@ -15,6 +15,21 @@ REVOKE UPDATE, DELETE, TRUNCATE ON readmodel.audit_checkpoint FROM readmodel;
 GRANT SELECT, INSERT ON readmodel.audit_checkpoint TO readmodel;
 GRANT UPDATE (key_id, signature) ON readmodel.audit_checkpoint TO readmodel;
 
+-- What a checkpoint says is what stands, and when it was made no caller says: rows are cut by it.
+-- +goose StatementBegin
+CREATE FUNCTION readmodel.check_checkpoint() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NEW.at NOT BETWEEN mesh.clock() - interval '1 minute' AND mesh.clock() + interval '1 minute' THEN
+        RAISE EXCEPTION 'a checkpoint is of now, not of %', NEW.at USING ERRCODE = 'check_violation';
+    END IF;
+    IF NOT EXISTS (SELECT FROM readmodel.audit a WHERE a.number = NEW.number AND a.pos = NEW.pos AND a.hash = NEW.hash) THEN
+        RAISE EXCEPTION 'the audit log has no such row %', NEW.number USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NEW;
+END $$;
+-- +goose StatementEnd
+CREATE TRIGGER check_checkpoint BEFORE INSERT ON readmodel.audit_checkpoint FOR EACH ROW EXECUTE FUNCTION readmodel.check_checkpoint();
+
 -- Rows up to the newest checkpoint that is older than the term; whatever the caller says, not before that of the policy. Of the checkpoints before it
 -- none is needed; of those after it that are older than a day, the last of each day.
 -- +goose StatementBegin
@@ -56,3 +71,4 @@ REVOKE CREATE ON SCHEMA readmodel FROM mesh_retention;
 DROP FUNCTION readmodel.cut_audit(interval, uuid, integer);
 REVOKE ALL ON readmodel.audit FROM mesh_retention;
 DROP TABLE readmodel.audit_checkpoint;
+DROP FUNCTION readmodel.check_checkpoint();

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
@@ -32,31 +35,55 @@ var (
 		DELETE FROM readmodel.event_cursor WHERE name LIKE $1 || '%' AND updated_at < mesh.clock() - interval '1 hour'`)
 )
 
-// announceAll has the owners announce their live rows, and waits until they are projected. It returns how many there
-// were.
-func (p *Projector) announceAll(ctx context.Context, owners []Owner) (int64, error) {
+// announcement is what the owners have announced.
+type announcement struct {
+	rows  int64
+	after int64 // position of the cursor before the first
+}
+
+// applied fails if the rebuild lacks what was announced: the row that it is would be taken for one that nobody tells of.
+func (a announcement) applied(ctx context.Context, tx pgx.Tx, report Report) error {
+	parked, err := pg.Values[int64](ctx, tx, parkedPositions, ConsumerName)
+	if err != nil {
+		return fmt.Errorf("read parked events: %w", err)
+	}
+	parked = slices.DeleteFunc(parked, func(pos int64) bool { return pos <= a.after })
+	if len(parked) == 0 && report.Unapplied == 0 {
+		return nil
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, fmt.Sprintf(
+		"%d events cannot be applied, and of the live rows that were announced %d are set aside: they would be missing", report.Unapplied, len(parked)),
+		fault.Unmet("every replica of readmodel is of the newest build that runs, and what is set aside is replayed or dropped"))
+}
+
+// announceAll has the owners announce their live rows, and waits until they are projected.
+func (p *Projector) announceAll(ctx context.Context, owners []Owner) (announcement, error) {
+	var out announcement
 	if len(owners) == 0 {
-		return 0, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the log does not begin at its beginning any more: history was cut at the end of its term",
+		return out, fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "the log does not begin at its beginning any more: history was cut at the end of its term",
 			fault.Unmet("live rows are announced by the services that own them"))
 	}
-	total := int64(0)
+	var err error
+	if out.after, err = pg.Value[int64](ctx, p.db, cursorPosition.For(false), ConsumerName); err != nil && !pg.IsNoRows(err) {
+		return out, fmt.Errorf("read cursor: %w", err)
+	}
 	for _, owner := range owners {
 		for after := ""; ; {
 			batch, err := owner.AnnounceRows(ctx, &commonv1.AnnounceRowsRequest{After: after})
 			if err != nil {
-				return total, fmt.Errorf("announce live rows: %w", err)
+				return out, fmt.Errorf("announce live rows: %w", err)
 			}
-			total += batch.GetRows()
+			out.rows += batch.GetRows()
 			// One batch at a time is under way: the projections keep up with the owners.
 			if err := p.reach(ctx, batch.GetPos()); err != nil {
-				return total, err
+				return out, err
 			}
 			if after = batch.GetNext(); after == "" {
 				break
 			}
 		}
 	}
-	return total, nil
+	return out, nil
 }
 
 // reach waits until an event is projected, for as long as ctx allows.

@@ -40,6 +40,8 @@ type Audit struct {
 	consumer *events.Consumer
 	checking sync.Mutex
 	keys     atomic.Pointer[CheckpointKeys]
+	// signedUpTo is the number of the last checkpoint that this replica has signed.
+	signedUpTo atomic.Int64
 }
 
 // NewAudit makes the audit log's consumer; it does not touch the database.
@@ -223,15 +225,34 @@ var (
 	SELECT `+pg.Columns[auditRow]("a")+` FROM readmodel.audit a WHERE a.number > $1 ORDER BY a.number LIMIT $2`)
 )
 
+// run walks the whole log.
 func (w *walk) run(ctx context.Context, keys *CheckpointKeys) error {
 	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
 	if err != nil {
 		return fmt.Errorf("read its end: %w", err)
 	}
-	w.until, w.first = end.Until, end.First
 	if err := w.anchored(ctx, keys, end.FirstRow); err != nil || !w.verdict.Intact() {
 		return err
 	}
+	if err := w.follow(ctx); err != nil || !w.verdict.Intact() {
+		return err
+	}
+	for i := range w.checkpoints {
+		if c := &w.checkpoints[i]; c.Number > w.verdict.Rows && c.problem(keys) == "" {
+			w.broken(w.verdict.Rows+1, "the log ends before row "+itoa(c.Number)+", which was signed at "+c.At.UTC().Format(time.RFC3339))
+			return nil
+		}
+	}
+	return nil
+}
+
+// follow walks from where the walk stands to the end.
+func (w *walk) follow(ctx context.Context) error {
+	end, err := pg.One[auditEnd](ctx, w.tx, endOfAudit, AuditConsumerName)
+	if err != nil {
+		return fmt.Errorf("read its end: %w", err)
+	}
+	w.until, w.first = end.Until, end.First
 	for w.verdict.Intact() {
 		rows, err := w.rows(ctx)
 		if err != nil {

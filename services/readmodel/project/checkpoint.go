@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
@@ -74,7 +78,11 @@ var (
 	insertCheckpoint = pg.Define(pg.RoleReadmodel, "project.insert_checkpoint", `
 	INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`)
 	checkpointsOfOthers = pg.Define(pg.RoleReadmodel, "project.checkpoints_of_others", `
-	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number LIMIT $2`)
+	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id <> $1 ORDER BY c.number LIMIT 1000`)
+	checkpointsOf = pg.Define(pg.RoleReadmodel, "project.checkpoints_of", `
+	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c WHERE c.key_id = $1 ORDER BY c.number`)
+	newestCheckpoint = pg.Define(pg.RoleReadmodel, "project.newest_checkpoint", `
+	SELECT `+pg.Columns[checkpoint]("c")+` FROM readmodel.audit_checkpoint c ORDER BY c.number DESC LIMIT 1`)
 	signAgain = pg.Define(pg.RoleReadmodel, "project.sign_checkpoint_again", `
 	UPDATE readmodel.audit_checkpoint SET key_id = $2, signature = $3 WHERE number = $1 AND key_id = $4`)
 	allCheckpoints = pg.Define(pg.RoleReadmodel, "project.checkpoints", `
@@ -85,7 +93,8 @@ var (
 func (a *Audit) UseKeys(keys CheckpointKeys) { a.keys.Store(&keys) }
 
 // Checkpoint signs the state of the log, if it has grown since the last time, and signs anew what a former key has
-// signed, while that key is known.
+// signed, while that key is known. The rows since the newest checkpoint are checked first: what does not follow from it
+// is not signed.
 func (a *Audit) Checkpoint(ctx context.Context) error {
 	keys := a.keys.Load()
 	if keys == nil || keys.Signing == nil {
@@ -96,60 +105,109 @@ func (a *Audit) Checkpoint(ctx context.Context) error {
 			return fmt.Errorf("sign the audit log: %w", err)
 		}
 	}
-	end, err := pg.One[checkpoint](ctx, a.db, auditEndRow)
-	switch {
-	case pg.IsNoRows(err):
-	case err != nil:
-		return fmt.Errorf("read the end of the audit log: %w", err)
-	default:
+	end, err := a.grown(ctx, keys)
+	if err != nil {
+		return fmt.Errorf("sign the audit log: %w", err)
+	}
+	if end != nil {
 		end.At = end.At.Truncate(time.Microsecond)
 		end.sign(keys)
 		if _, err := pg.Exec(ctx, a.db, insertCheckpoint, end.Number, end.Pos, end.Hash, end.At, end.KeyID, end.Signature); err != nil {
 			return fmt.Errorf("write checkpoint of the audit log: %w", err)
 		}
+		a.signedUpTo.Store(end.Number)
 	}
-	_, err = a.signAnew(ctx, a.db, keys)
-	return err
-}
-
-// NeedKey signs anew what former keys have signed, and says whether one may still be needed; "" is no.
-func (a *Audit) NeedKey(ctx context.Context, q pg.Querier) (string, error) {
-	keys := a.keys.Load()
-	if keys == nil || keys.Signing == nil {
-		return "", errors.New("sign the audit log: there is no key")
-	}
-	more, err := a.signAnew(ctx, q, keys)
-	if err != nil || !more {
-		return "", err
-	}
-	return "checkpoints of the audit log", nil
-}
-
-// mostSignedAnew is how many checkpoints are signed anew at a time.
-const mostSignedAnew = 1000
-
-// signAnew signs checkpoints that another key has signed, and reports whether there are more. One whose signature is
-// not good stays as it is.
-func (a *Audit) signAnew(ctx context.Context, q pg.Querier, keys *CheckpointKeys) (bool, error) {
 	public, _ := keys.Signing.Public().(ed25519.PublicKey)
-	others, err := pg.All[checkpoint](ctx, q, checkpointsOfOthers, pki.KeyID(public), mostSignedAnew)
+	others, err := pg.All[checkpoint](ctx, a.db, checkpointsOfOthers, pki.KeyID(public))
 	if err != nil {
-		return false, fmt.Errorf("read checkpoints of the audit log: %w", err)
+		return fmt.Errorf("read checkpoints of the audit log: %w", err)
 	}
 	for i := range others {
-		c := &others[i]
-		if problem := c.problem(keys); problem != "" {
-			a.logger.WarnContext(ctx, "a checkpoint of the audit log is not signed anew", slog.Int64("number", c.Number),
+		if problem := others[i].problem(keys); problem != "" {
+			a.logger.WarnContext(ctx, "a checkpoint of the audit log is not signed anew", slog.Int64("number", others[i].Number),
 				slog.String("problem", problem))
 			continue
 		}
-		former := c.KeyID
-		c.sign(keys)
-		if _, err := pg.Exec(ctx, q, signAgain, c.Number, c.KeyID, c.Signature, former); err != nil {
-			return false, fmt.Errorf("sign checkpoint of the audit log anew: %w", err)
+		if err := others[i].signAnew(ctx, a.db, keys); err != nil {
+			return err
 		}
 	}
-	return len(others) == mostSignedAnew, nil
+	return nil
+}
+
+// grown returns the end of the log, to be signed, if it follows from the newest checkpoint and is none itself; nil if
+// there is nothing to sign.
+func (a *Audit) grown(ctx context.Context, keys *CheckpointKeys) (*checkpoint, error) {
+	tx, err := a.db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the caller says what for
+	}
+	defer tx.Rollback(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	end, err := pg.One[checkpoint](ctx, tx, auditEndRow)
+	if pg.IsNoRows(err) {
+		return nil, nil //nolint:nilnil // nothing to sign
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read its end: %w", err)
+	}
+	newest, err := pg.One[checkpoint](ctx, tx, newestCheckpoint)
+	if err != nil && !pg.IsNoRows(err) {
+		return nil, fmt.Errorf("read its newest checkpoint: %w", err)
+	}
+	if signed := a.signedUpTo.Load(); newest.Number < signed {
+		return nil, fmt.Errorf("the checkpoint at row %d, which was signed here, is gone", signed)
+	}
+	w := walk{tx: tx, last: make([]byte, sha256.Size), keys: keys}
+	if newest.Number > 0 {
+		if problem := newest.problem(keys); problem != "" {
+			return nil, fmt.Errorf("the newest checkpoint, at row %d: %s", newest.Number, problem)
+		}
+		w.begin(newest)
+	}
+	if err := w.follow(ctx); err != nil {
+		return nil, err
+	}
+	if !w.verdict.Intact() {
+		return nil, fmt.Errorf("row %d does not follow: %s", w.verdict.BrokenAt, w.verdict.Because)
+	}
+	return &end, nil
+}
+
+// NeedKey signs anew what a former key has signed, and says what still needs that key; "" is nothing. A checkpoint whose
+// signature by it is not good needs nothing.
+func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public ed25519.PublicKey) (string, error) {
+	const need = "checkpoints of the audit log"
+	list, err := pg.All[checkpoint](ctx, q, checkpointsOf, keyID)
+	if err != nil {
+		return "", fmt.Errorf("read checkpoints of the audit log: %w", err)
+	}
+	list = slices.DeleteFunc(list, func(c checkpoint) bool { return !ed25519.Verify(public, c.signed(), c.Signature) })
+	if len(list) == 0 {
+		return "", nil
+	}
+	keys := a.keys.Load()
+	if keys == nil || keys.Signing == nil || keys.Confirmed != nil && keys.Confirmed() != nil {
+		return need, nil // as long as this replica does not know which key signs
+	}
+	if signing, _ := keys.Signing.Public().(ed25519.PublicKey); pki.KeyID(signing) == keyID {
+		return need, nil
+	}
+	for i := range list {
+		if err := list[i].signAnew(ctx, q, keys); err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// signAnew replaces the signature of a checkpoint by one of the key that signs now.
+func (c *checkpoint) signAnew(ctx context.Context, q pg.Querier, keys *CheckpointKeys) error {
+	former := c.KeyID
+	c.sign(keys)
+	if _, err := pg.Exec(ctx, q, signAgain, c.Number, c.KeyID, c.Signature, former); err != nil {
+		return fmt.Errorf("sign checkpoint of the audit log anew: %w", err)
+	}
+	return nil
 }
 
 // anchored begins a walk at the checkpoint that rows were cut up to, if they were.
@@ -172,11 +230,17 @@ func (w *walk) anchored(ctx context.Context, keys *CheckpointKeys, firstRow int6
 			w.broken(firstRow, "the checkpoint at row "+itoa(c.Number)+", which the log begins behind, cannot be believed: "+problem)
 			return nil
 		}
-		w.verdict.From, w.verdict.Rows, w.last, w.after = c.Number, c.Number, c.Hash, c.Pos
-		w.verdict.Signed, w.verdict.SignedAt = c.Number, c.At
+		w.verdict.From = c.Number
+		w.begin(c)
 		return nil
 	}
 	return nil // the first row is missed
+}
+
+// begin has the walk begin behind a checkpoint that is believed.
+func (w *walk) begin(c checkpoint) {
+	w.verdict.Rows, w.last, w.after = c.Number, c.Hash, c.Pos
+	w.verdict.Signed, w.verdict.SignedAt = c.Number, c.At
 }
 
 // passed compares a row that fits with its checkpoint, if it has one.

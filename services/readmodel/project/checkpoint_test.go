@@ -2,6 +2,8 @@ package project_test
 
 import (
 	"crypto/ed25519"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -85,21 +87,84 @@ func TestTheAuditLogGoesOnBehindASignedCheckpoint(t *testing.T) {
 }
 
 // TestAKeyGoesOnceItsCheckpointsAreSignedAnew: the set of keys asks before it retires one, however long no checkpoint was
-// made.
+// made, also at the start of a replica, which has no key yet.
 func TestAKeyGoesOnceItsCheckpointsAreSignedAnew(t *testing.T) {
 	c, _, first := signed(t)
-	next, public := newCheckpointKey(t, first)
-	c.audit.UseKeys(next)
-	need, err := c.audit.NeedKey(testkit.Context(t), c.DB.Pool(pg.RoleReadmodel))
-	must(t, err)
-	if need != "" {
-		t.Errorf("the former key is needed by %q", need)
+	ctx, db := testkit.Context(t), c.DB.Pool(pg.RoleReadmodel)
+	need := func(a *project.Audit) string {
+		t.Helper()
+		text, err := a.NeedKey(ctx, db, pki.KeyID(first), first)
+		must(t, err)
+		return text
 	}
+	started, err := project.NewAudit(project.Deps{Logger: testkit.Logger(t), DB: db, Numbered: c.Numbered, Wake: c.Wake})
+	must(t, err)
+	if need(started) == "" {
+		t.Error("a replica that has no key yet lets the former key go")
+	}
+	if need(c.audit) == "" {
+		t.Error("a replica that signs with the key lets it go")
+	}
+	next, public := newCheckpointKey(t)
 	alone, err := pki.NewKeySet(public)
 	must(t, err)
-	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone})
+	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone, Confirmed: func() error { return errors.New("not read") }})
+	if need(c.audit) == "" {
+		t.Error("a replica that does not know which key signs lets the former go")
+	}
+	c.audit.UseKeys(project.CheckpointKeys{Signing: next.Signing, Verify: alone}) // without the file of the former key
+	if text := need(c.audit); text != "" {
+		t.Errorf("the former key is needed by %q", text)
+	}
 	if v := c.verify(); !v.Intact() || v.From != 3 || v.Signed != 3 {
 		t.Errorf("after the former key was retired: %+v", v)
+	}
+	c.asOwner(`UPDATE readmodel.audit_checkpoint SET signature = decode(repeat('00', 64), 'hex'), key_id = '` + pki.KeyID(first) + `'`)
+	if text := need(c.audit); text != "" {
+		t.Errorf("a signature that is not good needs the key: %q", text)
+	}
+}
+
+// TestWhatDoesNotFollowIsNotSigned neither a row that was changed since the last checkpoint, nor one behind a checkpoint
+// that is gone, and no caller makes a checkpoint of something else.
+func TestWhatDoesNotFollowIsNotSigned(t *testing.T) {
+	for name, sql := range map[string]string{
+		"a row is changed":       `UPDATE readmodel.audit SET entry = replace(entry, 'policy', 'police') WHERE number = 4`,
+		"its checkpoint is not":  `UPDATE readmodel.audit_checkpoint SET at = at + interval '1 second'`,
+		"the checkpoint is gone": `DELETE FROM readmodel.audit_checkpoint`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _, _ := signed(t)
+			c.asOwner(sql)
+			if err := c.audit.Checkpoint(testkit.Context(t)); err == nil {
+				t.Error("it is signed")
+			}
+		})
+	}
+	c, _, _ := signed(t)
+	db := c.DB.Pool(pg.RoleReadmodel)
+	const insert = `INSERT INTO readmodel.audit_checkpoint (number, pos, hash, at, key_id, signature)
+		SELECT a.number, a.pos, %s, %s, 'x', decode(repeat('00', 64), 'hex') FROM readmodel.audit a WHERE a.number = 5`
+	for what, sql := range map[string]string{
+		"long ago":    fmt.Sprintf(insert, "a.hash", "mesh.clock() - interval '2 years'"),
+		"another row": fmt.Sprintf(insert, "sha256('x')", "mesh.clock()"),
+	} {
+		if _, err := db.Exec(testkit.Context(t), sql); err == nil {
+			t.Errorf("a checkpoint of %s is taken", what)
+		}
+	}
+}
+
+// TestALogThatEndsBeforeASignedRowIsBroken though head and events say that it is whole.
+func TestALogThatEndsBeforeASignedRowIsBroken(t *testing.T) {
+	c, _, _ := signed(t)
+	must(t, c.audit.Checkpoint(testkit.Context(t)))
+	c.asAdmin(`DELETE FROM events.event WHERE kind = 'audit.recorded' AND seq > (SELECT seq FROM events.event
+		WHERE kind = 'audit.recorded' ORDER BY seq DESC OFFSET 1 LIMIT 1)`)
+	c.asOwner(`DELETE FROM readmodel.audit WHERE number = 5`)
+	c.asOwner(`UPDATE readmodel.audit_head SET (number, hash) = (SELECT number, hash FROM readmodel.audit WHERE number = 4)`)
+	if v := c.verify(); v.BrokenAt != 5 || !strings.Contains(v.Because, "signed") {
+		t.Errorf("%+v", v)
 	}
 }
 

@@ -10,7 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
@@ -83,17 +85,18 @@ func (p *Projector) Rebuild(ctx context.Context, owners ...Owner) (Report, error
 
 func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report, err error) { //nolint:nonamedreturns // the deferred release joins its error
 	began := time.Now()
+	// Before it is asked whether events were cut: what stands now stands until the end.
+	release, err := p.keepEvents(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	defer func() { err = errors.Join(err, release(ctx)) }()
 	cut, err := pg.Value[bool](ctx, p.db, isCut)
 	if err != nil {
 		return Report{}, fmt.Errorf("ask whether history was cut: %w", err)
 	}
-	var announced int64
+	var announced announcement
 	if cut {
-		release, err := p.keepEvents(ctx)
-		if err != nil {
-			return Report{}, err
-		}
-		defer func() { err = errors.Join(err, release(ctx)) }()
 		if announced, err = p.announceAll(ctx, owners); err != nil {
 			return Report{}, err
 		}
@@ -101,16 +104,34 @@ func (p *Projector) rebuild(ctx context.Context, owners []Owner) (report Report,
 	err = pg.InTx(ctx, p.db, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if !cut {
-			report, err = p.replay(ctx, tx, p.applier, true, true)
-			return err
+			if report, err = p.replay(ctx, tx, p.applier, true, true); err != nil {
+				return err
+			}
+			return stillUncut(ctx, tx)
 		}
 		if report, err = p.replayBeside(ctx, tx, true); err != nil {
 			return err
 		}
+		if err := announced.applied(ctx, tx, report); err != nil {
+			return err
+		}
 		return merge(ctx, tx)
 	})
-	report.Cut, report.Announced, report.Took = cut, announced, time.Since(began)
+	report.Cut, report.Announced, report.Took = cut, announced.rows, time.Since(began)
 	return report, err
+}
+
+// stillUncut fails if a cut that was under way when the rebuild began has taken events that it has not seen.
+func stillUncut(ctx context.Context, tx pgx.Tx) error {
+	cut, err := pg.Value[bool](ctx, tx, isCut)
+	if err != nil {
+		return fmt.Errorf("ask whether history was cut: %w", err)
+	}
+	if cut {
+		return fault.New(commonv1.Reason_REASON_UNAVAILABLE, "history was cut for the first time while the projections were made again",
+			fault.RetryAfter(time.Second))
+	}
+	return nil
 }
 
 // replayBeside applies the log to the scratch tables.

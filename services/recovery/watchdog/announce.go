@@ -38,6 +38,9 @@ func Announced() []reannounce.Source {
 			}
 			out := make([]events.Event, len(rows))
 			for i := range rows {
+				if err := rows[i].unread(); err != nil {
+					return nil, err
+				}
 				out[i] = rows[i].read(ctx).event()
 			}
 			return out, nil

@@ -98,6 +98,20 @@ func (r *incidentRow) read(ctx context.Context) *incident {
 	return i
 }
 
+// unread fails if read leaves something out, since this build does not know it.
+func (r *incidentRow) unread() error {
+	_, kind := names.Parse[commonv1.IncidentKind](r.KindText)
+	_, severity := names.Parse[commonv1.Severity](r.SeverityText)
+	var layer error
+	if r.LayerText != "" {
+		_, layer = names.Parse[commonv1.OwnerLayer](r.LayerText)
+	}
+	if err := errors.Join(kind, severity, layer); err != nil {
+		return fmt.Errorf("incident %s has what this build does not know: %w", r.ID, err)
+	}
+	return nil
+}
+
 // readIncident runs a statement that returns one incident.
 func readIncident(ctx context.Context, tx pgx.Tx, s *pg.Statement, args ...any) (*incident, error) {
 	r, err := pg.One[incidentRow](ctx, tx, s, args...)
