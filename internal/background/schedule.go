@@ -51,17 +51,11 @@ type schedule struct {
 }
 
 // take returns the jobs that are this replica's to run now, and how long to sleep until another is due. Those that are free are locked by the session;
-// of those that run here none is.
+// of those that run here none is. Jobs that have no row get one, and are due at once.
 func (s *schedule) take(ctx context.Context, session pg.Querier, running []string) ([]dueRow, time.Duration, error) {
 	rows, err := pg.All[dueRow](ctx, session, takeJobs, s.names, s.every, running)
 	if err != nil {
 		return nil, 0, fmt.Errorf("take periodic work: %w", err)
-	}
-	if len(rows) < len(s.names) {
-		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil {
-			return nil, 0, fmt.Errorf("add periodic work: %w", err)
-		}
-		return nil, 0, nil
 	}
 	var due []dueRow
 	left := longestSleep
@@ -70,6 +64,12 @@ func (s *schedule) take(ctx context.Context, session pg.Querier, running []strin
 			due = append(due, row)
 		}
 		left = min(left, max(seconds(row.Left), 0))
+	}
+	if len(rows) < len(s.names) { // those that are taken have been moved and locked: they run whatever is added
+		if _, err := pg.Exec(ctx, session, addJobs, s.names); err != nil {
+			return nil, 0, fmt.Errorf("add periodic work: %w", err)
+		}
+		left = 0
 	}
 	return due, left, nil
 }

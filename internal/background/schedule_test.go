@@ -1,8 +1,11 @@
 package background
 
 import (
+	"context"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -47,4 +50,32 @@ func TestAReplicaAtRestSleepsUntilAJobIsDue(t *testing.T) {
 	other := schedule{names: []string{"first"}, every: []float64{hour}}
 	take(other, 0)
 	take(other, 1) // a service's job is its own
+}
+
+// TestAJobThatIsTakenBesideANewOneIsRun: what a look has moved and locked runs, and its lock is given back, also where another job is added by the same look.
+func TestAJobThatIsTakenBesideANewOneIsRun(t *testing.T) {
+	testkit.IO(t)
+	ctx, db := testkit.Context(t), testkit.DB(t)
+	one := schedule{names: []string{"first"}, every: []float64{1}}
+	if _, _, err := one.take(ctx, db.Pool(pg.RoleLifecycle), []string{}); err != nil { // it is added, and due
+		t.Fatal(err)
+	}
+	held := &locks{pool: db.Pool(pg.RoleLifecycle), logger: testkit.Logger(t), held: map[string]bool{}}
+	due, left, err := held.take(ctx, schedule{names: []string{"first", "second"}, every: []float64{1, 1}})
+	if err != nil || left != 0 {
+		t.Fatalf("a job that was added is due in %s, %v", left, err)
+	}
+	if len(due) != 1 || due[0].Name != "first" || !due[0].Free {
+		t.Errorf("%v is to be run", due)
+	}
+	held.give(ctx, "first")
+	testkit.SetClockOffset(db, time.Minute)
+	other, err := pgx.Connect(ctx, db.URL(pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	if due, _, err = one.take(ctx, other, []string{}); err != nil || len(due) != 1 || !due[0].Free {
+		t.Errorf("another session takes %v, %v", due, err)
+	}
 }

@@ -355,3 +355,24 @@ func TestSessionsOfABatchDoNotSpoilEachOther(t *testing.T) {
 		t.Errorf("a task that is not known here: %d cancels", n)
 	}
 }
+
+// TestARefusedDeployIsAnnounced: the lease that ends a deploy whose values do not open says that it wrote events, also if it hands out nothing.
+func TestARefusedDeployIsAnnounced(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	row := k.enqueue(n, ofType(commonv1.TaskType_TASK_TYPE_WORKLOAD_DEPLOY), func(s *task.Spec) {
+		s.Payload = &nodev1.WorkloadDeploy{Workload: &nodev1.Workload{Name: "w", SealedEnv: map[string][]byte{"SECRET": []byte("of no key")}}}
+	})
+	said := 0
+	k.tasks = task.NewServer(task.Deps{
+		Logger: testkit.Logger(t), DB: k.pool, Key: k.key, Hub: k.hub, Committed: func() { said++ },
+		Wake: func(context.Context, pgx.Tx, []string) error { return nil },
+	})
+	if res := k.leaseOf(n); len(res.GetTasks()) != 0 {
+		t.Fatalf("leased %v", res.GetTasks())
+	}
+	k.wantHistory(row.TaskID, "queued", "dispatched", "failed")
+	if said != 1 {
+		t.Errorf("the commit is announced %d times", said)
+	}
+}

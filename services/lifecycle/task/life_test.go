@@ -413,6 +413,22 @@ func TestALeaseWithoutAReportIsReportedByTheSweep(t *testing.T) {
 	k.wantHistory(row.TaskID, "queued", "dispatched", "dispatched") // offered again
 }
 
+// TestASweepThatEndsALeaseReportsIt: the node went away with an offer of the last two seconds, and its time to start is over.
+func TestASweepThatEndsALeaseReportsIt(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	row := k.enqueue(n)
+	k.lease(n)
+	k.session(n, false)
+	if _, err := k.pool.Exec(t.Context(), `UPDATE lifecycle.task SET expires_at = mesh.clock() WHERE task_id = $1`, row.TaskID); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := k.tasks.Sweep(t.Context()); err != nil || s.Unknown != 1 {
+		t.Errorf("swept %+v, %v", s, err)
+	}
+	k.wantHistory(row.TaskID, "queued", "dispatched", "outcome_unknown")
+}
+
 // TestEveryChangeOfALeaseReportsIt: whatever comes first after a lease carries its transition, once.
 func TestEveryChangeOfALeaseReportsIt(t *testing.T) {
 	cases := []struct {
