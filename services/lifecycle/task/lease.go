@@ -80,10 +80,11 @@ func (s *Server) LeaseTasks(ctx context.Context, req *lifecyclev1.LeaseTasksRequ
 				return fmt.Errorf("report tasks: %w", err)
 			}
 		}
-		wrote = len(evs) > 0
+		picked := len(tasks)
 		if tasks, err = s.openValues(ctx, tx, tasks); err != nil {
 			return err
 		}
+		wrote = len(evs) > 0 || len(tasks) < picked // one that cannot be opened ends with an event
 		return failpoint.Hit("lifecycle.lease.before_commit")
 	})
 	if err != nil {

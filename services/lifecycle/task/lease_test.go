@@ -10,6 +10,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/envelope"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/testkit"
