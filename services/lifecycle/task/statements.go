@@ -63,6 +63,12 @@ type (
 		// LeasedAt is when the task was leased, if no event has reported that.
 		LeasedAt *time.Time `db:"leased_at"`
 	}
+	// staleRow is a task that the sweep ended.
+	staleRow struct {
+		record
+		// LeasedAt is when the task was leased, if no event has reported that.
+		LeasedAt *time.Time `db:"leased_at"`
+	}
 	// aheadRow is a task below the attempt that a report names, with the place of that report.
 	aheadRow struct {
 		record
@@ -295,7 +301,8 @@ var (
 		ORDER BY t.task_id FOR UPDATE`)
 	endStale = pg.Define(pg.RoleLifecycle, "task.end_stale", `
 		WITH stale AS (
-			SELECT t.task_id FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
+			SELECT t.task_id, CASE WHEN t.state = 'dispatched' AND t.offered_at = t.state_at THEN t.state_at END AS leased_at
+			FROM lifecycle.task t LEFT JOIN lifecycle.node_gate g ON g.node_id = t.node_id
 			WHERE t.expires_at <= mesh.clock() AND t.open AND `+dispatchable+`
 			  -- What a run queued that stands still gets its time back when the run goes on.
 			  AND NOT EXISTS (SELECT 1 FROM lifecycle.run_pause p WHERE p.run_id = t.run_id AND p.since IS NOT NULL)
@@ -306,7 +313,7 @@ var (
 		UPDATE lifecycle.task t SET state = CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END,
 			payload = `+payloadAt("CASE WHEN t.state = 'queued' THEN 'expired' ELSE 'outcome_unknown' END")+`,
 			state_at = mesh.clock(), reason = 'task_outside_window', version = t.version + 1
-		FROM stale WHERE t.task_id = stale.task_id RETURNING `+columns)
+		FROM stale WHERE t.task_id = stale.task_id RETURNING stale.leased_at, `+columns)
 	lockOfRuns = pg.Define(pg.RoleLifecycle, "task.lock_of_runs", `
 		SELECT FROM lifecycle.task t WHERE t.run_id = ANY ($1::uuid[]) AND t.open AND t.state IN ('queued', 'dispatched')
 		ORDER BY t.task_id FOR UPDATE`)

@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	"github.com/gpuaas/mesh/internal/aside"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/pg"
 )
@@ -44,15 +47,14 @@ func (s *Server) Sweep(ctx context.Context) (Swept, error) {
 }
 
 func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
-	var list []Row
+	var list []ended
 	reported := 0
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
 		if reported, err = reportRows(ctx, tx, reportLeased.For(unreportedOfAll), sweepBatch); err != nil {
 			return err
 		}
-		list, err = all(ctx, tx, endStale, sweepBatch)
-		if err != nil {
+		if list, err = end(ctx, tx); err != nil {
 			return fmt.Errorf("end stale tasks: %w", err)
 		}
 		if len(list) == 0 {
@@ -61,7 +63,7 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 		evs := make([]events.Event, 0, len(list))
 		var wake []string
 		for _, r := range list {
-			evs = append(evs, r.event())
+			evs = append(evs, r.event(r.transitions()...))
 			if r.RunID != "" {
 				wake = append(wake, r.RunID)
 			}
@@ -89,4 +91,32 @@ func (s *Server) sweepOnce(ctx context.Context, total *Swept) (int, error) {
 		}
 	}
 	return max(reported, len(list)), nil
+}
+
+// ended is a task that the sweep has ended.
+type ended struct {
+	Row
+	leasedAt *time.Time // when it was leased, if no event has reported that
+}
+
+// end ends stale tasks.
+func end(ctx context.Context, tx pgx.Tx) ([]ended, error) {
+	rows, err := pg.All[staleRow](ctx, tx, endStale, sweepBatch)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped by the caller
+	}
+	id := func(r staleRow) string { return r.TaskID }
+	return aside.Rows(ctx, "task", rows, id, func(r staleRow) (ended, error) { //nolint:wrapcheck // it says which
+		row, err := r.row()
+		return ended{Row: row, leasedAt: r.LeasedAt}, err
+	})
+}
+
+// transitions lists the lease, where nothing has reported it, and the end.
+func (e ended) transitions() []*lifecyclev1.TaskTransition {
+	last := e.transition(e.State, "")
+	if e.leasedAt == nil {
+		return []*lifecyclev1.TaskTransition{last}
+	}
+	return []*lifecyclev1.TaskTransition{e.leased(*e.leasedAt), last}
 }

@@ -17,7 +17,7 @@ import (
 // A lease appends no event: the report of the attempt follows within milliseconds as a rule, and its event carries the
 // transition to dispatched too. A lease leaves offered_at equal to state_at, and everything that reports the row moves
 // offered_at away from it. A lease that stands unreported is reported when the task is offered again, two seconds later,
-// when the gate of its node shuts, and by the sweep.
+// when the gate of its node shuts, and by the sweep, which may end it by the same event.
 
 // markReported notes that an event reports the row.
 const markReported = `offered_at = t.offered_at + interval '1 microsecond'`
