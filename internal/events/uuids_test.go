@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	"github.com/gpuaas/mesh/internal/events"
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
@@ -165,6 +168,63 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	for i, r := range read() {
 		if r.ID == "" || r.TenantID != of.TenantID || r.NodeInstanceID != of.NodeInstanceID {
 			t.Errorf("event %d came back as %+v", i, r)
+		}
+	}
+}
+
+// TestTheWayBackSaysWhatKindsSay: the build before knows neither a task by its aggregate nor a message by its kind; after the way back the rows say both.
+func TestTheWayBackSaysWhatKindsSay(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), testkit.DB(t)
+	owner, err := pgx.Connect(ctx, d.URL(pg.RoleOwner))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	taskID, nodeID := ids.New(), ids.New()
+	err = pg.InTx(ctx, d.Pool(pg.RoleLifecycle), func(ctx context.Context, tx pgx.Tx) error {
+		e := events.Event{
+			Kind: "task.changed", AggregateType: "task", AggregateID: taskID, AggregateVersion: 1,
+			Payload:     &lifecyclev1.TaskChanged{Task: &lifecyclev1.Task{TaskId: taskID, NodeId: nodeID, Version: 1}},
+			Correlation: events.Correlation{TaskID: taskID, NodeID: nodeID},
+		}
+		if _, err := events.Append(ctx, tx, e, event("without.message", "x", 1)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, body, body_type)
+			SELECT gen_random_uuid(), kind, 'kind', kind, 1, '\x0000', '' FROM unnest($1::text[]) AS u (kind)`,
+			slices.Sorted(maps.Keys(events.TypeOfKind)))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, down := halves(t, "00170_event_ids.sql")
+	execEach(t, owner, down)
+	conn, err := pgx.Connect(ctx, d.URL(pg.RoleReadmodel))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	if _, err := conn.Exec(ctx, `SET events.format = 'protobuf'`); err != nil {
+		t.Fatal(err)
+	}
+	type row struct{ Kind, AggregateType, TaskID, BodyType string }
+	rows, err := conn.Query(ctx, `SELECT kind, aggregate_type, coalesce(task_id, ''), body_type FROM events.event`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	if err != nil || len(list) != 2+len(events.TypeOfKind) {
+		t.Fatalf("%d events are read, %v", len(list), err)
+	}
+	for _, r := range list {
+		want := row{Kind: r.Kind, AggregateType: r.AggregateType, BodyType: events.TypeOfKind[r.Kind]}
+		if r.AggregateType == "task" {
+			want.TaskID = taskID
+		}
+		if r != want {
+			t.Errorf("read %+v, want %+v", r, want)
 		}
 	}
 }

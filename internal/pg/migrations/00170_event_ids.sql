@@ -44,13 +44,25 @@ BEGIN
         HINT = 'Replace replicas of the earlier build. In a session of your own: SET events.format = ''protobuf''.';
 END $$;
 -- +goose StatementEnd
+-- The build before knows neither a task by its aggregate nor a message by its kind (internal/events/types.go).
 ALTER TABLE events.event NO FORCE ROW LEVEL SECURITY;
 UPDATE events.event SET id = coalesce(id, gen_random_uuid()), correlation_id = coalesce(correlation_uuid::text, correlation_id),
     tenant_id = coalesce(tenant_uuid::text, tenant_id), workspace_id = coalesce(workspace_uuid::text, workspace_id),
     workflow_id = coalesce(workflow_uuid::text, workflow_id), allocation_id = coalesce(allocation_uuid::text, allocation_id),
-    task_id = coalesce(task_uuid::text, task_id), node_id = coalesce(node_uuid::text, node_id),
-    node_instance_id = coalesce(node_instance_uuid::text, node_instance_id)
-WHERE id IS NULL OR coalesce(correlation_uuid, tenant_uuid, workspace_uuid, workflow_uuid, allocation_uuid, task_uuid, node_uuid,
+    task_id = coalesce(task_uuid::text, task_id, CASE aggregate_type WHEN 'task' THEN aggregate_id END),
+    node_id = coalesce(node_uuid::text, node_id), node_instance_id = coalesce(node_instance_uuid::text, node_instance_id),
+    body_type = CASE WHEN body_type <> '' OR body = '' OR body IS NULL THEN body_type ELSE coalesce(CASE kind
+        WHEN 'allocation.changed' THEN 'gpuaas.lifecycle.v1.Allocation'
+        WHEN 'claim.changed' THEN 'gpuaas.lifecycle.v1.Claim'
+        WHEN 'gate.changed' THEN 'gpuaas.lifecycle.v1.NodeGate'
+        WHEN 'instance.changed' THEN 'gpuaas.lifecycle.v1.Instance'
+        WHEN 'run.changed' THEN 'gpuaas.lifecycle.v1.Run'
+        WHEN 'session.changed' THEN 'gpuaas.node.v1.SessionChanged'
+        WHEN 'step.changed' THEN 'gpuaas.lifecycle.v1.StepAttempt'
+        WHEN 'task.changed' THEN 'gpuaas.lifecycle.v1.TaskChanged'
+        WHEN 'workload.observed' THEN 'gpuaas.node.v1.Observation'
+        WHEN 'workspace.changed' THEN 'gpuaas.lifecycle.v1.Workspace' END, body_type) END
+WHERE id IS NULL OR aggregate_type = 'task' AND task_id IS NULL OR body_type = '' AND body <> '' OR coalesce(correlation_uuid, tenant_uuid, workspace_uuid, workflow_uuid, allocation_uuid, task_uuid, node_uuid,
     node_instance_uuid) IS NOT NULL;
 ALTER TABLE events.event FORCE ROW LEVEL SECURITY;
 UPDATE readmodel.parked_event SET event_id = gen_random_uuid() WHERE event_id IS NULL;
