@@ -87,7 +87,7 @@ func New(deps Deps, jobs ...Job) (*Runner, error) {
 	for _, name := range names {
 		plan.every = append(plan.every, known[name].Every.Seconds())
 	}
-	held := &locks{pool: deps.Pool, logger: deps.Logger, held: map[string]bool{}}
+	held := &locks{pool: deps.Pool, logger: deps.Logger, within: unlockWithin, held: map[string]bool{}}
 	return &Runner{jobs: known, schedule: plan, logger: deps.Logger, locks: held, metrics: counted, apart: apart}, nil
 }
 

@@ -35,6 +35,7 @@ const unlockWithin = 250 * time.Millisecond
 type locks struct {
 	pool   *pgxpool.Pool
 	logger *slog.Logger
+	within time.Duration // see unlockWithin
 
 	mu    sync.Mutex
 	conn  *pgxpool.Conn // nil while no job runs
@@ -86,7 +87,7 @@ func (l *locks) give(ctx context.Context, job string) {
 	}
 	if l.later == nil {
 		ctx := context.WithoutCancel(ctx)
-		l.later = time.AfterFunc(unlockWithin, func() {
+		l.later = time.AfterFunc(l.within, func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.unlock(ctx)
