@@ -3,7 +3,8 @@
 
 -- What of its tenant's a workspace takes, by its state: its name and its part of the quota (2), its name (1: it has failed), nothing (0: it is
 -- decommissioned). The indexes of names and of use ask for this and not for the state, which every saga changes twice: then a change of the state stays
--- on its page and writes to no index. The trigger that seals the row keeps it, whatever a statement says, so that the build before need not know it.
+-- on its page and writes to no index. The trigger that seals the row keeps it, whatever a statement says, so that the build before need not write it.
+-- What that build asks for is the state, for which there is no index any more: until its replicas are replaced each create of theirs reads the table.
 ALTER TABLE lifecycle.workspace ADD COLUMN IF NOT EXISTS standing smallint NOT NULL DEFAULT 2;
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION lifecycle.leave_evidence(what text, tab text, was jsonb, is_now jsonb) RETURNS void LANGUAGE plpgsql AS $$
