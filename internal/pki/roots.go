@@ -54,32 +54,6 @@ func FollowRoots(known []*x509.Certificate, links []RootLink) []*x509.Certificat
 	return out
 }
 
-// AdvanceRoots returns the roots that follow held ones by a list: what is held and not retired by the list, and the listed roots that cross certificates
-// lead to. The ids are of listed roots that are not retired and not believed. A list that leads from no root held, or would leave none, is refused.
-func AdvanceRoots(held []*x509.Certificate, links []RootLink) ([]*x509.Certificate, []string, error) {
-	if len(links) > MaxChain {
-		return nil, nil, fmt.Errorf("follow roots: a list of %d, more than %d", len(links), MaxChain)
-	}
-	reached := FollowRoots(held, links)
-	var unbelieved []string
-	retired, leads := map[string]bool{}, false
-	for _, link := range links {
-		has := slices.ContainsFunc(reached, func(root *x509.Certificate) bool { return bytes.Equal(root.Raw, link.DER) })
-		leads = leads || has
-		switch {
-		case link.Retired:
-			retired[FingerprintDER(link.DER)] = true
-		case !has:
-			unbelieved = append(unbelieved, FingerprintDER(link.DER)[:16])
-		}
-	}
-	next := slices.DeleteFunc(reached, func(root *x509.Certificate) bool { return retired[Fingerprint(root)] })
-	if !leads || len(next) == 0 {
-		return nil, unbelieved, fmt.Errorf("follow roots: %w", ErrNoChain)
-	}
-	return next, unbelieved, nil
-}
-
 // Anchor returns the root that a chain (leaf first) ends in without a cross certificate. The time is the beginning of the leaf's life, so that an expired
 // leaf has an anchor too.
 func Anchor(chain, roots []*x509.Certificate) (*x509.Certificate, error) {
