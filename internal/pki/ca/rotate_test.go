@@ -124,3 +124,61 @@ func TestNextIssuer(t *testing.T) {
 		t.Errorf("what is left after the others were taken off: %v", err)
 	}
 }
+
+// TestNextIssuerThatWasInterrupted: a root whose entry in the file of roots was not written gets it when the authority is opened again.
+func TestNextIssuerThatWasInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	services, err := ca.OpenServiceCA(dir, "mesh.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := services.Roots()
+	if err := services.Next(); err != nil {
+		t.Fatal(err)
+	}
+	if err := pki.WriteFile(filepath.Join(dir, ca.RootsFile), pki.EncodeCertificates(before)); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := ca.OpenServiceCA(dir, "mesh.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := pki.LoadBundle(filepath.Join(dir, ca.RootsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, crosses := left.Given()
+	if len(roots) != 2 || !roots[1].Equal(opened.Root()) || len(crosses) != 1 || !pki.Vouches(roots[0], roots[1], crosses[0]) {
+		t.Errorf("opened again: %d roots and %d cross certificates, want 2 and 1 of the first root", len(roots), len(crosses))
+	}
+}
+
+// TestTwoOfOneServiceAuthority: what one opened authority changes in the directory is kept by another one's change.
+func TestTwoOfOneServiceAuthority(t *testing.T) {
+	dir := t.TempDir()
+	var both [2]*ca.ServiceCA
+	for i := range both {
+		var err error
+		if both[i], err = ca.OpenServiceCA(dir, "mesh.test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, services := range both {
+		if err := services.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, err := pki.LoadBundle(filepath.Join(dir, ca.RootsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if roots, crosses := left.Given(); len(roots) != 3 || len(crosses) != 2 {
+		t.Errorf("after Next of each: %d roots and %d cross certificates, want 3 and 2", len(roots), len(crosses))
+	}
+	if err := both[0].Forget(); err != nil {
+		t.Fatal(err)
+	}
+	if roots := both[0].Roots(); len(roots) != 2 || !both[0].Root().Equal(both[1].Root()) {
+		t.Errorf("after Forget of the first: %d certificates, want the newest root and its cross certificate", len(roots))
+	}
+}

@@ -37,14 +37,8 @@ func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error)
 	}
 	s := &ServiceCA{trustDomain: trustDomain, dir: dir, hosts: hosts}
 	err := pki.WithLock(filepath.Join(dir, lockFile), func() error {
-		if err := s.loadLocked(); err != nil {
-			return err
-		}
-		return writeRoots(dir, s.root.cert)
+		return s.loadLocked()
 	})
-	if err == nil {
-		err = s.readRoots()
-	}
 	if err != nil {
 		return nil, fmt.Errorf("open service authority: %w", err)
 	}
@@ -54,18 +48,49 @@ func OpenServiceCA(dir, trustDomain string, hosts ...string) (*ServiceCA, error)
 // nextRoots matches the files of the roots after the first.
 const nextRoots = "root-*.pem"
 
-// loadLocked reads the newest root, or makes the first. The caller holds the directory's lock.
+// loadLocked reads the newest root, or makes the first, and the file of roots. A newest root that the file lacks is added with its cross certificate:
+// it was made by a call of Next that did not end. The caller holds the directory's lock.
 func (s *ServiceCA) loadLocked() error {
-	path := filepath.Join(s.dir, rootFile)
+	paths, err := s.rootPaths()
+	if err != nil {
+		return err
+	}
+	newest := len(paths) - 1
+	if s.root, err = s.pair(paths[newest]); err != nil {
+		return err
+	}
+	if err := writeRoots(s.dir, s.root.cert); err != nil {
+		return err
+	}
+	if err := s.readRoots(); err != nil {
+		return err
+	}
+	if newest == 0 || slices.ContainsFunc(s.given, s.root.cert.Equal) {
+		return nil
+	}
+	before, err := s.pair(paths[newest-1])
+	if err != nil {
+		return err
+	}
+	cross, err := crossSign(s.root.cert, before)
+	if err != nil {
+		return err
+	}
+	return s.writeRoots(append(slices.Clone(s.given), s.root.cert, cross))
+}
+
+// rootPaths returns the files of the roots in the order in which they were made.
+func (s *ServiceCA) rootPaths() ([]string, error) {
 	later, err := filepath.Glob(filepath.Join(s.dir, nextRoots))
 	if err != nil {
-		return fmt.Errorf("list roots: %w", err)
+		return nil, fmt.Errorf("list roots: %w", err)
 	}
-	if len(later) > 0 {
-		path = slices.Max(later)
-	}
-	s.root, err = loadOrCreatePair(path, s.trustDomain+" service root", rootLife, nil)
-	return err
+	slices.Sort(later)
+	return append([]string{filepath.Join(s.dir, rootFile)}, later...), nil
+}
+
+func (s *ServiceCA) pair(path string) (*authorityPair, error) {
+	return loadOrCreatePair(path, s.trustDomain+" service root", rootLife, nil)
 }
 
 func (s *ServiceCA) readRoots() error {
@@ -85,20 +110,14 @@ func (s *ServiceCA) Next() error {
 		if err := s.loadLocked(); err != nil {
 			return err
 		}
-		before := s.root
-		later, err := filepath.Glob(filepath.Join(s.dir, nextRoots))
-		if err != nil {
-			return fmt.Errorf("list roots: %w", err)
-		}
-		path := filepath.Join(s.dir, fmt.Sprintf("root-%06d.pem", len(later)+2))
-		if s.root, err = loadOrCreatePair(path, s.trustDomain+" service root", rootLife, nil); err != nil {
-			return err
-		}
-		cross, err := crossSign(s.root.cert, before)
+		paths, err := s.rootPaths()
 		if err != nil {
 			return err
 		}
-		return s.writeRoots(append(slices.Clone(s.given), s.root.cert, cross))
+		if _, err := s.pair(filepath.Join(s.dir, fmt.Sprintf("root-%06d.pem", len(paths)+1))); err != nil {
+			return err
+		}
+		return s.loadLocked()
 	})
 	if err != nil {
 		return fmt.Errorf("make the next service root: %w", err)
@@ -108,13 +127,22 @@ func (s *ServiceCA) Next() error {
 
 // Forget takes the roots before the newest off the file of roots. Its cross certificate stays.
 func (s *ServiceCA) Forget() error {
-	var keep []*x509.Certificate
-	for _, cert := range s.given {
-		if bytes.Equal(cert.RawSubjectPublicKeyInfo, s.root.cert.RawSubjectPublicKeyInfo) {
-			keep = append(keep, cert)
+	err := pki.WithLock(filepath.Join(s.dir, lockFile), func() error {
+		if err := s.loadLocked(); err != nil {
+			return err
 		}
+		var keep []*x509.Certificate
+		for _, cert := range s.given {
+			if bytes.Equal(cert.RawSubjectPublicKeyInfo, s.root.cert.RawSubjectPublicKeyInfo) {
+				keep = append(keep, cert)
+			}
+		}
+		return s.writeRoots(keep)
+	})
+	if err != nil {
+		return fmt.Errorf("forget former service roots: %w", err)
 	}
-	return s.writeRoots(keep)
+	return nil
 }
 
 func (s *ServiceCA) writeRoots(certs []*x509.Certificate) error {
