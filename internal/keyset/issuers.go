@@ -80,20 +80,22 @@ func (i *issuers) withFile(links []pki.RootLink) []pki.RootLink {
 	return links
 }
 
-// trusted returns the roots that are trusted where given ones stand in the file: with those that follow from them, and those of the set that were
-// trusted before, without the retired ones.
+// trusted returns the roots that are trusted where given ones stand in the file: with those that follow from them, without the retired ones. Of the set
+// only those follow that are later than the newest given one that has signed: an earlier one was taken out of the file.
 func (i *issuers) trusted(given []*x509.Certificate) []*x509.Certificate {
 	links := i.links()
 	listed := func(root *x509.Certificate) int {
 		return slices.IndexFunc(links, func(l pki.RootLink) bool { return bytes.Equal(l.DER, root.Raw) })
 	}
-	known := slices.Clone(given)
-	for _, root := range i.Roots.Roots() {
-		if listed(root) >= 0 && !slices.ContainsFunc(known, root.Equal) {
-			known = append(known, root)
+	after := 0
+	if rows := i.rows.Load(); rows != nil {
+		for _, root := range given {
+			if at := listed(root); at >= after && (*rows)[at].State != VerifyOnly {
+				after = at + 1
+			}
 		}
 	}
-	next := slices.DeleteFunc(pki.FollowRoots(known, links), func(root *x509.Certificate) bool {
+	next := slices.DeleteFunc(pki.FollowRoots(given, links[after:]), func(root *x509.Certificate) bool {
 		at := listed(root)
 		return at >= 0 && links[at].Retired
 	})

@@ -222,3 +222,68 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 		t.Errorf("a replica with a file of the first issuer: %v", err)
 	}
 }
+
+// TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger: what leaves the file is not trusted because it was, nor by a cross certificate of an earlier issuer.
+func TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger(t *testing.T) {
+	services := newIssuer(t)
+	for range 2 {
+		if err := services.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full, err := services.Bundle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots, crosses := full.Given()
+	states := func(states ...string) []Key {
+		var rows []Key
+		for at, state := range states {
+			row := Key{Kind: Services, KeyID: pki.RootID(roots[at]), PublicKey: roots[at].Raw, State: state}
+			if at > 0 {
+				row.Endorsement = crosses[at-1].Raw
+			}
+			rows = append(rows, row)
+		}
+		return rows
+	}
+	use := states(VerifyingAfter, VerifyingAfter, Signing)
+	for name, test := range map[string]struct {
+		rows        []Key
+		given, want []int
+	}{
+		"all":                         {use, []int{0, 1, 2}, []int{0, 1, 2}},
+		"the first is taken out":      {use, []int{1, 2}, []int{1, 2}},
+		"the middle one is taken out": {use, []int{0, 2}, []int{0, 2}},
+		"the first alone":             {use, []int{0}, []int{0, 1, 2}},
+		"the middle one alone":        {use, []int{1}, []int{1, 2}},
+		"the next does not sign yet":  {states(VerifyingAfter, Signing, VerifyOnly), []int{0, 2}, []int{0, 1, 2}},
+		"the first is retired":        {states(Retired, VerifyingAfter, Signing), []int{0}, []int{1, 2}},
+	} {
+		bundle, err := pki.NewBundle(roots...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := newIssuers(&Certificates{Roots: bundle}, pg.RoleNodeAPI)
+		i.rows.Store(&test.rows)
+		if err := bundle.Follow(i.trusted); err != nil {
+			t.Fatal(err)
+		}
+		var given []*x509.Certificate
+		for _, at := range test.given {
+			given = append(given, roots[at])
+		}
+		if err := bundle.Set(given...); err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for at, root := range roots {
+			if slices.ContainsFunc(bundle.Roots(), root.Equal) {
+				got = append(got, at)
+			}
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: with %v in the file it trusts %v, want %v", name, test.given, got, test.want)
+		}
+	}
+}
