@@ -11,7 +11,10 @@ import (
 )
 
 // difference is one way in which a replica's files are not the set.
-type difference struct{ what, remedy string }
+type difference struct {
+	what, remedy string
+	starts       bool // it is a problem, and keeps no replica from starting
+}
 
 // differ is the refusal of a replica to start.
 func differ(p *part, d difference) error {
@@ -29,8 +32,8 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 			if why := bad[row.File]; why != "" {
 				what = fmt.Sprintf("key %s signs, and its file %s in %s is refused: %s", row.KeyID, row.File, p.Files.Dir, why)
 			}
-			out = append(out, difference{what, fmt.Sprintf("copy the file %s from a replica that holds it into %s; `gpuaas keys list` names them",
-				row.File, p.Files.Dir)})
+			out = append(out, difference{what: what, remedy: fmt.Sprintf(
+				"copy the file %s from a replica that holds it into %s; `gpuaas keys list` names them", row.File, p.Files.Dir)})
 		case row.State != Retired && row.State != VerifyOnly && trusted[row.KeyID] == nil:
 			out = append(out, p.untrusted(row))
 		}
@@ -42,14 +45,14 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 		}
 		if i := slices.IndexFunc(all, func(row Key) bool { return row.KeyID == key.id }); i >= 0 {
 			out = append(out, difference{
-				fmt.Sprintf("the file %s in %s holds key %s, which is a key of %s: no key serves two kinds", key.file, p.Files.Dir, key.id, all[i].Kind),
-				fmt.Sprintf("remove the file %s from %s", key.file, p.Files.Dir),
+				what:   fmt.Sprintf("the file %s in %s holds key %s, which is a key of %s: no key serves two kinds", key.file, p.Files.Dir, key.id, all[i].Kind),
+				remedy: fmt.Sprintf("remove the file %s from %s", key.file, p.Files.Dir),
 			})
 			continue
 		}
 		d := difference{
-			fmt.Sprintf("the file %s in %s holds key %s, which the set does not have", key.file, p.Files.Dir, key.id),
-			fmt.Sprintf("remove the file %s from %s; new keys are made by `gpuaas keys rotate`", key.file, p.Files.Dir),
+			what:   fmt.Sprintf("the file %s in %s holds key %s, which the set does not have", key.file, p.Files.Dir, key.id),
+			remedy: fmt.Sprintf("remove the file %s from %s; new keys are made by `gpuaas keys rotate`", key.file, p.Files.Dir),
 		}
 		if slices.ContainsFunc(returning, func(orphan privateKey) bool { return orphan.id == key.id }) {
 			continue // of a rotation that is not over, or that the database lost
@@ -62,12 +65,12 @@ func (p *part) differs(rows, all []Key, trusted map[string]ed25519.PublicKey, ba
 func (p *part) untrusted(row Key) difference {
 	if !p.Signs {
 		return difference{
-			fmt.Sprintf("key %s is used, and no key of %s vouches for it", row.KeyID, p.Pinned),
-			fmt.Sprintf("replace %s by that of a replica that runs", p.Pinned),
+			what:   fmt.Sprintf("key %s is used, and no key of %s vouches for it", row.KeyID, p.Pinned),
+			remedy: fmt.Sprintf("replace %s by that of a replica that runs", p.Pinned),
 		}
 	}
 	return difference{
-		fmt.Sprintf("key %s is needed to verify what it has signed, and its file %s is not in %s", row.KeyID, row.File, p.Files.Dir),
-		fmt.Sprintf("copy the file %s from a replica that holds it into %s", filepath.Base(row.File), p.Files.Dir),
+		what:   fmt.Sprintf("key %s is needed to verify what it has signed, and its file %s is not in %s", row.KeyID, row.File, p.Files.Dir),
+		remedy: fmt.Sprintf("copy the file %s from a replica that holds it into %s", filepath.Base(row.File), p.Files.Dir),
 	}
 }

@@ -198,8 +198,8 @@ func (s *Set) certificates(ctx context.Context, r roundOf) ([]string, []string, 
 	if err != nil {
 		return nil, nil, err
 	}
-	if r.start && len(differs) > 0 {
-		return nil, nil, differ(i.part, differs[0])
+	if at := slices.IndexFunc(differs, func(d difference) bool { return !d.starts }); r.start && at >= 0 {
+		return nil, nil, differ(i.part, differs[at])
 	}
 	for _, d := range differs {
 		bad(errors.New(d.what))
@@ -240,25 +240,39 @@ func (s *Set) issuersDiffer(ctx context.Context, rows []Key, chain []*x509.Certi
 		}
 		if by != "" {
 			out = append(out, difference{
-				fmt.Sprintf("issuer %s is not trusted by %s; %s", row.KeyID, i.Roots.Path(), by),
-				fmt.Sprintf("add the certificate of the issuer to %s, from the tls.ca_file of a replica that runs", i.Roots.Path()),
+				what:   fmt.Sprintf("issuer %s is not trusted by %s; %s", row.KeyID, i.Roots.Path(), by),
+				remedy: fmt.Sprintf("add the certificate of the issuer to %s, from the tls.ca_file of a replica that runs", i.Roots.Path()),
 			})
 		}
 	}
 	root, err := pki.Anchor(chain, roots)
 	if err != nil {
 		return append(out, difference{
-			fmt.Sprintf("the certificate in %s is of no issuer that is trusted: %s", i.Store.Path(), err),
-			fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+			what:   fmt.Sprintf("the certificate in %s is of no issuer that is trusted: %s", i.Store.Path(), err),
+			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
 		}), nil
 	}
 	row := rowOf(rows, root)
 	// A cross certificate lets all verify what is shown.
 	reached := len(i.crosses(chain)) > 0 || i.part.Signs
-	if row != nil && row.State == Retired || (row == nil || row.State == VerifyOnly) && !reached {
+	switch {
+	case row == nil && !reached:
+		// Of two issuers that a mesh had before its set, the set has the one of lifecycle first, and this one once lifecycle's file has it and it is shown.
 		out = append(out, difference{
-			fmt.Sprintf("the certificate in %s is of issuer %s, by which others do not verify", i.Store.Path(), pki.RootID(root)),
-			fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+			what: fmt.Sprintf("the certificate in %s is of issuer %s, which the set does not have", i.Store.Path(), pki.RootID(root)),
+			remedy: fmt.Sprintf("add the certificate of the issuer to the tls.ca_file of each service, or replace %s by a certificate of the issuer that "+
+				"`gpuaas keys list` shows as signing", i.Store.Path()),
+			starts: true,
+		})
+	case row != nil && (row.State == Retired || row.State == VerifyOnly && !reached):
+		by, err := servedBy(ctx, s.deps.Pool, *row)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, difference{
+			what:   fmt.Sprintf("the certificate in %s is of issuer %s, by which others do not verify", i.Store.Path(), row.KeyID),
+			remedy: fmt.Sprintf("replace %s by a certificate of the issuer that `gpuaas keys list` shows as signing", i.Store.Path()),
+			starts: row.State == VerifyOnly && by != "", // as those do that show one already
 		})
 	}
 	return out, nil

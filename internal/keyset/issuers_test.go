@@ -287,3 +287,45 @@ func TestAnIssuerTakenOutOfTheFileIsTrustedNoLonger(t *testing.T) {
 		}
 	}
 }
+
+// TestReplicasOfTwoIssuersStart: a mesh whose files of issuers have two, and whose services have certificates of either, starts with a new set, which gets
+// the second issuer when its certificate is shown.
+func TestReplicasOfTwoIssuersStart(t *testing.T) {
+	b := newBench(t)
+	one, two := newIssuer(t), newIssuer(t)
+	start := func(service string, services *ca.ServiceCA) *certified {
+		t.Helper()
+		dir := issue(t, services, service)
+		both := pki.EncodeCertificates([]*x509.Certificate{one.Root(), two.Root()})
+		if err := pki.WriteFile(filepath.Join(dir, pki.BundleFile), both); err != nil {
+			t.Fatal(err)
+		}
+		c, err := b.certified(service, dir)
+		if err != nil {
+			t.Fatalf("%s does not start: %v", service, err)
+		}
+		return c
+	}
+	lifecycle, nodeapi := start(pg.RoleLifecycle, one), start(pg.RoleNodeAPI, two)
+	if len(nodeapi.problems) != 1 || !strings.Contains(nodeapi.problems[0], pki.RootID(two.Root())) {
+		t.Errorf("problems of nodeapi: %q, want one about its issuer", nodeapi.problems)
+	}
+	b.want("signing")
+	b.round(lifecycle.unit)
+	b.round(nodeapi.unit)
+	b.want("signing verify_only")
+	recovery := start(pg.RoleRecovery, two)
+	b.later(settle)
+	for range 2 {
+		for _, c := range []*certified{recovery, nodeapi, lifecycle} {
+			b.round(c.unit)
+		}
+	}
+	b.want("verifying_after signing")
+	for _, c := range []*certified{lifecycle, nodeapi, recovery} {
+		b.round(c.unit)
+		if len(c.problems) > 0 {
+			t.Errorf("problems of %s after its issuer signs: %q", c.deps.Service, c.problems)
+		}
+	}
+}
