@@ -22,7 +22,8 @@ func (s *Set) due(p *part, rows []Key, open []Rotation) bool {
 	if len(rows) == 0 || len(in(VerifyOnly, p.Kind, rows)) > 0 {
 		return true
 	}
-	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == p.Kind }) {
+	// A request for an issuer of services waits for a file.
+	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == p.Kind && (r.Kind != Services || ended(r, s.now())) }) {
 		return true
 	}
 	if len(p.orphans(rows)) > 0 {

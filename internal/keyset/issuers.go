@@ -318,42 +318,71 @@ func (c *change) register(ctx context.Context, tx pgx.Tx, _ *Rotation) error {
 	return c.read(ctx, tx)
 }
 
+// requestEnds is how long a request waits for the next issuer of services.
+const requestEnds = 7 * 24 * time.Hour
+
+// withdrawn stands for the key of a request that has ended without one.
+const withdrawn = "withdrawn"
+
+// ended reports whether a request for an issuer of services has waited for too long.
+func ended(asked Rotation, now time.Time) bool {
+	return asked.Kind == Services && now.Sub(asked.RequestedAt) > requestEnds
+}
+
 // adopt stores the next issuer: a root of the file that was asked for, or whose certificates are shown already.
 func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 	if next := in(VerifyOnly, Services, c.rows); len(next) > 0 {
 		return c.name(ctx, tx, asked, next[0].KeyID)
 	}
-	given, _ := c.part.issuers.Roots.Given()
-	for _, root := range given {
-		if rowOf(c.rows, root) != nil {
+	if asked != nil && ended(*asked, c.set.now()) {
+		return c.name(ctx, tx, asked, withdrawn)
+	}
+	root, by, reason, err := c.candidate(ctx, tx, asked)
+	if err != nil || root == nil {
+		return err
+	}
+	stored, err := c.insertRoot(ctx, tx, root, VerifyOnly)
+	if err != nil || !stored {
+		return err
+	}
+	if err := c.note(ctx, tx, "key.make", pki.RootID(root), reason, by); err != nil {
+		return err
+	}
+	if err := c.name(ctx, tx, asked, pki.RootID(root)); err != nil {
+		return err
+	}
+	return c.read(ctx, tx)
+}
+
+// candidate returns the root of the file that is adopted, by whom and why; nil: there is none. If one was asked for it is that for which the file has a
+// cross certificate of the issuer that signs, else the last one that the set lacks.
+func (c *change) candidate(ctx context.Context, tx pgx.Tx, asked *Rotation) (*x509.Certificate, string, string, error) {
+	given, crosses := c.part.issuers.Roots.Given()
+	given = slices.DeleteFunc(given, func(root *x509.Certificate) bool { return rowOf(c.rows, root) != nil })
+	if len(given) == 0 {
+		return nil, "", "", nil
+	}
+	if asked == nil {
+		for _, root := range given {
+			shown, err := servedBy(ctx, tx, Key{KeyID: pki.RootID(root)})
+			if err != nil || shown != "" {
+				return root, "", shown, err
+			}
+		}
+		return nil, "", "", nil
+	}
+	for _, row := range in(Signing, Services, c.rows) {
+		before, err := x509.ParseCertificate(row.PublicKey)
+		if err != nil {
 			continue
 		}
-		var by, reason string
-		if asked != nil {
-			by, reason = asked.RequestedBy, asked.Reason
-		} else {
-			shown, err := servedBy(ctx, tx, Key{KeyID: pki.RootID(root)})
-			if err != nil {
-				return err
+		for _, root := range given {
+			if slices.ContainsFunc(crosses, func(cross *x509.Certificate) bool { return pki.Vouches(before, root, cross) }) {
+				return root, asked.RequestedBy, asked.Reason, nil
 			}
-			if shown == "" {
-				continue
-			}
-			reason = shown
 		}
-		stored, err := c.insertRoot(ctx, tx, root, VerifyOnly)
-		if err != nil || !stored {
-			return err
-		}
-		if err := c.note(ctx, tx, "key.make", pki.RootID(root), reason, by); err != nil {
-			return err
-		}
-		if err := c.name(ctx, tx, asked, pki.RootID(root)); err != nil {
-			return err
-		}
-		return c.read(ctx, tx)
 	}
-	return nil
+	return given[len(given)-1], asked.RequestedBy, asked.Reason, nil
 }
 
 func (c *change) insertRoot(ctx context.Context, tx pgx.Tx, root *x509.Certificate, state string) (bool, error) {

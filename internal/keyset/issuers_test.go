@@ -131,10 +131,15 @@ func TestAnIssuerOfServicesIsFollowedByAnother(t *testing.T) {
 	if err := b.askServices("one"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.askServices("two"); !fault.Has(err, commonv1.Reason_REASON_KEY_ROTATION_UNDER_WAY) {
+	if err := b.askServices("two"); err != nil {
 		t.Errorf("asked again before the issuer is there: %v", err)
 	}
 	round(all...)
+	for _, c := range all {
+		if c.busy() {
+			t.Errorf("%s reads the set at each poll while a request waits for a file", c.deps.Service)
+		}
+	}
 	b.want("signing")
 
 	if err := services.Next(); err != nil {
@@ -327,5 +332,55 @@ func TestReplicasOfTwoIssuersStart(t *testing.T) {
 		if len(c.problems) > 0 {
 			t.Errorf("problems of %s after its issuer signs: %q", c.deps.Service, c.problems)
 		}
+	}
+}
+
+// TestARequestTakesTheIssuerThatIsVouchedFor: of several roots that the set lacks the one with a cross certificate of the issuer that signs is next. A request
+// for which no root came ends after a week.
+func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
+	b := newBench(t)
+	services, other := newIssuer(t), newIssuer(t)
+	lifecycle, err := b.certified(pg.RoleLifecycle, issue(t, services, pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() int {
+		t.Helper()
+		rows, err := pg.All[Rotation](b.ctx, b.db.Pool(pg.RoleLifecycle), readOpenRotations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(rows)
+	}
+	if err := b.askServices("one"); err != nil {
+		t.Fatal(err)
+	}
+	b.round(lifecycle.unit)
+	if open() != 1 {
+		t.Error("a request ended without an issuer")
+	}
+	lifecycle.now = func() time.Time { return time.Now().Add(requestEnds + time.Minute) }
+	b.round(lifecycle.unit)
+	if open() != 0 {
+		t.Error("a request of a week ago is open")
+	}
+	lifecycle.now = time.Now
+	if err := b.askServices("two"); err != nil {
+		t.Fatal(err)
+	}
+	if err := services.Next(); err != nil {
+		t.Fatal(err)
+	}
+	certs := append([]*x509.Certificate{other.Root()}, services.Roots()...)
+	if err := pki.WriteFile(filepath.Join(lifecycle.dir, pki.BundleFile), pki.EncodeCertificates(certs)); err != nil {
+		t.Fatal(err)
+	}
+	b.round(lifecycle.unit)
+	rows, err := ReadKeys(b.ctx, b.db.Pool(pg.RoleLifecycle))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next := in(VerifyOnly, Services, rows); len(next) != 1 || next[0].KeyID != pki.RootID(services.Root()) || open() != 0 {
+		t.Errorf("next are %v, want %s", next, pki.RootID(services.Root()))
 	}
 }

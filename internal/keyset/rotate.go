@@ -30,7 +30,7 @@ type Request struct {
 }
 
 // Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through its overlap. The same
-// idempotency key gets the same rotation; the flag reports whether this call wrote it.
+// idempotency key gets the same rotation, and so does a further request for an issuer of services while one waits for its certificate; the flag reports whether this call wrote it.
 func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
 		return Rotation{}, false, fmt.Errorf("take lock of rotations: %w", err)
@@ -46,6 +46,13 @@ func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	}
 	if err := Check(ctx, tx, req.Kind); err != nil {
 		return Rotation{}, false, err
+	}
+	open, err := pg.All[Rotation](ctx, tx, readOpenRotations)
+	if err != nil {
+		return Rotation{}, false, fmt.Errorf("read rotations: %w", err)
+	}
+	if at := slices.IndexFunc(open, func(r Rotation) bool { return r.Kind == Services && req.Kind == Services }); at >= 0 {
+		return open[at], false, nil
 	}
 	made, err := pg.One[Rotation](ctx, tx, insertRotation, ids.New(), string(req.Kind), req.IdempotencyKey, req.By, req.Reason)
 	if err != nil {
@@ -78,7 +85,7 @@ func Check(ctx context.Context, tx pgx.Tx, kind Kind) error {
 	}
 	if slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind == kind }) {
 		if kind == Services {
-			return refuse("a rotation of services was asked for, and waits for the next issuer in the tls.ca_file of lifecycle")
+			return nil // Ask returns it again
 		}
 		return refuse("a rotation of " + string(kind) + " was asked for, and its key is being made")
 	}

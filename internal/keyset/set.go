@@ -276,7 +276,9 @@ func (s *Set) round(ctx context.Context, start bool) error {
 		holds, problems = append(holds, held...), append(problems, bad...)
 	}
 	s.tellProblems(ctx, problems)
-	s.underWay = len(open) > 0 || slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly }) || errors.Join(failed...) != nil
+	// A request for an issuer of services waits for a file, whose change ends the pause.
+	s.underWay = slices.ContainsFunc(open, func(r Rotation) bool { return r.Kind != Services }) ||
+		slices.ContainsFunc(rows, func(row Key) bool { return row.State == VerifyOnly }) || errors.Join(failed...) != nil
 	if !slices.Equal(holds, s.reported) || s.reportedAt.IsZero() || start {
 		failed = append(failed, s.report(ctx, holds, problems))
 	}
