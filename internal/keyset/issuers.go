@@ -334,8 +334,14 @@ func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 	if next := in(VerifyOnly, Services, c.rows); len(next) > 0 {
 		return c.name(ctx, tx, asked, next[0].KeyID)
 	}
-	if asked != nil && ended(*asked, c.set.now()) {
-		return c.name(ctx, tx, asked, withdrawn)
+	if asked != nil {
+		now, err := pg.Value[time.Time](ctx, tx, readClock)
+		if err != nil {
+			return fmt.Errorf("read clock: %w", err)
+		}
+		if ended(*asked, now) {
+			return c.name(ctx, tx, asked, withdrawn)
+		}
 	}
 	root, by, reason, err := c.candidate(ctx, tx, asked)
 	if err != nil || root == nil {

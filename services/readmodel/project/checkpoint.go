@@ -186,8 +186,10 @@ func (a *Audit) NeedKey(ctx context.Context, q pg.Querier, keyID string, public 
 		return "", nil
 	}
 	keys := a.keys.Load()
-	if keys == nil || keys.Signing == nil || keys.Confirmed != nil && keys.Confirmed() != nil {
-		return need, nil // as long as this replica does not know which key signs
+	// As long as this replica does not know which key signs.
+	known := keys != nil && keys.Signing != nil && (keys.Confirmed == nil || keys.Confirmed() == nil)
+	if !known {
+		return need, nil
 	}
 	if signing, _ := keys.Signing.Public().(ed25519.PublicKey); pki.KeyID(signing) == keyID {
 		return need, nil
