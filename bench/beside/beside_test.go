@@ -32,8 +32,9 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// imitated is how many units a second an engine of the test does.
-var imitated = map[string]int{"dbos": 10, "river": 1_000_000}
+// imitated is how many units an engine of the test does in a hundred seconds: one that any machine outdoes, however busy
+// it is, and one that none does.
+var imitated = map[string]int{"dbos": 10, "river": 100_000_000}
 
 // child serves the agents of our tasks, or imitates another engine: the real ones are of another module.
 func child(ctx context.Context, kind string) error {
@@ -57,7 +58,7 @@ func child(ctx context.Context, kind string) error {
 			if err := json.Unmarshal(raw, &load); err != nil {
 				return nil, fmt.Errorf("read load: %w", err)
 			}
-			return peer.Stretch{Units: imitated[kind], Took: time.Second, P50: 1, P99: 2}, nil
+			return peer.Stretch{Units: imitated[kind], Took: 100 * time.Second, P50: 1, P99: 2}, nil
 		},
 	})
 }
@@ -68,7 +69,7 @@ func command(kind string) *exec.Cmd {
 	return cmd
 }
 
-// TestBesideOthers shows that both comparisons are measured and judged by the medians: ours is faster than an engine that does 10 a second, and slower than
+// TestBesideOthers shows that both comparisons are measured and judged by the medians: ours is faster than an engine that does one in ten seconds, and slower than
 // one that does a million. The figures of ours mean something only on a quiet machine.
 func TestBesideOthers(t *testing.T) {
 	testkit.IO(t)
@@ -91,7 +92,7 @@ func TestBesideOthers(t *testing.T) {
 		baseline float64
 		passed   bool
 	}{
-		{beside.Sagas, "ours, 4 at once", 10, true},
+		{beside.Sagas, "ours, 4 at once", 0.1, true},
 		{beside.Tasks, "ours", 1_000_000, false},
 	} {
 		r, err := c.what(testkit.Context(t), opts)
