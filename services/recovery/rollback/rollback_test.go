@@ -78,7 +78,7 @@ func (k *kit) mustAccept() *recoveryv1.AcceptRollbackResponse {
 // declare is `gpuaas migrate restored`, with nothing connected.
 func (k *kit) declare() pg.Rollback {
 	k.t.Helper()
-	k.pool.Reset()
+	testkit.Disconnect(k.db, pg.RoleRecovery)
 	out, err := pg.DeclareRestored(k.ctx, k.db.URL(pg.RoleOwner), "the disk was lost")
 	if err != nil {
 		k.t.Fatal(err)
