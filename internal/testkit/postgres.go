@@ -144,9 +144,6 @@ func stopShared() error {
 	return RemoveServer(shared.server, shared.dir)
 }
 
-// password is fixed: test databases hold nothing worth more.
-func password(role string) string { return "test-" + role }
-
 // templateLock keeps packages that run at once from making the same template twice.
 const templateLock = 0x67707561_0010
 
@@ -192,6 +189,9 @@ func makeTemplate(ctx context.Context, admin *pgxpool.Pool, adminURL string) (st
 		return "", err
 	}
 	if err := installMovableClock(ctx, ownerURL); err != nil {
+		return "", err
+	}
+	if err := deriveQuickly(ctx, conn, passwords); err != nil {
 		return "", err
 	}
 	if _, err := conn.Exec(ctx, "ALTER DATABASE "+making+" RENAME TO "+name); err != nil {
