@@ -183,18 +183,35 @@ func (q *Query) ListTenants(ctx context.Context, req *readmodelv1.ListTenantsReq
 // ListWorkspaces lists workspaces that the person may see.
 func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspacesRequest) (*readmodelv1.ListWorkspacesResponse, error) {
 	f := view.WorkspaceFilter{State: req.GetState()}
+	if req.GetTenant() == "" {
+		return q.allWorkspaces(ctx, req, f)
+	}
 	items, next, err := list(ctx, q, req, func(ctx context.Context, s *view.Snapshot, page view.Page) ([]*readmodelv1.Workspace, string, error) {
-		if req.GetTenant() != "" {
-			t, err := s.Tenant(ctx, req.GetTenant())
-			if err != nil {
-				return nil, "", err //nolint:wrapcheck // it is the answer
-			}
-			f.Tenant = t.GetTenantId()
+		t, err := s.Tenant(ctx, req.GetTenant())
+		if err != nil {
+			return nil, "", err //nolint:wrapcheck // it is the answer
 		}
+		f.Tenant = t.GetTenantId()
 		return s.Workspaces(ctx, f, page)
 	})
 	if err != nil {
 		return nil, err
+	}
+	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
+}
+
+// allWorkspaces lists those of no certain tenant, for which one statement is enough.
+func (q *Query) allWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspacesRequest, f view.WorkspaceFilter) (*readmodelv1.ListWorkspacesResponse, error) {
+	scope, err := scopeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.deps.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
+		return nil, err //nolint:wrapcheck // it is the answer
+	}
+	items, next, err := q.deps.Reader.Workspaces(ctx, scope, f, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it is the answer
 	}
 	return &readmodelv1.ListWorkspacesResponse{Items: items, NextPageToken: next}, nil
 }

@@ -6,6 +6,8 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
+	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
 	"github.com/gpuaas/mesh/internal/names"
 )
 
@@ -70,29 +72,34 @@ func describeRegistering(w *lifecyclev1.Workspace) (string, string) {
 
 // nodeColumns are the facts of a node in what nodeSession joins.
 type nodeColumns struct {
-	Identity  []byte     `db:"identity" expr:"n.body"`
-	Gate      []byte     `db:"gate" expr:"g.body"`
-	Session   []byte     `db:"session" expr:"s.body"`
+	Identity []byte `db:"identity" expr:"n.body"`
+	Gate     []byte `db:"gate" expr:"g.body"`
+	Session  []byte `db:"session" expr:"s.body"`
+	nodeTimes
+}
+
+// nodeTimes say since when a node is connected, or not, and when its replica was heard.
+type nodeTimes struct {
 	Since     time.Time  `db:"since" expr:"COALESCE(s.since, 'epoch')"`
 	Connected bool       `db:"connected" expr:"COALESCE(s.connected, false)"`
 	BeatAt    *time.Time `db:"beat_at" expr:"b.beat_at"`
 }
 
 // facts decodes what was received.
-func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration, kept *bodies) (NodeFacts, error) {
+func (n *nodeColumns) facts(listening time.Time, staleAfter time.Duration) (NodeFacts, error) {
 	f := NodeFacts{ListeningSince: listening, StaleAfter: staleAfter, Since: n.Since, Connected: n.Connected}
 	var err error
-	if f.Identity, err = kept.identities.read(n.Identity); err != nil {
-		return f, err //nolint:wrapcheck // wrapped by run
+	if f.Identity, err = decode[recoveryv1.NodeIdentity](n.Identity); err != nil {
+		return f, err
 	}
 	if n.Gate != nil {
-		if f.Gate, err = kept.gates.read(n.Gate); err != nil {
-			return f, err //nolint:wrapcheck // wrapped by run
+		if f.Gate, err = decode[lifecyclev1.NodeGate](n.Gate); err != nil {
+			return f, err
 		}
 	}
 	if n.Session != nil {
-		if f.Session, err = kept.sessions.read(n.Session); err != nil {
-			return f, err //nolint:wrapcheck // wrapped by run
+		if f.Session, err = decode[nodev1.SessionChanged](n.Session); err != nil {
+			return f, err
 		}
 	}
 	if n.BeatAt != nil {

@@ -1,81 +1,226 @@
 package view
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	recoveryv1 "github.com/gpuaas/mesh/gen/gpuaas/recovery/v1"
+	"github.com/gpuaas/mesh/internal/pg"
 )
 
 // mostDecoded is how many bytes of bodies one generation of decoded messages is kept for.
 const mostDecoded = 2 << 20
 
-// decoded keeps messages by the bodies that they were decoded from: most rows of a list have not changed since they
-// were listed last, and decoding them costs more than the rest of a request. There are two generations: when the
-// young one is full, it takes the place of the old one, and what is asked for again comes back.
+// errChanged is of a row that changed between the statement that named it and the one that reads it.
+var errChanged = errors.New("a row has changed while it was read")
+
+// rowID is the id of a row, or none.
+type rowID = pgtype.UUID
+
+// rowKey names one state of a row of a table. A row that is written anew has another xmin, whatever its version: a rebuild of the projection makes rows of
+// the same version, and may make them otherwise. The version holds apart what a restored database would write under the transaction ids of the one before.
+type rowKey struct {
+	id      [16]byte
+	node    [16]byte // of an observation: its key is the workspace and the node
+	version int64
+	xmin    uint32
+}
+
+// decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed since they were listed last, and reading
+// and decoding them costs more than the rest of a request. There are two generations: when the young one is full, it takes the place of the old one, and
+// what is asked for again comes back.
 type decoded[T any, M message[T]] struct {
 	mu         sync.Mutex
-	young, old map[string]M
+	young, old map[rowKey]sized[M]
 	bytes      int // of the bodies in the young generation
 }
 
-// read returns the message of a body. It is shared between requests: nobody may change it. Without a receiver it
-// decodes a message of the caller's own.
-func (d *decoded[T, M]) read(body []byte) (M, error) {
-	if d == nil {
-		return decode[T, M](body)
-	}
-	if m, ok := d.find(body); ok {
-		return m, nil
-	}
-	m, err := decode[T, M](body)
-	if err == nil {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.keep(string(body), m)
-	}
-	return m, err
+type sized[M any] struct {
+	message M
+	bytes   int
 }
 
-func (d *decoded[T, M]) find(body []byte) (M, bool) {
+// find puts the message of a row to the place of a part. It is shared between requests: nobody may change it. If it is not kept the id of the row is added
+// to those that are missing.
+func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if m, ok := d.young[string(body)]; ok {
-		return m, true
+	found, ok := d.young[key]
+	if !ok {
+		if found, ok = d.old[key]; ok {
+			d.keep(key, found)
+		}
 	}
-	m, ok := d.old[string(body)]
 	if ok {
-		d.keep(string(body), m)
+		*to = found.message
+		return true
 	}
-	return m, ok
+	*missing = append(*missing, missed[M]{key, to})
+	return false
 }
 
 // keep expects the lock to be held.
-func (d *decoded[T, M]) keep(body string, m M) {
-	if d.bytes += len(body); d.bytes > mostDecoded || d.young == nil {
-		d.young, d.old, d.bytes = map[string]M{}, d.young, len(body)
+func (d *decoded[T, M]) keep(key rowKey, m sized[M]) {
+	if d.bytes += m.bytes; d.bytes > mostDecoded || d.young == nil {
+		d.young, d.old, d.bytes = map[rowKey]sized[M]{}, d.young, m.bytes
 	}
-	d.young[body] = m
+	d.young[key] = m
 }
 
-// bodies are the decoded messages of the rows that lists of workspaces are made of. The zero value keeps none.
+// fill decodes what was read, and puts it where it is missing.
+func (d *decoded[T, M]) fill(missing []missed[M], read map[rowKey][]byte) error {
+	for _, part := range missing {
+		body, ok := read[part.key]
+		if !ok {
+			return errChanged
+		}
+		m, err := decode[T, M](body)
+		if err != nil {
+			return err
+		}
+		*part.to = m
+		d.mu.Lock()
+		d.keep(part.key, sized[M]{m, len(body)})
+		d.mu.Unlock()
+	}
+	return nil
+}
+
+// missed is a row whose message is not kept, and where it belongs.
+type missed[M any] struct {
+	key rowKey
+	to  *M
+}
+
+func idsOf[M any](missing []missed[M]) []rowID {
+	ids := make([]rowID, len(missing))
+	for i, part := range missing {
+		ids[i] = rowID{Bytes: part.key.id, Valid: true}
+	}
+	return ids
+}
+
+// workspaceParts are the messages that a workspace of a list is made of; nil where there is none.
+type workspaceParts struct {
+	workspace *lifecyclev1.Workspace
+	run       *lifecyclev1.Run
+	seen      *nodev1.Observation
+	identity  *recoveryv1.NodeIdentity
+	gate      *lifecyclev1.NodeGate
+	session   *nodev1.SessionChanged
+}
+
+// missingBodies are the rows of a page whose messages are not kept.
+type missingBodies struct {
+	n          int
+	workspaces []missed[*lifecyclev1.Workspace]
+	runs       []missed[*lifecyclev1.Run]
+	seen       []missed[*nodev1.Observation]
+	identities []missed[*recoveryv1.NodeIdentity]
+	gates      []missed[*lifecyclev1.NodeGate]
+	sessions   []missed[*nodev1.SessionChanged]
+}
+
+// bodies are the decoded messages of the rows that lists of workspaces are made of.
 type bodies struct {
-	workspaces   *decoded[lifecyclev1.Workspace, *lifecyclev1.Workspace]
-	runs         *decoded[lifecyclev1.Run, *lifecyclev1.Run]
-	observations *decoded[nodev1.Observation, *nodev1.Observation]
-	identities   *decoded[recoveryv1.NodeIdentity, *recoveryv1.NodeIdentity]
-	gates        *decoded[lifecyclev1.NodeGate, *lifecyclev1.NodeGate]
-	sessions     *decoded[nodev1.SessionChanged, *nodev1.SessionChanged]
+	workspaces decoded[lifecyclev1.Workspace, *lifecyclev1.Workspace]
+	runs       decoded[lifecyclev1.Run, *lifecyclev1.Run]
+	seen       decoded[nodev1.Observation, *nodev1.Observation]
+	identities decoded[recoveryv1.NodeIdentity, *recoveryv1.NodeIdentity]
+	gates      decoded[lifecyclev1.NodeGate, *lifecyclev1.NodeGate]
+	sessions   decoded[nodev1.SessionChanged, *nodev1.SessionChanged]
 }
 
-func keepBodies() *bodies {
-	return &bodies{
-		workspaces:   &decoded[lifecyclev1.Workspace, *lifecyclev1.Workspace]{},
-		runs:         &decoded[lifecyclev1.Run, *lifecyclev1.Run]{},
-		observations: &decoded[nodev1.Observation, *nodev1.Observation]{},
-		identities:   &decoded[recoveryv1.NodeIdentity, *recoveryv1.NodeIdentity]{},
-		gates:        &decoded[lifecyclev1.NodeGate, *lifecyclev1.NodeGate]{},
-		sessions:     &decoded[nodev1.SessionChanged, *nodev1.SessionChanged]{},
+// nodeKeys name the rows of a node in what nodeSession joins, and hold what is compared there.
+type nodeKeys struct {
+	NodeVersion    *int64 `db:"node_version" expr:"n.version"`
+	NodeXmin       uint32 `db:"node_xmin" expr:"COALESCE(n.xmin, '0')"`
+	GateVersion    *int64 `db:"gate_version" expr:"g.version"`
+	GateXmin       uint32 `db:"gate_xmin" expr:"COALESCE(g.xmin, '0')"`
+	SessionID      rowID  `db:"session_id" expr:"s.session_id"`
+	SessionVersion int64  `db:"session_version" expr:"COALESCE(s.version, 0)"`
+	SessionXmin    uint32 `db:"session_xmin" expr:"COALESCE(s.xmin, '0')"`
+	nodeTimes
+}
+
+// find puts together what is kept of a workspace, and notes what is missing.
+func (b *bodies) find(row *workspaceRow, parts *workspaceParts, missing *missingBodies) {
+	note := func(found bool) {
+		if !found {
+			missing.n++
+		}
 	}
+	note(b.workspaces.find(rowKey{id: row.WorkspaceID.Bytes, version: row.Version, xmin: row.Xmin}, &parts.workspace, &missing.workspaces))
+	if row.RunID.Valid {
+		note(b.runs.find(rowKey{id: row.RunID.Bytes, version: row.RunVersion, xmin: row.RunXmin}, &parts.run, &missing.runs))
+	}
+	node := row.NodeID.Bytes
+	if row.SeenVersion != nil {
+		key := rowKey{id: row.WorkspaceID.Bytes, node: node, version: *row.SeenVersion, xmin: row.SeenXmin}
+		note(b.seen.find(key, &parts.seen, &missing.seen))
+	}
+	if row.NodeVersion != nil {
+		note(b.identities.find(rowKey{id: node, version: *row.NodeVersion, xmin: row.NodeXmin}, &parts.identity, &missing.identities))
+	}
+	if row.GateVersion != nil {
+		note(b.gates.find(rowKey{id: node, version: *row.GateVersion, xmin: row.GateXmin}, &parts.gate, &missing.gates))
+	}
+	if row.SessionID.Valid {
+		key := rowKey{id: row.SessionID.Bytes, version: row.SessionVersion, xmin: row.SessionXmin}
+		note(b.sessions.find(key, &parts.session, &missing.sessions))
+	}
+}
+
+// bodyOfRow is a row that was not kept.
+type bodyOfRow struct {
+	Kind    string `db:"kind"`
+	ID      rowID  `db:"id"`
+	Node    rowID  `db:"node"`
+	Version int64  `db:"version"`
+	Xmin    uint32 `db:"xmin"`
+	Body    []byte `db:"body"`
+}
+
+var readBodies = pg.Define(pg.RoleReadmodel, "view.read_bodies", `
+	SELECT 'workspace' AS kind, x.workspace_id AS id, NULL::uuid AS node, x.version, x.xmin, x.body FROM readmodel.workspace x WHERE x.workspace_id = ANY($1::uuid[])
+	UNION ALL SELECT 'run', x.run_id, NULL, x.version, x.xmin, x.body FROM readmodel.run x WHERE x.run_id = ANY($2::uuid[])
+	UNION ALL SELECT 'observed', x.workspace_id, x.node_id, x.version, x.xmin, x.body FROM unnest($3::uuid[], $4::uuid[]) k (workspace_id, node_id)
+		JOIN readmodel.observed x ON x.workspace_id = k.workspace_id AND x.node_id = k.node_id
+	UNION ALL SELECT 'node', x.node_id, NULL, x.version, x.xmin, x.body FROM readmodel.node x WHERE x.node_id = ANY($5::uuid[])
+	UNION ALL SELECT 'gate', x.node_id, NULL, x.version, x.xmin, x.body FROM readmodel.gate x WHERE x.node_id = ANY($6::uuid[])
+	UNION ALL SELECT 'session', x.session_id, NULL, x.version, x.xmin, x.body FROM readmodel.session x WHERE x.session_id = ANY($7::uuid[])`)
+
+// load reads what is missing, and keeps it. It fails with errChanged if a row is no longer as it was named.
+func (b *bodies) load(ctx context.Context, db pg.Querier, missing *missingBodies) error {
+	nodes := make([]rowID, len(missing.seen))
+	for i, part := range missing.seen {
+		nodes[i] = rowID{Bytes: part.key.node, Valid: true}
+	}
+	rows, err := pg.Query(ctx, db, readBodies, idsOf(missing.workspaces), idsOf(missing.runs), idsOf(missing.seen), nodes,
+		idsOf(missing.identities), idsOf(missing.gates), idsOf(missing.sessions))
+	if err != nil {
+		return fmt.Errorf("read bodies: %w", err)
+	}
+	read := map[string]map[rowKey][]byte{}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[bodyOfRow])
+	if err != nil {
+		return fmt.Errorf("read bodies: %w", err)
+	}
+	for _, row := range found {
+		if read[row.Kind] == nil {
+			read[row.Kind] = map[rowKey][]byte{}
+		}
+		read[row.Kind][rowKey{id: row.ID.Bytes, node: row.Node.Bytes, version: row.Version, xmin: row.Xmin}] = row.Body
+	}
+	return errors.Join(
+		b.workspaces.fill(missing.workspaces, read["workspace"]), b.runs.fill(missing.runs, read["run"]),
+		b.seen.fill(missing.seen, read["observed"]), b.identities.fill(missing.identities, read["node"]),
+		b.gates.fill(missing.gates, read["gate"]), b.sessions.fill(missing.sessions, read["session"]))
 }

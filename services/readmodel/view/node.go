@@ -24,20 +24,23 @@ type NodeFilter struct {
 	IDs            []string // nil: any
 }
 
-// nodeSession joins the node n with its gate, with the session that serves it (else its newest), and with that session's replica. $1 is the time, $2
-// how fresh a beat is. During a hand-over two sessions stand: the newer one counts once it is admitted, so that nothing flaps.
-const nodeSession = `
+// nodeSession joins the node n with its gate, with the session that serves it (else its newest), and with that session's replica, as of now. $2 is how fresh
+// a beat is. During a hand-over two sessions stand: the newer one counts once it is admitted, so that nothing flaps.
+func nodeSession(now string) string {
+	return `
 	LEFT JOIN readmodel.gate g ON g.node_id = n.node_id
 	LEFT JOIN LATERAL (
-		SELECT c.body, c.since, c.replica_id, COALESCE(c.serving AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval, false) AS connected
-		FROM (SELECT x.session_id, x.version, x.generation, x.serving, x.since, x.replica_id, x.body FROM readmodel.session x
+		SELECT c.session_id, c.version, c.xmin, c.body, c.since, c.replica_id,
+			COALESCE(c.serving AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval, false) AS connected
+		FROM (SELECT x.session_id, x.version, x.xmin, x.generation, x.serving, x.since, x.replica_id, x.body FROM readmodel.session x
 			WHERE x.node_id = n.node_id ORDER BY x.generation DESC, x.version DESC, x.session_id DESC LIMIT 5) c
 		LEFT JOIN mesh.replica r ON r.replica_id = c.replica_id
 		ORDER BY connected DESC, c.generation DESC, c.version DESC, c.session_id DESC LIMIT 1) s ON true
 	LEFT JOIN mesh.replica b ON b.replica_id = s.replica_id`
+}
 
-// nodeFrom is a node with all that, and what its slots hold.
-const nodeFrom = `readmodel.node n` + nodeSession + `
+// nodeFrom is a node with all that, and what its slots hold. $1 is the time.
+var nodeFrom = `readmodel.node n` + nodeSession("$1::timestamptz") + `
 	LEFT JOIN LATERAL (
 		SELECT count(*) AS slots, COALESCE(sum(jsonb_array_length(COALESCE(a.body->'gpu_device_ids', '[]'))), 0) AS gpus FROM readmodel.allocation a
 		WHERE a.body->>'node_id' = n.node_id::text AND a.body->>'state' <> 'ALLOCATION_STATE_RELEASED') u ON true`
@@ -99,7 +102,7 @@ func (s *Snapshot) Nodes(ctx context.Context, f NodeFilter, page Page) ([]*readm
 }
 
 func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node, error) {
-	f, err := row.facts(listening, s.staleAfter, &bodies{}) // what this request changes is its own
+	f, err := row.facts(listening, s.staleAfter)
 	if err != nil {
 		return nil, err
 	}
@@ -114,9 +117,14 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 	}, nil
 }
 
-var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since", `
-	SELECT (SELECT r.listening_since FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > $1::timestamptz - $2::interval
-		AND `+events.UnreadSQL("readmodel", project.ConsumerName)+` <= EXTRACT(EPOCH FROM $2::interval) ORDER BY r.beat_at DESC LIMIT 1)`)
+// listeningSince is a query for since when some replica has listened without a gap; NULL if none does, or if sessions are projected so late that they
+// cannot be held against beats. $2 is how fresh a beat is.
+func listeningSince(now string) string {
+	return `SELECT r.listening_since FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval
+		AND ` + events.UnreadSQL("readmodel", project.ConsumerName) + ` <= EXTRACT(EPOCH FROM $2::interval) ORDER BY r.beat_at DESC LIMIT 1`
+}
+
+var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since", `SELECT (`+listeningSince("$1::timestamptz")+`)`)
 
 // listeningSince has the next list read as well since when some replica has listened without a gap; zero if none does, or if sessions are projected so
 // late that they cannot be held against beats. The result is there when the list's rows are.

@@ -70,6 +70,7 @@ type condition string
 // layout is what a list reads, in keyset order: by sort, then id; or by id alone, newest first, if sort is empty.
 type layout struct {
 	name       string
+	with       string // what stands before SELECT; empty: nothing
 	columns    string // what is read, beside sort and id
 	from       string
 	sort       string      // expression of text
@@ -103,7 +104,11 @@ func (l *layout) compose(p parts) string {
 		conditions = append(conditions, next)
 	}
 	where, n := filter(l.name, scope{l.tenant, p.scoped}, l.lead, conditions, append(slices.Clone(l.conditions), next))
-	return "SELECT " + sortExpr + " AS page_sort, " + l.id + "::text AS page_id, " + l.columns + " FROM " + l.from + where +
+	with := ""
+	if l.with != "" {
+		with = "WITH " + l.with + " "
+	}
+	return with + "SELECT " + sortExpr + " AS page_sort, " + l.id + "::text AS page_id, " + l.columns + " FROM " + l.from + where +
 		" ORDER BY " + order + " LIMIT $" + strconv.Itoa(n+1)
 }
 
@@ -169,6 +174,27 @@ func (p place) at() place { return p }
 
 // run returns one page and the token of the next.
 func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l listing, page Page, read func(R) (T, error)) ([]T, string, error) {
+	rows, next, err := pageOf(l, s.scope, page, func(statement *pg.Statement, args ...any) ([]R, error) {
+		return rowsOf[R](ctx, s, statement, args...)
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	var items []T
+	for _, row := range rows {
+		item, err := read(row)
+		if err != nil {
+			return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
+		}
+		items = append(items, item)
+	}
+	return items, next, nil
+}
+
+// pageOf returns the rows of one page, as all reads them, and the token of the next.
+func pageOf[R interface{ at() place }](
+	l listing, in Scope, page Page, all func(*pg.Statement, ...any) ([]R, error),
+) ([]R, string, error) {
 	if page.Token != "" {
 		c, err := decodeCursor(l.layout.name, page.Token)
 		if err != nil {
@@ -180,8 +206,8 @@ func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l l
 		l.args = append(l.args, c.ID)
 	}
 	limit := page.limit()
-	statement := l.statement.For(parts{conditions: l.where, after: page.Token != "", scoped: !s.scope.all})
-	rows, err := rowsOf[R](ctx, s, statement, append(l.args, limit+1)...)
+	statement := l.statement.For(parts{conditions: l.where, after: page.Token != "", scoped: !in.all})
+	rows, err := all(statement, append(l.args, limit+1)...)
 	if err != nil {
 		return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
 	}
@@ -191,16 +217,5 @@ func run[R interface{ at() place }, T any](ctx context.Context, s *Snapshot, l l
 		last := rows[limit-1].at()
 		next = cursor{List: l.layout.name, Sort: last.Sort, ID: last.ID}.encode()
 	}
-	items := make([]T, 0, len(rows))
-	for _, row := range rows {
-		item, err := read(row)
-		if err != nil {
-			return nil, "", fmt.Errorf("list %s: %w", l.layout.name, err)
-		}
-		items = append(items, item)
-	}
-	if len(items) == 0 {
-		items = nil
-	}
-	return items, next, nil
+	return rows, next, nil
 }

@@ -24,6 +24,7 @@ const (
 	// statementTimeout of one statement, in milliseconds, and readTimeout of a whole read.
 	statementTimeout = "5000"
 	readTimeout      = 10 * time.Second
+	onceTimeout      = 5 * time.Second // of a read that is no transaction
 )
 
 // Reader reads the projections.
@@ -35,7 +36,7 @@ type Reader struct {
 
 // NewReader makes a reader.
 func NewReader(db *pgxpool.Pool, p policy.Reader) *Reader {
-	return &Reader{db: db, policy: p, kept: keepBodies()}
+	return &Reader{db: db, policy: p, kept: &bodies{}}
 }
 
 // Snapshot is the projection at one moment, for one scope.
@@ -74,18 +75,27 @@ func (r *Reader) Read(ctx context.Context, scope Scope, fn func(ctx context.Cont
 			Now: at.Now, Position: at.Position,
 		})
 	})
+	return refusal(err)
+}
+
+// refusal is the answer to a read that failed.
+func refusal(err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case pg.IsConnError(err):
 		return pg.Fault(err) //nolint:wrapcheck // it is the refusal
 	case isCanceledByServer(err):
-		return fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the read took too long", fault.Cause(err))
+		return tookTooLong(err)
 	}
 	if _, ok := fault.As(err); ok || errors.Is(err, context.Canceled) {
 		return err //nolint:wrapcheck // it is the answer
 	}
 	return fmt.Errorf("read projections: %w", err)
+}
+
+func tookTooLong(err error) error {
+	return fault.New(commonv1.Reason_REASON_DEADLINE_EXCEEDED, "the read took too long", fault.Cause(err))
 }
 
 // isCanceledByServer tells a statement that ran into its time limit.

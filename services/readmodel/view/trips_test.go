@@ -14,14 +14,21 @@ import (
 )
 
 // trips counts what a connection sends and waits for.
-type trips struct{ n int }
+type trips struct {
+	n     int
+	after func(n int) // called when the n-th query has ended, if it is set
+}
 
 func (c *trips) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	c.n++
 	return ctx
 }
 
-func (*trips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (c *trips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
+	if c.after != nil {
+		c.after(c.n)
+	}
+}
 
 func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	c.n++
@@ -33,24 +40,16 @@ func (*trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryDat
 func (*trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // TestRoundTripsOfLists: the snapshot with the beginning of its transaction, the list with what it is compared with, and the end; for nodes the names of
-// their workspaces too.
+// their workspaces too. A list of workspaces whose rows have not changed is one statement.
 func TestRoundTripsOfLists(t *testing.T) {
 	k := newKit(t)
-	config := k.DB.Pool(pg.RoleReadmodel).Config()
-	counted := &trips{}
-	config.ConnConfig.Tracer, config.MaxConns = counted, 1
-	pool, err := pgxpool.NewWithConfig(testkit.Context(t), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	reader := view.NewReader(pool, policy.Fixed{Set: policy.Defaults()})
+	reader, counted := countedReader(t, k)
 	for _, tt := range []struct {
 		name string
 		want int
 		list func(ctx context.Context, s *view.Snapshot) error
 	}{
-		{"workspaces", 3, func(ctx context.Context, s *view.Snapshot) error {
+		{"workspaces of a snapshot", 3, func(ctx context.Context, s *view.Snapshot) error {
 			_, _, err := s.Workspaces(ctx, view.WorkspaceFilter{}, view.Page{Size: 8})
 			return err
 		}},
@@ -59,6 +58,9 @@ func TestRoundTripsOfLists(t *testing.T) {
 			return err
 		}},
 	} {
+		if err := reader.Read(testkit.Context(t), view.All(), tt.list); err != nil { // what it decodes is kept
+			t.Fatal(err)
+		}
 		counted.n = 0
 		if err := reader.Read(testkit.Context(t), view.All(), tt.list); err != nil {
 			t.Fatal(err)
@@ -67,4 +69,62 @@ func TestRoundTripsOfLists(t *testing.T) {
 			t.Errorf("a list of %s took %d round trips, want %d", tt.name, counted.n, tt.want)
 		}
 	}
+	counted.n = 0
+	if found, _, err := reader.Workspaces(testkit.Context(t), view.All(), view.WorkspaceFilter{}, view.Page{Size: 8}); err != nil || len(found) == 0 {
+		t.Fatalf("%d workspaces, %v", len(found), err)
+	}
+	if counted.n != 1 {
+		t.Errorf("a list of workspaces took %d round trips, want 1", counted.n)
+	}
+}
+
+// TestListsOfWorkspacesShowWhatChanged rewrites a row under its version, as a rebuild of the projection does: it is shown anew at the next list, and where it
+// happens between the statement that names the rows of a page and the one that reads them the page is read in a snapshot.
+func TestListsOfWorkspacesShowWhatChanged(t *testing.T) {
+	k := newKit(t)
+	reader, counted := countedReader(t, k)
+	rewrite := func(text string) {
+		t.Helper()
+		_, err := k.DB.Pool(pg.RoleReadmodel).Exec(testkit.Context(t), `UPDATE readmodel.workspace
+			SET body = body || jsonb_build_object('last_error', $2::text) WHERE workspace_id = $1::uuid`, k.A.WorkspaceID, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(what, text string) {
+		t.Helper()
+		found, _, err := reader.Workspaces(testkit.Context(t), view.All(), view.WorkspaceFilter{ID: k.A.WorkspaceID}, view.Page{})
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%s: %d workspaces, %v", what, len(found), err)
+		}
+		if got := found[0].GetLastError(); got != text {
+			t.Errorf("%s: error %q, want %q", what, got, text)
+		}
+	}
+	for _, text := range []string{"one", "two"} {
+		rewrite(text)
+		expect("first read", text)
+		expect("kept", text)
+	}
+	rewrite("three")
+	counted.n, counted.after = 0, func(n int) {
+		if n == 1 {
+			rewrite("four")
+		}
+	}
+	expect("changed in between", "four")
+}
+
+// countedReader reads over one connection, whose round trips are counted.
+func countedReader(t *testing.T, k *kit) (*view.Reader, *trips) {
+	t.Helper()
+	config := k.DB.Pool(pg.RoleReadmodel).Config()
+	counted := &trips{}
+	config.ConnConfig.Tracer, config.MaxConns = counted, 1
+	pool, err := pgxpool.NewWithConfig(testkit.Context(t), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return view.NewReader(pool, policy.Fixed{Set: policy.Defaults()}), counted
 }

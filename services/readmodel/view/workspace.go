@@ -2,8 +2,12 @@ package view
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -24,36 +28,51 @@ type WorkspaceFilter struct {
 }
 
 // workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest), with whether a step of that run stalls, and with the
-// node whose agent acts for it. $1 and $2 are those of nodeSession. What is joined is looked up for each row of the page: subqueries with a LIMIT are neither
-// flattened nor hashed, which would read all that is observed, or all steps, for a page of eight.
-const workspaceFrom = `readmodel.workspace w
+// node whose agent acts for it. What is joined is looked up for each row of the page: subqueries with a LIMIT are neither flattened nor hashed, which would
+// read all that is observed, or all steps, for a page of eight.
+var workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
-		SELECT x.run_id, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
+		SELECT x.run_id, x.version, x.xmin, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
 	LEFT JOIN readmodel.node n ON n.node_id = w.node_id
 	LEFT JOIN LATERAL (
-		SELECT x.body FROM readmodel.observed x WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
-			AND (x.body @? '$.workloads[*] ? (@.crash_loop == true || @.phase == "WORKLOAD_PHASE_EXITED")' OR x.body @? '$.stale_since')
-		LIMIT 1) o ON true` + nodeSession
+		SELECT x.version, x.xmin FROM readmodel.observed x WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
+		LIMIT 1) o ON true` + nodeSession("(SELECT a.now FROM at a)")
 
-// A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
-// workspace last came up, for one that is being provisioned.
-const workspaceColumns = `w.body AS body, r.body AS run, COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR (
-		SELECT true FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled LIMIT 1)), false) AS stalled,
-	COALESCE(w.state = 'provisioning' AND (SELECT true FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
-		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
-			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id
-				AND y.body->>'state' = 'RUN_STATE_SUCCEEDED') LIMIT 1), false) AS has_stalled, o.body AS observed, `
-
+// workspaceRow is a workspace of a page: which rows it is made of, and what of them is compared in the database. The bodies of these rows are kept by their
+// keys, and read when they are not there. A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands
+// whether any attempt has stalled since the workspace last came up, for one that is being provisioned.
 type workspaceRow struct {
 	place
-	Body       []byte `db:"body"`
-	Run        []byte `db:"run"`
-	Stalled    bool   `db:"stalled"`
-	HasStalled bool   `db:"has_stalled"`
-	Observed   []byte `db:"observed"`
-	nodeColumns
+	workspaceKeys
 }
+
+type workspaceKeys struct {
+	WorkspaceID rowID     `db:"workspace_id"`
+	Version     int64     `db:"version"`
+	Xmin        uint32    `db:"xmin"`
+	NodeID      rowID     `db:"node_id"`
+	RunID       rowID     `db:"run_id" expr:"r.run_id"`
+	RunVersion  int64     `db:"run_version" expr:"COALESCE(r.version, 0)"`
+	RunXmin     uint32    `db:"run_xmin" expr:"COALESCE(r.xmin, '0')"`
+	SeenVersion *int64    `db:"seen_version" expr:"o.version"`
+	SeenXmin    uint32    `db:"seen_xmin" expr:"COALESCE(o.xmin, '0')"`
+	Now         time.Time `db:"now" expr:"(SELECT a.now FROM at a)"`
+	// Listening is since when replicas listen; nil if none does, or the node is connected: then it is not asked.
+	Listening  *time.Time `db:"listening" expr:"CASE WHEN @.state <> 'decommissioned' AND NOT COALESCE(s.connected, false) THEN ({listening}) END"`
+	Stalled    bool       `db:"stalled" expr:"COALESCE(r.live AND (r.body->>'stuck_reason' LIKE 'step_stalled%' OR ({stalled})), false)"`
+	HasStalled bool       `db:"has_stalled" expr:"COALESCE(w.state = 'provisioning' AND ({has_stalled}), false)"`
+	nodeKeys
+}
+
+var workspaceColumns = strings.NewReplacer(
+	"{listening}", listeningSince("(SELECT a.now FROM at a)"),
+	"{stalled}", `SELECT true FROM readmodel.step t WHERE t.run_id = r.run_id AND t.stalled LIMIT 1`,
+	"{has_stalled}", `SELECT true FROM readmodel.run x JOIN readmodel.step t ON t.run_id = x.run_id
+		WHERE x.workspace_id = w.workspace_id AND t.direction = 'do' AND t.body @> '{"stalled": true}' AND NOT EXISTS (
+			SELECT FROM readmodel.run y WHERE y.workspace_id = x.workspace_id AND y.run_id >= x.run_id
+				AND y.body->>'state' = 'RUN_STATE_SUCCEEDED') LIMIT 1`,
+).Replace(pg.Columns[workspaceKeys]("w"))
 
 const (
 	workspacesOfTenant     condition = "w.tenant = ?"
@@ -66,7 +85,7 @@ const (
 )
 
 var workspaceLayout = layout{
-	name: "workspaces", columns: workspaceColumns + pg.Columns[nodeColumns]("n"), from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
+	name: "workspaces", with: "at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now)", columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
 	lead: 3, tenant: "w.tenant_id",
 	conditions: []condition{
 		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName, workspacesByID,
@@ -77,8 +96,59 @@ var listWorkspaces = pg.DefineDynamic(pg.RoleReadmodel, "view.list_workspaces", 
 
 // Workspaces answers one page by tenant and name.
 func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
-	listening := s.listeningSince()
-	l := listing{layout: &workspaceLayout, statement: listWorkspaces, args: []any{s.Now, BeatFresh, s.scope.arg()}}
+	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
+}
+
+// Workspaces answers one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is made of is kept: one statement reads
+// which rows these are. Rows that are not kept are read by another one, and where one of them has changed in between all is read anew in a snapshot.
+func (r *Reader) Workspaces(ctx context.Context, scope Scope, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
+	once, cancel := context.WithTimeout(ctx, onceTimeout)
+	defer cancel()
+	items, next, err := r.kept.page(once, r.db, scope, time.Time{}, r.policy.Current().HeartbeatStaleAfter(), f, page)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return nil, "", tookTooLong(err)
+	case !errors.Is(err, errChanged):
+		return items, next, refusal(err)
+	}
+	err = r.Read(ctx, scope, func(ctx context.Context, s *Snapshot) error {
+		items, next, err = s.Workspaces(ctx, f, page)
+		return err
+	})
+	return items, next, err
+}
+
+// page reads which rows a page is made of, and what is not kept of them. now is zero for the time of the statement.
+func (b *bodies) page(
+	ctx context.Context, db pg.Querier, scope Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter, page Page,
+) ([]*readmodelv1.Workspace, string, error) {
+	l := listing{layout: &workspaceLayout, statement: listWorkspaces, args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()}}
+	l.narrow(f)
+	rows, next, err := pageOf(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
+		return pg.All[workspaceRow](ctx, db, statement, args...) //nolint:wrapcheck // wrapped by pageOf
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	parts := make([]workspaceParts, len(rows))
+	var missing missingBodies
+	for i := range rows {
+		b.find(&rows[i], &parts[i], &missing)
+	}
+	if missing.n > 0 {
+		if err := b.load(ctx, db, &missing); err != nil {
+			return nil, "", fmt.Errorf("list workspaces: %w", err)
+		}
+	}
+	var items []*readmodelv1.Workspace
+	for i := range rows {
+		items = append(items, readWorkspace(&rows[i], &parts[i], staleAfter))
+	}
+	return items, next, nil
+}
+
+// narrow adds the conditions of a filter.
+func (l *listing) narrow(f WorkspaceFilter) {
 	if f.Tenant != "" {
 		if isUUID(f.Tenant) {
 			l.and(workspacesOfTenantOrID, f.Tenant, f.Tenant)
@@ -101,27 +171,24 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 	if f.IDs != nil {
 		l.and(workspacesByID, f.IDs)
 	}
-	return run(ctx, s, l, page, func(row workspaceRow) (*readmodelv1.Workspace, error) { return s.readWorkspace(row, *listening) })
 }
 
 // readWorkspace returns a message of its own whose parts are shared with other requests.
-func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmodelv1.Workspace, error) {
-	w, err := s.kept.workspaces.read(row.Body)
-	if err != nil {
-		return nil, err
-	}
-	r, err := s.kept.runs.read(row.Run)
-	if err != nil {
-		return nil, err
-	}
+func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Duration) *readmodelv1.Workspace {
+	w, r := parts.workspace, parts.run
 	f := WorkspaceFacts{Workspace: w, Stalled: row.Stalled, HasStalled: row.HasStalled}
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	if w.GetNodeId() != "" && !over {
-		facts, err := row.facts(listening, s.staleAfter, s.kept)
-		if err != nil {
-			return nil, err
+		facts := NodeFacts{
+			Identity: parts.identity, Gate: parts.gate, Session: parts.session, StaleAfter: staleAfter, Since: row.Since, Connected: row.Connected,
 		}
-		f.Agent = DescribeAgent(facts, s.Now)
+		if row.Listening != nil {
+			facts.ListeningSince = *row.Listening
+		}
+		if row.BeatAt != nil {
+			facts.BeatAt = *row.BeatAt
+		}
+		f.Agent = DescribeAgent(facts, row.Now)
 	}
 	switch {
 	case !active:
@@ -129,15 +196,11 @@ func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmo
 	case w.GetRegisterFailures() > 0:
 		f.Agent.Reason, f.Agent.Detail = describeRegistering(w)
 	}
-	if row.Observed != nil && active && f.Agent.Reason == "" && f.Agent.Connected {
-		seen, err := s.kept.observations.read(row.Observed)
-		if err != nil {
-			return nil, err
-		}
-		if since := seen.GetStaleSince(); since != nil {
+	if active && f.Agent.Reason == "" && f.Agent.Connected {
+		if since := parts.seen.GetStaleSince(); since != nil {
 			f.Agent.Detail = "the agent has not reported its workloads since " + since.AsTime().UTC().Format(time.RFC3339) + ": what they do now is not known"
 		} else {
-			f.Workloads = DescribeWorkloads(w, seen)
+			f.Workloads = DescribeWorkloads(w, parts.seen)
 		}
 	}
 	out := &readmodelv1.Workspace{
@@ -154,7 +217,7 @@ func (s *Snapshot) readWorkspace(row workspaceRow, listening time.Time) (*readmo
 			out.CurrentStep = r.GetStepNames()[step]
 		}
 	}
-	return out, nil
+	return out
 }
 
 var workspacesOnNodes = pg.Define(pg.RoleReadmodel, "view.workspaces_on_nodes", `
