@@ -6,12 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
-	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
@@ -48,23 +45,16 @@ func (r *cluster) expect(id string, began time.Time) *trip {
 	return t
 }
 
-// one queues a task by a commit of its own and waits for its acknowledgement at the agent.
+// one queues a task, whose commit is shared with those that come at the same moment, and waits for its acknowledgement at the agent.
 func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	began := time.Now()
-	var row task.Row
-	err := pg.InTx(ctx, r.pool, func(ctx context.Context, tx pgx.Tx) error {
-		var err error
-		row, err = task.Enqueue(ctx, tx, task.Spec{
-			Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: n.ID, IdempotencyKey: "bench/" + ids.New(), StartWithin: patience,
-			Payload: &nodev1.ProbeNoop{Nonce: "bench"}, CreatedBy: "bench",
-		})
-		return err
+	row, _, err := r.tasks.Queue(ctx, task.Spec{
+		Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: n.ID, IdempotencyKey: "bench/" + ids.New(), StartWithin: patience,
+		Payload: &nodev1.ProbeNoop{Nonce: "bench"}, CreatedBy: "bench",
 	})
 	if err != nil {
 		return 0, fmt.Errorf("queue task: %w", err)
 	}
-	r.wake.Notify()
-	r.tasks.Notify(n.ID)
 	t := r.expect(row.TaskID, began)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()

@@ -23,7 +23,6 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/rpc"
 	"github.com/gpuaas/mesh/internal/secretenv"
-	"github.com/gpuaas/mesh/services/lifecycle/gate"
 	"github.com/gpuaas/mesh/services/lifecycle/rollback"
 )
 
@@ -53,14 +52,19 @@ type Deps struct {
 }
 
 // Server of TaskService.
-type Server struct{ deps Deps }
+type Server struct {
+	deps  Deps
+	queue queue
+}
 
 // NewServer makes a server.
 func NewServer(deps Deps) *Server {
 	if deps.Keys == nil {
 		deps.Keys = envelope.NewRing(deps.Key, deps.Verifiers)
 	}
-	return &Server{deps: deps}
+	s := &Server{deps: deps}
+	s.queue.commit = s.commitQueued
+	return s
 }
 
 // EnqueueProbe queues a typed no-op. A probe ignores the cordon, but nothing is dispatched to a node whose gate is shut.
@@ -70,31 +74,14 @@ func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbe
 	if req.GetIdempotencyKey() != "" {
 		k = "probe/" + req.GetNodeId() + "/" + req.GetIdempotencyKey()
 	}
-	res := &lifecyclev1.EnqueueProbeResponse{}
-	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
-		g, ok, err := gate.Get(ctx, tx, req.GetNodeId())
-		if err != nil {
-			return fmt.Errorf("read gate: %w", err)
-		}
-		if !ok || g.Retired {
-			return fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
-		}
-		row, pos, err := enqueue(ctx, tx, Spec{
-			Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: req.GetNodeId(), IdempotencyKey: k, StartWithin: probeStartWithin,
-			Payload: &nodev1.ProbeNoop{Nonce: ids.New()}, CorrelationID: obs.From(ctx).CorrelationID, CreatedBy: by,
-		})
-		if err != nil {
-			return err
-		}
-		res.Task, res.Pos = row.Proto(), pos
-		return nil
-	})
+	one, err := s.queueOne(ctx, Spec{
+		Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: req.GetNodeId(), IdempotencyKey: k, StartWithin: probeStartWithin,
+		Payload: &nodev1.ProbeNoop{Nonce: ids.New()}, CorrelationID: obs.From(ctx).CorrelationID, CreatedBy: by,
+	}, true)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // wrapped above
+		return nil, err
 	}
-	s.deps.Committed()
-	s.deps.Hub.Notify(req.GetNodeId())
-	return res, nil
+	return &lifecyclev1.EnqueueProbeResponse{Task: one.row.Proto(), Pos: one.pos}, nil
 }
 
 // ChangeTask cancels, requeues or closes a task.
@@ -235,7 +222,9 @@ func (s *Server) change(
 	if err != nil {
 		return Row{}, "", fmt.Errorf("change task %s: %w", r.TaskID, err)
 	}
-	pos, err := events.Append(ctx, tx, moved.event(r.withLease(moved.transition(state, detail))...))
+	e := moved.event(r.withLease(moved.transition(state, detail))...)
+	e.Unnamed = false
+	pos, err := events.Append(ctx, tx, e)
 	if err != nil {
 		return Row{}, "", fmt.Errorf("report task: %w", err)
 	}

@@ -128,13 +128,13 @@ func (r Row) Proto() *lifecyclev1.Task {
 	return p
 }
 
-// event reports the row and the transitions that are new.
+// event reports the row and the transitions that are new. It has no name: whoever answers its position gives it one.
 func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
 	if len(transitions) == 0 {
 		transitions = []*lifecyclev1.TaskTransition{r.transition(r.State, "")}
 	}
 	return events.Event{
-		Kind: "task.changed", AggregateType: "task", AggregateID: r.TaskID, AggregateVersion: r.Version,
+		Kind: "task.changed", Unnamed: true, AggregateType: "task", AggregateID: r.TaskID, AggregateVersion: r.Version,
 		Payload: &lifecyclev1.TaskChanged{Task: r.Proto(), Transitions: transitions},
 		Correlation: events.Correlation{
 			CorrelationID: r.CorrelationID, TenantID: r.TenantID, WorkspaceID: r.WorkspaceID, WorkflowID: r.RunID, TaskID: r.TaskID, NodeID: r.NodeID,
@@ -148,44 +148,59 @@ func (r Row) transition(state commonv1.TaskState, detail string) *lifecyclev1.Ta
 
 // Enqueue queues a task in a transaction of the caller's, or answers the one that its key named before. The caller wakes the hub after its commit.
 func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
-	row, _, err := enqueue(ctx, tx, s)
-	return row, err
+	made, err := s.make()
+	if err != nil {
+		return Row{}, err
+	}
+	r := made.row
+	at, err := pg.One[queuedAt](ctx, tx, enqueueTask,
+		r.TaskID, r.Type, r.NodeID, r.WorkspaceID, r.TenantID, r.RunID, r.Epoch, r.OpSeq, r.IdemKey, made.payload, made.within,
+		r.CorrelationID, r.CreatedBy, made.secretKeys)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ByKey(ctx, tx, r.IdemKey)
+	}
+	if err != nil {
+		return Row{}, fmt.Errorf("queue task: %w", err)
+	}
+	r = r.queued(at)
+	if _, err := events.Append(ctx, tx, r.event()); err != nil {
+		return Row{}, fmt.Errorf("report task: %w", err)
+	}
+	return r, nil
 }
 
-// enqueue also answers the position of its event; empty if the task was there already.
-func enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, string, error) {
+// newTask is a task that is to be queued.
+type newTask struct {
+	row        Row // without its times
+	payload    []byte
+	within     time.Duration
+	secretKeys string
+}
+
+func (s Spec) make() (newTask, error) {
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(s.Payload)
 	if err != nil {
-		return Row{}, "", fmt.Errorf("encode payload: %w", err)
+		return newTask{}, fmt.Errorf("encode payload: %w", err)
 	}
-	if s.StartWithin <= 0 {
-		s.StartWithin = 5 * time.Minute
+	t := newTask{payload: payload, within: s.StartWithin}
+	if t.within <= 0 {
+		t.within = 5 * time.Minute
 	}
-	secretKeys := ""
 	if deploy, ok := s.Payload.(*nodev1.WorkloadDeploy); ok {
-		secretKeys = secretenv.KeysOfDeploy(deploy)
+		t.secretKeys = secretenv.KeysOfDeploy(deploy)
 	}
-	row := Row{
+	t.row = Row{
 		TaskID: ids.New(), Type: names.Of(s.Type), NodeID: s.NodeID, WorkspaceID: s.WorkspaceID, TenantID: s.TenantID, RunID: s.RunID,
 		Epoch: s.Epoch, OpSeq: s.OpSeq, State: commonv1.TaskState_TASK_STATE_QUEUED, IdemKey: s.IdempotencyKey, Output: []byte{},
 		CorrelationID: s.CorrelationID, CreatedBy: s.CreatedBy, Version: 1,
 	}
-	at, err := pg.One[queuedAt](ctx, tx, enqueueTask,
-		row.TaskID, names.Of(s.Type), s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq, s.IdempotencyKey, payload,
-		s.StartWithin, s.CorrelationID, s.CreatedBy, secretKeys)
-	if errors.Is(err, pgx.ErrNoRows) {
-		row, err = ByKey(ctx, tx, s.IdempotencyKey)
-		return row, "", err
-	}
-	if err != nil {
-		return Row{}, "", fmt.Errorf("queue task: %w", err)
-	}
-	row.CreatedAt, row.NotBefore, row.ExpiresAt, row.StateAt = at.CreatedAt, at.NotBefore, at.ExpiresAt, at.StateAt
-	pos, err := events.Append(ctx, tx, row.event())
-	if err != nil {
-		return Row{}, "", fmt.Errorf("report task: %w", err)
-	}
-	return row, pos, nil
+	return t, nil
+}
+
+// queued returns the row with the times that the database gave it.
+func (r Row) queued(at queuedAt) Row {
+	r.CreatedAt, r.NotBefore, r.ExpiresAt, r.StateAt = at.CreatedAt, at.NotBefore, at.ExpiresAt, at.StateAt
+	return r
 }
 
 // ByKey reads the task that an idempotency key names; pgx.ErrNoRows, wrapped, if there is none.

@@ -1,0 +1,264 @@
+package task
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+const (
+	queueLanes  = 2  // transactions of a queue under way at once
+	queueMost   = 64 // tasks in one transaction
+	queueWithin = 10 * time.Second
+)
+
+// queue commits tasks that are queued by themselves. Those that come while its transactions are under way share the next one. One of the callers runs the
+// transaction of its group and then hands the lane to a caller of the next group, so that a queue has no goroutine of its own.
+type queue struct {
+	commit func(ctx context.Context, group []*queued) error
+
+	mu      sync.Mutex
+	waiting []*queued
+	lanes   int // taken
+}
+
+// queued is a task that waits for its commit.
+type queued struct {
+	task  newTask
+	named bool           // its caller asks for the position of its event
+	lead  chan []*queued // the group that its caller is to commit
+	done  chan struct{}  // closed when what follows is set
+	row   Row
+	pos   string // of its event; empty if the task was there already
+	isNew bool
+	err   error
+}
+
+// Queue queues a task in a transaction of its own, or with those that come at the same moment, and makes its node's work known. It reports whether the
+// task is new: an idempotency key that names one returns that one. A node that is not there, or retired, is a fault, not_found. The error is
+// pg.ErrCommitUnknown if ctx ended during the commit.
+func (s *Server) Queue(ctx context.Context, spec Spec) (Row, bool, error) {
+	one, err := s.queueOne(ctx, spec, false)
+	if err != nil {
+		return Row{}, false, err
+	}
+	return one.row, one.isNew, nil
+}
+
+func (s *Server) queueOne(ctx context.Context, spec Spec, named bool) (*queued, error) {
+	made, err := spec.make()
+	if err != nil {
+		return nil, err
+	}
+	one := &queued{task: made, named: named, lead: make(chan []*queued, 1), done: make(chan struct{})}
+	if err := s.queue.add(ctx, one); err != nil {
+		return nil, err
+	}
+	return one, one.err
+}
+
+// add waits until a task is committed, or is known not to be. Its error says that ctx ended first: what became of the task is in it otherwise.
+func (q *queue) add(ctx context.Context, one *queued) error {
+	q.mu.Lock()
+	q.waiting = append(q.waiting, one)
+	if q.lanes < queueLanes {
+		q.lanes++
+		q.handOverLocked()
+	}
+	q.mu.Unlock()
+	select {
+	case group := <-one.lead:
+		q.run(ctx, group)
+		return nil
+	case <-one.done:
+		return nil
+	case <-ctx.Done():
+		return q.leave(ctx, one)
+	}
+}
+
+// handOverLocked has the first who waits commit the next group, or frees the lane.
+func (q *queue) handOverLocked() {
+	n := min(len(q.waiting), queueMost)
+	if n == 0 {
+		q.lanes--
+		return
+	}
+	group := slices.Clone(q.waiting[:n])
+	q.waiting = slices.Delete(q.waiting, 0, n)
+	group[0].lead <- group
+}
+
+// leave takes a task back whose caller has gone, if it is still waiting.
+func (q *queue) leave(ctx context.Context, one *queued) error {
+	q.mu.Lock()
+	at := slices.Index(q.waiting, one)
+	if at >= 0 {
+		q.waiting = slices.Delete(q.waiting, at, at+1)
+	}
+	q.mu.Unlock()
+	if at >= 0 {
+		return context.Cause(ctx)
+	}
+	select {
+	case group := <-one.lead: // others depend on it
+		q.run(ctx, group)
+		return nil
+	default:
+		return errors.Join(pg.ErrCommitUnknown, context.Cause(ctx))
+	}
+}
+
+// run commits a group, though the caller that runs it may be gone, and hands the lane over.
+func (q *queue) run(ctx context.Context, group []*queued) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), queueWithin)
+	defer cancel()
+	defer func() {
+		q.mu.Lock()
+		q.handOverLocked()
+		q.mu.Unlock()
+	}()
+	q.write(ctx, group)
+}
+
+// write commits a group. One that fails for a reason that is not the database's absence is tried task by task, so that one cannot hurt another.
+func (q *queue) write(ctx context.Context, group []*queued) {
+	err := q.commit(ctx, group)
+	if err != nil && len(group) > 1 && ctx.Err() == nil && !pg.IsConnError(err) && !errors.Is(err, pg.ErrCommitUnknown) {
+		for _, one := range group {
+			q.write(ctx, []*queued{one})
+		}
+		return
+	}
+	for _, one := range group {
+		if err != nil {
+			one.err = err
+		}
+		close(one.done)
+	}
+}
+
+// commitQueued writes a group in one transaction. What became of each is set only when it stands.
+func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
+	// In one order, so that two groups with the same keys wait for each other and do not deadlock.
+	group = slices.SortedFunc(slices.Values(group), func(a, b *queued) int { return cmp.Compare(a.task.row.IdemKey, b.task.row.IdemKey) })
+	var stored []queued
+	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
+		var err error
+		stored, err = insertQueued(ctx, tx, group)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("queue tasks: %w", err)
+	}
+	var nodes []string
+	for i, one := range group {
+		one.row, one.pos, one.isNew, one.err = stored[i].row, stored[i].pos, stored[i].isNew, stored[i].err
+		if one.isNew {
+			nodes = append(nodes, one.row.NodeID)
+		}
+	}
+	if len(nodes) > 0 {
+		s.deps.Committed()
+		s.deps.Hub.Notify(nodes...)
+	}
+	return nil
+}
+
+// insertQueued inserts a group with its events, and returns what became of each.
+func insertQueued(ctx context.Context, tx pgx.Tx, group []*queued) ([]queued, error) {
+	rows, err := pg.All[queuedNow](ctx, tx, enqueueTasks, queuedColumns(group)...)
+	if err != nil {
+		return nil, fmt.Errorf("insert tasks: %w", err)
+	}
+	at := make(map[string]queuedAt, len(rows))
+	for _, r := range rows {
+		at[r.TaskID] = r.queuedAt
+	}
+	out, evs := make([]queued, len(group)), make([]events.Event, 0, len(rows))
+	var missing []string
+	for i, one := range group {
+		times, isNew := at[one.task.row.TaskID]
+		if !isNew {
+			missing = append(missing, one.task.row.IdemKey)
+			continue
+		}
+		out[i].row, out[i].isNew = one.task.row.queued(times), true
+		e := out[i].row.event()
+		if one.named {
+			out[i].pos = ids.New()
+			e.ID, e.Unnamed = out[i].pos, false
+		}
+		evs = append(evs, e)
+	}
+	if len(missing) > 0 {
+		if err := findQueued(ctx, tx, group, out, missing); err != nil {
+			return nil, err
+		}
+	}
+	if len(evs) > 0 {
+		if _, err := events.Append(ctx, tx, evs...); err != nil {
+			return nil, fmt.Errorf("report tasks: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// findQueued fills in the tasks that were there already. Those that are not have no node.
+func findQueued(ctx context.Context, tx pgx.Tx, group []*queued, out []queued, keys []string) error {
+	found, err := all(ctx, tx, tasksByKeys, keys)
+	if err != nil {
+		return fmt.Errorf("read tasks by keys: %w", err)
+	}
+	byKey := make(map[string]Row, len(found))
+	for _, r := range found {
+		byKey[r.IdemKey] = r
+	}
+	for i, one := range group {
+		if out[i].isNew {
+			continue
+		}
+		row, ok := byKey[one.task.row.IdemKey]
+		if !ok {
+			out[i].err = fault.New(commonv1.Reason_REASON_NOT_FOUND, "no such node, or it is retired")
+		}
+		out[i].row = row
+	}
+	return nil
+}
+
+// queuedColumns are the arguments of enqueueTasks.
+func queuedColumns(group []*queued) []any {
+	n := len(group)
+	text := func(of func(*newTask) string) []string {
+		out := make([]string, n)
+		for i, one := range group {
+			out[i] = of(&one.task)
+		}
+		return out
+	}
+	epochs, opSeqs, payloads, within := make([]int64, n), make([]int64, n), make([][]byte, n), make([]time.Duration, n)
+	for i, one := range group {
+		epochs[i], opSeqs[i], payloads[i], within[i] = one.task.row.Epoch, one.task.row.OpSeq, one.task.payload, one.task.within
+	}
+	return []any{
+		text(func(t *newTask) string { return t.row.TaskID }), text(func(t *newTask) string { return t.row.Type }),
+		text(func(t *newTask) string { return t.row.NodeID }), text(func(t *newTask) string { return t.row.WorkspaceID }),
+		text(func(t *newTask) string { return t.row.TenantID }), text(func(t *newTask) string { return t.row.RunID }), epochs, opSeqs,
+		text(func(t *newTask) string { return t.row.IdemKey }), payloads, within,
+		text(func(t *newTask) string { return t.row.CorrelationID }), text(func(t *newTask) string { return t.row.CreatedBy }),
+		text(func(t *newTask) string { return t.secretKeys }),
+	}
+}
