@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/beside"
 	"github.com/gpuaas/mesh/bench/cancel"
+	"github.com/gpuaas/mesh/bench/finished"
 	"github.com/gpuaas/mesh/bench/fleet"
 	"github.com/gpuaas/mesh/bench/idle"
 	"github.com/gpuaas/mesh/bench/join"
@@ -44,6 +45,7 @@ type benchOptions struct {
 	profile string
 	lives   int
 	clients int
+	ended   int  // workspaces that have ended before
 	alone   bool // without a database of the bench's
 	verbose bool
 }
@@ -63,6 +65,11 @@ func benchSagas(ctx context.Context, o benchOptions, db *bench.Database) (bench.
 	return sagas.Run(ctx, sagas.Options{
 		LifecycleURL: db.URL(pg.RoleLifecycle), SequencerURL: db.URL(pg.RoleSequencer), OwnerURL: db.URL(pg.RoleOwner), Logger: o.logger,
 	})
+}
+
+func benchFinished(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
+	version, _ := obs.Build()
+	return finished.Run(ctx, finished.Options{Finished: o.ended, Version: version, Out: o.table, Logger: o.logger})
 }
 
 func benchJoin(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
@@ -155,7 +162,20 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	}
 	add("streams", "Server memory of each connected, heartbeating agent", 5000, benchStreams)
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
-	add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
+	runs := add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
+	runs.Long = "With --finished, the processor time and the log of a run on a database without a history and on one in which so many workspaces have\n" +
+		"ended, each recreated once, over 30 days: in turn, and neither may be more than 1.05 of the other."
+	runs.Flags().IntVar(&o.ended, "finished", 0, "compare with a database in which so many workspaces have ended")
+	runs.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch {
+		case o.ended < 0:
+			return client.Usage(errors.New("--finished is a number of workspaces"))
+		case o.ended > 0:
+			o.alone = true
+			return runBenches(cmd, o, []bencher{benchFinished})
+		}
+		return runBenches(cmd, o, []bencher{benchSagas})
+	}
 	add("join", "Time until a request that joins a recreation is answered, with Redis and without", 0, benchJoin, benchJoinAlone)
 	add("cancel", "Time until a cancel reaches the running step, with notifications and by heartbeats alone", 0, benchCancel, benchCancelAlone)
 	add("resume", "How long an operation pauses when the process that drives it is killed", 0, benchResume)

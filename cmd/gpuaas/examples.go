@@ -38,6 +38,7 @@ func examples() map[string][]string {
 	for _, bench := range []string{"sagas", "join", "cancel", "resume", "all"} {
 		out["gpuaas bench "+bench] = []string{"gpuaas bench " + bench, "gpuaas bench " + bench + " -o json"}
 	}
+	out["gpuaas bench sagas"] = append(out["gpuaas bench sagas"], "gpuaas bench sagas --finished 20000")
 	out["gpuaas bench idle"] = []string{"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"}
 	out["gpuaas bench fleet"] = []string{"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history"}
 	out["gpuaas bench list"] = []string{"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"}

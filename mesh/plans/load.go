@@ -21,6 +21,9 @@ type Size struct {
 	Tenants int
 	// Events reports whether the history is loaded too: it is most of what there is.
 	Events bool
+	// Ended is how many workspaces have been recreated and decommissioned, and Days over how many days their ends lie.
+	// The source of the template must have had one end.
+	Ended, Days int
 }
 
 func (s Size) tenants() int {
@@ -45,6 +48,7 @@ const (
 	hexed        // the text in a binary message
 	bare         // without its dashes
 	hexbare      // without its dashes, in a binary message
+	moment       // a time
 )
 
 func (f form) of(token string) string {
@@ -55,7 +59,7 @@ func (f form) of(token string) string {
 		return strings.ReplaceAll(token, "-", "")
 	case hexbare:
 		return hex.EncodeToString([]byte(strings.ReplaceAll(token, "-", "")))
-	case plain:
+	case plain, moment:
 	}
 	return token
 }
@@ -63,7 +67,7 @@ func (f form) of(token string) string {
 // split cuts a row at the ids and names that copies replace.
 func (t *Template) split(row string) []piece {
 	parts := []piece{{text: row}}
-	for _, at := range []level{ofWorkspace, ofNode, ofTenant} {
+	for _, at := range []level{ofEnded, ofWorkspace, ofNode, ofTenant} {
 		for _, token := range t.tokens(at) {
 			forms := []form{plain, hexed}
 			if uuids.MatchString(token) {
@@ -75,7 +79,7 @@ func (t *Template) split(row string) []piece {
 		}
 	}
 	// The names of schemas have the names of tenant and workspace with other separators.
-	for _, name := range []string{workspaceName, tenantName} {
+	for _, name := range []string{endedName, workspaceName, tenantName} {
 		parts = cut(parts, strings.ReplaceAll(name, "-", "_"), piece{token: name, form: -1})
 	}
 	return parts
@@ -101,11 +105,12 @@ func cut(parts []piece, text string, at piece) []piece {
 }
 
 // name returns what the copy with the given number has in the place of an id or a name; the first has the template's.
-func name(token string, n int) string {
+// The time in an id is so many seconds earlier.
+func name(token string, n, earlier int) string {
 	switch {
 	case n == 0:
 		return token
-	case token == tenantName || token == nodeName || token == workspaceName:
+	case token == tenantName || token == nodeName || token == workspaceName || token == endedName:
 		prefix := strings.TrimRight(token, "0")
 		return prefix + fmt.Sprintf("%0*d", len(token)-len(prefix), n)
 	case strings.HasPrefix(token, `\\x`):
@@ -117,12 +122,11 @@ func name(token string, n int) string {
 	if !uuids.MatchString(token) {
 		return own[:len(token)]
 	}
-	// The time in the id is n seconds earlier, so that ids of one copy keep their order.
 	at, err := strconv.ParseInt(token[:8]+token[9:13], 16, 64)
 	if err != nil {
 		return token
 	}
-	when := fmt.Sprintf("%012x", at-int64(n)*1000)
+	when := fmt.Sprintf("%012x", at-int64(earlier)*1000)
 	return when[:8] + "-" + when[8:] + "-" + token[14:15] + own[:3] + "-" + token[19:20] + own[3:6] + "-" + own[6:18]
 }
 
@@ -134,6 +138,8 @@ type copier struct {
 	level []level
 	slot  int // the column that has the slot; -1: none
 	seq   int // the column that numbers rows; -1: none
+
+	written int
 }
 
 func (t *Template) copier(tab table, size Size) *copier {
@@ -152,7 +158,12 @@ func (t *Template) copier(tab table, size Size) *copier {
 			at = t.levelOf(row)
 		}
 		pieces := []piece{{text: row}}
-		if at > ofMesh {
+		switch {
+		case at == ofEnded && size.Ended == 0:
+			continue
+		case at == ofEnded:
+			pieces = t.splitEnded(tab, row)
+		case at > ofMesh:
 			pieces = t.split(row)
 		}
 		c.rows, c.level = append(c.rows, pieces), append(c.level, at)
@@ -169,48 +180,70 @@ func (s Size) numbers(at level, n int) map[level]int {
 		return map[level]int{ofNode: n}
 	case ofWorkspace:
 		return map[level]int{ofTenant: n % s.tenants(), ofNode: n % s.Nodes, ofWorkspace: n}
+	case ofEnded:
+		return map[level]int{ofTenant: n % s.tenants(), ofNode: n % s.Nodes, ofEnded: n}
 	case ofMesh:
 	}
 	return nil
 }
 
 func (s Size) copies(at level) int {
-	return map[level]int{ofMesh: 1, ofTenant: s.tenants(), ofNode: s.Nodes, ofWorkspace: s.Workspaces}[at]
+	return map[level]int{ofMesh: 1, ofTenant: s.tenants(), ofNode: s.Nodes, ofWorkspace: s.Workspaces, ofEnded: s.Ended}[at]
 }
 
-// write writes all copies, those of one object together, in the order of their numbers.
+// order of the levels in a table: what has ended came first.
+var order = []level{ofEnded, ofMesh, ofTenant, ofNode, ofWorkspace}
+
+// write writes all copies, those of one object together, in the order of their numbers, and of those that have ended
+// the oldest first.
 func (c *copier) write(w io.Writer, levels map[string]level) error {
-	seq := 0
-	for at := ofMesh; at <= ofWorkspace; at++ {
-		for n := range c.size.copies(at) {
-			of := c.size.numbers(at, n)
-			names := map[string]string{}
-			for i, row := range c.rows {
-				if c.level[i] != at {
-					continue
-				}
-				var b strings.Builder
-				for _, p := range row {
-					if p.token == "" {
-						b.WriteString(p.text)
-						continue
-					}
-					own, ok := names[p.token]
-					if !ok {
-						own = name(p.token, of[levels[p.token]])
-						names[p.token] = own
-					}
-					if p.form < 0 {
-						b.WriteString(strings.ReplaceAll(own, "-", "_"))
-						continue
-					}
-					b.WriteString(p.form.of(own))
-				}
-				seq++
-				if _, err := io.WriteString(w, c.renumber(b.String(), n, seq, at)); err != nil {
-					return err //nolint:wrapcheck // wrapped by Load
-				}
+	for _, at := range order {
+		copies := c.size.copies(at)
+		for n := range copies {
+			if at == ofEnded {
+				n = copies - 1 - n
 			}
+			if err := c.writeOne(w, levels, at, n); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// writeOne writes the rows of one object.
+func (c *copier) writeOne(w io.Writer, levels map[string]level, at level, n int) error {
+	of := c.size.numbers(at, n)
+	names := map[string]string{}
+	for i, row := range c.rows {
+		if c.level[i] != at {
+			continue
+		}
+		var b strings.Builder
+		for _, p := range row {
+			if p.token == "" {
+				b.WriteString(p.text)
+				continue
+			}
+			own, ok := names[p.token]
+			switch {
+			case ok:
+			case p.form == moment:
+				own = c.size.moment(p.token, n)
+			default:
+				number := of[levels[p.token]]
+				own = name(p.token, number, c.size.earlier(levels[p.token], number))
+			}
+			names[p.token] = own
+			if p.form < 0 {
+				b.WriteString(strings.ReplaceAll(own, "-", "_"))
+				continue
+			}
+			b.WriteString(p.form.of(own))
+		}
+		c.written++
+		if _, err := io.WriteString(w, c.renumber(b.String(), n, c.written, at)); err != nil {
+			return err //nolint:wrapcheck // wrapped by Load
 		}
 	}
 	return nil

@@ -34,6 +34,7 @@ const (
 type Source struct {
 	Agent   string // the agent's program; empty: beside this one
 	Version string
+	Ended   bool // the template has a workspace too that was recreated and decommissioned
 	Logger  *slog.Logger
 }
 
@@ -173,7 +174,7 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.
 	if n, err := agents.Await(ctx, mesh.Client(), list, time.Minute); err != nil || n != 1 {
 		return nil, errors.Join(errors.New("the machine of the template did not connect"), err)
 	}
-	if err := provision(ctx, mesh.Client()); err != nil {
+	if err := provision(ctx, mesh.Client(), src.Ended); err != nil {
 		return nil, err
 	}
 	url, err := administrator(server.AdminURL(), pg.DatabaseMesh)
@@ -192,26 +193,29 @@ func fromMesh(ctx context.Context, src Source, mesh *dev.Mesh, server *embedded.
 	return capture(ctx, conn)
 }
 
-// provision makes the tenant and the workspace, and waits until it is active.
-func provision(ctx context.Context, client *person.Client) error {
+// provision makes the tenant, the workspace that ends if there is to be one, and the workspace that stands.
+func provision(ctx context.Context, client *person.Client, ended bool) error {
 	if _, err := client.Command.CreateTenant(ctx, &readmodelv1.CreateTenantRequest{Name: tenantName}); err != nil {
 		return fmt.Errorf("create the tenant of the template: %w", err)
 	}
+	if ended {
+		if err := liveAndEnd(ctx, client); err != nil {
+			return err
+		}
+	}
+	return create(ctx, client, workspaceName)
+}
+
+// create makes a workspace of the tenant, and waits until it is active.
+func create(ctx context.Context, client *person.Client, name string) error {
 	_, err := client.Command.CreateWorkspace(ctx, &readmodelv1.CreateWorkspaceRequest{
-		Tenant: tenantName, Name: workspaceName, IdempotencyKey: workspaceName, Spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
+		Tenant: tenantName, Name: name, IdempotencyKey: name,
+		Spec: &lifecyclev1.WorkspaceSpec{Placement: commonv1.PlacementDriver_PLACEMENT_DRIVER_STATIC},
 	})
 	if err != nil {
-		return fmt.Errorf("create the workspace of the template: %w", err)
+		return fmt.Errorf("create workspace %s of the template: %w", name, err)
 	}
-	for {
-		ws, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: tenantName + "/" + workspaceName})
-		if err == nil && ws.GetWorkspace().GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE {
-			return nil
-		}
-		if !app.Sleep(ctx, 50*time.Millisecond) {
-			return errors.Join(errors.New("the workspace of the template did not become active"), err)
-		}
-	}
+	return await(ctx, client, tenantName+"/"+name, commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE, 0)
 }
 
 // administrator returns the address of a database for the administrator of its server.

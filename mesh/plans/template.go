@@ -24,9 +24,11 @@ const (
 	ofTenant
 	ofNode
 	ofWorkspace
+	ofEnded // a workspace that was recreated and decommissioned
 )
 
-// Template is what the product wrote for one tenant, one machine and one workspace.
+// Template is what the product wrote for one tenant, one machine and one workspace, and for one that has ended if
+// the source says so.
 type Template struct {
 	tables []table
 	levels map[string]level // of each id and name that copies replace
@@ -36,6 +38,7 @@ type Template struct {
 type table struct {
 	name    string   // qualified and quoted
 	columns []string // quoted
+	types   []string // of the columns
 	rows    []string
 }
 
@@ -68,7 +71,7 @@ func capture(ctx context.Context, conn *pgx.Conn) (*Template, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the tables of the template: %w", err)
 	}
-	tmpl := &Template{levels: map[string]level{tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace}}
+	tmpl := &Template{levels: map[string]level{tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace, endedName: ofEnded}}
 	for len(columns) > 0 {
 		n := slices.IndexFunc(columns, func(c column) bool { return c.Table != columns[0].Table })
 		if n < 0 {
@@ -76,7 +79,7 @@ func capture(ctx context.Context, conn *pgx.Conn) (*Template, error) {
 		}
 		t := table{name: columns[0].Table}
 		for _, c := range columns[:n] {
-			t.columns = append(t.columns, c.Column)
+			t.columns, t.types = append(t.columns, c.Column), append(t.types, c.Type)
 		}
 		columns = columns[n:]
 		var out bytes.Buffer
@@ -135,7 +138,7 @@ func (t *Template) classify() error {
 	for id := range general {
 		delete(t.levels, id)
 	}
-	for _, at := range []level{ofWorkspace, ofNode, ofTenant} {
+	for _, at := range []level{ofWorkspace, ofEnded, ofNode, ofTenant} {
 		for again := true; again; {
 			again = false
 			for _, tab := range t.tables {
@@ -166,7 +169,7 @@ func (t *Template) levelOf(row string) level {
 	for _, id := range idsOf(row) {
 		at = max(at, t.levels[id])
 	}
-	for _, name := range []string{tenantName, nodeName, workspaceName} {
+	for _, name := range []string{tenantName, nodeName, workspaceName, endedName} {
 		if strings.Contains(row, name) || strings.Contains(row, hex.EncodeToString([]byte(name))) {
 			at = max(at, t.levels[name])
 		}

@@ -1,0 +1,204 @@
+// Package finished measures what a saga costs on a database without a history and on one with a history of finished
+// workspaces, in turn.
+package finished
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/mesh/bench"
+	"github.com/gpuaas/mesh/bench/rig"
+	"github.com/gpuaas/mesh/bench/sagas"
+	"github.com/gpuaas/mesh/internal/pg"
+	"github.com/gpuaas/mesh/mesh/plans"
+)
+
+// MostRise is how much of what a saga costs without a history it may cost with one.
+const MostRise = 1.05
+
+// days is over how long the ends of the finished workspaces lie.
+const days = 30
+
+// Options says what to measure.
+type Options struct {
+	Finished       int           // workspaces; 20,000
+	Length         time.Duration // of a stretch; 3 s
+	Rounds         int           // pairs of stretches; 8
+	Clients        int           // each with one saga at a time; 16
+	Agent, Version string
+	Out            io.Writer // gets a line for each pair; nil: none
+	Logger         *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	o.Finished, o.Rounds, o.Clients = cmp.Or(o.Finished, 20000), cmp.Or(o.Rounds, 8), cmp.Or(o.Clients, 16)
+	o.Length = cmp.Or(o.Length, 3*time.Second)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Out == nil {
+		o.Out = io.Discard
+	}
+	return o
+}
+
+// cost is what one saga took: milliseconds of processor of the server and of this process, and bytes of the
+// write-ahead log.
+type cost struct{ server, own, log float64 }
+
+func (c cost) processor() float64 { return c.server + c.own }
+
+// side is one of the two databases with what runs on it.
+type side struct {
+	db    *bench.Database
+	rig   *rig.Rig
+	load  *sagas.Load
+	costs []cost
+}
+
+// Run measures.
+func Run(ctx context.Context, o Options) (bench.Result, error) {
+	o = o.withDefaults()
+	if o.Finished < 0 || o.Rounds < 1 {
+		return bench.Result{}, errors.New("bench of finished workspaces: the counts are too small")
+	}
+	tmpl, err := plans.Make(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Ended: true, Logger: o.Logger})
+	if err != nil {
+		return bench.Result{}, err //nolint:wrapcheck // it says what it made
+	}
+	return o.compare(ctx, tmpl)
+}
+
+// compare measures both sides in turn, and each second pair in the other order.
+func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Result, err error) { //nolint:nonamedreturns // what is closed may fail
+	var sides [2]*side
+	defer func() {
+		for _, s := range sides {
+			err = errors.Join(err, s.close(ctx))
+		}
+	}()
+	for i, ended := range []int{0, o.Finished} {
+		began := time.Now()
+		if sides[i], err = o.open(ctx, tmpl, ended); err != nil {
+			return bench.Result{}, err
+		}
+		if _, err := fmt.Fprintf(o.Out, "a database with %d finished workspaces, made in %.0f s\n", ended, time.Since(began).Seconds()); err != nil {
+			return bench.Result{}, fmt.Errorf("print the load: %w", err)
+		}
+	}
+	for round := range o.Rounds {
+		for i := range sides {
+			if err := sides[(i+round)%2].stretch(ctx, o); err != nil {
+				return bench.Result{}, err
+			}
+		}
+		few, many := sides[0].costs[round], sides[1].costs[round]
+		_, err := fmt.Fprintf(o.Out, "processor %.3f and %.3f ms (database %.3f and %.3f), log %.0f and %.0f bytes\n",
+			few.processor(), many.processor(), few.server, many.server, few.log, many.log)
+		if err != nil {
+			return bench.Result{}, fmt.Errorf("print a pair: %w", err)
+		}
+	}
+	return judge(o, sides[0], sides[1]), nil
+}
+
+// open makes a database and what drives sagas on it. Whole pages are not written to its log: how many there are is a
+// matter of checkpoints.
+func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*side, error) {
+	s := &side{}
+	var err error
+	if s.db, err = bench.StartDatabaseWithoutPages(ctx, o.Logger); err != nil {
+		return s, fmt.Errorf("start the bench's database: %w", err)
+	}
+	if err := tmpl.Load(ctx, s.db.MeshURL(), plans.Size{Nodes: 1, Workspaces: 1, Ended: ended, Days: days, Events: true}); err != nil {
+		return s, err //nolint:wrapcheck // it says what it loaded
+	}
+	if s.rig, err = rig.Open(ctx, s.db.URL(pg.RoleOwner), 1); err != nil {
+		return s, err //nolint:wrapcheck // it says what it opened
+	}
+	s.load, err = sagas.Open(ctx, sagas.Options{
+		LifecycleURL: s.db.URL(pg.RoleLifecycle), SequencerURL: s.db.URL(pg.RoleSequencer), Clients: o.Clients, Workers: o.Clients, Logger: o.Logger,
+	})
+	return s, err //nolint:wrapcheck // it says what it opened
+}
+
+func (s *side) close(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	if s.load != nil {
+		s.load.Close()
+	}
+	if s.rig != nil {
+		s.rig.Close(ctx)
+	}
+	if s.db != nil {
+		return s.db.Close() //nolint:wrapcheck,contextcheck // ended though the caller gave up
+	}
+	return nil
+}
+
+// stretch measures one stretch of sagas.
+func (s *side) stretch(ctx context.Context, o Options) error {
+	log, _, err := s.rig.Written(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	server, own := rig.ServerTime(s.db.PID()), rig.ProcessorTime(int32(os.Getpid())) //nolint:gosec // a process id
+	took, _, err := s.load.Stretch(ctx, o.Clients, o.Length)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it ran
+	}
+	if len(took) == 0 {
+		return errors.New("no saga ended in a stretch")
+	}
+	server, own = rig.ServerTime(s.db.PID())-server, rig.ProcessorTime(int32(os.Getpid()))-own //nolint:gosec // a process id
+	after, _, err := s.rig.Written(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
+	}
+	each := func(spent time.Duration) float64 { return 1000 * spent.Seconds() / float64(len(took)) }
+	s.costs = append(s.costs, cost{server: each(server), own: each(own), log: float64(after-log) / float64(len(took))})
+	return nil
+}
+
+// judge compares the medians.
+func judge(o Options, few, many *side) bench.Result {
+	details := few.rig.Details
+	rise := func(name string, of func(cost) float64) float64 {
+		before, after := median(few.costs, of), median(many.costs, of)
+		details[name+"_empty"], details[name+"_finished"] = before, after
+		details[name+"_ratio"] = after / before
+		return after / before
+	}
+	processor := rise("processor_ms", cost.processor)
+	rise("processor_ms_database", func(c cost) float64 { return c.server })
+	log := rise("wal_bytes", func(c cost) float64 { return c.log })
+	details["finished"], details["clients"], details["pairs"] = o.Finished, o.Clients, o.Rounds
+	details["baseline"] = "what a saga costs on a database without a history"
+	worst := max(processor, log)
+	return bench.Result{
+		Name: "finished", Value: worst, Unit: "of the processor time or log of a saga, the greater ratio of the two", Baseline: 1, Ratio: worst,
+		Required: MostRise, Passed: worst <= MostRise, Details: details,
+	}
+}
+
+// median returns the median of a figure of costs.
+func median(costs []cost, of func(cost) float64) float64 {
+	list := make([]float64, 0, len(costs))
+	for _, c := range costs {
+		list = append(list, of(c))
+	}
+	slices.Sort(list)
+	if n := len(list); n%2 == 0 {
+		return (list[n/2-1] + list[n/2]) / 2
+	}
+	return list[len(list)/2]
+}

@@ -1,0 +1,107 @@
+package plans
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/mesh/person"
+)
+
+// The history of a fleet: each day EndedOf of so many workspaces as it has end, each after a recreate, and FoundOf
+// of them had a finding that was resolved.
+const (
+	EndedOf = 0.02
+	FoundOf = 0.001
+)
+
+// HistoryOf returns how many workspaces have ended in a fleet of so many within some days.
+func HistoryOf(workspaces, days int) int { return int(EndedOf * float64(workspaces*days)) }
+
+// endedName is the name of the workspace of a template that has ended.
+const endedName = "e-00000000"
+
+// times is how COPY writes a time.
+const times = "2006-01-02 15:04:05.999999-07"
+
+// earlier returns how many seconds before the template's the times of a copy are: those of ended workspaces lie over
+// the days of the history.
+func (s Size) earlier(at level, n int) int {
+	if at != ofEnded || s.Ended == 0 {
+		return n
+	}
+	return int(int64(n) * int64(max(1, s.Days)) * 24 * 3600 / int64(s.Ended))
+}
+
+// moment returns a time of an ended workspace.
+func (s Size) moment(text string, n int) string {
+	at, err := time.Parse(times, text)
+	if err != nil {
+		return text // infinity
+	}
+	return at.Add(-time.Duration(s.earlier(ofEnded, n)) * time.Second).Format(times)
+}
+
+// splitEnded cuts a row at the ids, the names and the times that copies replace.
+func (t *Template) splitEnded(tab table, row string) []piece {
+	var parts []piece
+	line, newline, _ := strings.Cut(row, "\n")
+	for i, field := range strings.Split(line, "\t") {
+		if i > 0 {
+			parts = append(parts, piece{text: "\t"})
+		}
+		if tab.types[i] == "timestamp with time zone" && field != `\N` {
+			parts = append(parts, piece{token: field, form: moment})
+			continue
+		}
+		parts = append(parts, t.split(field)...)
+	}
+	return append(parts, piece{text: newline + "\n"})
+}
+
+// liveAndEnd makes a workspace, recreates it and decommissions it.
+func liveAndEnd(ctx context.Context, client *person.Client) error {
+	if err := create(ctx, client, endedName); err != nil {
+		return err
+	}
+	for _, kind := range []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_RECREATE, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION} {
+		ws, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: tenantName + "/" + endedName})
+		if err != nil {
+			return fmt.Errorf("read the ending workspace of the template: %w", err)
+		}
+		id := ws.GetWorkspace().GetWorkspaceId()
+		_, err = client.Command.OperateWorkspace(ctx, &readmodelv1.OperateWorkspaceRequest{
+			Workspace: id, Kind: kind, Reason: "template", IdempotencyKey: fmt.Sprintf("%s-%d", endedName, kind),
+		})
+		if err != nil {
+			return fmt.Errorf("ask for %s of the ending workspace of the template: %w", kind, err)
+		}
+		state := commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED
+		if kind == commonv1.OperationKind_OPERATION_KIND_RECREATE {
+			state = commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
+		}
+		if err := await(ctx, client, id, state, ws.GetWorkspace().GetEpoch()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits until a workspace is in a state: active in an epoch after the given one.
+func await(ctx context.Context, client *person.Client, ref string, state commonv1.WorkspaceState, after int64) error {
+	for {
+		answer, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
+		ws := answer.GetWorkspace()
+		if err == nil && ws.GetState() == state && (state != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || ws.GetEpoch() > after) {
+			return nil
+		}
+		if !app.Sleep(ctx, 50*time.Millisecond) {
+			return errors.Join(fmt.Errorf("workspace %s of the template did not become %s", ref, state), err)
+		}
+	}
+}
