@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,9 +18,12 @@ import (
 // SettingsChannel is the Postgres channel on which the database tells of changes of the tables that every process follows: policy and signing keys.
 const SettingsChannel = "mesh_settings"
 
+// listeners are the roles that may listen: each. A process of services does so as sequencer.
+var listeners = append(slices.Clone(writers), pg.RoleSequencer)
+
 var (
-	listen         = pg.DefineShared(writers, "events.listen", "LISTEN "+Channel)
-	listenSettings = pg.DefineShared(writers, "events.listen_settings", "LISTEN "+SettingsChannel)
+	listen         = pg.DefineShared(listeners, "events.listen", "LISTEN "+Channel)
+	listenSettings = pg.DefineShared(listeners, "events.listen_settings", "LISTEN "+SettingsChannel)
 )
 
 // Listener passes the notifications of sequencers in other processes on to this process's consumers. It holds one
@@ -31,7 +35,7 @@ type Listener struct {
 	log      *slog.Logger
 }
 
-// NewListener makes a listener; any service role may listen. What it hears of events it passes on to numbered, and of settings to settings.
+// NewListener makes a listener; any role may listen. What it hears of events it passes on to numbered, and of settings to settings.
 func NewListener(pool *pgxpool.Pool, numbered, settings *Signal, log *slog.Logger) (*Listener, error) {
 	if pool == nil || numbered == nil || settings == nil || log == nil {
 		return nil, errors.New("listener needs a pool, signals and a logger")

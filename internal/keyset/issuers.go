@@ -340,6 +340,10 @@ func (c *change) adopt(ctx context.Context, tx pgx.Tx, asked *Rotation) error {
 			return fmt.Errorf("read clock: %w", err)
 		}
 		if ended(*asked, now) {
+			reason := fmt.Sprintf("no issuer came within %s of the request %s of %s", requestEnds, asked.ID, asked.RequestedBy)
+			if err := c.note(ctx, tx, "key.request_ended", string(Services), reason, ""); err != nil {
+				return err
+			}
 			return c.name(ctx, tx, asked, withdrawn)
 		}
 	}

@@ -355,6 +355,9 @@ func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
 	if err := b.askServices("one"); err != nil {
 		t.Fatal(err)
 	}
+	if err := b.askServices("again"); err != nil {
+		t.Fatal(err)
+	}
 	b.round(lifecycle.unit)
 	if open() != 1 {
 		t.Error("a request ended without an issuer")
@@ -364,6 +367,19 @@ func TestARequestTakesTheIssuerThatIsVouchedFor(t *testing.T) {
 	b.round(lifecycle.unit)
 	if open() != 0 {
 		t.Error("a request of a week ago is open")
+	}
+	reasons := testkit.Events(t, b.db.Pool(pg.RoleReadmodel), `payload->>'action' = 'key.request_ended'`)
+	if len(reasons) != 1 {
+		t.Errorf("the end of a request is %d entries of the audit log, want one", len(reasons))
+	}
+	// Both keys got the request that is over, and get it again.
+	for _, key := range []string{"one", "again"} {
+		if err := b.askServices(key); err != nil {
+			t.Fatal(err)
+		}
+		if open() != 0 {
+			t.Fatalf("the idempotency key %q asked for a further issuer", key)
+		}
 	}
 	lifecycle.now = time.Now
 	testkit.SetClockOffset(b.db, 0)

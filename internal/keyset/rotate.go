@@ -30,7 +30,8 @@ type Request struct {
 }
 
 // Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through its overlap. The same
-// idempotency key gets the same rotation, and so does a further request for an issuer of services while one waits for its certificate; the flag reports whether this call wrote it.
+// idempotency key gets the same rotation, and so does a further request for an issuer of services while one waits for its certificate, whose key
+// gets it from then on too; the flag reports whether this call wrote it.
 func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
 		return Rotation{}, false, fmt.Errorf("take lock of rotations: %w", err)
@@ -52,6 +53,9 @@ func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 		return Rotation{}, false, fmt.Errorf("read rotations: %w", err)
 	}
 	if at := slices.IndexFunc(open, func(r Rotation) bool { return r.Kind == Services && req.Kind == Services }); at >= 0 {
+		if _, err := pg.Exec(ctx, tx, insertRepeat, req.IdempotencyKey, open[at].ID); err != nil {
+			return Rotation{}, false, fmt.Errorf("write repeated request: %w", err)
+		}
 		return open[at], false, nil
 	}
 	made, err := pg.One[Rotation](ctx, tx, insertRotation, ids.New(), string(req.Kind), req.IdempotencyKey, req.By, req.Reason)

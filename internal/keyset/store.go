@@ -42,11 +42,18 @@ var (
 		SELECT `+pg.Columns[Rotation]("r")+` FROM mesh.key_rotation r WHERE r.key_id = ''`)
 
 	readRotation = pg.Define(pg.RoleRecovery, "keyset.read_rotation", `
-		SELECT `+pg.Columns[Rotation]("r")+` FROM mesh.key_rotation r WHERE r.idempotency_key = $1`)
+		SELECT `+pg.Columns[Rotation]("r")+` FROM mesh.key_rotation r WHERE r.idempotency_key = $1
+		UNION ALL
+		SELECT `+pg.Columns[Rotation]("r")+` FROM mesh.key_rotation_repeat a JOIN mesh.key_rotation r ON r.rotation_id = a.rotation_id
+		WHERE a.idempotency_key = $1`)
 
 	insertRotation = pg.Define(pg.RoleRecovery, "keyset.insert_rotation", `
 		INSERT INTO mesh.key_rotation AS r (rotation_id, kind, idempotency_key, requested_by, reason, requested_at)
 		VALUES ($1, $2, $3, $4, $5, mesh.clock()) RETURNING `+pg.Columns[Rotation]("r"))
+
+	// The caller has the lock of rotations, so that a key is in one of the two tables.
+	insertRepeat = pg.Define(pg.RoleRecovery, "keyset.insert_repeat", `
+		INSERT INTO mesh.key_rotation_repeat (idempotency_key, rotation_id, requested_at) VALUES ($1, $2, mesh.clock())`)
 
 	readReplicas = pg.DefineShared(services, "keyset.read_replicas", `
 		SELECT `+pg.Columns[replica]("r")+` FROM mesh.key_replica r WHERE r.seen_at > mesh.clock() - make_interval(secs => $1)

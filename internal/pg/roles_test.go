@@ -67,6 +67,8 @@ func allowed(role, schema, table, statement string) bool {
 		return service && statement == "SELECT"
 	case "mesh.key_rotation":
 		return service && (statement == "SELECT" || (statement == "INSERT" && role == pg.RoleRecovery))
+	case "mesh.key_rotation_repeat":
+		return role == pg.RoleRecovery && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit": // added to and never changed
 		return role == pg.RoleReadmodel && (statement == "SELECT" || statement == "INSERT")
 	case "readmodel.audit_checkpoint": // added to; only the signature of one changes

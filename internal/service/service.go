@@ -108,14 +108,13 @@ type Base struct {
 	Policy    *policy.Source
 	Audit     *audit.Log
 
-	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
-	Wake, Numbered *events.Signal
-	// Settings fires when any process changed the policy or the signing keys.
-	Settings *events.Signal
+	// Wake, Numbered and Settings are the signals of Numbering.
+	Wake, Numbered, Settings *events.Signal
 
 	settings   map[string]string
 	exhaustion pg.Exhaustion
-	sequencer  *pgxpool.Pool
+	numbering  *Numbering
+	shared     bool            // numbering is the process's: it is run and closed there
 	pools      []*pgxpool.Pool // beside DB
 	ops        *obs.OpsServer
 	clients    []*http.Client
@@ -134,6 +133,11 @@ func WithPoolSettings(settings map[string]string) Option {
 	return func(b *Base) { b.settings = settings }
 }
 
+// WithNumbering lets a service share the numbering of its process, which runs it until all its services have ended. Nil: the service has one of its own.
+func WithNumbering(n *Numbering) Option {
+	return func(b *Base) { b.numbering, b.shared = n, n != nil }
+}
+
 // New builds the common part. Close it if Run is never called.
 func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name string, cfg Config, opts ...Option) (*Base, error) {
 	if cfg.Service != "" && cfg.Service != name {
@@ -142,7 +146,7 @@ func New(ctx context.Context, logger *slog.Logger, registry *obs.Registry, name 
 	aside.Log(logger)
 	b := &Base{
 		Name: name, ReplicaID: cfg.ReplicaID, Config: cfg, Registry: registry, Health: obs.NewHealth(),
-		Logger: logger.With(slog.String(obs.KeyService, name)), Wake: &events.Signal{}, Numbered: &events.Signal{}, Settings: &events.Signal{},
+		Logger: logger.With(slog.String(obs.KeyService, name)),
 	}
 	if b.ReplicaID == "" {
 		b.ReplicaID = ids.New()
@@ -199,13 +203,12 @@ func (b *Base) open(ctx context.Context) error {
 	if err := b.refuseSeeded(ctx); err != nil {
 		return err
 	}
-	url, err = b.Config.SequencerURLFile.Read()
-	if err != nil {
-		return fmt.Errorf("read sequencer url: %w", err)
+	if b.numbering == nil {
+		if b.numbering, err = NewNumbering(ctx, b.Logger, b.Name, b.Config.SequencerURLFile); err != nil {
+			return err
+		}
 	}
-	if b.sequencer, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + b.Name + "-sequencer", MaxConns: 2}); err != nil {
-		return fmt.Errorf("open database as sequencer: %w", err)
-	}
+	b.Wake, b.Numbered, b.Settings = b.numbering.Wake, b.numbering.Numbered, b.numbering.Settings
 	if b.Store, err = pki.LoadStore(b.Config.TLS.CertFile, b.Config.TLS.KeyFile); err != nil {
 		return fmt.Errorf("load certificate: %w", err)
 	}
@@ -234,7 +237,8 @@ func (b *Base) open(ctx context.Context) error {
 	}))
 	// Reported, and no reason to be not ready: reads go on.
 	b.Health.Watch(PartDatabaseRoom, b.exhaustion.Check)
-	return b.number()
+	b.addTasks()
+	return nil
 }
 
 // pingPeriod is how long the answer of the database to a ping counts. A connection that listens shows sooner that the server is gone, and is itself
@@ -254,26 +258,18 @@ func (s settingsHints) Pace(ctx context.Context, now, wake <-chan struct{}, shor
 	return s.PaceWithin(ctx, now, wake, short, keyset.QuietPoll)
 }
 
-// number adds this process's part in numbering events.
-func (b *Base) number() error {
-	seq, err := events.NewSequencer(events.SequencerDeps{Pool: b.sequencer, Wake: b.Wake, Numbered: b.Numbered, Logger: b.Logger}, events.SequencerConfig{})
-	if err != nil {
-		return fmt.Errorf("build sequencer: %w", err)
-	}
-	listen, err := events.NewListener(b.DB, b.Numbered, b.Settings, b.Logger)
-	if err != nil {
-		return fmt.Errorf("build listener: %w", err)
+// addTasks adds the loops of the common part.
+func (b *Base) addTasks() {
+	if !b.shared {
+		b.Add(b.numbering.tasks()...)
 	}
 	b.Add(
-		app.Task{Name: "sequencer", Phase: app.PhaseLeases, Run: seq.Run},
-		app.Task{Name: "listener", Run: listen.Run},
 		app.Task{Name: "policy", Run: b.Policy.Run},
 		app.Task{Name: "audit", Phase: app.PhaseLeases, Run: b.Audit.Run},
 		app.Task{Name: "health", Run: b.Health.Run},
 		app.Task{Name: "ops", Phase: app.PhasePools, Run: b.ops.Run},
 		app.Task{Name: "not-ready", Phase: app.PhaseNotReady, Stop: func(context.Context) error { b.Health.Drain("shutting down"); return nil }},
 	)
-	return nil
 }
 
 // Add adds parts to be run.
@@ -372,10 +368,13 @@ func (b *Base) Close() {
 	for _, c := range b.clients {
 		c.CloseIdleConnections()
 	}
-	for _, p := range append(b.pools, b.DB, b.sequencer) {
+	for _, p := range append(b.pools, b.DB) {
 		if p != nil {
 			p.Close()
 		}
+	}
+	if b.numbering != nil && !b.shared {
+		b.numbering.Close()
 	}
 }
 

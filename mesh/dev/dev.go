@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 	"github.com/gpuaas/mesh/internal/ports"
 	"github.com/gpuaas/mesh/internal/scratch"
+	"github.com/gpuaas/mesh/internal/service"
 	"github.com/gpuaas/mesh/mesh/agents"
 	"github.com/gpuaas/mesh/mesh/halt"
 	"github.com/gpuaas/mesh/mesh/material"
@@ -71,25 +72,26 @@ type Deps struct {
 
 // Mesh is one that has been built.
 type Mesh struct {
-	deps     Deps
-	cfg      settled
-	dir      string
-	scratch  *scratch.Dir // nil unless ephemeral
-	lock     *os.File
-	material *material.Material
-	stores   *stores.Stores
-	registry *obs.Registry
-	ops      *obs.OpsServer
-	plan     topology.Plan
-	services []running
-	boxes    *lifecycle.Service
-	agents   []*agents.Agent
-	person   *person.Client
-	token    string
-	context  string // of the client's file; empty if none was written
-	people   []Person
-	ready    chan struct{}
-	took     time.Duration
+	deps      Deps
+	cfg       settled
+	dir       string
+	scratch   *scratch.Dir // nil unless ephemeral
+	lock      *os.File
+	material  *material.Material
+	stores    *stores.Stores
+	registry  *obs.Registry
+	ops       *obs.OpsServer
+	plan      topology.Plan
+	numbering *service.Numbering // of all services
+	services  []running
+	boxes     *lifecycle.Service
+	agents    []*agents.Agent
+	person    *person.Client
+	token     string
+	context   string // of the client's file; empty if none was written
+	people    []Person
+	ready     chan struct{}
+	took      time.Duration
 }
 
 // New brings the stores up and builds all services. They listen; nothing runs before Run.
@@ -295,6 +297,9 @@ func (m *Mesh) release(ctx context.Context) error {
 			s.close()
 		}
 	}
+	if m.numbering != nil {
+		m.numbering.Close()
+	}
 	if m.ops != nil {
 		errs = append(errs, m.ops.Close())
 	}
@@ -338,6 +343,7 @@ func (m *Mesh) Run(ctx context.Context) error {
 		{Name: "stores", Phase: app.PhasePools, Run: m.stores.Keep},
 		{Name: "certificates", Run: m.renew},
 		{Name: "ops", Phase: app.PhasePools, Run: m.ops.Run},
+		{Name: "numbering", Phase: app.PhasePools, Run: m.numbering.Run},
 		{Name: "start", Run: func(ctx context.Context) error {
 			if err := m.start(ctx, began); err != nil && ctx.Err() == nil {
 				return err
@@ -380,7 +386,7 @@ func (m *Mesh) end(ctx context.Context) error {
 		errs = append(errs, m.boxes.PowerOffBoxes(ctx))
 	}
 	_, err := agents.End(ctx, m.dir, 500*time.Millisecond)
-	m.ops, m.services = nil, nil // they have been run, so they closed themselves
+	m.ops, m.services, m.numbering = nil, nil, nil // they have been run, so they closed themselves
 	return errors.Join(append(errs, err, m.release(ctx))...)
 }
 

@@ -18,6 +18,7 @@ import (
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	settings "github.com/gpuaas/mesh/internal/config"
 	"github.com/gpuaas/mesh/internal/names"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/ports"
@@ -153,6 +154,33 @@ func handshakes(t *testing.T, s started) map[string]float64 {
 	return out
 }
 
+// holdsFewSessions checks that the services of one process number and listen over connections that they share, and that what a start needed more of is
+// given back.
+func holdsFewSessions(t *testing.T, s started) {
+	t.Helper()
+	url, err := settings.SecretFile(material.Layout{Dir: filepath.Join(s.Dir(), "material")}.URLFile(pg.RoleOwner)).Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := pg.Open(t.Context(), pg.Config{URL: url.Reveal(), ApplicationName: "test", MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	testkit.Eventually(t, 2*testkit.Patience, func() error {
+		var all, sequencers int
+		if err := db.QueryRow(t.Context(), `
+			SELECT count(*), count(*) FILTER (WHERE usename = 'sequencer')
+			FROM pg_stat_activity WHERE datid IS NOT NULL AND pid <> pg_backend_pid()`).Scan(&all, &sequencers); err != nil {
+			return err
+		}
+		if sequencers > 3 || all > 24 {
+			return fmt.Errorf("the mesh holds %d connections, %d of them as sequencer, want at most 24 and 3", all, sequencers)
+		}
+		return nil
+	})
+}
+
 func TestOneProcessHoldsAWholeMesh(t *testing.T) {
 	testkit.IO(t)
 	cfg := config(t)
@@ -184,6 +212,7 @@ func TestOneProcessHoldsAWholeMesh(t *testing.T) {
 	if !strings.Contains(s.err.String(), "ready in ") {
 		t.Errorf("no ready line: %q", s.err.String())
 	}
+	holdsFewSessions(t, s)
 	dir := s.Dir()
 	began := time.Now()
 	if err := s.stop(); err != nil {

@@ -51,9 +51,10 @@ var kept = map[string]string{
 	"recovery.watch_listening": "not written any more (00113)",
 	"recovery.watch_replica":   "not written any more (00113)",
 
-	"mesh.signing_key":  "the chain of keys is what later ones are believed by",
-	"mesh.key_rotation": "one row a rotation",
-	"mesh.key_replica":  "is taken away after a day",
+	"mesh.signing_key":         "the chain of keys is what later ones are believed by",
+	"mesh.key_rotation":        "one row a rotation",
+	"mesh.key_rotation_repeat": "one row a person's further request for an issuer that is awaited",
+	"mesh.key_replica":         "is taken away after a day",
 	"mesh.clock_offset": "of the test kit",
 }
 

@@ -45,6 +45,8 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
+	// Numbering is that of a process with several services; nil: the service has one of its own.
+	Numbering *service.Numbering
 }
 
 // Service is one replica of lifecycle.
@@ -60,7 +62,7 @@ type Service struct {
 
 // New builds a replica. It listens, and serves nothing before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "lifecycle", cfg.Config, service.WithPoolSettings(saga.PoolSettings()))
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "lifecycle", cfg.Config, service.WithPoolSettings(saga.PoolSettings()), service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

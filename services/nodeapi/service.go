@@ -36,6 +36,8 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
+	// Numbering is that of a process with several services; nil: the service has one of its own.
+	Numbering *service.Numbering
 }
 
 // Service is one replica of nodeapi.
@@ -52,7 +54,7 @@ type Service struct {
 
 // New builds a replica. It listens, and serves nothing before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "nodeapi", cfg.Config)
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "nodeapi", cfg.Config, service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

@@ -31,6 +31,8 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
+	// Numbering is that of a process with several services; nil: the service has one of its own.
+	Numbering *service.Numbering
 }
 
 // Service is one replica of readmodel.
@@ -54,7 +56,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err := errors.Join(cfg.Config.Validate(), cfg.Validate()); err != nil {
 		return nil, fmt.Errorf("readmodel's configuration: %w", err)
 	}
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config, service.WithPoolSettings(PoolSettings()))
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config, service.WithPoolSettings(PoolSettings()), service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

@@ -35,6 +35,8 @@ import (
 type Deps struct {
 	Logger   *slog.Logger
 	Registry *obs.Registry
+	// Numbering is that of a process with several services; nil: the service has one of its own.
+	Numbering *service.Numbering
 	// Signer replaces the embedded authority: a step-ca process, or a test's. Its owner closes it. Nil: the one of ca_dir.
 	Signer ca.Signer
 }
@@ -55,7 +57,7 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure recovery: %w", err)
 	}
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "recovery", cfg.Config)
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "recovery", cfg.Config, service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

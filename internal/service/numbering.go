@@ -1,0 +1,74 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/app"
+	"github.com/gpuaas/mesh/internal/config"
+	"github.com/gpuaas/mesh/internal/events"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// Numbering is a process's part in numbering events, and its connection that listens for what other processes notify. Both log in as the role sequencer,
+// which may do nothing else. A service has one of its own, or shares that of its process (WithNumbering): the signals of one are the same for all its
+// services.
+type Numbering struct {
+	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
+	Wake, Numbered *events.Signal
+	// Settings fires when any process changed the policy or the signing keys.
+	Settings *events.Signal
+
+	logger *slog.Logger
+	pool   *pgxpool.Pool
+	seq    *events.Sequencer
+	listen *events.Listener
+}
+
+// sequencerConns are for a round of numbering and a notification beside it. The connection that listens is not of the pool.
+const sequencerConns = 2
+
+// NewNumbering makes the part of a process in numbering. The name stands in the names of its sessions. It does not dial.
+func NewNumbering(ctx context.Context, logger *slog.Logger, name string, urlFile config.SecretFile) (*Numbering, error) {
+	url, err := urlFile.Read()
+	if err != nil {
+		return nil, fmt.Errorf("read sequencer url: %w", err)
+	}
+	n := &Numbering{Wake: &events.Signal{}, Numbered: &events.Signal{}, Settings: &events.Signal{}, logger: logger}
+	n.pool, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + name + "-sequencer", MaxConns: sequencerConns})
+	if err != nil {
+		return nil, fmt.Errorf("open database as sequencer: %w", err)
+	}
+	if n.seq, err = events.NewSequencer(events.SequencerDeps{Pool: n.pool, Wake: n.Wake, Numbered: n.Numbered, Logger: logger}, events.SequencerConfig{}); err != nil {
+		n.Close()
+		return nil, fmt.Errorf("build sequencer: %w", err)
+	}
+	if n.listen, err = events.NewListener(n.pool, n.Numbered, n.Settings, logger); err != nil {
+		n.Close()
+		return nil, fmt.Errorf("build listener: %w", err)
+	}
+	return n, nil
+}
+
+// tasks are the loops, to be run among those of a process that ends them after its services have ended theirs.
+func (n *Numbering) tasks() []app.Task {
+	return []app.Task{
+		{Name: "sequencer", Phase: app.PhaseLeases, Run: n.seq.Run},
+		{Name: "listener", Run: n.listen.Run},
+	}
+}
+
+// Run numbers and listens until ctx ends, and closes what NewNumbering opened. Only a Numbering that services share is run so.
+func (n *Numbering) Run(ctx context.Context) error {
+	defer n.Close()
+	if err := app.Run(ctx, n.logger, n.tasks()...); err != nil {
+		return fmt.Errorf("number events: %w", err)
+	}
+	return nil
+}
+
+// Close closes the pool.
+func (n *Numbering) Close() { n.pool.Close() }
