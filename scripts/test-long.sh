@@ -3,7 +3,11 @@
 # repetitions that make test leaves out. The last line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/programs.sh
+source scripts/programs.sh
 
+trap 'rm -rf "$programs"' EXIT
+build_programs
 mapfile -t packages < <(grep -rl --include='*_test.go' 'testkit\.Repeat(' . | xargs -n 1 dirname | sort -u)
 export GPUAAS_TEST_LONG=1
 GOTEST_WRAP="go run ./internal/testkit/pgserver --" \

@@ -6,8 +6,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/stages.sh
 source scripts/stages.sh
 
+# shellcheck source=scripts/programs.sh
+source scripts/programs.sh
+
 summary=$(mktemp)
-trap 'rm -f "$summary"' EXIT
+trap 'rm -rf "$summary" "$programs"' EXIT
 
 # The critical path: they start at once, and the others fill what they leave.
 longest=(./drill ./mesh/e2e ./services/lifecycle/workspace)
@@ -17,6 +20,7 @@ flags=(-race -vet=off -timeout 25m)
 
 full_tests() {
   local wrap=
+  build_programs || return 1
   if [[ -d internal/testkit/pgserver ]]; then
     wrap="go run ./internal/testkit/pgserver --"
   fi
