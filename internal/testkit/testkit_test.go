@@ -2,6 +2,10 @@ package testkit_test
 
 import (
 	"errors"
+	"math"
+	"os"
+	"runtime/metrics"
+	"strconv"
 	"testing"
 	"time"
 
@@ -112,6 +116,25 @@ func TestEventuallyReturnsAtTheFirstSuccess(t *testing.T) {
 	})
 	if n != 3 {
 		t.Fatalf("asked %d times", n)
+	}
+}
+
+// TestTestsCollectSeldom: the pace of collections is that of Main, unless the environment sets one.
+func TestTestsCollectSeldom(t *testing.T) {
+	want := uint64(400)
+	if text, set := os.LookupEnv("GOGC"); text == "off" {
+		want = math.MaxUint64
+	} else if set {
+		given, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("read GOGC: %v", err)
+		}
+		want = given
+	}
+	sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	metrics.Read(sample)
+	if got := sample[0].Value.Uint64(); got != want {
+		t.Errorf("the heap grows by %d %% until it is collected, not by %d", got, want)
 	}
 }
 
