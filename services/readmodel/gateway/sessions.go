@@ -44,7 +44,8 @@ type Session struct {
 
 // Sessions are the people's sessions of the mesh.
 type Sessions struct {
-	db pg.Querier
+	db   pg.Querier
+	rows together[sessionRow] // what calls wait for at once is read at once
 
 	mu       sync.Mutex
 	rechecks map[string]map[chan struct{}]bool // of the watches of this replica, by subject
@@ -52,7 +53,9 @@ type Sessions struct {
 
 // NewSessions makes them over readmodel's database.
 func NewSessions(db pg.Querier) *Sessions {
-	return &Sessions{db: db, rechecks: map[string]map[chan struct{}]bool{}}
+	s := &Sessions{db: db, rechecks: map[string]map[chan struct{}]bool{}}
+	s.rows.read = s.readRows
+	return s
 }
 
 // IssuePersonSession makes a session that belongs to no listed person and returns its token, which is stored nowhere. tenantID is empty for people of the
@@ -232,6 +235,7 @@ func (s *Sessions) recheck(subject string) {
 }
 
 type sessionRow struct {
+	ID         string     `db:"session_id" expr:"@.session_id::text"`
 	Hash       []byte     `db:"token_sha256"`
 	Subject    string     `db:"subject"`
 	TenantID   string     `db:"tenant_id" expr:"COALESCE(@.tenant_id::text, '')"`
@@ -242,19 +246,31 @@ type sessionRow struct {
 	ReplacedAt *time.Time `db:"replaced_at" expr:"(SELECT min(n.created_at) FROM readmodel.person_session n WHERE n.person_id = @.person_id AND n.created_at >= @.revoked_at)"`
 }
 
-var sessionByID = pg.Define(pg.RoleReadmodel, "gateway.session_by_id", `
-	SELECT `+pg.Columns[sessionRow]("p")+` FROM readmodel.person_session p WHERE p.session_id = $1::uuid`)
+var sessionsByID = pg.Define(pg.RoleReadmodel, "gateway.sessions_by_id", `
+	SELECT `+pg.Columns[sessionRow]("p")+` FROM readmodel.person_session p WHERE p.session_id = ANY($1::uuid[])`)
+
+func (s *Sessions) readRows(ctx context.Context, ids []string) (map[string]sessionRow, error) {
+	rows, err := pg.All[sessionRow](ctx, s.db, sessionsByID, ids)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // read says what it read
+	}
+	found := make(map[string]sessionRow, len(rows))
+	for _, row := range rows {
+		found[row.ID] = row
+	}
+	return found, nil
+}
 
 // read returns a session, which may be over, and the hash of its token.
 func (s *Sessions) read(ctx context.Context, id string) (Session, []byte, error) {
-	row, err := pg.One[sessionRow](ctx, s.db, sessionByID, id)
+	row, found, err := s.rows.get(ctx, id)
 	switch {
-	case pg.IsNoRows(err):
-		return Session{}, nil, refused("there is no such session")
 	case pg.IsConnError(err):
 		return Session{}, nil, fault.New(commonv1.Reason_REASON_UNAVAILABLE, "sessions cannot be checked now", fault.RetryAfter(time.Second), fault.Cause(err))
 	case err != nil:
 		return Session{}, nil, fmt.Errorf("read session: %w", err)
+	case !found:
+		return Session{}, nil, refused("there is no such session")
 	}
 	return Session{
 		ID: id, Person: rpc.Person{Subject: row.Subject, TenantID: row.TenantID, Roles: row.Roles}, ExpiresAt: row.ExpiresAt,

@@ -1,0 +1,98 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+)
+
+// TestReadsThatWaitShareAStatement has calls wait while two statements are under way: they are read by one, after they asked. One that leaves takes nothing
+// from the others, also where it was to read.
+func TestReadsThatWaitShareAStatement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var statements atomic.Int32
+		goOn := make(chan struct{})
+		g := &together[string]{read: func(_ context.Context, ids []string) (map[string]string, error) {
+			n := statements.Add(1)
+			<-goOn
+			found := map[string]string{}
+			for _, id := range ids {
+				if id != "none" {
+					found[id] = fmt.Sprintf("%s by %d", id, n)
+				}
+			}
+			return found, nil
+		}}
+		var calls sync.WaitGroup
+		call := func(ctx context.Context, id, want string) {
+			calls.Go(func() {
+				got, ok, err := g.get(ctx, id)
+				if got != want || ok != (want != "") || (err != nil) != (ctx.Err() != nil) {
+					t.Errorf("%s: %q, %t, %v; want %q", id, got, ok, err, want)
+				}
+			})
+			synctest.Wait()
+		}
+		call(t.Context(), "first", "first by 1")
+		call(t.Context(), "second", "second by 2")
+		leaves, leave := context.WithCancel(t.Context())
+		call(leaves, "leaver", "")
+		leave()
+		synctest.Wait()
+		for range 8 {
+			call(t.Context(), "waits", "waits by 3")
+		}
+		call(t.Context(), "none", "")
+		close(goOn)
+		calls.Wait()
+		if n := statements.Load(); n != 3 {
+			t.Errorf("%d statements, want 3", n)
+		}
+		if g.running != 0 || g.next != nil {
+			t.Errorf("%d statements are under way at the end, %v waits", g.running, g.next)
+		}
+	})
+}
+
+// TestReadsThatWaitAllEnd calls from many goroutines, some of which leave.
+func TestReadsThatWaitAllEnd(t *testing.T) {
+	failure := errors.New("no database")
+	g := &together[string]{read: func(_ context.Context, ids []string) (map[string]string, error) {
+		found := map[string]string{}
+		for _, id := range ids {
+			if id == "7" {
+				return nil, failure
+			}
+			found[id] = id
+		}
+		return found, nil
+	}}
+	var calls sync.WaitGroup
+	for i := range 64 {
+		calls.Go(func() {
+			for n := range 200 {
+				ctx, cancel := context.WithCancel(t.Context())
+				if n%5 == 0 {
+					cancel()
+				}
+				id := fmt.Sprint((i + n) % 32)
+				got, _, err := g.get(ctx, id)
+				if err == nil && got != id || err != nil && !errors.Is(err, failure) && ctx.Err() == nil {
+					t.Errorf("%s: %q, %v", id, got, err)
+				}
+				cancel()
+			}
+		})
+	}
+	calls.Wait()
+	if g.running != 0 {
+		t.Errorf("%d statements are under way at the end", g.running)
+	}
+	if got, ok, err := g.get(t.Context(), "3"); got != "3" || !ok || err != nil {
+		t.Errorf("afterwards: %q, %t, %v", got, ok, err)
+	}
+}
