@@ -49,7 +49,7 @@ func New(deps Deps, cfg Config) (*Client, error) {
 	}
 	return &Client{
 		cfg: cfg, deps: deps, route: newRoute(deps, cfg.Draw),
-		out: newOutbox(cfg.QueueLength, cfg.QueueBytes), events: make(chan event, 16), ledger: ids.New(),
+		out: newOutbox(cfg.QueueLength, cfg.QueueBytes, cfg.Linger), events: make(chan event, 16), ledger: ids.New(),
 		retry: backoff.New(cfg.Backoff).WithDraw(cfg.Draw), losses: backoff.New(cfg.Backoff).WithDraw(cfg.Draw),
 	}, nil
 }

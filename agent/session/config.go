@@ -104,7 +104,9 @@ type Config struct {
 	Heartbeat    time.Duration  // until the policy says otherwise. Default 15 s
 	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
 	RenewTimeout time.Duration  // how long an answer to a renewal is waited for. Default 30 s
-	Goodbye      time.Duration  // how long an orderly end may take. Default 2 s
+	// Linger is how long word of a delivery or a start waits for the result of its task, which tells both. Default 50 ms
+	Linger  time.Duration
+	Goodbye time.Duration // how long an orderly end may take. Default 2 s
 
 	// The phases of an open. One that takes longer ends the open, and the next takes another address; each frame that
 	// the server sends before Admitted starts the time of its phase again. After a round of opens that timed out they
@@ -147,6 +149,7 @@ func (c Config) withDefaults() Config {
 	duration(&c.Heartbeat, 15*time.Second)
 	duration(&c.RenewTimeout, 30*time.Second)
 	duration(&c.Goodbye, 2*time.Second)
+	duration(&c.Linger, 50*time.Millisecond)
 	duration(&c.KeepaliveTime, 15*time.Second)
 	if c.Backoff == (backoff.Policy{}) {
 		c.Backoff = backoff.Policy{Base: time.Second, Cap: 30 * time.Second}

@@ -295,6 +295,9 @@ func (k *conn) heartbeat() *nodev1.ConnectRequest {
 
 // leave ends the stream in order: what waits, Goodbye, end of our side. The server's end follows.
 func (k *conn) leave() {
+	if !k.isRetired() {
+		k.client.out.hurry()
+	}
 	for !k.isRetired() {
 		frame := k.client.out.next()
 		if frame == nil || !k.transmit(frame) {

@@ -2,7 +2,9 @@ package session
 
 import (
 	"errors"
+	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -26,12 +28,17 @@ func keyOf(ref *nodev1.TaskRef) refKey { return refKey{ref.GetTaskId(), ref.GetA
 
 // outbox is the one queue of what goes out. Deliveries leave first, many in one small frame, so that a result never overtakes its own; then
 // results, which others wait for, each behind its own start, so that the control plane folds the three into one commit; then the rest.
+//
+// Deliveries and starts linger: a result that says when its task started says both, and a short task is then one frame, not three.
 type outbox struct {
 	maxLen, maxBytes int
+	linger           time.Duration // how long deliveries and starts wait for their results
 	wake             chan struct{} // holds one token while something waits
 
 	mu          sync.Mutex
 	open        bool
+	ripe        *time.Timer // wakes the writer when what lingers is due; nil: nothing has lingered yet
+	ripeAt      time.Time   // when that is; zero: it goes at once
 	control     []*nodev1.ConnectRequest
 	redelivered []*nodev1.TaskDelivered
 	delivered   []*nodev1.TaskRef
@@ -45,9 +52,39 @@ type outbox struct {
 	outputs     []*nodev1.OutputChunk
 }
 
-func newOutbox(maxLen, maxBytes int) *outbox {
-	return &outbox{maxLen: maxLen, maxBytes: maxBytes, wake: make(chan struct{}, 1)}
+func newOutbox(maxLen, maxBytes int, linger time.Duration) *outbox {
+	return &outbox{maxLen: maxLen, maxBytes: maxBytes, linger: linger, wake: make(chan struct{}, 1)}
 }
+
+// lingerLocked has deliveries or starts wait, if nothing has called for them already.
+func (o *outbox) lingerLocked(waits bool) {
+	switch {
+	case o.linger <= 0 || waits && o.ripeAt.IsZero(): // what is before them goes at once
+		o.signal()
+		return
+	case waits:
+		return // with what came first
+	}
+	o.ripeAt = time.Now().Add(o.linger)
+	if o.ripe == nil {
+		o.ripe = time.AfterFunc(o.linger, o.hurry)
+		return
+	}
+	o.ripe.Reset(o.linger)
+}
+
+// hurry ends the wait of deliveries and starts.
+func (o *outbox) hurry() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ripeAt = time.Time{}
+	if o.open && len(o.delivered)+len(o.started) > 0 {
+		o.signal()
+	}
+}
+
+// lingers reports whether deliveries and starts wait on.
+func (o *outbox) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
 
 // setOpen says whether a session is admitted. Closing forgets what waits: a later session says it anew from the ledger.
 func (o *outbox) setOpen(open bool) {
@@ -81,23 +118,31 @@ func (o *outbox) kick() {
 
 // put runs add while a session is open and wakes the writer if it queued something.
 func (o *outbox) put(add func() error) error {
+	return o.add(func() error {
+		err := add()
+		if err == nil {
+			o.signal()
+		}
+		return err
+	})
+}
+
+// add runs add while a session is open.
+func (o *outbox) add(add func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.open {
 		return ErrNotConnected
 	}
-	if err := add(); err != nil {
-		return err
-	}
-	o.signal()
-	return nil
+	return add()
 }
 
 func (o *outbox) Delivered(refs []*nodev1.TaskRef) error {
-	return o.put(func() error {
+	return o.add(func() error {
 		if len(o.delivered)+len(refs) > 4*o.maxLen {
 			return ErrQueueFull
 		}
+		o.lingerLocked(len(o.delivered)+len(o.started) > 0)
 		o.delivered = append(o.delivered, refs...)
 		return nil
 	})
@@ -114,10 +159,11 @@ func (o *outbox) Redelivered(msg *nodev1.TaskDelivered) error {
 }
 
 func (o *outbox) Started(msg *nodev1.TaskStarted) error {
-	return o.put(func() error {
+	return o.add(func() error {
 		if len(o.started) >= o.maxLen {
 			return ErrQueueFull
 		}
+		o.lingerLocked(len(o.delivered)+len(o.started) > 0)
 		o.started = append(o.started, msg)
 		return nil
 	})
@@ -133,6 +179,7 @@ func (o *outbox) Progress(msg *nodev1.TaskProgress) error {
 			return ErrQueueFull
 		}
 		o.progress[key] = msg
+		o.ripeAt = time.Time{} // behind its start
 		return nil
 	})
 }
@@ -154,6 +201,7 @@ func (o *outbox) Result(msg *nodev1.TaskResult) error {
 		o.results = append(o.results, msg)
 		o.resultBytes += size
 		delete(o.progress, key)
+		o.absorbLocked(msg)
 		return nil
 	})
 }
@@ -218,7 +266,7 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 			o.redelivered = nil
 		}
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskDelivered{TaskDelivered: msg}}
-	case len(o.delivered) > 0:
+	case len(o.delivered) > 0 && !o.lingersLocked():
 		n := min(len(o.delivered), maxRefs)
 		batch := o.delivered[:n:n]
 		if o.delivered = o.delivered[n:]; len(o.delivered) == 0 {
@@ -238,12 +286,26 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 		o.resultBytes -= o.resultAt[key]
 		delete(o.resultAt, key)
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskResult{TaskResult: msg}}
-	case len(o.started) > 0:
+	case len(o.started) > 0 && !o.lingersLocked():
 		msg := o.started[0]
 		o.started = o.started[1:]
 		return &nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_TaskStarted{TaskStarted: msg}}
 	}
 	return o.nextNewsLocked()
+}
+
+// absorbLocked drops the delivery and the start that a result tells of too. One that does not say when its task started goes behind its delivery.
+func (o *outbox) absorbLocked(result *nodev1.TaskResult) {
+	if !o.lingersLocked() {
+		return
+	}
+	if result.GetStartedAt() == nil {
+		o.ripeAt = time.Time{}
+		return
+	}
+	key := keyOf(result.GetTask())
+	o.delivered = slices.DeleteFunc(o.delivered, func(ref *nodev1.TaskRef) bool { return keyOf(ref) == key })
+	o.started = slices.DeleteFunc(o.started, func(msg *nodev1.TaskStarted) bool { return keyOf(msg.GetTask()) == key })
 }
 
 // startOfLocked takes the start that waits behind the result of its own task: it goes first, and both are committed together.

@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 )
@@ -34,7 +37,7 @@ func drainAll(o *outbox) []string {
 }
 
 func TestOrderOfWhatGoesOut(t *testing.T) {
-	o := newOutbox(10, 1<<20)
+	o := newOutbox(10, 1<<20, 0)
 	if err := o.Result(&nodev1.TaskResult{}); !errors.Is(err, ErrNotConnected) {
 		t.Errorf("closed: %v", err)
 	}
@@ -65,7 +68,7 @@ func TestOrderOfWhatGoesOut(t *testing.T) {
 }
 
 func TestOutboxIsBounded(t *testing.T) {
-	o := newOutbox(3, 100)
+	o := newOutbox(3, 100, 0)
 	o.setOpen(true)
 	var full int
 	for i := range 10 {
@@ -100,7 +103,7 @@ func TestOutboxIsBounded(t *testing.T) {
 }
 
 func TestManyDeliveriesAreSplit(t *testing.T) {
-	o := newOutbox(1000, 1<<20)
+	o := newOutbox(1000, 1<<20, 0)
 	o.setOpen(true)
 	for i := range 600 {
 		if err := o.Delivered([]*nodev1.TaskRef{ref(i)}); err != nil {
@@ -115,7 +118,7 @@ func TestManyDeliveriesAreSplit(t *testing.T) {
 // TestEnvelopesGoOutFirst queues word of tasks from before the session behind a result: it leaves before it, whole, and
 // not by another session.
 func TestEnvelopesGoOutFirst(t *testing.T) {
-	o := newOutbox(1, 1<<20)
+	o := newOutbox(1, 1<<20, 0)
 	proof := &nodev1.TaskDelivered{Tasks: []*nodev1.TaskRef{ref(1)}, Signed: []*nodev1.SignedTask{{KeyId: "k"}}}
 	if err := o.Redelivered(proof); !errors.Is(err, ErrNotConnected) {
 		t.Errorf("closed: %v", err)
@@ -140,4 +143,63 @@ func TestEnvelopesGoOutFirst(t *testing.T) {
 	if got := drainAll(o); len(got) != 0 {
 		t.Errorf("the next session sends %v", got)
 	}
+}
+
+// TestAShortTaskIsOneFrame: its result tells of its delivery and its start. What lasts longer is told when its time has come, and nothing overtakes it.
+func TestAShortTaskIsOneFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutbox(10, 1<<20, 50*time.Millisecond)
+		o.setOpen(true)
+		<-o.wake
+		short := func(n int) []error {
+			return []error{
+				o.Delivered([]*nodev1.TaskRef{ref(n)}), o.Started(&nodev1.TaskStarted{Task: ref(n)}),
+				o.Result(&nodev1.TaskResult{Task: ref(n), StartedAt: timestamppb.Now()}),
+			}
+		}
+		wants := func(want ...string) {
+			t.Helper()
+			select {
+			case <-o.wake:
+			default:
+				t.Error("the writer is not woken")
+			}
+			if diff := cmp.Diff(want, drainAll(o)); diff != "" {
+				t.Error(diff)
+			}
+		}
+		if err := errors.Join(short(1)...); err != nil {
+			t.Fatal(err)
+		}
+		wants("result 1")
+
+		// A long one beside a short one.
+		if err := errors.Join(o.Delivered([]*nodev1.TaskRef{ref(2)}), o.Started(&nodev1.TaskStarted{Task: ref(2)})); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(short(3)...); err != nil {
+			t.Fatal(err)
+		}
+		wants("result 3")
+		time.Sleep(50 * time.Millisecond)
+		synctest.Wait()
+		wants("delivered 1", "started 2")
+
+		// One that never started, and progress, go behind what lingers.
+		if err := errors.Join(o.Delivered([]*nodev1.TaskRef{ref(4)}), o.Result(&nodev1.TaskResult{Task: ref(4)})); err != nil {
+			t.Fatal(err)
+		}
+		wants("delivered 1", "result 4")
+		if err := errors.Join(o.Started(&nodev1.TaskStarted{Task: ref(5)}), o.Progress(&nodev1.TaskProgress{Task: ref(5), Note: "a"})); err != nil {
+			t.Fatal(err)
+		}
+		wants("started 5", "progress a")
+
+		// Whoever leaves says what lingers.
+		if err := o.Delivered([]*nodev1.TaskRef{ref(6)}); err != nil {
+			t.Fatal(err)
+		}
+		o.hurry()
+		wants("delivered 1")
+	})
 }

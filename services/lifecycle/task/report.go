@@ -159,6 +159,9 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string, []w
 		}
 		for _, f := range r.GetResults() {
 			at(r, f.GetTask(), func(w *word) {
+				if f.GetStartedAt() != nil { // the agent leaves out what this tells
+					w.delivered, w.started = true, true
+				}
 				if f.GetSigned() != nil {
 					w.signed = append(w.signed, f.GetSigned())
 				}

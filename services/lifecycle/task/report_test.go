@@ -8,6 +8,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
@@ -305,4 +307,26 @@ func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
 		}
 		k.wants(row.TaskID, succeeded, 1, 0)
 	}
+}
+
+// TestAResultTellsOfTheStart: an agent leaves out the delivery and the start of a task whose result comes at once, and history has them all the same.
+func TestAResultTellsOfTheStart(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	short := k.enqueue(n).TaskID
+	end := func(startedAt *timestamppb.Timestamp, state commonv1.TaskState) {
+		t.Helper()
+		ref := k.lease(n)
+		answer := k.report(n, func(r *lifecyclev1.NodeReport) {
+			r.Results = []*nodev1.TaskResult{{Task: ref, State: state, StartedAt: startedAt}}
+		})
+		if len(answer.GetAcknowledged()) != 1 {
+			t.Errorf("the result is not acknowledged: %v", answer)
+		}
+	}
+	end(timestamppb.Now(), succeeded)
+	k.wantHistory(short, "queued", "dispatched", "delivered", "running", "succeeded")
+	refused := k.enqueue(n).TaskID
+	end(nil, failed)
+	k.wantHistory(refused, "queued", "dispatched", "failed")
 }
