@@ -80,6 +80,14 @@ func (d *Database) URL(role string) string {
 	return d.server.URL(pg.DatabaseMesh, role, d.passwords[role])
 }
 
+// WorkloadsURL is the connection string of a role to the database of workloads.
+func (d *Database) WorkloadsURL(role string) string { return d.WorkloadsURLOf(role, d.passwords[role]) }
+
+// WorkloadsURLOf is the connection string of a role that was made since, with its password.
+func (d *Database) WorkloadsURLOf(role, password string) string {
+	return d.server.URL(pg.DatabaseWorkloads, role, password)
+}
+
 // AdminURL is the connection string of the superuser, for databases of others on the same server.
 func (d *Database) AdminURL() string { return d.server.AdminURL() }
 

@@ -9,9 +9,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/mesh/bench"
 	"github.com/gpuaas/mesh/bench/rig"
@@ -49,7 +50,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// cost is what one saga took: milliseconds of processor of the server and of this process, and bytes of the
+// cost is what one saga took: milliseconds of processor of the server's sessions and of this process, and bytes of the
 // write-ahead log.
 type cost struct{ server, own, log float64 }
 
@@ -120,6 +121,10 @@ func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*si
 	if err := tmpl.Load(ctx, s.db.MeshURL(), plans.Size{Nodes: 1, Workspaces: 1, Ended: ended, Days: days, Events: true}); err != nil {
 		return s, err //nolint:wrapcheck // it says what it loaded
 	}
+	// What was loaded is on the disk before anything is measured.
+	if err := checkpointed(ctx, s.db); err != nil {
+		return s, err
+	}
 	if s.rig, err = rig.Open(ctx, s.db.URL(pg.RoleOwner), 1); err != nil {
 		return s, err //nolint:wrapcheck // it says what it opened
 	}
@@ -127,6 +132,20 @@ func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*si
 		LifecycleURL: s.db.URL(pg.RoleLifecycle), SequencerURL: s.db.URL(pg.RoleSequencer), Clients: o.Clients, Workers: o.Clients, Logger: o.Logger,
 	})
 	return s, err //nolint:wrapcheck // it says what it opened
+}
+
+var checkpoint = pg.Define(pg.RoleOwner, "finished.checkpoint", `CHECKPOINT`)
+
+func checkpointed(ctx context.Context, db *bench.Database) error {
+	conn, err := pgx.Connect(ctx, db.MeshURL())
+	if err != nil {
+		return fmt.Errorf("connect to the database: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
+	if _, err := pg.Exec(ctx, conn, checkpoint); err != nil {
+		return fmt.Errorf("write what was loaded: %w", err)
+	}
+	return nil
 }
 
 func (s *side) close(ctx context.Context) error {
@@ -147,25 +166,20 @@ func (s *side) close(ctx context.Context) error {
 
 // stretch measures one stretch of sagas.
 func (s *side) stretch(ctx context.Context, o Options) error {
-	log, _, err := s.rig.Written(ctx)
-	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
-	}
-	server, own := rig.ServerTime(s.db.PID()), rig.ProcessorTime(int32(os.Getpid())) //nolint:gosec // a process id
-	took, _, err := s.load.Stretch(ctx, o.Clients, o.Length)
-	if err != nil {
+	units := 0
+	own, server, log, err := s.rig.SpendSessions(ctx, func(ctx context.Context) error {
+		took, _, err := s.load.Stretch(ctx, o.Clients, o.Length)
+		units = len(took)
 		return err //nolint:wrapcheck // it says what it ran
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it measured
 	}
-	if len(took) == 0 {
+	if units == 0 {
 		return errors.New("no saga ended in a stretch")
 	}
-	server, own = rig.ServerTime(s.db.PID())-server, rig.ProcessorTime(int32(os.Getpid()))-own //nolint:gosec // a process id
-	after, _, err := s.rig.Written(ctx)
-	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
-	}
-	each := func(spent time.Duration) float64 { return 1000 * spent.Seconds() / float64(len(took)) }
-	s.costs = append(s.costs, cost{server: each(server), own: each(own), log: float64(after-log) / float64(len(took))})
+	each := func(spent time.Duration) float64 { return 1000 * spent.Seconds() / float64(units) }
+	s.costs = append(s.costs, cost{server: each(server), own: each(own), log: float64(log) / float64(units)})
 	return nil
 }
 

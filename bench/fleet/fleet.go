@@ -26,12 +26,12 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// What is required of the largest fleet: MostTime of a point statement at the 99th percentile, in milliseconds,
-// and MostGrowth of its buffers, as the exponent over the size of the fleet.
-const (
-	MostTime   = 50.0
-	MostGrowth = 0.2
-)
+// MostTime is what a statement that does not look at the whole fleet may take on the largest one at the 99th
+// percentile, in milliseconds. How its buffers may grow, and those of statements that do, says plans.ClassOf.
+const MostTime = 50.0
+
+// MostBytes is how large the database of a fleet may become.
+const MostBytes = 30 << 30
 
 // grown is how many buffers a statement may touch, whatever its growth says: of small tables a plan reads all.
 const grown = 200
@@ -41,9 +41,11 @@ type Options struct {
 	Nodes, Workspaces int // of the largest fleet; 1,000 and 10,000
 	Calls             int // of each statement; 20
 	History           bool
-	Agent, Version    string
-	Out               io.Writer // gets the table; nil: none
-	Logger            *slog.Logger
+	// HistoryDays is over how many days workspaces have ended, at the rate of plans.EndedOf; 0: none has. It has events too.
+	HistoryDays    int
+	Agent, Version string
+	Out            io.Writer // gets the table; nil: none
+	Logger         *slog.Logger
 }
 
 func (o Options) withDefaults() Options {
@@ -65,6 +67,9 @@ func bytesOf(history bool) uint64 {
 	return 100 << 10
 }
 
+// bytesOfEnded is what a workspace that has ended takes with its history.
+const bytesOfEnded = 350 << 10
+
 // ErrNoRoom is the error of Run if the disk has no room for the fleet.
 var ErrNoRoom = errors.New("there is no room on the disk for a fleet of this size")
 
@@ -74,7 +79,11 @@ func room(o Options) error {
 	if err := syscall.Statfs(os.TempDir(), &fs); err != nil {
 		return fmt.Errorf("look for room in %s: %w", os.TempDir(), err)
 	}
-	need, free := uint64(o.Workspaces)*bytesOf(o.History), fs.Bavail*uint64(fs.Bsize) //nolint:gosec // neither is negative
+	need := uint64(o.Workspaces)*bytesOf(o.History || o.HistoryDays > 0) + uint64(plans.HistoryOf(o.Workspaces, o.HistoryDays))*bytesOfEnded //nolint:gosec // neither is negative
+	free := fs.Bavail * uint64(fs.Bsize)                                                                                                     //nolint:gosec // it is not negative
+	if need > MostBytes {
+		return fmt.Errorf("%w: it would take %d MiB, more than %d", ErrNoRoom, need>>20, MostBytes>>20)
+	}
 	if need > free {
 		return fmt.Errorf("%w: %s has %d MiB, and %d MiB are needed", ErrNoRoom, os.TempDir(), free>>20, need>>20)
 	}
@@ -92,7 +101,7 @@ type figure struct {
 type measured struct {
 	name      string
 	statement *pg.Statement
-	whole     bool
+	class     plans.Class
 	of        []figure
 }
 
@@ -105,13 +114,16 @@ func growth(few, many, floor, times float64) float64 {
 // Run measures.
 func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 	o = o.withDefaults()
+	if o.HistoryDays < 0 {
+		return bench.Result{}, errors.New("the days of a history are no negative number")
+	}
 	if o.Nodes < 10 || o.Workspaces < 10*10 {
 		return bench.Result{}, errors.New("a fleet of fewer than 10 machines or 100 workspaces shows no growth")
 	}
 	if err := room(o); err != nil {
 		return bench.Result{}, err
 	}
-	tmpl, err := plans.Make(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Logger: o.Logger})
+	tmpl, err := plans.Make(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Ended: o.HistoryDays > 0, Logger: o.Logger})
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
@@ -122,7 +134,11 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 	defer func() { err = errors.Join(err, db.Close()) }() //nolint:contextcheck // ended though the caller gave up
 	var sizes []plans.Size
 	for _, tenths := range []int{1, 3, 10} {
-		sizes = append(sizes, plans.Size{Nodes: o.Nodes * tenths / 10, Workspaces: o.Workspaces * tenths / 10, Events: o.History})
+		workspaces := o.Workspaces * tenths / 10
+		sizes = append(sizes, plans.Size{
+			Nodes: o.Nodes * tenths / 10, Workspaces: workspaces, Events: o.History || o.HistoryDays > 0,
+			Ended: plans.HistoryOf(workspaces, o.HistoryDays), Days: o.HistoryDays,
+		})
 	}
 	all := map[string]*measured{}
 	var loads []string
@@ -146,6 +162,10 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 		return bench.Result{}, err
 	}
 	details["fleets"] = loads
+	if o.HistoryDays > 0 {
+		details["history"] = fmt.Sprintf("%d days in each of which %.0f %% of as many workspaces as stand have ended, recreated once: %d",
+			o.HistoryDays, 100*plans.EndedOf, sizes[len(sizes)-1].Ended)
+	}
 	return judge(o, all, sizes, details)
 }
 
@@ -213,7 +233,7 @@ func measureAll(ctx context.Context, o Options, db *bench.Database, all map[stri
 			continue
 		}
 		if all[key] == nil {
-			all[key] = &measured{name: key, statement: s, whole: plans.Whole(s)}
+			all[key] = &measured{name: key, statement: s, class: plans.ClassOf(s)}
 		}
 		all[key].of = append(all[key].of, f)
 	}
@@ -245,6 +265,21 @@ func measure(ctx context.Context, o Options, args *plans.Arguments, pool *pgxpoo
 	return f, nil
 }
 
+// over returns what a statement misses of what is required of its class, or nothing.
+func over(m *measured, size plans.Size, inBuffers float64) string {
+	many := m.of[len(m.of)-1]
+	most := plans.Most(m.statement, size, many.returned)
+	switch {
+	case many.p99 > MostTime && !plans.Whole(m.statement):
+		return fmt.Sprintf("more than %.0f ms", MostTime)
+	case inBuffers > m.class.Growth:
+		return fmt.Sprintf("buffers grow by more than %.1f", m.class.Growth)
+	case many.rows > most:
+		return fmt.Sprintf("reads more than %d rows", most)
+	}
+	return ""
+}
+
 // judge prints the table, the costliest first, and compares it with what is required.
 func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[string]any) (bench.Result, error) {
 	var list []*measured
@@ -260,7 +295,7 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	times := float64(sizes[last].Workspaces) / float64(sizes[0].Workspaces)
 	var worst float64
 	var wrong []string
-	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms", "rows", "returned", "buffers", "x time", "x buf", "rows by fleet"); err != nil {
+	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms", "rows", "returned", "buffers", "x time", "x buf", "rows by fleet, class"); err != nil {
 		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
 	for _, m := range all {
@@ -272,15 +307,15 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	for _, m := range list {
 		few, many := m.of[0], m.of[last]
 		inTime, inBuffers := growth(few.p50, many.p50, 1, times), growth(float64(few.buffers), float64(many.buffers), grown, times)
-		mark := ""
-		switch {
-		case m.whole:
-			mark = "of the whole fleet"
-		case many.p99 > MostTime || inBuffers > MostGrowth || many.rows > plans.Most(m.statement, sizes[last], many.returned):
-			mark = "OVER"
+		mark, why := m.class.Name, over(m, sizes[last], inBuffers)
+		if why != "" {
+			mark += " OVER: " + why
 			wrong = append(wrong, m.name)
 		}
-		if !m.whole {
+		if m.class.Reason != "" {
+			mark += " (" + m.class.Reason + ")"
+		}
+		if !plans.Whole(m.statement) {
 			worst = max(worst, many.p99)
 		}
 		_, err := fmt.Fprintf(o.Out, "%-44s %9.2f %9.2f %9d %9d %9d %6.2f %6.2f %d %d %d %s\n", m.name, many.p50, many.p99, many.rows, many.returned, many.buffers,

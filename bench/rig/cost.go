@@ -170,6 +170,25 @@ func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.C
 	return Spent{Processor: c.cpu + after - beside, WAL: c.wal}, nil
 }
 
+// SpendSessions returns what a stretch costs in this process and in the sessions of replicas: what the database does in
+// the background, such as a checkpoint, is not in it.
+func (r *Rig) SpendSessions(ctx context.Context, stretch func(context.Context) error) (own, sessions time.Duration, wal int64, err error) { //nolint:nonamedreturns // two of one type
+	from, err := r.cost(ctx)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	if err := stretch(ctx); err != nil {
+		return 0, 0, 0, err
+	}
+	to, err := r.cost(ctx)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	var c cost
+	c.add(from, to)
+	return c.own, c.by[LifecycleSessions] + c.by[SequencerSessions], c.wal, nil
+}
+
 // Of returns milliseconds of processor time and bytes of the write-ahead log a unit.
 func (s Spent) Of(units int) (float64, float64) {
 	n := float64(max(units, 1))

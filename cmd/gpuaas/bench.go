@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/mesh/bench/lives"
 	"github.com/gpuaas/mesh/bench/resume"
 	"github.com/gpuaas/mesh/bench/sagas"
+	"github.com/gpuaas/mesh/bench/schemas"
 	"github.com/gpuaas/mesh/bench/streams"
 	"github.com/gpuaas/mesh/bench/tasks"
 	"github.com/gpuaas/mesh/cmd/gpuaas/client"
@@ -45,6 +46,8 @@ type benchOptions struct {
 	profile string
 	lives   int
 	clients int
+	schemas int
+	days    int  // of history
 	ended   int  // workspaces that have ended before
 	alone   bool // without a database of the bench's
 	verbose bool
@@ -114,8 +117,12 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
 	return fleet.Run(ctx, fleet.Options{
-		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, Version: version, Out: o.table, Logger: o.logger,
+		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, HistoryDays: o.days, Version: version, Out: o.table, Logger: o.logger,
 	})
+}
+
+func benchSchemas(ctx context.Context, o benchOptions, db *bench.Database) (bench.Result, error) {
+	return schemas.Run(ctx, schemas.Options{Schemas: o.schemas, Database: db, Out: o.table})
 }
 
 func benchList(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
@@ -199,11 +206,16 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
+	large.Flags().IntVar(&o.days, "history-days", 0, "load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
 	pages := add("list", "Lists of workspaces per second at the API, over 50 connections", 0, benchList)
 	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")
 	pages.Flags().IntVar(&o.spaces, "workspaces", 1000, "workspaces of the fleet")
 	pages.Flags().StringVar(&o.profile, "profile", "", "write a processor profile of the services and the client to this file")
+	tenants := add("schemas", "What one more schema and role of a workspace cost where there are many", 0, benchSchemas)
+	tenants.Long = "Makes schemas with their login roles as provisioning does, and measures at a hundredth, a tenth and all of them what one more costs to make, to\n" +
+		"log in to and to drop, and what it takes to read the names of all."
+	tenants.Flags().IntVar(&o.schemas, "schemas", 10000, "schemas of the largest database")
 	whole := add("lives", "What a workspace leaves in the database after its terms", 0, benchLives)
 	whole.Long = "Creates, recreates and decommissions workspaces in a mesh whose terms are a minute, waits until retention has cut what it cuts, and\n" +
 		"reads what is left. The table on stderr says what each table keeps of one life, indexes included; all may keep 40 KB."

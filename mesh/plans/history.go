@@ -13,12 +13,9 @@ import (
 	"github.com/gpuaas/mesh/mesh/person"
 )
 
-// The history of a fleet: each day EndedOf of so many workspaces as it has end, each after a recreate, and FoundOf
-// of them had a finding that was resolved.
-const (
-	EndedOf = 0.02
-	FoundOf = 0.001
-)
+// EndedOf is how many workspaces have ended on each day of the history of a fleet, of so many as it has, each after a
+// recreate.
+const EndedOf = 0.01
 
 // HistoryOf returns how many workspaces have ended in a fleet of so many within some days.
 func HistoryOf(workspaces, days int) int { return int(EndedOf * float64(workspaces*days)) }

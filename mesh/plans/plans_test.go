@@ -100,3 +100,16 @@ func TestTheListsOfTheFleetAreOfStatements(t *testing.T) {
 		}
 	}
 }
+
+// TestEveryStatementHasAClass: a statement that may grow with the fleet says why, and each is held to something.
+func TestEveryStatementHasAClass(t *testing.T) {
+	for _, s := range pg.Statements() {
+		class := plans.ClassOf(s)
+		if class.Name == "" || class.Growth <= 0 || class.Growth > 1.1 {
+			t.Errorf("%s is of class %+v", s.Name(), class)
+		}
+		if plans.Whole(s) && class.Reason == "" {
+			t.Errorf("%s looks at the whole fleet, and nothing says why", s.Name())
+		}
+	}
+}

@@ -73,6 +73,48 @@ func Most(s *pg.Statement, size Size, returned int64) int64 {
 	return max(10, joined[s.Name()]) * (returned + few)
 }
 
+// Class is what is required of a statement as the fleet grows.
+type Class struct {
+	Name   string
+	Growth float64 // the exponent by which time and buffers may grow with the fleet
+	Reason string  // why it is in no stricter class; empty for those of requests and loops
+}
+
+// The classes of statements.
+var (
+	point = Class{Name: "request", Growth: 0.2}
+	loop  = Class{Name: "loop", Growth: 0.2, Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size"}
+)
+
+// The reasons of classes.
+const (
+	aggregate = "is a sum or a list over all of the fleet"
+	repair    = "runs while something is repaired or made anew"
+	seldom    = "a sweep of many seconds that compares all of the fleet"
+)
+
+// reasons says of each statement that looks at the whole fleet why it may.
+var reasons = map[string]string{
+	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom, "watchdog.count_fleet": repair,
+	"gate.read_nodes_without_key": repair, "view.count_workspaces": aggregate, "view.count_nodes": aggregate,
+	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
+	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair, "project.drop_replaced": repair,
+	"project.take_rebuilt": repair, "project.compare_told": repair, "events.measure_lag": aggregate,
+}
+
+// ClassOf returns the class of a statement: a list may grow with the fleet and not faster, a request or a loop hardly.
+func ClassOf(s *pg.Statement) Class {
+	if Whole(s) {
+		return Class{Name: "list", Growth: 1.1, Reason: reasons[s.Name()]}
+	}
+	_, page := paged[s.Name()]
+	_, still := flat[s.Name()]
+	if page || still {
+		return loop
+	}
+	return point
+}
+
 // Whole reports whether a statement looks at the whole fleet.
 func Whole(s *pg.Statement) bool {
 	_, ok := whole[s.Name()]

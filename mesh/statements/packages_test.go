@@ -3,12 +3,14 @@ package statements_test
 // Every package that defines statements; the architecture test compares.
 import (
 	_ "github.com/gpuaas/mesh/bench"
+	_ "github.com/gpuaas/mesh/bench/finished"
 	_ "github.com/gpuaas/mesh/bench/fleet"
 	_ "github.com/gpuaas/mesh/bench/idle"
 	_ "github.com/gpuaas/mesh/bench/join"
 	_ "github.com/gpuaas/mesh/bench/lives"
 	_ "github.com/gpuaas/mesh/bench/resume"
 	_ "github.com/gpuaas/mesh/bench/rig"
+	_ "github.com/gpuaas/mesh/bench/schemas"
 	_ "github.com/gpuaas/mesh/internal/audit"
 	_ "github.com/gpuaas/mesh/internal/background"
 	_ "github.com/gpuaas/mesh/internal/events"

@@ -100,6 +100,15 @@ var changeSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.change_s
 var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_of_role",
 	`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
 
+// join makes workload_admin a member of the role of a schema, which it must be to end sessions of it and to drop what it
+// owns. The membership ends with the role.
+func join(ctx context.Context, tx pgx.Tx, name string) error {
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT "+pgx.Identifier{name}.Sanitize()+" TO CURRENT_USER")); err != nil {
+		return fmt.Errorf("become a member of the role: %w", err)
+	}
+	return nil
+}
+
 // disarm takes the login away from the role of a schema and ends its sessions, in a transaction of its own: to drop a schema may hang on whoever reads
 // it, and until it is dropped nobody logs in any more. Whoever applies the schema again gives the login back. It waits for no lock on the schema, and
 // changes nothing if no such role was ever made here.
@@ -125,7 +134,9 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 		case !mine:
 			return passed()
 		case login:
-			_, err = pg.Exec(ctx, tx, changeSchema.For("ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN"))
+			if _, err = pg.Exec(ctx, tx, changeSchema.For("ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN")); err == nil {
+				err = join(ctx, tx, name)
+			}
 		}
 		return err //nolint:wrapcheck // wrapped below
 	})

@@ -166,66 +166,15 @@ var (
 )
 
 func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (int, error) {
-	id := pgx.Identifier{name}.Sanitize()
-	database := pgx.Identifier{s.deps.Workloads.Config().ConnConfig.Database}.Sanitize()
 	version := 0
 	err := pg.InTx(ctx, s.deps.Workloads, func(ctx context.Context, tx pgx.Tx) error {
 		if err := s.deps.Stale.note(atSchema, fence(ctx, tx, name, writerOf(env), false)); err != nil {
 			return err
 		}
-		var role, schema bool
-		err := pg.QueryRow(ctx, tx, schemaAndRole, name).Scan(&role, &schema)
-		if err != nil {
-			return fmt.Errorf("look for role and schema: %w", err)
-		}
-		// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in no log either. To name the attribute of superusers in an ALTER, even to deny
-		// it, takes a superuser: a role has it only from its making.
-		ddl := "ALTER ROLE " + id + " LOGIN"
-		if !role {
-			ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT CONNECTION LIMIT 20"
-		}
-		ddl += " PASSWORD '" + scramVerifier(s.databasePassword(name, env.Epoch), s.derive("salt", name)[:16]) + "'"
-		statements := []string{ddl}
-		if !role {
-			statements = append(statements, "GRANT "+id+" TO CURRENT_USER")
-		}
-		if !schema {
-			statements = append(statements, "CREATE SCHEMA "+id,
-				"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
-		}
-		statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
-			"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")
-		for _, sql := range statements {
-			if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
-				return fmt.Errorf("make role and schema: %w", err)
-			}
-		}
-		if err := pg.QueryRow(ctx, tx, tenantSchemaVersion.For(id)).Scan(&version); err != nil {
-			return fmt.Errorf("read schema version: %w", err)
-		}
-		for n := version; n < len(tenantMigrations); n++ {
-			if _, err := pg.Exec(ctx, tx, changeSchema.For(strings.ReplaceAll(tenantMigrations[n], "{schema}", id))); err != nil {
-				return fmt.Errorf("migration %d: %w", n+1, err)
-			}
-			if _, err := pg.Exec(ctx, tx, recordTenantMigration.For(id), n+1); err != nil {
-				return fmt.Errorf("record migration %d: %w", n+1, err)
-			}
-		}
-		version = len(tenantMigrations)
-		_, err = pg.Exec(ctx, tx, writeWorkspaceInfo.For(id), env.WorkspaceID, env.Epoch)
-		if err != nil {
-			return fmt.Errorf("write workspace info: %w", err)
-		}
-		if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "+id+" TO "+id)); err != nil {
-			return fmt.Errorf("grant tables: %w", err)
-		}
-		if err := shareGrants(ctx, tx); err != nil {
-			return err
-		}
-		if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT CONNECT ON DATABASE "+database+" TO "+id)); err != nil {
-			return fmt.Errorf("grant database: %w", err)
-		}
-		return nil
+		verifier := scramVerifier(s.databasePassword(name, env.Epoch), s.derive("salt", name)[:16])
+		var err error
+		version, err = makeTenant(ctx, tx, name, verifier, writerOf(env))
+		return err
 	})
 	if err != nil {
 		return 0, err //nolint:wrapcheck // wrapped above
@@ -275,6 +224,9 @@ func drop(ctx context.Context, tx pgx.Tx, name string) error {
 		return fmt.Errorf("look for role: %w", err)
 	}
 	if role {
+		if err := join(ctx, tx, name); err != nil {
+			return err
+		}
 		if _, err := pg.Exec(ctx, tx, endSessionsOfRole, name); err != nil {
 			return fmt.Errorf("end sessions of role: %w", err)
 		}

@@ -1,0 +1,94 @@
+package workspace
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// makeTenant makes the role and the schema of a workspace if they are not there, brings the schema up to date and
+// returns its version. The transaction has the schema's fence.
+func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer) (int, error) {
+	id := pgx.Identifier{name}.Sanitize()
+	database := pgx.Identifier{tx.Conn().Config().Database}.Sanitize()
+	version := 0
+	var role, schema bool
+	err := pg.QueryRow(ctx, tx, schemaAndRole, name).Scan(&role, &schema)
+	if err != nil {
+		return 0, fmt.Errorf("look for role and schema: %w", err)
+	}
+	// DDL takes no parameters. What stands there is the password's verifier: the password itself is in no statement, so in no log either. To name the attribute of superusers in an ALTER, even to deny
+	// it, takes a superuser: a role has it only from its making.
+	ddl := "ALTER ROLE " + id + " LOGIN"
+	if !role {
+		ddl = "CREATE ROLE " + id + " LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOINHERIT CONNECTION LIMIT 20"
+	}
+	ddl += " PASSWORD '" + verifier + "'"
+	// workload_admin is no member of the role until it drops it (see join): each statement that checks a privilege looks
+	// through all roles that the user is a member of, and compares each with each.
+	statements := []string{ddl}
+	if !schema {
+		statements = append(statements, "CREATE SCHEMA "+id,
+			"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
+	}
+	statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
+		"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")
+	for _, sql := range statements {
+		if _, err := pg.Exec(ctx, tx, changeSchema.For(sql)); err != nil {
+			return 0, fmt.Errorf("make role and schema: %w", err)
+		}
+	}
+	if err := pg.QueryRow(ctx, tx, tenantSchemaVersion.For(id)).Scan(&version); err != nil {
+		return 0, fmt.Errorf("read schema version: %w", err)
+	}
+	for n := version; n < len(tenantMigrations); n++ {
+		if _, err := pg.Exec(ctx, tx, changeSchema.For(strings.ReplaceAll(tenantMigrations[n], "{schema}", id))); err != nil {
+			return 0, fmt.Errorf("migration %d: %w", n+1, err)
+		}
+		if _, err := pg.Exec(ctx, tx, recordTenantMigration.For(id), n+1); err != nil {
+			return 0, fmt.Errorf("record migration %d: %w", n+1, err)
+		}
+	}
+	_, err = pg.Exec(ctx, tx, writeWorkspaceInfo.For(id), w.WorkspaceID, w.Epoch)
+	if err != nil {
+		return 0, fmt.Errorf("write workspace info: %w", err)
+	}
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "+id+" TO "+id)); err != nil {
+		return 0, fmt.Errorf("grant tables: %w", err)
+	}
+	if err := shareGrants(ctx, tx); err != nil {
+		return 0, err
+	}
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT CONNECT ON DATABASE "+database+" TO "+id)); err != nil {
+		return 0, fmt.Errorf("grant database: %w", err)
+	}
+	return len(tenantMigrations), nil
+}
+
+// MakeSchema makes the role and the schema of a workspace as provisioning does, for benches; verifier is of the
+// password that the role logs in with (see SchemaVerifier).
+func MakeSchema(ctx context.Context, db *pgxpool.Pool, name, verifier, workspaceID string) error {
+	w := writer{WorkspaceID: workspaceID, Epoch: 1, OpSeq: 1}
+	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // wrapped inside
+		if err := fence(ctx, tx, name, w, false); err != nil {
+			return err
+		}
+		_, err := makeTenant(ctx, tx, name, verifier, w)
+		return err
+	})
+}
+
+// DropSchema drops the role and the schema of a workspace as decommissioning does, for benches.
+func DropSchema(ctx context.Context, db *pgxpool.Pool, name, workspaceID string) error {
+	return dropFenced(ctx, db, name, writer{WorkspaceID: workspaceID, Epoch: 1, OpSeq: 2})
+}
+
+// SchemaVerifier returns what MakeSchema takes for a password.
+func SchemaVerifier(password string) string {
+	return scramVerifier(password, []byte(password + "0123456789abcdef")[:16])
+}
