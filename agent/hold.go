@@ -57,6 +57,15 @@ func (a *Agent) hold(ctx context.Context) error {
 	}
 }
 
+// takeRoots stores which roots of services are trusted by a list of the control plane; the bundle is read again from its file (TrustEvery).
+func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
+	changed, err := a.store.TakeServiceRoots(links)
+	if changed {
+		a.deps.Logger.LogAttrs(ctx, slog.LevelInfo, "the roots of services changed")
+	}
+	return err
+}
+
 // enrolled waits until this host holds an identity and the trust to use it with.
 func (a *Agent) enrolled(ctx context.Context) (*pki.Bundle, error) {
 	for !a.holds() {

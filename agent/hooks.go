@@ -88,6 +88,7 @@ func (a *Agent) hooks(executor *task.Executor) session.Hooks {
 			}
 		},
 		TaskKeys:     a.verifiers.Store,
+		ServiceRoots: a.takeRoots,
 		Output:       a.askOutput,
 		ChangedFacts: a.facts.changed,
 	}

@@ -1,6 +1,7 @@
 package identity_test
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ed25519"
 	"crypto/tls"
@@ -45,6 +46,7 @@ type world struct {
 	now      time.Time
 	// first is a key of tasks, retired by a list that has second.
 	first, second pki.Link
+	roots         [2]pki.RootLink // of services
 }
 
 func newWorld(t *testing.T) *world {
@@ -56,7 +58,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{
 		t: t, dirs: identity.Dirs{Etc: filepath.Join(root, "etc"), State: filepath.Join(root, "state")}, ca: ca,
-		nodeID: ids.New(), instance: ids.New(), now: time.Now(),
+		nodeID: ids.New(), instance: ids.New(), now: time.Now(), roots: rootsOfServices(t),
 	}
 	public, private, err := ed25519.GenerateKey(nil)
 	must(t, err)
@@ -230,6 +232,18 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 				return nil
 			}
 		}},
+		{name: "service roots", setup: func(w *world, s *identity.Store) { w.trusting(s, w.roots[0].DER) },
+			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+				return func(s *identity.Store) error {
+					retired := w.roots[0]
+					retired.Retired = true
+					if bytes.Equal(w.trusts("ca-bundle.crt"), pki.EncodeChain([][]byte{w.roots[1].DER})) {
+						return nil
+					}
+					_, err := s.TakeServiceRoots([]pki.RootLink{retired, w.roots[1]})
+					return err
+				}
+			}},
 		{name: "drop key", setup: func(w *world, s *identity.Store) {
 			enrolled(w, s)
 			_, err := s.PendingKey()

@@ -131,6 +131,8 @@ func (k *conn) handle(ctx context.Context, frame *nodev1.ConnectResponse) error 
 		k.applyPolicy(f.PolicyUpdate.GetPolicy())
 	case *nodev1.ConnectResponse_TaskKeys:
 		return k.onTaskKeys(ctx, f.TaskKeys)
+	case *nodev1.ConnectResponse_ServiceRoots:
+		k.client.takeRoots(ctx, f.ServiceRoots)
 	case *nodev1.ConnectResponse_CertificateIssued:
 		k.client.tell(ctx, event{conn: k, issued: f.CertificateIssued})
 	case *nodev1.ConnectResponse_Reconnect:

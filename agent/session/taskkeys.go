@@ -49,13 +49,7 @@ func (c *Client) takeKeys(ctx context.Context, list []*nodev1.TaskKey) []string 
 }
 
 func (c *Client) recordKeys(ctx context.Context, detail string) {
-	if c.deps.Record == nil {
-		return
-	}
-	d := Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED, Detail: detail}
-	if err := c.deps.Record(ctx, d); err != nil {
-		c.deps.Logger.LogAttrs(ctx, slog.LevelError, "diagnostic not recorded", slog.Any("error", err))
-	}
+	c.record(ctx, Diagnostic{Code: commonv1.DiagnosticCode_DIAGNOSTIC_CODE_TASK_KEYS_REFUSED, Detail: detail})
 }
 
 // onTaskKeys takes a list within a session and answers it.

@@ -23,6 +23,8 @@ import (
 type Certificates struct {
 	Store *pki.Store
 	Roots *pki.Bundle
+	// Changed is told the issuers in the order in which they came, at first and after each change. It does not block. Nil: nothing is.
+	Changed func(links []pki.RootLink)
 }
 
 // Words of what a replica reports of issuers.
@@ -161,6 +163,9 @@ func (i *issuers) follow(rows []Key) error {
 	i.rows.Store(&rows)
 	if err := i.Roots.Follow(i.trusted); err != nil {
 		return err //nolint:wrapcheck // it says what it did
+	}
+	if i.Changed != nil {
+		i.Changed(i.links())
 	}
 	return i.Store.Follow(i.crosses, i.admit) //nolint:wrapcheck // it says what it did
 }

@@ -20,7 +20,7 @@ func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []
 	var present []string
 	set, err := keyset.Open(ctx, keyset.Deps{
 		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Changed: b.Settings, Service: b.Name, ReplicaID: b.ReplicaID,
-		Certificates: &keyset.Certificates{Store: b.Store, Roots: b.Services},
+		Certificates: &keyset.Certificates{Store: b.Store, Roots: b.Services, Changed: b.OnIssuers},
 		OnProblems: func(ctx context.Context, problems []string) {
 			mu.Lock()
 			present = problems

@@ -111,6 +111,9 @@ type Base struct {
 	// Wake, Numbered and Settings are the signals of Numbering.
 	Wake, Numbered, Settings *events.Signal
 
+	// OnIssuers is told the roots of services, before OpenKeys returns and after each change; to be set before it. Nil: nothing is.
+	OnIssuers func(links []pki.RootLink)
+
 	settings   map[string]string
 	exhaustion pg.Exhaustion
 	numbering  *Numbering

@@ -110,8 +110,8 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	taskKeys := &session.KeyList{}
-	joins, err := s.openKeys(ctx, taskKeys)
+	taskKeys, serviceRoots := &session.KeyList{}, &session.RootList{}
+	joins, err := s.openKeys(ctx, taskKeys, serviceRoots)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,8 @@ func (s *Service) build(ctx context.Context) error {
 		Policy:   func() *commonv1.NodePolicy { return nodePolicy(b.Policy.Current(), s.roster.Open()) },
 	}, session.Config{
 		ReplicaID: b.ReplicaID, TrustDomain: b.Config.TrustDomain, TLS: tlsConfig, Clock: clock, JoinStates: joins, TaskKeys: taskKeys,
-		Limits: s.cfg.Limits(),
+		ServiceRoots: serviceRoots,
+		Limits:       s.cfg.Limits(),
 	})
 	if err != nil {
 		return fmt.Errorf("build stream server: %w", err)

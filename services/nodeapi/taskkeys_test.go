@@ -1,6 +1,7 @@
 package nodeapi_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/gpuaas/mesh/internal/keyset"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/pki"
+	"github.com/gpuaas/mesh/internal/pki/ca"
 	"github.com/gpuaas/mesh/internal/testkit"
 )
 
@@ -135,5 +137,51 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	_, welcome = open(4)
 	if len(welcome.GetTaskKeys()) != 2 {
 		t.Errorf("the next Welcome has keys %v", welcome.GetTaskKeys())
+	}
+}
+
+// TestAgentsAreSentTheRootsOfServices adds a root while an agent is connected: Welcome has those before, and a frame has both.
+func TestAgentsAreSentTheRootsOfServices(t *testing.T) {
+	k := newKit(t)
+	services, err := ca.OpenServiceCA(t.TempDir(), "mesh.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	insert := func(state, by string, cross []byte) {
+		t.Helper()
+		_, err := k.db.Pool(pg.RoleLifecycle).Exec(t.Context(), `INSERT INTO mesh.signing_key
+			(kind, key_id, public_key, state, file, endorsed_by, endorsement, made_by, made_at, state_at)
+			VALUES ('services', $1, $2, $3, 'ca.crt', $4, $5, 'test', mesh.clock(), mesh.clock())`,
+			pki.RootID(services.Root()), services.Root().Raw, state, by, cross)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := services.Root()
+	insert("signing", "", []byte{})
+	r := k.replica()
+	a := k.node()
+	k.connect(a, r.AgentAddr(), true)
+	a.send(a.hello())
+	w := a.exactly("Welcome", func(f *nodev1.ConnectResponse) bool { return f.GetWelcome() != nil }).GetWelcome()
+	if got := w.GetServiceRoots().GetRoots(); len(got) != 1 || !bytes.Equal(got[0].GetCertificate(), first.Raw) {
+		t.Fatalf("Welcome has roots %v", got)
+	}
+	a.session = w.GetSessionId()
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: w.GetGeneration()}}})
+	a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil })
+
+	if err := services.Next(); err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := services.Bundle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, crosses := bundle.Given()
+	insert("verify_only", pki.RootID(first), crosses[0].Raw)
+	list := a.next("the roots of services", func(f *nodev1.ConnectResponse) bool { return f.GetServiceRoots() != nil }).GetServiceRoots().GetRoots()
+	if len(list) != 2 || !bytes.Equal(list[1].GetCertificate(), services.Root().Raw) || !bytes.Equal(list[1].GetCrossCertificate(), crosses[0].Raw) {
+		t.Errorf("the list has %v", list)
 	}
 }

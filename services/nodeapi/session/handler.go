@@ -40,6 +40,8 @@ type handler struct {
 	keys   *heldKeys
 	// listed is the frame of the list of keys that Welcome had.
 	listed *nodev1.ConnectResponse
+	// rooted is the frame of the list of roots that Welcome had.
+	rooted *nodev1.ConnectResponse
 
 	overBudget bool // it was not let through to recovery
 }
@@ -181,9 +183,11 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	h.sess.SetInterval(policy.GetHeartbeatInterval().AsDuration())
 	var keys []*nodev1.TaskKey
 	keys, h.listed = h.server.cfg.TaskKeys.get()
+	h.rooted = h.server.cfg.ServiceRoots.get()
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
 		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID, TaskKeys: keys,
-		Policy: policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), ProfileFingerprint: h.server.profile.get(),
+		ServiceRoots: h.rooted.GetServiceRoots(),
+		Policy:       policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), ProfileFingerprint: h.server.profile.get(),
 	}}})
 	return h.ready(ctx, res.GetGeneration())
 }
@@ -240,7 +244,10 @@ func (h *handler) confirm(ctx context.Context, generation int64) error {
 	if _, frame := h.server.cfg.TaskKeys.get(); frame != h.listed && h.sess.Protocol() >= protocolTaskKeys {
 		h.sess.SendInline(frame)
 	}
-	h.listed = nil
+	if frame := h.server.cfg.ServiceRoots.get(); frame != h.rooted {
+		h.sess.SendInline(frame)
+	}
+	h.listed, h.rooted = nil, nil
 	h.raiseGate(ctx, generation)
 	h.hello = nil // an idle session keeps what it needs
 	return nil

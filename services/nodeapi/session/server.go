@@ -180,7 +180,9 @@ type Config struct {
 	JoinStates *joinstate.Verifier
 	// TaskKeys are sent to agents; nil: none are.
 	TaskKeys *KeyList
-	Limits   Limits
+	// ServiceRoots are sent to agents; nil: none are.
+	ServiceRoots *RootList
+	Limits       Limits
 }
 
 // Server of the agents' stream.
@@ -220,6 +222,7 @@ func New(deps Deps, cfg Config) (*Server, error) {
 	s.readies = batch.New(256, 2, s.readyBatch)
 	s.keys = batch.New(256, 2, s.keysBatch)
 	cfg.TaskKeys.notify(s.sendKeys)
+	cfg.ServiceRoots.notify(s.sendRoots)
 	creds := &transport{tls: cfg.TLS, trustDomain: cfg.TrustDomain, timeout: lim.Handshake, now: cfg.Clock.Now, onReject: func(r pki.Reject) {
 		deps.Metrics.TLSReject(string(r.Reason))
 		deps.Logger.Info("handshake refused", slog.String("reason", string(r.Reason)), slog.String("claimed_unverified", r.ClaimedUnverified),

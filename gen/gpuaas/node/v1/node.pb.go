@@ -336,6 +336,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_TaskReportRefused
 	//	*ConnectResponse_OutputRequest
 	//	*ConnectResponse_TaskKeys
+	//	*ConnectResponse_ServiceRoots
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -513,6 +514,15 @@ func (x *ConnectResponse) GetTaskKeys() *TaskKeys {
 	return nil
 }
 
+func (x *ConnectResponse) GetServiceRoots() *ServiceRoots {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_ServiceRoots); ok {
+			return x.ServiceRoots
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -577,6 +587,10 @@ type ConnectResponse_TaskKeys struct {
 	TaskKeys *TaskKeys `protobuf:"bytes,15,opt,name=task_keys,json=taskKeys,proto3,oneof"` // to agents of protocol version 4 and above
 }
 
+type ConnectResponse_ServiceRoots struct {
+	ServiceRoots *ServiceRoots `protobuf:"bytes,16,opt,name=service_roots,json=serviceRoots,proto3,oneof"` // agents of earlier builds ignore it
+}
+
 func (*ConnectResponse_Welcome) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Admitted) isConnectResponse_Frame() {}
@@ -606,6 +620,8 @@ func (*ConnectResponse_TaskReportRefused) isConnectResponse_Frame() {}
 func (*ConnectResponse_OutputRequest) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_TaskKeys) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_ServiceRoots) isConnectResponse_Frame() {}
 
 // Hello opens a session.
 type Hello struct {
@@ -759,6 +775,7 @@ type Welcome struct {
 	ServerTime         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"` // the database's clock
 	ProfileFingerprint string                 `protobuf:"bytes,7,opt,name=profile_fingerprint,json=profileFingerprint,proto3" json:"profile_fingerprint,omitempty"`
 	TaskKeys           []*TaskKey             `protobuf:"bytes,8,rep,name=task_keys,json=taskKeys,proto3" json:"task_keys,omitempty"` // see TaskKeys
+	ServiceRoots       *ServiceRoots          `protobuf:"bytes,9,opt,name=service_roots,json=serviceRoots,proto3" json:"service_roots,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -849,6 +866,120 @@ func (x *Welcome) GetTaskKeys() []*TaskKey {
 	return nil
 }
 
+func (x *Welcome) GetServiceRoots() *ServiceRoots {
+	if x != nil {
+		return x.ServiceRoots
+	}
+	return nil
+}
+
+// ServiceRoot is a root of the services' certificates, as DER. Each but the first has a cross certificate that a root before it has issued.
+type ServiceRoot struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Certificate      []byte                 `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	CrossCertificate []byte                 `protobuf:"bytes,2,opt,name=cross_certificate,json=crossCertificate,proto3" json:"cross_certificate,omitempty"`
+	Retired          bool                   `protobuf:"varint,3,opt,name=retired,proto3" json:"retired,omitempty"` // no service is believed by it; it stands here as a link to later ones
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ServiceRoot) Reset() {
+	*x = ServiceRoot{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceRoot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceRoot) ProtoMessage() {}
+
+func (x *ServiceRoot) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceRoot.ProtoReflect.Descriptor instead.
+func (*ServiceRoot) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ServiceRoot) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *ServiceRoot) GetCrossCertificate() []byte {
+	if x != nil {
+		return x.CrossCertificate
+	}
+	return nil
+}
+
+func (x *ServiceRoot) GetRetired() bool {
+	if x != nil {
+		return x.Retired
+	}
+	return false
+}
+
+// ServiceRoots are the roots in the order in which they came, the last 64. An agent takes those to which cross certificates lead from one that it trusts,
+// drops those that are retired, and stores what it trusts durably before its next answer.
+type ServiceRoots struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Roots         []*ServiceRoot         `protobuf:"bytes,1,rep,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceRoots) Reset() {
+	*x = ServiceRoots{}
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceRoots) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceRoots) ProtoMessage() {}
+
+func (x *ServiceRoots) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceRoots.ProtoReflect.Descriptor instead.
+func (*ServiceRoots) Descriptor() ([]byte, []int) {
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ServiceRoots) GetRoots() []*ServiceRoot {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
 // TaskKey is a public key of tasks. A key but the first ones is endorsed by the signature of an earlier one (see internal/pki).
 type TaskKey struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -863,7 +994,7 @@ type TaskKey struct {
 
 func (x *TaskKey) Reset() {
 	*x = TaskKey{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +1006,7 @@ func (x *TaskKey) String() string {
 func (*TaskKey) ProtoMessage() {}
 
 func (x *TaskKey) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[4]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +1019,7 @@ func (x *TaskKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskKey.ProtoReflect.Descriptor instead.
 func (*TaskKey) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TaskKey) GetKeyId() string {
@@ -937,7 +1068,7 @@ type TaskKeys struct {
 
 func (x *TaskKeys) Reset() {
 	*x = TaskKeys{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1080,7 @@ func (x *TaskKeys) String() string {
 func (*TaskKeys) ProtoMessage() {}
 
 func (x *TaskKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[5]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1093,7 @@ func (x *TaskKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskKeys.ProtoReflect.Descriptor instead.
 func (*TaskKeys) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TaskKeys) GetKeys() []*TaskKey {
@@ -982,7 +1113,7 @@ type TaskKeysHeld struct {
 
 func (x *TaskKeysHeld) Reset() {
 	*x = TaskKeysHeld{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1125,7 @@ func (x *TaskKeysHeld) String() string {
 func (*TaskKeysHeld) ProtoMessage() {}
 
 func (x *TaskKeysHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[6]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1138,7 @@ func (x *TaskKeysHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskKeysHeld.ProtoReflect.Descriptor instead.
 func (*TaskKeysHeld) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TaskKeysHeld) GetKeyIds() []string {
@@ -1029,7 +1160,7 @@ type Ready struct {
 
 func (x *Ready) Reset() {
 	*x = Ready{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1172,7 @@ func (x *Ready) String() string {
 func (*Ready) ProtoMessage() {}
 
 func (x *Ready) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[7]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1185,7 @@ func (x *Ready) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ready.ProtoReflect.Descriptor instead.
 func (*Ready) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Ready) GetGeneration() int64 {
@@ -1085,7 +1216,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1228,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[8]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1241,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Admitted) GetGeneration() int64 {
@@ -1146,7 +1277,7 @@ type RunList struct {
 
 func (x *RunList) Reset() {
 	*x = RunList{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1289,7 @@ func (x *RunList) String() string {
 func (*RunList) ProtoMessage() {}
 
 func (x *RunList) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[9]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1302,7 @@ func (x *RunList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunList.ProtoReflect.Descriptor instead.
 func (*RunList) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunList) GetMayRun() []*WorkspaceEpoch {
@@ -1199,7 +1330,7 @@ type WorkspaceEpoch struct {
 
 func (x *WorkspaceEpoch) Reset() {
 	*x = WorkspaceEpoch{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1342,7 @@ func (x *WorkspaceEpoch) String() string {
 func (*WorkspaceEpoch) ProtoMessage() {}
 
 func (x *WorkspaceEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[10]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1355,7 @@ func (x *WorkspaceEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceEpoch.ProtoReflect.Descriptor instead.
 func (*WorkspaceEpoch) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WorkspaceEpoch) GetWorkspaceId() string {
@@ -1252,7 +1383,7 @@ type Challenge struct {
 
 func (x *Challenge) Reset() {
 	*x = Challenge{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1395,7 @@ func (x *Challenge) String() string {
 func (*Challenge) ProtoMessage() {}
 
 func (x *Challenge) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[11]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1408,7 @@ func (x *Challenge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Challenge.ProtoReflect.Descriptor instead.
 func (*Challenge) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Challenge) GetNonce() []byte {
@@ -1305,7 +1436,7 @@ type ChallengeAnswer struct {
 
 func (x *ChallengeAnswer) Reset() {
 	*x = ChallengeAnswer{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1448,7 @@ func (x *ChallengeAnswer) String() string {
 func (*ChallengeAnswer) ProtoMessage() {}
 
 func (x *ChallengeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[12]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1461,7 @@ func (x *ChallengeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChallengeAnswer.ProtoReflect.Descriptor instead.
 func (*ChallengeAnswer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ChallengeAnswer) GetNonce() []byte {
@@ -1360,7 +1491,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1503,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[13]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1516,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Heartbeat) GetSequence() int64 {
@@ -1428,7 +1559,7 @@ type HeartbeatAck struct {
 
 func (x *HeartbeatAck) Reset() {
 	*x = HeartbeatAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1440,7 +1571,7 @@ func (x *HeartbeatAck) String() string {
 func (*HeartbeatAck) ProtoMessage() {}
 
 func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[14]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1453,7 +1584,7 @@ func (x *HeartbeatAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatAck.ProtoReflect.Descriptor instead.
 func (*HeartbeatAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HeartbeatAck) GetSequence() int64 {
@@ -1491,7 +1622,7 @@ type TaskOffer struct {
 
 func (x *TaskOffer) Reset() {
 	*x = TaskOffer{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1634,7 @@ func (x *TaskOffer) String() string {
 func (*TaskOffer) ProtoMessage() {}
 
 func (x *TaskOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[15]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1647,7 @@ func (x *TaskOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskOffer.ProtoReflect.Descriptor instead.
 func (*TaskOffer) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TaskOffer) GetEnvelope() []byte {
@@ -1566,7 +1697,7 @@ type SignedTask struct {
 
 func (x *SignedTask) Reset() {
 	*x = SignedTask{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1709,7 @@ func (x *SignedTask) String() string {
 func (*SignedTask) ProtoMessage() {}
 
 func (x *SignedTask) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[16]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1722,7 @@ func (x *SignedTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignedTask.ProtoReflect.Descriptor instead.
 func (*SignedTask) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SignedTask) GetEnvelope() []byte {
@@ -1626,7 +1757,7 @@ type TaskRef struct {
 
 func (x *TaskRef) Reset() {
 	*x = TaskRef{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1769,7 @@ func (x *TaskRef) String() string {
 func (*TaskRef) ProtoMessage() {}
 
 func (x *TaskRef) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[17]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1782,7 @@ func (x *TaskRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRef.ProtoReflect.Descriptor instead.
 func (*TaskRef) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TaskRef) GetTaskId() string {
@@ -1679,7 +1810,7 @@ type TaskDelivered struct {
 
 func (x *TaskDelivered) Reset() {
 	*x = TaskDelivered{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1822,7 @@ func (x *TaskDelivered) String() string {
 func (*TaskDelivered) ProtoMessage() {}
 
 func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[18]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1835,7 @@ func (x *TaskDelivered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskDelivered.ProtoReflect.Descriptor instead.
 func (*TaskDelivered) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TaskDelivered) GetTasks() []*TaskRef {
@@ -1732,7 +1863,7 @@ type TaskStarted struct {
 
 func (x *TaskStarted) Reset() {
 	*x = TaskStarted{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +1875,7 @@ func (x *TaskStarted) String() string {
 func (*TaskStarted) ProtoMessage() {}
 
 func (x *TaskStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[19]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +1888,7 @@ func (x *TaskStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskStarted.ProtoReflect.Descriptor instead.
 func (*TaskStarted) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TaskStarted) GetTask() *TaskRef {
@@ -1787,7 +1918,7 @@ type TaskProgress struct {
 
 func (x *TaskProgress) Reset() {
 	*x = TaskProgress{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1930,7 @@ func (x *TaskProgress) String() string {
 func (*TaskProgress) ProtoMessage() {}
 
 func (x *TaskProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[20]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1943,7 @@ func (x *TaskProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskProgress.ProtoReflect.Descriptor instead.
 func (*TaskProgress) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TaskProgress) GetTask() *TaskRef {
@@ -1861,7 +1992,7 @@ type TaskResult struct {
 
 func (x *TaskResult) Reset() {
 	*x = TaskResult{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +2004,7 @@ func (x *TaskResult) String() string {
 func (*TaskResult) ProtoMessage() {}
 
 func (x *TaskResult) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[21]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2017,7 @@ func (x *TaskResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResult.ProtoReflect.Descriptor instead.
 func (*TaskResult) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TaskResult) GetTask() *TaskRef {
@@ -1962,7 +2093,7 @@ type TaskResultAck struct {
 
 func (x *TaskResultAck) Reset() {
 	*x = TaskResultAck{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2105,7 @@ func (x *TaskResultAck) String() string {
 func (*TaskResultAck) ProtoMessage() {}
 
 func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[22]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2118,7 @@ func (x *TaskResultAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResultAck.ProtoReflect.Descriptor instead.
 func (*TaskResultAck) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TaskResultAck) GetTasks() []*TaskRef {
@@ -2010,7 +2141,7 @@ type TaskReportRefused struct {
 
 func (x *TaskReportRefused) Reset() {
 	*x = TaskReportRefused{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2153,7 @@ func (x *TaskReportRefused) String() string {
 func (*TaskReportRefused) ProtoMessage() {}
 
 func (x *TaskReportRefused) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[23]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2166,7 @@ func (x *TaskReportRefused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskReportRefused.ProtoReflect.Descriptor instead.
 func (*TaskReportRefused) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TaskReportRefused) GetTasks() []*TaskRef {
@@ -2073,7 +2204,7 @@ type TaskCancel struct {
 
 func (x *TaskCancel) Reset() {
 	*x = TaskCancel{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2216,7 @@ func (x *TaskCancel) String() string {
 func (*TaskCancel) ProtoMessage() {}
 
 func (x *TaskCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[24]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2229,7 @@ func (x *TaskCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCancel.ProtoReflect.Descriptor instead.
 func (*TaskCancel) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TaskCancel) GetTask() *TaskRef {
@@ -2145,7 +2276,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2288,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[25]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2301,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Observation) GetWorkspaceId() string {
@@ -2225,7 +2356,7 @@ type StorageReport struct {
 
 func (x *StorageReport) Reset() {
 	*x = StorageReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2368,7 @@ func (x *StorageReport) String() string {
 func (*StorageReport) ProtoMessage() {}
 
 func (x *StorageReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[26]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2381,7 @@ func (x *StorageReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageReport.ProtoReflect.Descriptor instead.
 func (*StorageReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StorageReport) GetNames() []string {
@@ -2270,7 +2401,7 @@ type DiagnosticReport struct {
 
 func (x *DiagnosticReport) Reset() {
 	*x = DiagnosticReport{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2413,7 @@ func (x *DiagnosticReport) String() string {
 func (*DiagnosticReport) ProtoMessage() {}
 
 func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[27]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2426,7 @@ func (x *DiagnosticReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnosticReport.ProtoReflect.Descriptor instead.
 func (*DiagnosticReport) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DiagnosticReport) GetDiagnostics() []*v1.Diagnostic {
@@ -2316,7 +2447,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2459,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[28]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2472,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RenewRequest) GetRequestId() string {
@@ -2371,7 +2502,7 @@ type CertificateIssued struct {
 
 func (x *CertificateIssued) Reset() {
 	*x = CertificateIssued{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2514,7 @@ func (x *CertificateIssued) String() string {
 func (*CertificateIssued) ProtoMessage() {}
 
 func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[29]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2527,7 @@ func (x *CertificateIssued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateIssued.ProtoReflect.Descriptor instead.
 func (*CertificateIssued) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CertificateIssued) GetRequestId() string {
@@ -2437,7 +2568,7 @@ type CertificateStored struct {
 
 func (x *CertificateStored) Reset() {
 	*x = CertificateStored{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2580,7 @@ func (x *CertificateStored) String() string {
 func (*CertificateStored) ProtoMessage() {}
 
 func (x *CertificateStored) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[30]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2593,7 @@ func (x *CertificateStored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CertificateStored.ProtoReflect.Descriptor instead.
 func (*CertificateStored) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CertificateStored) GetRequestId() string {
@@ -2482,7 +2613,7 @@ type PolicyUpdate struct {
 
 func (x *PolicyUpdate) Reset() {
 	*x = PolicyUpdate{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2625,7 @@ func (x *PolicyUpdate) String() string {
 func (*PolicyUpdate) ProtoMessage() {}
 
 func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[31]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2638,7 @@ func (x *PolicyUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUpdate.ProtoReflect.Descriptor instead.
 func (*PolicyUpdate) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PolicyUpdate) GetPolicy() *v1.NodePolicy {
@@ -2528,7 +2659,7 @@ type Reconnect struct {
 
 func (x *Reconnect) Reset() {
 	*x = Reconnect{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2671,7 @@ func (x *Reconnect) String() string {
 func (*Reconnect) ProtoMessage() {}
 
 func (x *Reconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[32]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2684,7 @@ func (x *Reconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reconnect.ProtoReflect.Descriptor instead.
 func (*Reconnect) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Reconnect) GetReason() v1.Reason {
@@ -2586,7 +2717,7 @@ type OutputRequest struct {
 
 func (x *OutputRequest) Reset() {
 	*x = OutputRequest{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[33]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2729,7 @@ func (x *OutputRequest) String() string {
 func (*OutputRequest) ProtoMessage() {}
 
 func (x *OutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[33]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +2742,7 @@ func (x *OutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputRequest.ProtoReflect.Descriptor instead.
 func (*OutputRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *OutputRequest) GetRequestId() string {
@@ -2675,7 +2806,7 @@ type OutputChunk struct {
 
 func (x *OutputChunk) Reset() {
 	*x = OutputChunk{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[34]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2818,7 @@ func (x *OutputChunk) String() string {
 func (*OutputChunk) ProtoMessage() {}
 
 func (x *OutputChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[34]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2831,7 @@ func (x *OutputChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputChunk.ProtoReflect.Descriptor instead.
 func (*OutputChunk) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *OutputChunk) GetRequestId() string {
@@ -2734,7 +2865,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[35]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2877,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_node_v1_node_proto_msgTypes[35]
+	mi := &file_gpuaas_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2890,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_gpuaas_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -2794,7 +2925,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\x12certificate_stored\x18\r \x01(\v2!.gpuaas.node.v1.CertificateStoredH\x00R\x11certificateStored\x12@\n" +
 	"\foutput_chunk\x18\x0e \x01(\v2\x1b.gpuaas.node.v1.OutputChunkH\x00R\voutputChunk\x12D\n" +
 	"\x0etask_keys_held\x18\x0f \x01(\v2\x1c.gpuaas.node.v1.TaskKeysHeldH\x00R\ftaskKeysHeldB\x0e\n" +
-	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xdf\a\n" +
+	"\x05frame\x12\x05\xbaH\x02\b\x01\"\xa4\b\n" +
 	"\x0fConnectResponse\x123\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.gpuaas.node.v1.WelcomeH\x00R\awelcome\x126\n" +
 	"\badmitted\x18\x02 \x01(\v2\x18.gpuaas.node.v1.AdmittedH\x00R\badmitted\x129\n" +
@@ -2813,7 +2944,8 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\brun_list\x18\f \x01(\v2\x17.gpuaas.node.v1.RunListH\x00R\arunList\x12S\n" +
 	"\x13task_report_refused\x18\r \x01(\v2!.gpuaas.node.v1.TaskReportRefusedH\x00R\x11taskReportRefused\x12F\n" +
 	"\x0eoutput_request\x18\x0e \x01(\v2\x1d.gpuaas.node.v1.OutputRequestH\x00R\routputRequest\x127\n" +
-	"\ttask_keys\x18\x0f \x01(\v2\x18.gpuaas.node.v1.TaskKeysH\x00R\btaskKeysB\a\n" +
+	"\ttask_keys\x18\x0f \x01(\v2\x18.gpuaas.node.v1.TaskKeysH\x00R\btaskKeys\x12C\n" +
+	"\rservice_roots\x18\x10 \x01(\v2\x1c.gpuaas.node.v1.ServiceRootsH\x00R\fserviceRootsB\a\n" +
 	"\x05frame\"\xa7\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\anode_id\x18\x01 \x01(\tB\b\xbaH\x05r\x03\xb0\x01\x01R\x06nodeId\x122\n" +
@@ -2831,7 +2963,7 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	" \x01(\v2\x1e.gpuaas.common.v1.ProfileFactsR\aprofile\x12/\n" +
 	"\x04host\x18\v \x01(\v2\x1b.gpuaas.common.v1.HostFactsR\x04host\x12Q\n" +
 	"\x0ftasks_in_flight\x18\f \x03(\v2\x1e.gpuaas.common.v1.TaskInFlightB\t\xbaH\x06\x92\x01\x03\x10\x80 R\rtasksInFlight\x12H\n" +
-	"\vdiagnostics\x18\r \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\b\xbaH\x05\x92\x01\x02\x10@R\vdiagnostics\"\xd7\x02\n" +
+	"\vdiagnostics\x18\r \x03(\v2\x1c.gpuaas.common.v1.DiagnosticB\b\xbaH\x05\x92\x01\x02\x10@R\vdiagnostics\"\x9a\x03\n" +
 	"\aWelcome\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x03R\n" +
@@ -2845,7 +2977,14 @@ const file_gpuaas_node_v1_node_proto_rawDesc = "" +
 	"\vserver_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x12/\n" +
 	"\x13profile_fingerprint\x18\a \x01(\tR\x12profileFingerprint\x124\n" +
-	"\ttask_keys\x18\b \x03(\v2\x17.gpuaas.node.v1.TaskKeyR\btaskKeys\"\x9c\x01\n" +
+	"\ttask_keys\x18\b \x03(\v2\x17.gpuaas.node.v1.TaskKeyR\btaskKeys\x12A\n" +
+	"\rservice_roots\x18\t \x01(\v2\x1c.gpuaas.node.v1.ServiceRootsR\fserviceRoots\"v\n" +
+	"\vServiceRoot\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12+\n" +
+	"\x11cross_certificate\x18\x02 \x01(\fR\x10crossCertificate\x12\x18\n" +
+	"\aretired\x18\x03 \x01(\bR\aretired\"A\n" +
+	"\fServiceRoots\x121\n" +
+	"\x05roots\x18\x01 \x03(\v2\x1b.gpuaas.node.v1.ServiceRootR\x05roots\"\x9c\x01\n" +
 	"\aTaskKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1d\n" +
 	"\n" +
@@ -3014,141 +3153,146 @@ func file_gpuaas_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_gpuaas_node_v1_node_proto_rawDescData
 }
 
-var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_gpuaas_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_gpuaas_node_v1_node_proto_goTypes = []any{
 	(*ConnectRequest)(nil),        // 0: gpuaas.node.v1.ConnectRequest
 	(*ConnectResponse)(nil),       // 1: gpuaas.node.v1.ConnectResponse
 	(*Hello)(nil),                 // 2: gpuaas.node.v1.Hello
 	(*Welcome)(nil),               // 3: gpuaas.node.v1.Welcome
-	(*TaskKey)(nil),               // 4: gpuaas.node.v1.TaskKey
-	(*TaskKeys)(nil),              // 5: gpuaas.node.v1.TaskKeys
-	(*TaskKeysHeld)(nil),          // 6: gpuaas.node.v1.TaskKeysHeld
-	(*Ready)(nil),                 // 7: gpuaas.node.v1.Ready
-	(*Admitted)(nil),              // 8: gpuaas.node.v1.Admitted
-	(*RunList)(nil),               // 9: gpuaas.node.v1.RunList
-	(*WorkspaceEpoch)(nil),        // 10: gpuaas.node.v1.WorkspaceEpoch
-	(*Challenge)(nil),             // 11: gpuaas.node.v1.Challenge
-	(*ChallengeAnswer)(nil),       // 12: gpuaas.node.v1.ChallengeAnswer
-	(*Heartbeat)(nil),             // 13: gpuaas.node.v1.Heartbeat
-	(*HeartbeatAck)(nil),          // 14: gpuaas.node.v1.HeartbeatAck
-	(*TaskOffer)(nil),             // 15: gpuaas.node.v1.TaskOffer
-	(*SignedTask)(nil),            // 16: gpuaas.node.v1.SignedTask
-	(*TaskRef)(nil),               // 17: gpuaas.node.v1.TaskRef
-	(*TaskDelivered)(nil),         // 18: gpuaas.node.v1.TaskDelivered
-	(*TaskStarted)(nil),           // 19: gpuaas.node.v1.TaskStarted
-	(*TaskProgress)(nil),          // 20: gpuaas.node.v1.TaskProgress
-	(*TaskResult)(nil),            // 21: gpuaas.node.v1.TaskResult
-	(*TaskResultAck)(nil),         // 22: gpuaas.node.v1.TaskResultAck
-	(*TaskReportRefused)(nil),     // 23: gpuaas.node.v1.TaskReportRefused
-	(*TaskCancel)(nil),            // 24: gpuaas.node.v1.TaskCancel
-	(*Observation)(nil),           // 25: gpuaas.node.v1.Observation
-	(*StorageReport)(nil),         // 26: gpuaas.node.v1.StorageReport
-	(*DiagnosticReport)(nil),      // 27: gpuaas.node.v1.DiagnosticReport
-	(*RenewRequest)(nil),          // 28: gpuaas.node.v1.RenewRequest
-	(*CertificateIssued)(nil),     // 29: gpuaas.node.v1.CertificateIssued
-	(*CertificateStored)(nil),     // 30: gpuaas.node.v1.CertificateStored
-	(*PolicyUpdate)(nil),          // 31: gpuaas.node.v1.PolicyUpdate
-	(*Reconnect)(nil),             // 32: gpuaas.node.v1.Reconnect
-	(*OutputRequest)(nil),         // 33: gpuaas.node.v1.OutputRequest
-	(*OutputChunk)(nil),           // 34: gpuaas.node.v1.OutputChunk
-	(*Goodbye)(nil),               // 35: gpuaas.node.v1.Goodbye
-	(*v1.Denial)(nil),             // 36: gpuaas.common.v1.Denial
-	(v1.TaskType)(0),              // 37: gpuaas.common.v1.TaskType
-	(*v1.ProfileFacts)(nil),       // 38: gpuaas.common.v1.ProfileFacts
-	(*v1.HostFacts)(nil),          // 39: gpuaas.common.v1.HostFacts
-	(*v1.TaskInFlight)(nil),       // 40: gpuaas.common.v1.TaskInFlight
-	(*v1.Diagnostic)(nil),         // 41: gpuaas.common.v1.Diagnostic
-	(*v1.NodePolicy)(nil),         // 42: gpuaas.common.v1.NodePolicy
-	(*timestamppb.Timestamp)(nil), // 43: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
-	(v1.TaskState)(0),             // 45: gpuaas.common.v1.TaskState
-	(v1.Reason)(0),                // 46: gpuaas.common.v1.Reason
-	(*WorkloadStatus)(nil),        // 47: gpuaas.node.v1.WorkloadStatus
-	(*OutputCursor)(nil),          // 48: gpuaas.node.v1.OutputCursor
-	(*WorkloadOutput)(nil),        // 49: gpuaas.node.v1.WorkloadOutput
+	(*ServiceRoot)(nil),           // 4: gpuaas.node.v1.ServiceRoot
+	(*ServiceRoots)(nil),          // 5: gpuaas.node.v1.ServiceRoots
+	(*TaskKey)(nil),               // 6: gpuaas.node.v1.TaskKey
+	(*TaskKeys)(nil),              // 7: gpuaas.node.v1.TaskKeys
+	(*TaskKeysHeld)(nil),          // 8: gpuaas.node.v1.TaskKeysHeld
+	(*Ready)(nil),                 // 9: gpuaas.node.v1.Ready
+	(*Admitted)(nil),              // 10: gpuaas.node.v1.Admitted
+	(*RunList)(nil),               // 11: gpuaas.node.v1.RunList
+	(*WorkspaceEpoch)(nil),        // 12: gpuaas.node.v1.WorkspaceEpoch
+	(*Challenge)(nil),             // 13: gpuaas.node.v1.Challenge
+	(*ChallengeAnswer)(nil),       // 14: gpuaas.node.v1.ChallengeAnswer
+	(*Heartbeat)(nil),             // 15: gpuaas.node.v1.Heartbeat
+	(*HeartbeatAck)(nil),          // 16: gpuaas.node.v1.HeartbeatAck
+	(*TaskOffer)(nil),             // 17: gpuaas.node.v1.TaskOffer
+	(*SignedTask)(nil),            // 18: gpuaas.node.v1.SignedTask
+	(*TaskRef)(nil),               // 19: gpuaas.node.v1.TaskRef
+	(*TaskDelivered)(nil),         // 20: gpuaas.node.v1.TaskDelivered
+	(*TaskStarted)(nil),           // 21: gpuaas.node.v1.TaskStarted
+	(*TaskProgress)(nil),          // 22: gpuaas.node.v1.TaskProgress
+	(*TaskResult)(nil),            // 23: gpuaas.node.v1.TaskResult
+	(*TaskResultAck)(nil),         // 24: gpuaas.node.v1.TaskResultAck
+	(*TaskReportRefused)(nil),     // 25: gpuaas.node.v1.TaskReportRefused
+	(*TaskCancel)(nil),            // 26: gpuaas.node.v1.TaskCancel
+	(*Observation)(nil),           // 27: gpuaas.node.v1.Observation
+	(*StorageReport)(nil),         // 28: gpuaas.node.v1.StorageReport
+	(*DiagnosticReport)(nil),      // 29: gpuaas.node.v1.DiagnosticReport
+	(*RenewRequest)(nil),          // 30: gpuaas.node.v1.RenewRequest
+	(*CertificateIssued)(nil),     // 31: gpuaas.node.v1.CertificateIssued
+	(*CertificateStored)(nil),     // 32: gpuaas.node.v1.CertificateStored
+	(*PolicyUpdate)(nil),          // 33: gpuaas.node.v1.PolicyUpdate
+	(*Reconnect)(nil),             // 34: gpuaas.node.v1.Reconnect
+	(*OutputRequest)(nil),         // 35: gpuaas.node.v1.OutputRequest
+	(*OutputChunk)(nil),           // 36: gpuaas.node.v1.OutputChunk
+	(*Goodbye)(nil),               // 37: gpuaas.node.v1.Goodbye
+	(*v1.Denial)(nil),             // 38: gpuaas.common.v1.Denial
+	(v1.TaskType)(0),              // 39: gpuaas.common.v1.TaskType
+	(*v1.ProfileFacts)(nil),       // 40: gpuaas.common.v1.ProfileFacts
+	(*v1.HostFacts)(nil),          // 41: gpuaas.common.v1.HostFacts
+	(*v1.TaskInFlight)(nil),       // 42: gpuaas.common.v1.TaskInFlight
+	(*v1.Diagnostic)(nil),         // 43: gpuaas.common.v1.Diagnostic
+	(*v1.NodePolicy)(nil),         // 44: gpuaas.common.v1.NodePolicy
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(v1.TaskState)(0),             // 47: gpuaas.common.v1.TaskState
+	(v1.Reason)(0),                // 48: gpuaas.common.v1.Reason
+	(*WorkloadStatus)(nil),        // 49: gpuaas.node.v1.WorkloadStatus
+	(*OutputCursor)(nil),          // 50: gpuaas.node.v1.OutputCursor
+	(*WorkloadOutput)(nil),        // 51: gpuaas.node.v1.WorkloadOutput
 }
 var file_gpuaas_node_v1_node_proto_depIdxs = []int32{
 	2,  // 0: gpuaas.node.v1.ConnectRequest.hello:type_name -> gpuaas.node.v1.Hello
-	7,  // 1: gpuaas.node.v1.ConnectRequest.ready:type_name -> gpuaas.node.v1.Ready
-	12, // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
-	13, // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
-	18, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
-	19, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
-	20, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
-	21, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
-	25, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
-	27, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
-	28, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
-	35, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
-	30, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
-	34, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
-	6,  // 14: gpuaas.node.v1.ConnectRequest.task_keys_held:type_name -> gpuaas.node.v1.TaskKeysHeld
+	9,  // 1: gpuaas.node.v1.ConnectRequest.ready:type_name -> gpuaas.node.v1.Ready
+	14, // 2: gpuaas.node.v1.ConnectRequest.challenge_answer:type_name -> gpuaas.node.v1.ChallengeAnswer
+	15, // 3: gpuaas.node.v1.ConnectRequest.heartbeat:type_name -> gpuaas.node.v1.Heartbeat
+	20, // 4: gpuaas.node.v1.ConnectRequest.task_delivered:type_name -> gpuaas.node.v1.TaskDelivered
+	21, // 5: gpuaas.node.v1.ConnectRequest.task_started:type_name -> gpuaas.node.v1.TaskStarted
+	22, // 6: gpuaas.node.v1.ConnectRequest.task_progress:type_name -> gpuaas.node.v1.TaskProgress
+	23, // 7: gpuaas.node.v1.ConnectRequest.task_result:type_name -> gpuaas.node.v1.TaskResult
+	27, // 8: gpuaas.node.v1.ConnectRequest.observation:type_name -> gpuaas.node.v1.Observation
+	29, // 9: gpuaas.node.v1.ConnectRequest.diagnostic:type_name -> gpuaas.node.v1.DiagnosticReport
+	30, // 10: gpuaas.node.v1.ConnectRequest.renew_request:type_name -> gpuaas.node.v1.RenewRequest
+	37, // 11: gpuaas.node.v1.ConnectRequest.goodbye:type_name -> gpuaas.node.v1.Goodbye
+	32, // 12: gpuaas.node.v1.ConnectRequest.certificate_stored:type_name -> gpuaas.node.v1.CertificateStored
+	36, // 13: gpuaas.node.v1.ConnectRequest.output_chunk:type_name -> gpuaas.node.v1.OutputChunk
+	8,  // 14: gpuaas.node.v1.ConnectRequest.task_keys_held:type_name -> gpuaas.node.v1.TaskKeysHeld
 	3,  // 15: gpuaas.node.v1.ConnectResponse.welcome:type_name -> gpuaas.node.v1.Welcome
-	8,  // 16: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
-	11, // 17: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
-	14, // 18: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
-	15, // 19: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
-	22, // 20: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
-	24, // 21: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
-	29, // 22: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
-	31, // 23: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
-	32, // 24: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
-	36, // 25: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
-	9,  // 26: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
-	23, // 27: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
-	33, // 28: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
-	5,  // 29: gpuaas.node.v1.ConnectResponse.task_keys:type_name -> gpuaas.node.v1.TaskKeys
-	37, // 30: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
-	38, // 31: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
-	39, // 32: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
-	40, // 33: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
-	41, // 34: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	42, // 35: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
-	43, // 36: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	4,  // 37: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
-	4,  // 38: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
-	43, // 39: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
-	10, // 40: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
-	44, // 41: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
-	44, // 42: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
-	43, // 43: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
-	39, // 44: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
-	43, // 45: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
-	17, // 46: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
-	16, // 47: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
-	17, // 48: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
-	43, // 49: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
-	17, // 50: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
-	17, // 51: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
-	45, // 52: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
-	46, // 53: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
-	43, // 54: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
-	43, // 55: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
-	16, // 56: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
-	17, // 57: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
-	17, // 58: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
-	36, // 59: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
-	17, // 60: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
-	17, // 61: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
-	47, // 62: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
-	43, // 63: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
-	26, // 64: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
-	43, // 65: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
-	41, // 66: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
-	36, // 67: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
-	42, // 68: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
-	46, // 69: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
-	44, // 70: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
-	48, // 71: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
-	36, // 72: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
-	49, // 73: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
-	0,  // 74: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
-	1,  // 75: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
-	75, // [75:76] is the sub-list for method output_type
-	74, // [74:75] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	10, // 16: gpuaas.node.v1.ConnectResponse.admitted:type_name -> gpuaas.node.v1.Admitted
+	13, // 17: gpuaas.node.v1.ConnectResponse.challenge:type_name -> gpuaas.node.v1.Challenge
+	16, // 18: gpuaas.node.v1.ConnectResponse.heartbeat_ack:type_name -> gpuaas.node.v1.HeartbeatAck
+	17, // 19: gpuaas.node.v1.ConnectResponse.task_offer:type_name -> gpuaas.node.v1.TaskOffer
+	24, // 20: gpuaas.node.v1.ConnectResponse.task_result_ack:type_name -> gpuaas.node.v1.TaskResultAck
+	26, // 21: gpuaas.node.v1.ConnectResponse.task_cancel:type_name -> gpuaas.node.v1.TaskCancel
+	31, // 22: gpuaas.node.v1.ConnectResponse.certificate_issued:type_name -> gpuaas.node.v1.CertificateIssued
+	33, // 23: gpuaas.node.v1.ConnectResponse.policy_update:type_name -> gpuaas.node.v1.PolicyUpdate
+	34, // 24: gpuaas.node.v1.ConnectResponse.reconnect:type_name -> gpuaas.node.v1.Reconnect
+	38, // 25: gpuaas.node.v1.ConnectResponse.denied:type_name -> gpuaas.common.v1.Denial
+	11, // 26: gpuaas.node.v1.ConnectResponse.run_list:type_name -> gpuaas.node.v1.RunList
+	25, // 27: gpuaas.node.v1.ConnectResponse.task_report_refused:type_name -> gpuaas.node.v1.TaskReportRefused
+	35, // 28: gpuaas.node.v1.ConnectResponse.output_request:type_name -> gpuaas.node.v1.OutputRequest
+	7,  // 29: gpuaas.node.v1.ConnectResponse.task_keys:type_name -> gpuaas.node.v1.TaskKeys
+	5,  // 30: gpuaas.node.v1.ConnectResponse.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
+	39, // 31: gpuaas.node.v1.Hello.task_types:type_name -> gpuaas.common.v1.TaskType
+	40, // 32: gpuaas.node.v1.Hello.profile:type_name -> gpuaas.common.v1.ProfileFacts
+	41, // 33: gpuaas.node.v1.Hello.host:type_name -> gpuaas.common.v1.HostFacts
+	42, // 34: gpuaas.node.v1.Hello.tasks_in_flight:type_name -> gpuaas.common.v1.TaskInFlight
+	43, // 35: gpuaas.node.v1.Hello.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	44, // 36: gpuaas.node.v1.Welcome.policy:type_name -> gpuaas.common.v1.NodePolicy
+	45, // 37: gpuaas.node.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	6,  // 38: gpuaas.node.v1.Welcome.task_keys:type_name -> gpuaas.node.v1.TaskKey
+	5,  // 39: gpuaas.node.v1.Welcome.service_roots:type_name -> gpuaas.node.v1.ServiceRoots
+	4,  // 40: gpuaas.node.v1.ServiceRoots.roots:type_name -> gpuaas.node.v1.ServiceRoot
+	6,  // 41: gpuaas.node.v1.TaskKeys.keys:type_name -> gpuaas.node.v1.TaskKey
+	45, // 42: gpuaas.node.v1.Admitted.server_time:type_name -> google.protobuf.Timestamp
+	12, // 43: gpuaas.node.v1.RunList.may_run:type_name -> gpuaas.node.v1.WorkspaceEpoch
+	46, // 44: gpuaas.node.v1.Challenge.answer_within:type_name -> google.protobuf.Duration
+	46, // 45: gpuaas.node.v1.Heartbeat.monotonic:type_name -> google.protobuf.Duration
+	45, // 46: gpuaas.node.v1.Heartbeat.wall_clock:type_name -> google.protobuf.Timestamp
+	41, // 47: gpuaas.node.v1.Heartbeat.changed_facts:type_name -> gpuaas.common.v1.HostFacts
+	45, // 48: gpuaas.node.v1.HeartbeatAck.server_time:type_name -> google.protobuf.Timestamp
+	19, // 49: gpuaas.node.v1.TaskDelivered.tasks:type_name -> gpuaas.node.v1.TaskRef
+	18, // 50: gpuaas.node.v1.TaskDelivered.signed:type_name -> gpuaas.node.v1.SignedTask
+	19, // 51: gpuaas.node.v1.TaskStarted.task:type_name -> gpuaas.node.v1.TaskRef
+	45, // 52: gpuaas.node.v1.TaskStarted.started_at:type_name -> google.protobuf.Timestamp
+	19, // 53: gpuaas.node.v1.TaskProgress.task:type_name -> gpuaas.node.v1.TaskRef
+	19, // 54: gpuaas.node.v1.TaskResult.task:type_name -> gpuaas.node.v1.TaskRef
+	47, // 55: gpuaas.node.v1.TaskResult.state:type_name -> gpuaas.common.v1.TaskState
+	48, // 56: gpuaas.node.v1.TaskResult.reason:type_name -> gpuaas.common.v1.Reason
+	45, // 57: gpuaas.node.v1.TaskResult.started_at:type_name -> google.protobuf.Timestamp
+	45, // 58: gpuaas.node.v1.TaskResult.finished_at:type_name -> google.protobuf.Timestamp
+	18, // 59: gpuaas.node.v1.TaskResult.signed:type_name -> gpuaas.node.v1.SignedTask
+	19, // 60: gpuaas.node.v1.TaskResultAck.tasks:type_name -> gpuaas.node.v1.TaskRef
+	19, // 61: gpuaas.node.v1.TaskReportRefused.tasks:type_name -> gpuaas.node.v1.TaskRef
+	38, // 62: gpuaas.node.v1.TaskReportRefused.denial:type_name -> gpuaas.common.v1.Denial
+	19, // 63: gpuaas.node.v1.TaskCancel.task:type_name -> gpuaas.node.v1.TaskRef
+	19, // 64: gpuaas.node.v1.TaskCancel.more:type_name -> gpuaas.node.v1.TaskRef
+	49, // 65: gpuaas.node.v1.Observation.workloads:type_name -> gpuaas.node.v1.WorkloadStatus
+	45, // 66: gpuaas.node.v1.Observation.observed_at:type_name -> google.protobuf.Timestamp
+	28, // 67: gpuaas.node.v1.Observation.storage:type_name -> gpuaas.node.v1.StorageReport
+	45, // 68: gpuaas.node.v1.Observation.stale_since:type_name -> google.protobuf.Timestamp
+	43, // 69: gpuaas.node.v1.DiagnosticReport.diagnostics:type_name -> gpuaas.common.v1.Diagnostic
+	38, // 70: gpuaas.node.v1.CertificateIssued.denied:type_name -> gpuaas.common.v1.Denial
+	44, // 71: gpuaas.node.v1.PolicyUpdate.policy:type_name -> gpuaas.common.v1.NodePolicy
+	48, // 72: gpuaas.node.v1.Reconnect.reason:type_name -> gpuaas.common.v1.Reason
+	46, // 73: gpuaas.node.v1.Reconnect.spread:type_name -> google.protobuf.Duration
+	50, // 74: gpuaas.node.v1.OutputRequest.from:type_name -> gpuaas.node.v1.OutputCursor
+	38, // 75: gpuaas.node.v1.OutputChunk.denied:type_name -> gpuaas.common.v1.Denial
+	51, // 76: gpuaas.node.v1.OutputChunk.output:type_name -> gpuaas.node.v1.WorkloadOutput
+	0,  // 77: gpuaas.node.v1.NodeService.Connect:input_type -> gpuaas.node.v1.ConnectRequest
+	1,  // 78: gpuaas.node.v1.NodeService.Connect:output_type -> gpuaas.node.v1.ConnectResponse
+	78, // [78:79] is the sub-list for method output_type
+	77, // [77:78] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_node_v1_node_proto_init() }
@@ -3190,6 +3334,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 		(*ConnectResponse_TaskReportRefused)(nil),
 		(*ConnectResponse_OutputRequest)(nil),
 		(*ConnectResponse_TaskKeys)(nil),
+		(*ConnectResponse_ServiceRoots)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3197,7 +3342,7 @@ func file_gpuaas_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_node_v1_node_proto_rawDesc), len(file_gpuaas_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
