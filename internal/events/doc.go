@@ -23,7 +23,8 @@
 // it is none of its concerns. A transaction that stays open keeps open the seqs that were rolled back meanwhile, a range
 // each; rounds grow slower by them, not by what was numbered.
 //
-// Nothing is removed yet. It could be: whole rows of events.numbered whose last_pos is at or below every cursor, with the
-// events of their seqs, the newest row excepted; watchers' resume tokens below it are then refused as positions that the
-// log does not have.
+// The log is partitioned by day: the seqs of a day begin at its number since 1970, times 2^32. Whole rows of
+// events.numbered are cut once their last_pos is at or below every cursor and their events are over their term, the newest
+// row excepted; a day's partition is dropped when no row names one of its events, nor leaves one open. Watchers' resume
+// tokens below what is left are refused as positions that the log does not have.
 package events

@@ -58,6 +58,8 @@ func TestADatabaseOfAnEarlierBuildIsRead(t *testing.T) {
 	}
 	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
 	upIDs, downIDs := halves(t, "00170_event_ids.sql")
+	parts, whole := oneTable(t)
+	upIDs, downIDs = slices.Concat(upIDs, parts), slices.Concat(whole, downIDs)
 	execEach(t, owner, append(downIDs, down))
 	earlier, err := pgx.Connect(ctx, d.URL(pg.RoleLifecycle))
 	if err != nil {

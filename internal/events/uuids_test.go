@@ -56,6 +56,14 @@ func execEach(t *testing.T, conn *pgx.Conn, list []string) {
 	}
 }
 
+// oneTable returns the ways of migrations up to the partitions and back to one table, as tests of earlier migrations need it.
+func oneTable(t *testing.T) ([]string, []string) {
+	t.Helper()
+	parts, whole := halves(t, "00220_event_partitions.sql")
+	byDay, singly := halves(t, "00221_cut_events_by_day.sql")
+	return slices.Concat(parts, byDay), slices.Concat(singly, whole)
+}
+
 // TestIDsOfEventsAreStoredAsUUIDs takes a database with events of the build before through the migration, and back: what they belong to is read the same.
 func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	testkit.IO(t)
@@ -66,6 +74,8 @@ func TestIDsOfEventsAreStoredAsUUIDs(t *testing.T) {
 	}
 	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
 	up, down := halves(t, "00170_event_ids.sql")
+	parts, whole := oneTable(t)
+	up, down = slices.Concat(up, parts), slices.Concat(whole, down)
 	execEach(t, owner, down)
 	of := events.Correlation{
 		CorrelationID: ids.New(), TenantID: ids.New(), WorkspaceID: ids.New(), WorkflowID: ids.New(), AllocationID: ids.New(), TaskID: ids.New(),
@@ -200,6 +210,8 @@ func TestTheWayBackSaysWhatKindsSay(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, down := halves(t, "00170_event_ids.sql")
+	_, whole := oneTable(t)
+	down = slices.Concat(whole, down)
 	execEach(t, owner, down)
 	conn, err := pgx.Connect(ctx, d.URL(pg.RoleReadmodel))
 	if err != nil {

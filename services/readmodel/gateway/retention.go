@@ -24,7 +24,8 @@ type historySize struct {
 }
 
 var readHistorySize = pg.Define(pg.RoleReadmodel, "gateway.history_size", `
-	SELECT pg_total_relation_size('events.event') + pg_total_relation_size('events.numbered') AS events,
+	SELECT (SELECT sum(pg_total_relation_size(p.relid)) FROM pg_partition_tree('events.event') p)::bigint
+			+ pg_total_relation_size('events.numbered') AS events,
 		pg_database_size(current_database()) AS database, mesh.oldest_parked() AS oldest_parked`)
 
 // storageSample is what recovery has found of the room of the database.
