@@ -12,6 +12,7 @@ import (
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/testkit"
 )
 
 // seeded makes every jitter of a client come from one seed.
@@ -96,7 +97,7 @@ func TestAtExpiryTheNextCertificateIsTried(t *testing.T) {
 	}
 	for name, refusal := range tests {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(10) {
+			for seed := range testkit.Repeat[uint64](2, 10) {
 				synctest.Test(t, func(t *testing.T) {
 					p := newPlane(t)
 					p.ttl = 52 * time.Second
@@ -217,14 +218,12 @@ func TestSessionsThatEndAtOnceAreNotOpenedWithoutPause(t *testing.T) {
 	})
 }
 
-// TestTheShortestLives runs hundreds of lives of the shortest certificates that the policy allows, with opens that
+// TestTheShortestLives runs a hundred lives of the shortest certificates that the policy allows, with opens that
 // are refused at random.
 func TestTheShortestLives(t *testing.T) {
-	const (
-		life  = 20 * time.Second // the least of node.certificate_ttl_seconds
-		lives = 300
-	)
-	for seed := range uint64(2) {
+	const life = 20 * time.Second // the least of node.certificate_ttl_seconds
+	lives := testkit.Repeat(100, 300)
+	for seed := range testkit.Repeat[uint64](1, 2) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newPlane(t)
 			p.ttl, p.backdate, p.interval = life, time.Minute, 5*time.Second
@@ -240,7 +239,7 @@ func TestTheShortestLives(t *testing.T) {
 			h.until("admitted", time.Second, h.admitted)
 			away, longest := time.Duration(0), time.Duration(0)
 			const step = 250 * time.Millisecond
-			for time.Since(begin) < lives*life/2 {
+			for time.Since(begin) < time.Duration(lives)*life/2 {
 				time.Sleep(step)
 				select {
 				case err := <-h.done:
