@@ -1,9 +1,11 @@
 package plans
 
 import (
+	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -337,10 +339,21 @@ func (t *Template) loadAll(ctx context.Context, conn *pgx.Conn, size Size) error
 	return nil
 }
 
-func (t *Template) loadTable(ctx context.Context, conn *pgx.Conn, tab table, size Size) error {
+// copies returns the copies of a table in the format of COPY. They come in large pieces: each is a message to the
+// server, and a change between two goroutines.
+func (t *Template) copies(tab table, size Size) *io.PipeReader {
+	const piece = 64 << 10
 	read, write := io.Pipe()
 	c := t.copier(tab, size)
-	go func() { write.CloseWithError(c.write(write, t.levels)) }()
+	go func() {
+		buffered := bufio.NewWriterSize(write, piece)
+		write.CloseWithError(errors.Join(c.write(buffered, t.levels), buffered.Flush()))
+	}()
+	return read
+}
+
+func (t *Template) loadTable(ctx context.Context, conn *pgx.Conn, tab table, size Size) error {
+	read := t.copies(tab, size)
 	_, err := conn.PgConn().CopyFrom(ctx, read, "COPY "+tab.name+" ("+strings.Join(tab.columns, ", ")+") FROM STDIN")
 	read.CloseWithError(err)
 	if err != nil {

@@ -1,6 +1,10 @@
 package plans
 
-import "testing"
+import (
+	"errors"
+	"io"
+	"testing"
+)
 
 // TestASerialOfAnyLengthIsCopied: a serial is written without leading zeros, so that one of 16 is shorter.
 func TestASerialOfAnyLengthIsCopied(t *testing.T) {
@@ -20,5 +24,32 @@ func TestASerialOfAnyLengthIsCopied(t *testing.T) {
 		if at := tmpl.levels[serial]; at != ofNode {
 			t.Errorf("the serial %s is of level %d, not of the machine", serial, at)
 		}
+	}
+}
+
+// TestCopiesComeInLargePieces: a row that came alone would be a message to the server of its own.
+func TestCopiesComeInLargePieces(t *testing.T) {
+	t.Parallel()
+	const rows = 1000
+	row := table{name: "lifecycle.workspace", columns: []string{"id", "name"}, rows: []string{"01a207bb-9f10-770a-9786-71238ad18507\t" + workspaceName + "\n"}}
+	tmpl := &Template{tables: []table{row}, levels: map[string]level{"01a207bb-9f10-770a-9786-71238ad18507": ofWorkspace, workspaceName: ofWorkspace}}
+	read := tmpl.copies(row, Size{Nodes: 1, Workspaces: rows})
+	buffer, total, reads := make([]byte, 64<<10), 0, 0
+	for {
+		n, err := read.Read(buffer)
+		total += n
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		reads++
+	}
+	if want := rows * len(row.rows[0]); total != want {
+		t.Errorf("%d bytes were read, not %d", total, want)
+	}
+	if reads > 2 {
+		t.Errorf("%d bytes came in %d pieces", total, reads)
 	}
 }
