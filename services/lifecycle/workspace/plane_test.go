@@ -268,8 +268,14 @@ func (p *plane) workspace(id string) saga.Workspace {
 // rests waits for a state of the workspace.
 func (p *plane) rests(id, state string) saga.Workspace {
 	p.t.Helper()
+	return p.restsWithin(testkit.Patience, id, state)
+}
+
+// restsWithin is rests with a limit of the caller's, who makes replicas lose time.
+func (p *plane) restsWithin(limit time.Duration, id, state string) saga.Workspace {
+	p.t.Helper()
 	var w saga.Workspace
-	testkit.Eventually(p.t, testkit.Patience, func() error {
+	testkit.Eventually(p.t, limit, func() error {
 		if w = p.workspace(id); w.State != state {
 			run, _, _ := saga.LiveRun(testkit.Context(p.t), p.db.Pool(pg.RoleLifecycle), id)
 			return fmt.Errorf("the workspace is %s (%s), not %s: %s; %s", w.State, w.LastError, state, run.WhyWaiting, run.StepName())
