@@ -342,11 +342,11 @@ func (t *Template) loadAll(ctx context.Context, conn *pgx.Conn, size Size) error
 // copies returns the copies of a table in the format of COPY. They come in large pieces: each is a message to the
 // server, and a change between two goroutines.
 func (t *Template) copies(tab table, size Size) *io.PipeReader {
-	const piece = 64 << 10
+	const most = 64 << 10
 	read, write := io.Pipe()
 	c := t.copier(tab, size)
 	go func() {
-		buffered := bufio.NewWriterSize(write, piece)
+		buffered := bufio.NewWriterSize(write, most)
 		write.CloseWithError(errors.Join(c.write(buffered, t.levels), buffered.Flush()))
 	}()
 	return read
