@@ -30,7 +30,7 @@ var whole = map[string]float64{
 }
 
 // PageSize is how many workspaces, nodes or rows of a kind the statements of sweeps read at a time.
-const PageSize = 1000
+const PageSize = 500
 
 // paged are the statements that read a page of the fleet, with the rows that they may read for each of it.
 var paged = map[string]float64{

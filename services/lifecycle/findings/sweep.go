@@ -49,7 +49,7 @@ type Config struct {
 	WokenFor time.Duration
 	// Keep is how long an agent's report is kept; 7 days.
 	Keep time.Duration
-	// Page is how many workspaces, nodes or rows of a kind one statement reads; 1,000.
+	// Page is how many workspaces, nodes or rows of a kind one statement reads; 500.
 	Page int
 }
 
@@ -57,7 +57,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Grace: time.Minute, Fresh: 3 * time.Minute, ProvisionWindow: 15 * time.Minute, ProvisionLimit: 3,
-		WokenFor: time.Hour, Keep: 7 * 24 * time.Hour, Page: 1000,
+		WokenFor: time.Hour, Keep: 7 * 24 * time.Hour, Page: 500,
 	}
 }
 
