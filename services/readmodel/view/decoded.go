@@ -189,7 +189,8 @@ type bodyOfRow struct {
 }
 
 var readBodies = pg.Define(pg.RoleReadmodel, "view.read_bodies", `
-	SELECT 'workspace' AS kind, x.workspace_id AS id, NULL::uuid AS node, x.version, x.xmin, x.body FROM readmodel.workspace x WHERE x.workspace_id = ANY($1::uuid[])
+	SELECT 'workspace' AS kind, x.workspace_id AS id, NULL::uuid AS node, x.version, x.xmin, x.body
+		FROM readmodel.workspace x WHERE x.workspace_id = ANY($1::uuid[])
 	UNION ALL SELECT 'run', x.run_id, NULL, x.version, x.xmin, x.body FROM readmodel.run x WHERE x.run_id = ANY($2::uuid[])
 	UNION ALL SELECT 'observed', x.workspace_id, x.node_id, x.version, x.xmin, x.body FROM unnest($3::uuid[], $4::uuid[]) k (workspace_id, node_id)
 		JOIN readmodel.observed x ON x.workspace_id = k.workspace_id AND x.node_id = k.node_id

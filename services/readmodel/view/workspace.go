@@ -85,7 +85,8 @@ const (
 )
 
 var workspaceLayout = layout{
-	name: "workspaces", with: "at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now)", columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
+	name: "workspaces", with: "at AS MATERIALIZED (SELECT COALESCE($1::timestamptz, mesh.clock()) AS now)",
+	columns: workspaceColumns, from: workspaceFrom, sort: "w.tenant || '/' || w.name", id: "w.workspace_id",
 	lead: 3, tenant: "w.tenant_id",
 	conditions: []condition{
 		workspacesOfTenant, workspacesOfTenantOrID, workspacesInState, workspacesNotOver, theWorkspace, workspacesOfName, workspacesByID,
