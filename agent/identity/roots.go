@@ -91,7 +91,7 @@ func followRoots(old []byte, links []pki.RootLink) ([]byte, error) {
 		return nil, errors.New("the list would leave no root to trust")
 	}
 	if slices.EqualFunc(next, held, (*x509.Certificate).Equal) {
-		return nil, nil //nolint:nilnil // see above
+		return nil, nil
 	}
 	return pki.EncodeCertificates(next), nil
 }
