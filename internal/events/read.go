@@ -43,8 +43,9 @@ var (
 		WHERE COALESCE(n.before, 0) < $2
 		ORDER BY n.last_pos`)
 
-	fetchListed         = pg.DefineShared(writers, "events.fetch_listed", fetchSQL+`e.seq = ANY($1)`)
-	fetchListedOfKinds  = pg.DefineShared(writers, "events.fetch_listed_of_kinds", fetchSQL+`e.seq = ANY($1) AND e.kind = ANY($2)`)
+	// The bounds of a list leave out the partitions that have none of it, which the list alone does not.
+	fetchListed         = pg.DefineShared(writers, "events.fetch_listed", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3)`)
+	fetchListedOfKinds  = pg.DefineShared(writers, "events.fetch_listed_of_kinds", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.seq = ANY($3) AND e.kind = ANY($4)`)
 	fetchBetween        = pg.DefineShared(writers, "events.fetch_between", fetchSQL+`e.seq BETWEEN $1 AND $2`)
 	fetchBetweenOfKinds = pg.DefineShared(writers, "events.fetch_between_of_kinds", fetchSQL+`e.seq BETWEEN $1 AND $2 AND e.kind = ANY($3)`)
 )
@@ -154,9 +155,10 @@ func fetch(ctx context.Context, q pg.Querier, part numbers, kinds []string) ([]R
 	if len(part.seqs) == 0 {
 		return nil, nil
 	}
-	all, ofKinds, args := fetchListed, fetchListedOfKinds, []any{part.seqs}
+	lo, hi := slices.Min(part.seqs), slices.Max(part.seqs)
+	all, ofKinds, args := fetchListed, fetchListedOfKinds, []any{lo, hi, part.seqs}
 	// Most have the order of their seqs and lie together: one walk instead of a descent each.
-	if lo, hi := slices.Min(part.seqs), slices.Max(part.seqs); hi-lo < 2*int64(len(part.seqs)) {
+	if hi-lo < 2*int64(len(part.seqs)) {
 		all, ofKinds, args = fetchBetween, fetchBetweenOfKinds, []any{lo, hi}
 	}
 	if len(kinds) > 0 {

@@ -58,7 +58,8 @@ var (
 	})
 
 	measureAge = pg.DefineShared(writers, "events.measure_age", `
-		SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event WHERE seq = ANY($1)`)
+		SELECT COALESCE(max(EXTRACT(EPOCH FROM mesh.clock() - created_at)), 0)::float8 FROM events.event
+		WHERE seq = ANY($1) AND seq BETWEEN (SELECT min(s) FROM unnest($1) s) AND (SELECT max(s) FROM unnest($1) s)`)
 )
 
 // positionsOf reads the position of an event and of a cursor.
