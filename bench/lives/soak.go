@@ -34,6 +34,7 @@ type SoakOptions struct {
 
 	Length time.Duration // default 45 minutes
 	Every  time.Duration // between two samples; default 15 s
+	Pace   time.Duration // between the beginnings of two lives; default 6 s
 }
 
 // sample is what is there at one time, in bytes, in the order of measures.
@@ -44,7 +45,7 @@ type sample struct {
 }
 
 // measures name the values of a sample.
-var measures = [5]string{"database", "log files", "mesh memory", "agents memory", "postgres memory"}
+var measures = [5]string{"database", "log files", "mesh memory", "memory an agent", "postgres memory"}
 
 var databaseSize = pg.Define(pg.RoleOwner, "lives.database_size", `SELECT pg_database_size(current_database())`)
 
@@ -54,43 +55,59 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 		return bench.Result{}, fmt.Errorf("bench soak: %s of %d clients", o.Length, o.Clients)
 	}
 	o.Options = o.withDefaults()
-	o.Length, o.Every = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second)
+	o.Length, o.Every, o.Pace = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second), cmp.Or(o.Pace, 6*time.Second)
 	var samples []sample
+	var late int64
 	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) error {
 		var err error
-		samples, err = o.soak(ctx, mesh, server)
+		samples, late, err = o.soak(ctx, mesh, server)
 		return err
 	}, func(context.Context, *embedded.Server) error { return nil })
 	if err != nil {
 		return bench.Result{}, err
 	}
-	return o.verdict(ctx, samples)
+	return o.verdict(ctx, samples, late)
 }
 
-// soak makes lives until the time is over, and samples meanwhile.
-func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) ([]sample, error) {
+// soak makes lives until the time is over, and samples meanwhile. It returns the samples, and how many lives did not begin because as many as there are
+// clients were under way.
+func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) ([]sample, int64, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is kept
 	w := &world{o: o.Options, client: mesh.Client()}
 	if err := w.tenant(ctx); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
+	var late int64
 	began := time.Now()
 	over := func() bool { return time.Since(began) >= o.Length }
 	group, ctx := errgroup.WithContext(ctx)
-	for range o.Clients {
-		group.Go(func() error {
-			for !over() && ctx.Err() == nil {
-				if err := w.one(ctx, fmt.Sprintf("w-%08d", w.number.Add(1))); err != nil {
-					return err
-				}
+	// How much is kept depends on the lives of the last minutes, so they begin at an even pace, and not as fast as the machine is.
+	places := make(chan struct{}, o.Clients)
+	group.Go(func() error {
+		next := time.NewTicker(o.Pace)
+		defer next.Stop()
+		for !over() {
+			select {
+			case places <- struct{}{}:
+				group.Go(func() error {
+					defer func() { <-places }()
+					return w.one(ctx, fmt.Sprintf("w-%08d", w.number.Add(1)))
+				})
+			default:
+				late++
 			}
-			return nil
-		})
-	}
+			select {
+			case <-next.C:
+			case <-ctx.Done():
+				return context.Cause(ctx) //nolint:wrapcheck // the reason of another
+			}
+		}
+		return nil
+	})
 	var samples []sample
 	group.Go(func() error {
 		for !over() {
@@ -110,9 +127,9 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 		return nil
 	})
 	if err := group.Wait(); err != nil {
-		return nil, fmt.Errorf("soak: %w", err)
+		return nil, 0, fmt.Errorf("soak: %w", err)
 	}
-	return samples, nil
+	return samples, late, nil
 }
 
 func (o SoakOptions) sample(ctx context.Context, conn *pgx.Conn, files ...string) (sample, error) {
@@ -154,8 +171,8 @@ func sizeOf(path string) (int64, error) {
 	return total, nil
 }
 
-// memory adds up the private resident memory of a process, and of those that descend from it: of Postgres, and of all
-// others.
+// memory adds up the private resident memory of a process and of Postgres below it, and returns the mean of all others that descend from it, which are agents
+// and what they run: how many there are depends on the moment.
 func memory(root int) (own, others, postgres int64, err error) { //nolint:nonamedreturns // they name what is counted
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -182,6 +199,7 @@ func memory(root int) (own, others, postgres int64, err error) { //nolint:noname
 			}
 		}
 	}
+	count := int64(0)
 	for pid, n := range bytes {
 		above := pid
 		for above > 1 && above != root {
@@ -195,21 +213,22 @@ func memory(root int) (own, others, postgres int64, err error) { //nolint:noname
 			postgres += n
 		default:
 			others += n
+			count++
 		}
 	}
-	return own, others, postgres, nil
+	return own, others / max(count, 1), postgres, nil
 }
 
 func (s sample) print(o SoakOptions) error {
 	mib := func(n int64) float64 { return float64(n) / (1 << 20) }
 	if s.At < o.Every {
-		if _, err := fmt.Fprintf(o.Out, "%8s %8s %12s %14s %12s %14s %16s\n", "minute", "lives", "database", "log files", "mesh memory", "agents memory",
+		if _, err := fmt.Fprintf(o.Out, "%8s %8s %12s %14s %12s %15s %16s\n", "minute", "lives", "database", "log files", "mesh memory", "memory an agent",
 			"postgres memory"); err != nil {
 			return fmt.Errorf("print the table: %w", err)
 		}
 	}
 	v := s.Values
-	if _, err := fmt.Fprintf(o.Out, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %10.1f MiB %12.1f MiB\n", s.At.Minutes(), s.Lives, mib(v[0]), mib(v[1]), mib(v[2]),
+	if _, err := fmt.Fprintf(o.Out, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %11.2f MiB %12.1f MiB\n", s.At.Minutes(), s.Lives, mib(v[0]), mib(v[1]), mib(v[2]),
 		mib(v[3]), mib(v[4])); err != nil {
 		return fmt.Errorf("print the table: %w", err)
 	}
@@ -250,7 +269,7 @@ func settled(samples []sample, length time.Duration) []sample {
 }
 
 // verdict judges the largest growth.
-func (o SoakOptions) verdict(ctx context.Context, samples []sample) (bench.Result, error) {
+func (o SoakOptions) verdict(ctx context.Context, samples []sample, late int64) (bench.Result, error) {
 	judged := settled(samples, o.Length)
 	if len(judged) < 3 {
 		return bench.Result{}, fmt.Errorf("bench soak: %d samples are too few to judge", len(judged))
@@ -261,6 +280,7 @@ func (o SoakOptions) verdict(ctx context.Context, samples []sample) (bench.Resul
 	}
 	details["baseline"] = "growth from the time on that is judged, as a share of the mean"
 	details["minutes"], details["clients"], details["lives"] = o.Length.Minutes(), o.Clients, samples[len(samples)-1].Lives
+	details["lives_left_out"], details["pace_s"] = late, o.Pace.Seconds()
 	details["judged_from"], details["samples"] = judged[0].At.Round(time.Second).String(), len(judged)
 	most := -1.0
 	for i, name := range measures {

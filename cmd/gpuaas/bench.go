@@ -223,12 +223,12 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	whole.Flags().IntVar(&o.lives, "lives", 1000, "how many workspaces live")
 	whole.Flags().IntVar(&o.clients, "clients", 4, "how many of them at once")
 	soak := add("soak", "Whether database and processes stay as large as they are, hour after hour", 0, benchSoak)
-	soak.Long = "Creates, recreates and decommissions workspaces without a pause, in a mesh whose terms are a minute. Every 15 s it reads the sizes of the\n" +
-		"database and the logs of the mesh, and the memory of the mesh, its agents and Postgres. From minute 15 on, or from a third of a shorter run, a line is\n" +
+	soak.Long = "Creates, recreates and decommissions a workspace every 6 s, in a mesh whose terms are a minute. Every 15 s it reads the sizes of the\n" +
+		"database and the logs of the mesh, and the memory of the mesh, an agent and Postgres. From minute 15 on, or from a third of a shorter run, a line is\n" +
 		"laid through each of them: over the rest of the run it may rise by 1 % of the mean."
 	soak.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	soak.Flags().IntVar(&o.minutes, "minutes", 45, "how long")
-	soak.Flags().IntVar(&o.clients, "clients", 4, "how many workspaces at once")
+	soak.Flags().IntVar(&o.clients, "clients", 4, "how many workspaces at once; one that finds no place is left out")
 	add("all", "Run all benches, one after the other", 0, benchSagas, benchJoin, benchJoinAlone, benchCancel, benchCancelAlone, benchResume, benchTasks, benchStreams)
 	child := &cobra.Command{
 		Use: "child KIND", Hidden: true, Args: cobra.ExactArgs(1),

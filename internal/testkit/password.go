@@ -9,15 +9,19 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // password is fixed: test databases hold nothing worth more.
 func password(role string) string { return "test-" + role }
 
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
 // deriveQuickly replaces the verifiers of passwords by ones that a login derives in one iteration, not in 4,096: under
 // the race detector these take most of the time of a connection. A wrong password is refused as before.
-func deriveQuickly(ctx context.Context, conn *pgxpool.Conn, passwords map[string]string) error {
+func deriveQuickly(ctx context.Context, conn execer, passwords map[string]string) error {
 	for role, password := range passwords {
 		verifier, err := quickVerifier(password)
 		if err != nil {

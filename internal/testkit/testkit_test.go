@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/gpuaas/mesh/internal/pg"
@@ -42,38 +41,6 @@ func TestDatabasesAreApartAndClocksMove(t *testing.T) {
 	}
 	if _, err := a.Pool(pg.RoleLifecycle).Exec(ctx, "UPDATE mesh.clock_offset SET by = '0'"); !pg.IsPrivilege(err) {
 		t.Fatalf("a service moved the clock: %v", err)
-	}
-}
-
-// TestALoginDerivesOnce: a login under the race detector derives its password in one iteration, and a wrong one is
-// refused all the same.
-func TestALoginDerivesOnce(t *testing.T) {
-	testkit.IO(t)
-	ctx := testkit.Context(t)
-	d := testkit.DB(t)
-	admin, err := pgx.Connect(ctx, d.AdminURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer admin.Close(ctx) //nolint:errcheck // the test is over
-	var slow []string
-	if err := admin.QueryRow(ctx, `SELECT array_agg(rolname || ' ' || split_part(rolpassword, ':', 1)) FROM pg_authid
-		WHERE rolname = ANY ($1) AND rolpassword NOT LIKE 'SCRAM-SHA-256$1:%'`, append(pg.Roles(), pg.RoleOwner)).Scan(&slow); err != nil {
-		t.Fatal(err)
-	}
-	if len(slow) > 0 {
-		t.Errorf("logins that derive for long: %q", slow)
-	}
-	for _, role := range append(pg.Roles(), pg.RoleOwner) {
-		cfg, err := pgx.ParseConfig(d.URL(role))
-		if err != nil {
-			t.Fatal(err)
-		}
-		cfg.Password += "x"
-		if conn, err := pgx.ConnectConfig(ctx, cfg); err == nil {
-			_ = conn.Close(ctx)
-			t.Errorf("%s logs in by a wrong password", role)
-		}
 	}
 }
 

@@ -189,7 +189,12 @@ func TestAuditIsCheckedWhereItsEventsAreGone(t *testing.T) {
 	if _, err := c.DB.OwnerPool().Exec(testkit.Context(t), `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')`); err != nil {
 		t.Fatal(err)
 	}
-	must(t, c.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(t), `SELECT x.cut FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100) x`).Scan(&cut))
+	for again := true; again; { // a call that has begun a day of the log cuts nothing
+		var n int64
+		must(t, c.DB.Pool(pg.RoleReadmodel).QueryRow(testkit.Context(t), `SELECT x.cut, x.next IS NOT NULL
+			FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100) x`).Scan(&n, &again))
+		cut += n
+	}
 	if cut != 7 {
 		t.Fatalf("%d events were cut, want 7", cut)
 	}

@@ -67,7 +67,10 @@ func cutEvents(t *testing.T, l *projecttest.Log) {
 	_, err := l.DB.Pool(pg.RoleRecovery).Exec(ctx, `INSERT INTO mesh.policy (key, value, updated_by) VALUES ('retention.events_seconds', '0', 'test')
 		ON CONFLICT (key) DO NOTHING`)
 	must(t, err)
-	_, err = l.DB.Pool(pg.RoleReadmodel).Exec(ctx, `SELECT events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100000)`)
+	for again := true; again && err == nil; { // a call that has begun a day of the log cuts nothing
+		err = l.DB.Pool(pg.RoleReadmodel).QueryRow(ctx, `SELECT x.next IS NOT NULL
+			FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 100000) x`).Scan(&again)
+	}
 	must(t, err)
 }
 

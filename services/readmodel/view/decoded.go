@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -15,8 +16,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// mostDecoded is how many bytes of bodies one generation of decoded messages is kept for.
-const mostDecoded = 2 << 20
+const (
+	mostDecoded    = 2 << 20     // bytes of bodies that one generation of decoded messages is kept for
+	longestDecoded = time.Minute // a generation is the young one for
+)
 
 // errChanged is of a row that changed between the statement that named it and the one that reads it.
 var errChanged = errors.New("a row has changed while it was read")
@@ -34,12 +37,13 @@ type rowKey struct {
 }
 
 // decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed since they were listed last, and reading
-// and decoding them costs more than the rest of a request. There are two generations: when the young one is full, it takes the place of the old one, and
-// what is asked for again comes back.
+// and decoding them costs more than the rest of a request. There are two generations: when the young one is full or a minute old, it takes the place of the old one,
+// and what is asked for again comes back: what nobody asks for is gone after two minutes of lists.
 type decoded[T any, M message[T]] struct {
 	mu         sync.Mutex
 	young, old map[rowKey]sized[M]
-	bytes      int // of the bodies in the young generation
+	bytes      int       // of the bodies in the young generation
+	since      time.Time // it is the young one
 }
 
 type sized[M any] struct {
@@ -52,6 +56,9 @@ type sized[M any] struct {
 func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if time.Since(d.since) >= longestDecoded {
+		d.turn()
+	}
 	found, ok := d.young[key]
 	if !ok {
 		if found, ok = d.old[key]; ok {
@@ -68,10 +75,16 @@ func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 
 // keep expects the lock to be held.
 func (d *decoded[T, M]) keep(key rowKey, m sized[M]) {
-	if d.bytes += m.bytes; d.bytes > mostDecoded || d.young == nil {
-		d.young, d.old, d.bytes = map[rowKey]sized[M]{}, d.young, m.bytes
+	if d.bytes+m.bytes > mostDecoded || d.young == nil {
+		d.turn()
 	}
 	d.young[key] = m
+	d.bytes += m.bytes
+}
+
+// turn puts a new generation in the place of the young one. It expects the lock to be held.
+func (d *decoded[T, M]) turn() {
+	d.young, d.old, d.bytes, d.since = map[rowKey]sized[M]{}, d.young, 0, time.Now()
 }
 
 // fill decodes what was read, and puts it where it is missing.

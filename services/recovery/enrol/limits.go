@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// limits slows callers down by a bucket for each key: an address, a token, a node. The buckets are bounded: whoever was idle longest is
-// forgotten first, and finds a full bucket when it comes back.
+// limits slows callers down by a bucket for each key: an address, a token, a node. A bucket that is full again is forgotten, and at most `most` are kept: the
+// one that was idle longest goes first, and its caller finds a full one when it comes back.
 type limits struct {
 	every time.Duration
 	burst int
@@ -36,7 +36,7 @@ func newLimits(perSecond float64, burst int) *limits {
 }
 
 // allow takes one from the key's bucket, or answers fault rate_limited with the wait.
-func (l *limits) allow(key string, now time.Time) error { return take(l.bucket(key), now) }
+func (l *limits) allow(key string, now time.Time) error { return take(l.bucket(key, now), now) }
 
 func take(limiter *rate.Limiter, now time.Time) error {
 	r := limiter.ReserveN(now, 1)
@@ -48,9 +48,10 @@ func take(limiter *rate.Limiter, now time.Time) error {
 	return fault.New(commonv1.Reason_REASON_RATE_LIMITED, "", fault.RetryAfter(wait))
 }
 
-func (l *limits) bucket(key string) *rate.Limiter {
+func (l *limits) bucket(key string, now time.Time) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.forgetLocked(now)
 	if e, ok := l.buckets[key]; ok {
 		l.idle.MoveToFront(e)
 		if b, ok := e.Value.(*bucket); ok {
@@ -58,13 +59,30 @@ func (l *limits) bucket(key string) *rate.Limiter {
 		}
 	}
 	if l.idle.Len() >= l.most {
-		oldest := l.idle.Back()
-		if b, ok := oldest.Value.(*bucket); ok {
-			delete(l.buckets, b.key)
-		}
-		l.idle.Remove(oldest)
+		l.removeLocked(l.idle.Back())
 	}
 	b := &bucket{key: key, limiter: rate.NewLimiter(rate.Every(l.every), l.burst)}
 	l.buckets[key] = l.idle.PushFront(b)
 	return b.limiter
+}
+
+// forgetLocked forgets up to two full buckets of those that were idle longest: more than a call can add.
+func (l *limits) forgetLocked(now time.Time) {
+	for range 2 {
+		oldest := l.idle.Back()
+		if oldest == nil {
+			return
+		}
+		if b, ok := oldest.Value.(*bucket); ok && b.limiter.TokensAt(now) < float64(l.burst) {
+			return
+		}
+		l.removeLocked(oldest)
+	}
+}
+
+func (l *limits) removeLocked(e *list.Element) {
+	if b, ok := e.Value.(*bucket); ok {
+		delete(l.buckets, b.key)
+	}
+	l.idle.Remove(e)
 }

@@ -1,0 +1,49 @@
+package view
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
+)
+
+// Scenario: workspaces come and go. What a list showed once is not kept until two generations are full of other rows.
+func TestMessagesThatNobodyAsksForGo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var d decoded[lifecyclev1.Workspace, *lifecyclev1.Workspace]
+		body, err := protojson.Marshal(&lifecyclev1.Workspace{Name: "w"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := func(n byte) (kept bool) {
+			t.Helper()
+			key := rowKey{id: [16]byte{n}}
+			var to *lifecyclev1.Workspace
+			var missing []missed[*lifecyclev1.Workspace]
+			if d.find(key, &to, &missing) {
+				return true
+			}
+			if err := d.fill(missing, map[rowKey][]byte{key: body}); err != nil {
+				t.Fatal(err)
+			}
+			return false
+		}
+		ask(1)
+		for range 200 { // for more than three minutes
+			if ask(2); len(d.young)+len(d.old) > 4 {
+				t.Fatalf("%d messages are kept of two rows", len(d.young)+len(d.old))
+			}
+			time.Sleep(time.Second)
+		}
+		if !ask(2) {
+			t.Error("a message that is asked for each second is not kept")
+		}
+		if ask(1) {
+			t.Error("a message that nobody asked for in three minutes is kept")
+		}
+	})
+}
