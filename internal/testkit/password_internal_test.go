@@ -45,7 +45,7 @@ func TestALoginDerivesOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.User = role
+	cfg.User, cfg.Database = role, "postgres"
 	for password, right := range map[string]bool{"secret": true, "secretx": false} {
 		cfg.Password = password
 		conn, err := pgx.ConnectConfig(ctx, cfg)
