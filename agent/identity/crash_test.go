@@ -232,7 +232,8 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 				return nil
 			}
 		}},
-		{name: "service roots", setup: func(w *world, s *identity.Store) { w.trusting(s, w.roots[0].DER) },
+		{
+			name: "service roots", setup: func(w *world, s *identity.Store) { w.trusting(s, w.roots[0].DER) },
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
 				return func(s *identity.Store) error {
 					retired := w.roots[0]
@@ -243,7 +244,8 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 					_, err := s.TakeServiceRoots([]pki.RootLink{retired, w.roots[1]})
 					return err
 				}
-			}},
+			},
+		},
 		{name: "drop key", setup: func(w *world, s *identity.Store) {
 			enrolled(w, s)
 			_, err := s.PendingKey()

@@ -19,12 +19,13 @@ import (
 type days struct {
 	t *testing.T
 	*testkit.Database
-	seq *events.Sequencer
+	seq   *events.Sequencer
+	today time.Time
 }
 
 func newDays(t *testing.T) days {
 	t.Helper()
-	d := days{t: t, Database: testkit.DB(t)}
+	d := days{t: t, Database: testkit.DB(t), today: time.Now().UTC().Truncate(24 * time.Hour)}
 	d.seq = newSequencer(t, d.Database, nil, nil, events.SequencerConfig{})
 	d.at(0, 12*time.Hour)
 	d.cut()
@@ -34,8 +35,7 @@ func newDays(t *testing.T) days {
 // at sets the clock of the database to a time of the n-th day from today on.
 func (d days) at(n int, of time.Duration) {
 	d.t.Helper()
-	now := time.Now().UTC()
-	testkit.SetClockOffset(d.Database, now.Truncate(24*time.Hour).AddDate(0, 0, n).Add(of).Sub(now))
+	testkit.SetClockOffset(d.Database, time.Until(d.today.AddDate(0, 0, n).Add(of)))
 }
 
 // append appends and numbers events, and moves every cursor to the end.
@@ -77,7 +77,7 @@ func (d days) parts() string {
 	defer admin.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
 	rows, err := admin.Query(ctx, `SELECT concat_ws(' ', CASE WHEN c.relname ~ '[0-9]' THEN (to_date(substr(c.relname, 7), 'YYYYMMDD') - $1::date)::text
 			ELSE substr(c.relname, 7) END, nullif((SELECT count(*) FROM events.event e WHERE e.tableoid = c.oid), 0))
-		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'events.event'::regclass ORDER BY c.relname`, time.Now().UTC())
+		FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'events.event'::regclass ORDER BY c.relname`, d.today)
 	must(d.t, err)
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	must(d.t, err)
@@ -108,7 +108,8 @@ func (d days) read() []int64 {
 func TestADayOfEventsIsDropped(t *testing.T) {
 	testkit.IO(t)
 	ctx, d := testkit.Context(t), newDays(t)
-	d.append(5)
+	token := appendEvents(t, d.Pool(pg.RoleLifecycle), event("probe", "x", 0))
+	d.append(4)
 	all := d.read()
 	d.at(1, 12*time.Hour)
 	d.cut()
@@ -145,6 +146,10 @@ func TestADayOfEventsIsDropped(t *testing.T) {
 		t.Errorf("%d events were cut beside a reader", n)
 	}
 	d.wantParts("beside a reader", "0 5, 1 5, 2, 3, 14 1, 15, 16, default")
+	c := newConsumer(t, events.ConsumerDeps{Pool: d.Pool(pg.RoleReadmodel)}, events.ConsumerConfig{Name: "c", Schema: "readmodel", Kinds: []string{"probe"}})
+	if err := c.WaitFor(ctx, token); err != nil {
+		t.Errorf("a wait for an event whose number was cut: %v", err)
+	}
 	d.append(1)
 	if got := d.read(); !slices.Equal(got[:6], all[5:]) || len(got) != 7 {
 		t.Errorf("read %v, not %v and one more", got, all[5:])
@@ -212,7 +217,7 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	if n != 0 || more {
 		t.Errorf("a second replica did work beside the first: %d, %t", n, more)
 	}
-	d.append(1) // nothing that is under way keeps an append waiting
+	appendEvents(t, d.Pool(pg.RoleLifecycle), event("probe", "x", 1)) // what is under way keeps no append waiting
 	_, err = d.OwnerPool().Exec(ctx, `SELECT 1`)
 	must(t, err)
 	admin, err := pgx.Connect(ctx, d.AdminURL())
@@ -231,4 +236,54 @@ func TestPartitionsOfReplicasThatDieOrMeet(t *testing.T) {
 	d.cut()
 	d.append(1)
 	d.wantParts("after the next walk", "0 2, 1, 2, 5 1, 6, 7, default, first")
+}
+
+// Scenario: the clock of the database was two months ahead for a moment, and the sequence stays in the day that it was then. What is due of the days until
+// then is still done once, and a walk ends.
+func TestAClockThatWasAhead(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), newDays(t)
+	d.append(2)
+	d.at(60, 12*time.Hour)
+	d.cut()
+	d.append(2)
+	d.at(20, 12*time.Hour)
+	for range 3 {
+		var n int64
+		more, calls := true, 0
+		for ; more; calls++ {
+			must(t, d.Pool(pg.RoleReadmodel).QueryRow(ctx, cutOnce).Scan(&n, &more))
+			if calls > 20 {
+				t.Fatal("a walk does not end")
+			}
+		}
+		d.append(1)
+	}
+	d.wantParts("after the clock was put right", "20, 21, 22, 60 5, 61, 62, default")
+}
+
+// Scenario: a log that has begun days is taken back to one table, and to partitions once more.
+func TestALogOfDaysGoesBackAndForth(t *testing.T) {
+	testkit.IO(t)
+	ctx, d := testkit.Context(t), newDays(t)
+	d.append(2)
+	owner, err := pgx.Connect(ctx, d.URL(pg.RoleOwner))
+	must(t, err)
+	defer owner.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the test is over
+	up, down := oneTable(t)
+	for range 2 {
+		execEach(t, owner, down)
+		d.append(1)
+		execEach(t, owner, up)
+		d.append(1)
+		d.cut()
+	}
+	if got := d.read(); len(got) != 6 {
+		t.Errorf("read %v, not six events", got)
+	}
+	d.wantParts("on the same day", "1, 2, default, first 6")
+	d.at(1, 12*time.Hour)
+	d.cut()
+	d.append(1)
+	d.wantParts("a day later", "1 1, 2, 3, default, first 6")
 }

@@ -62,13 +62,16 @@ var (
 		WHERE seq = ANY($1) AND seq BETWEEN (SELECT min(s) FROM unnest($1) s) AND (SELECT max(s) FROM unnest($1) s)`)
 )
 
-// positionsOf reads the position of an event and of a cursor.
+// positionsOf reads the position of an event and of a cursor. An event stands until its partition is dropped, which is after its number was cut: it was behind
+// all cursors then, so its position is told as 1.
 func positionsOf(schema, event string) string {
 	return `
-		SELECT COALESCE((
+		SELECT CASE
+			WHEN COALESCE((SELECT n.open FROM events.numbered n ORDER BY n.last_pos DESC LIMIT 1), '{[1,)}') @> e.seq THEN 0
+			ELSE COALESCE((
 				SELECT n.first_pos + (SELECT sum(LEAST(upper(r), e.seq) - lower(r)) FROM unnest(n.seqs) r WHERE lower(r) <= e.seq)
-				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1
-			), 0)::bigint, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0)
+				FROM events.numbered n WHERE n.highest >= e.seq AND n.seqs @> e.seq ORDER BY n.highest LIMIT 1), 1)
+			END::bigint, COALESCE((SELECT pos FROM ` + schema + `.event_cursor WHERE name = $2), 0)
 		FROM ` + event
 }
 
@@ -139,7 +142,7 @@ func (c *Consumer) waitFor(ctx context.Context, read *pg.Statement, event any) e
 	}
 }
 
-// positions reads the event's position (zero if not numbered yet) and the cursor's (zero if there is none yet).
+// positions reads the event's position (0 if it is not numbered yet, 1 if its number was cut) and the cursor's (zero if there is none yet).
 func (c *Consumer) positions(ctx context.Context, read *pg.Statement, event any) (int64, int64, error) {
 	var pos, cursor int64
 	err := pg.QueryRow(ctx, c.deps.Pool, read, event, c.cfg.Name).Scan(&pos, &cursor)

@@ -55,7 +55,7 @@ var kept = map[string]string{
 	"mesh.key_rotation":        "one row a rotation",
 	"mesh.key_rotation_repeat": "one row a person's further request for an issuer that is awaited",
 	"mesh.key_replica":         "is taken away after a day",
-	"mesh.clock_offset": "of the test kit",
+	"mesh.clock_offset":        "of the test kit",
 }
 
 // TestEveryTableHasATerm: a table whose rows are never cut is a decision. The role that cuts may delete from the others.

@@ -24,7 +24,7 @@ var unprepared = []string{
 	"findings.fenced_schemas",
 	"idle.create_statements", "idle.read_statements", "idle.reset_statements",
 	"rig.insert_commit",
-		"schemas.own_tables",
+	"schemas.own_tables",
 	"workspace.change_schema", "workspace.holder_of_schema", "workspace.lock_fence", "workspace.make_fence_table", "workspace.raise_fence",
 	"workspace.record_tenant_migration", "workspace.tenant_schema_version", "workspace.write_workspace_info",
 }

@@ -5,15 +5,32 @@
 -- first of them. So a partition holds the events of a day, seq is unique and rises as before, and who reads by seq reaches the partitions of these seqs alone.
 -- Seqs below those of the first day are in event_first, which is the table that was; what no partition takes goes to event_default.
 
--- event_first is attached without a look at its rows, because this constraint, which is validated beside the work that goes on, says what the bounds say.
+-- event_first is attached without reading its rows, because this constraint, which is validated beside the work that goes on, says what the bounds say. Its
+-- bound is the first seq of a day of the past, or, where the sequence is beyond it because the log had partitions before, of the day after the sequence's.
+-- Appends wait for at most a second at a time.
 -- +goose StatementBegin
 DO $$
+DECLARE
+    bound bigint;
 BEGIN
-    IF (SELECT relkind = 'r' FROM pg_class WHERE oid = 'events.event'::regclass) AND NOT EXISTS (
+    IF (SELECT relkind <> 'r' FROM pg_class WHERE oid = 'events.event'::regclass) OR EXISTS (
         SELECT FROM pg_constraint WHERE conrelid = 'events.event'::regclass AND conname = 'event_first_bound')
     THEN
-        ALTER TABLE events.event ADD CONSTRAINT event_first_bound CHECK (seq < 85899345920000) NOT VALID;
+        RETURN;
     END IF;
+    PERFORM set_config('lock_timeout', '1000', true);
+    FOR attempt IN 1..60 LOOP
+        BEGIN
+            LOCK TABLE events.event IN ACCESS EXCLUSIVE MODE;
+            SELECT greatest(85899345920000, ((last_value >> 32) + 1) << 32) INTO bound FROM events.event_seq_seq;
+            EXECUTE format('ALTER TABLE events.event ADD CONSTRAINT event_first_bound CHECK (seq < %s) NOT VALID', bound);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM pg_sleep(1);
+        END;
+    END LOOP;
+    RAISE EXCEPTION 'the event log was not free for a moment in two minutes' USING ERRCODE = 'lock_not_available',
+        HINT = 'End transactions that have been open for long (pg_stat_activity), and run `gpuaas migrate up` again.';
 END $$;
 -- +goose StatementEnd
 -- +goose StatementBegin
@@ -30,6 +47,7 @@ DO $$
 DECLARE
     given   bigint;
     drawn   boolean;
+    bound   bigint;
     waiting boolean := true;
 BEGIN
     IF (SELECT relkind = 'p' FROM pg_class WHERE oid = 'events.event'::regclass) THEN
@@ -90,7 +108,9 @@ BEGIN
     DROP POLICY own_source ON events.event_first;
     DROP POLICY cuttable_seen ON events.event_first;
     DROP POLICY cuttable ON events.event_first;
-    ALTER TABLE events.event ATTACH PARTITION events.event_first FOR VALUES FROM (MINVALUE) TO (85899345920000);
+    SELECT substring(pg_get_constraintdef(oid) FROM '[0-9]+') INTO STRICT bound FROM pg_constraint
+        WHERE conrelid = 'events.event_first'::regclass AND conname = 'event_first_bound';
+    EXECUTE format('ALTER TABLE events.event ATTACH PARTITION events.event_first FOR VALUES FROM (MINVALUE) TO (%s)', bound);
     ALTER TABLE events.event_first DROP CONSTRAINT event_first_bound;
 
     CREATE TABLE events.event_default (LIKE events.event INCLUDING DEFAULTS);
@@ -105,7 +125,10 @@ END $$;
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION events.partitions(OUT name text, OUT seqs int8range) RETURNS SETOF record LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
-    SELECT c.relname::text, CASE WHEN d.day IS NULL THEN int8range(NULL, 85899345920000) ELSE int8range(d.day << 32, (d.day + 1) << 32) END
+    SELECT c.relname::text, CASE
+            WHEN d.day IS NULL THEN int8range(NULL, substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO [^0-9]*([0-9]+)')::bigint)
+            ELSE int8range(d.day << 32, (d.day + 1) << 32)
+        END
     FROM pg_inherits i
         JOIN pg_class c ON c.oid = i.inhrelid
         CROSS JOIN LATERAL (
@@ -128,7 +151,8 @@ DECLARE
     done  boolean := false;
     part  text;
 BEGIN
-    SELECT p.name INTO part FROM events.partitions() p WHERE upper(p.seqs) <= below ORDER BY p.seqs LIMIT 1;
+    -- None of today or later, which would be made again: after a clock that was ahead the sequence is in a day to come.
+    SELECT p.name INTO part FROM events.partitions() p WHERE upper(p.seqs) <= least(below, today << 32) ORDER BY p.seqs LIMIT 1;
     IF FOUND THEN
         BEGIN
             EXECUTE format('DROP TABLE events.%I', part);
@@ -177,8 +201,8 @@ GRANT EXECUTE ON FUNCTION events.keep_partitions(bigint) TO mesh_retention;
 SELECT events.keep_partitions(0);
 
 -- +goose Down
-DROP FUNCTION events.keep_partitions(bigint);
-DROP FUNCTION events.partitions();
+DROP FUNCTION IF EXISTS events.keep_partitions(bigint);
+DROP FUNCTION IF EXISTS events.partitions();
 -- It writes the log anew, and nobody appends or reads meanwhile.
 -- +goose StatementBegin
 DO $$

@@ -4,8 +4,8 @@
 -- that is over, and whose last one has reached its term, stay until no row names one of the day, nor leaves one open: then the partition is dropped. Others
 -- are deleted: where the term is shorter than two days; in event_first and the default partition; those of a day that go with the last row of the day before;
 -- and those that are two days over their term while their partition is not.
--- named_from returns a seq below which no row of events.numbered names an event, nor will: each row leaves open what later ones may name. It looks at the
--- oldest rows.
+-- named_from returns a seq below which no row of events.numbered names an event, nor will: each row leaves open what later ones may name. It reads the
+-- 100 oldest rows.
 -- +goose StatementBegin
 CREATE FUNCTION events.named_from() RETURNS bigint LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(max(least(y.named, y.open)), 0) FROM (
@@ -79,7 +79,9 @@ BEGIN
         END IF;
     END LOOP;
     below := events.named_from();
-    IF cut >= most OR cut > 0 AND EXISTS (SELECT FROM events.partitions() x WHERE upper(x.seqs) <= below) THEN
+    IF cut >= most OR cut > 0 AND EXISTS (
+            SELECT FROM events.partitions() x WHERE upper(x.seqs) <= least(below, floor(extract(epoch FROM mesh.clock()) / 86400)::bigint << 32))
+    THEN
         next := lowest;
     END IF;
 END $$;
