@@ -45,7 +45,7 @@ func TestWorkspacesThatHaveEndedHaveTheirHistory(t *testing.T) {
 		{"runs of active workspaces", `SELECT count(*) FROM lifecycle.saga_run r JOIN lifecycle.workspace w ON w.id = r.workspace_id
 			WHERE w.state = 'active'`, 100},
 		{"workspaces that are shown", `SELECT count(*) FROM readmodel.workspace`, 150},
-		{"ended workspaces with events", `SELECT count(DISTINCT w.id) FROM lifecycle.workspace w JOIN events.event e ON e.workspace_id = w.id::text
+		{"ended workspaces with events", `SELECT count(DISTINCT w.id) FROM lifecycle.workspace w JOIN events.event e ON e.workspace_uuid = w.id
 			WHERE w.state = 'decommissioned'`, 50},
 		{"allocations of ended workspaces that are not released", `SELECT count(*) FROM lifecycle.allocation a JOIN lifecycle.workspace w
 			ON w.id = a.workspace_id WHERE w.state = 'decommissioned' AND a.state <> 'released'`, 0},
