@@ -1,7 +1,6 @@
 package identity_test
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ed25519"
 	"crypto/tls"
@@ -34,7 +33,8 @@ type image struct {
 	Pending string // key
 	Join    string
 	Env     string
-	Bundle  string
+	// Files of trust.
+	Bundle, Recovery, Listed string
 }
 
 type world struct {
@@ -98,8 +98,13 @@ func (w *world) image(s *identity.Store) image {
 		}
 		out.Pending, _ = pki.PublicKeyFingerprint(key.Public())
 	}
-	if data, err := os.ReadFile(filepath.Join(w.dirs.Etc, "ca-bundle.crt")); err == nil {
-		out.Bundle = string(data)
+	for path, into := range map[string]*string{
+		filepath.Join(w.dirs.Etc, "ca-bundle.crt"): &out.Bundle, filepath.Join(w.dirs.Etc, "recovery-ca-bundle.crt"): &out.Recovery,
+		filepath.Join(w.dirs.State, "service-roots.json"): &out.Listed,
+	} {
+		if data, err := os.ReadFile(path); err == nil {
+			*into = string(data)
+		}
 	}
 	raw, generation := s.JoinState()
 	out.Join = fmt.Sprintf("%d %s", generation, raw)
@@ -170,6 +175,11 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 		must(w.t, err)
 		must(w.t, s.StoreIssued(w.chain(key), "grt_next"))
 	}
+	rotating := func(w *world, s *identity.Store) {
+		w.trusting(s, w.roots[0].DER)
+		_, err := s.TakeServiceRoots(w.roots[:])
+		must(w.t, err)
+	}
 	tests := []struct {
 		name  string
 		setup func(w *world, s *identity.Store)
@@ -236,16 +246,21 @@ func TestCrashBetweenAnyTwoEffects(t *testing.T) {
 			name: "service roots", setup: func(w *world, s *identity.Store) { w.trusting(s, w.roots[0].DER) },
 			prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
 				return func(s *identity.Store) error {
-					retired := w.roots[0]
-					retired.Retired = true
-					if bytes.Equal(w.trusts("ca-bundle.crt"), pki.EncodeChain([][]byte{w.roots[1].DER})) {
-						return nil
-					}
-					_, err := s.TakeServiceRoots([]pki.RootLink{retired, w.roots[1]})
+					_, err := s.TakeServiceRoots([]pki.RootLink{retired(w.roots[0]), w.roots[1]})
 					return err
 				}
 			},
 		},
+		{name: "service roots after a list", setup: rotating, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+			return func(s *identity.Store) error {
+				_, err := s.TakeServiceRoots([]pki.RootLink{retired(w.roots[0]), w.roots[1]})
+				return err
+			}
+		}},
+		{name: "bundle after a list", setup: rotating, prepare: func(w *world, _ *identity.Store) func(*identity.Store) error {
+			dir := w.bundle("gbt_other")
+			return func(s *identity.Store) error { return s.InstallBundle(dir) }
+		}},
 		{name: "drop key", setup: func(w *world, s *identity.Store) {
 			enrolled(w, s)
 			_, err := s.PendingKey()

@@ -83,11 +83,16 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 	if s.node.InstanceID != node.InstanceID {
 		changes = append(changes, change{File: fileJoinState, Remove: true})
 	}
-	trust, err := s.trustChanges(answer.GetProfile())
+	trust, given, err := s.trustChanges(answer.GetProfile())
 	if err != nil {
 		return err
 	}
 	changes = append(changes, trust...)
+	listed, record, err := s.givenLocked(given...)
+	if err != nil {
+		return err
+	}
+	changes = append(changes, record...)
 	changes = append(changes, change{File: fileEnv, Content: env.Render()}, change{File: filePendingKey, Remove: true})
 	if err := s.commit("enrol", changes); err != nil {
 		return err
@@ -96,6 +101,7 @@ func (s *Store) CommitEnrolment(token string, answer *recoveryv1.EnrollResponse)
 		s.join = joinState{}
 	}
 	s.current, s.other, s.pending, s.node, s.enrolled, s.env = pair, nil, nil, node, true, env
+	s.listed = listed
 	return nil
 }
 
@@ -123,12 +129,14 @@ func (s *Store) envAfter(answer *recoveryv1.EnrollResponse) (Env, error) {
 	return env, env.Validate()
 }
 
-func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, error) {
+// trustChanges returns what makes the trust of a profile durable, and the bundles that it gives.
+func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, []file, error) {
 	pinned := fileRecoveryBundle
 	if path := s.env.Get(EnvRecoveryBundle); path != "" && filepath.Base(path) != filepath.Base(s.path(fileRecoveryBundle)) {
 		pinned = "" // pinned by the operator in a file of its own: not ours to replace
 	}
 	var changes []change
+	var given []file
 	for _, t := range []struct {
 		file, old file
 		bundle    []byte
@@ -137,13 +145,14 @@ func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, error) {
 			continue
 		}
 		if _, err := pki.DecodeCertificates(t.bundle); err != nil {
-			return nil, fmt.Errorf("enrolment's answer: trust bundle: %w", err)
+			return nil, nil, fmt.Errorf("enrolment's answer: trust bundle: %w", err)
 		}
+		given = append(given, t.file)
 		old, err := pki.ReadFile(s.path(t.file))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			return nil, fmt.Errorf("read trust bundle: %w", err)
+			return nil, nil, fmt.Errorf("read trust bundle: %w", err)
 		case bytes.Equal(old, t.bundle):
 			continue
 		default:
@@ -151,7 +160,7 @@ func (s *Store) trustChanges(profile *commonv1.Profile) ([]change, error) {
 		}
 		changes = append(changes, change{File: t.file, Content: t.bundle})
 	}
-	return changes, nil
+	return changes, given, nil
 }
 
 // ErrBundleSpent says that this identity was made with the bundle's token already.
@@ -188,7 +197,8 @@ func (s *Store) InstallBundle(dir string) error {
 	if err := env.Validate(); err != nil {
 		return fmt.Errorf("read bundle: %w", err)
 	}
-	changes := []change{}
+	var changes []change
+	var brought []file
 	for _, f := range []file{fileBundle, fileRecoveryBundle} {
 		content, err := pki.ReadFile(filepath.Join(dir, filepath.Base(string(f))))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -200,8 +210,13 @@ func (s *Store) InstallBundle(dir string) error {
 		if _, err := pki.DecodeCertificates(content); err != nil {
 			return fmt.Errorf("read bundle: %s: %w", filepath.Base(string(f)), err)
 		}
-		changes = append(changes, change{File: f, Content: content})
+		changes, brought = append(changes, change{File: f, Content: content}), append(brought, f)
 	}
+	listed, record, err := s.givenLocked(brought...)
+	if err != nil {
+		return err
+	}
+	changes = append(changes, record...)
 	changes = append(changes, change{File: fileEnv, Content: env.Render()})
 	fresh := s.env.Get(EnvToken) != token
 	if fresh {
@@ -211,7 +226,7 @@ func (s *Store) InstallBundle(dir string) error {
 	if err := s.commit("bundle", changes); err != nil {
 		return err
 	}
-	s.env = env
+	s.env, s.listed = env, listed
 	if fresh {
 		s.pending = nil
 	}

@@ -29,6 +29,7 @@ const (
 	filePendingKey     file = "etc/key-pending.pem"
 	fileNode           file = "state/node.json"
 	fileJoinState      file = "state/join-state.json"
+	fileServiceRoots   file = "state/service-roots.json"
 	fileJournal        file = "state/journal.json"
 	fileLock           file = "state/lock"
 )
@@ -37,6 +38,7 @@ const (
 var changeable = map[file]bool{ //nolint:gochecknoglobals // a constant
 	fileEnv: true, fileBundle: true, fileBundleOld: true, fileRecoveryBundle: true, fileRecoveryOld: true, fileCert: true, fileKey: true,
 	fileNextCert: true, fileNextKey: true, filePendingKey: true, fileNode: true, fileJoinState: true,
+	fileServiceRoots: true,
 }
 
 // change is one file's new content, or its removal.

@@ -61,6 +61,7 @@ type Store struct {
 	other    *tls.Certificate
 	pending  crypto.Signer
 	join     joinState
+	listed   listedBundles
 	problems []string
 	// unsettled is set when a change failed half way (a full disk, say): what is on disk may be ahead of memory, and a journal may stand there whose
 	// changes are decided.
@@ -142,6 +143,11 @@ func (s *Store) loadLocked() error {
 	}
 	if s.join.InstanceID != s.node.InstanceID {
 		s.join = joinState{}
+	}
+	s.listed = nil
+	if _, err := readJSON(s.path(fileServiceRoots), &s.listed); err != nil {
+		s.problemLocked("service-roots.json", err)
+		s.listed = nil
 	}
 	s.pending, err = readKey(s.path(filePendingKey))
 	if err != nil {
