@@ -65,7 +65,8 @@ type Hooks struct {
 	ChangedFacts func() *commonv1.HostFacts
 	// TaskKeys is given the keys by which tasks are verified from now on, after they are on disk.
 	TaskKeys func(set *pki.KeySet)
-	// ServiceRoots stores durably which roots of services are trusted by a list of the control plane. It is called before Ready, and when the list changes.
+	// ServiceRoots stores durably which roots of services are trusted by a list of the control plane. It is called
+	// before Ready, and when the list changes. Its errors are those of identity.Store.TakeServiceRoots.
 	ServiceRoots func(ctx context.Context, links []pki.RootLink) error
 	// Profile is told the fingerprint of the profile that the control plane holds for this node.
 	Profile func(fingerprint string)
