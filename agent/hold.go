@@ -57,7 +57,8 @@ func (a *Agent) hold(ctx context.Context) error {
 	}
 }
 
-// takeRoots stores which roots of services are trusted by a list of the control plane; the bundle is read again from its file (TrustEvery).
+// takeRoots stores which roots of services are trusted by a list of the control plane; the bundle is read again from its
+// file (TrustEvery).
 func (a *Agent) takeRoots(ctx context.Context, links []pki.RootLink) error {
 	changed, err := a.store.TakeServiceRoots(links)
 	if changed {

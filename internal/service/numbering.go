@@ -13,9 +13,9 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
-// Numbering is a process's part in numbering events, and its connection that listens for what other processes notify. Both log in as the role sequencer,
-// which may do nothing else. A service has one of its own, or shares that of its process (WithNumbering): the signals of one are the same for all its
-// services.
+// Numbering is the loop by which a process gives committed events their numbers (events.Sequencer), and the connection
+// on which it listens for what other processes notify. Both log in as the role sequencer, which may do nothing else. A
+// service has one of its own, or shares that of its process (WithNumbering): its services then share the signals too.
 type Numbering struct {
 	// Wake is notified after a commit that appended events; Numbered fires when any process numbered some.
 	Wake, Numbered *events.Signal
@@ -28,21 +28,28 @@ type Numbering struct {
 	listen *events.Listener
 }
 
-// sequencerConns are for a round of numbering and a notification beside it. The connection that listens is not of the pool.
+// sequencerConns are for a round of numbering and a notification beside it. The connection that listens is not of the
+// pool.
 const sequencerConns = 2
 
-// NewNumbering makes the part of a process in numbering. The name stands in the names of its sessions. It does not dial.
-func NewNumbering(ctx context.Context, logger *slog.Logger, name string, urlFile config.SecretFile) (*Numbering, error) {
+// NewNumbering makes the loop and the listener of a process. The name stands in the names of their sessions. It does
+// not dial.
+func NewNumbering(
+	ctx context.Context, logger *slog.Logger, name string, urlFile config.SecretFile,
+) (*Numbering, error) {
 	url, err := urlFile.Read()
 	if err != nil {
 		return nil, fmt.Errorf("read sequencer url: %w", err)
 	}
 	n := &Numbering{Wake: &events.Signal{}, Numbered: &events.Signal{}, Settings: &events.Signal{}, logger: logger}
-	n.pool, err = pg.Open(ctx, pg.Config{URL: url.Reveal(), ApplicationName: "gpuaas-" + name + "-sequencer", MaxConns: sequencerConns})
+	n.pool, err = pg.Open(ctx, pg.Config{
+		URL: url.Reveal(), ApplicationName: "gpuaas-" + name + "-sequencer", MaxConns: sequencerConns,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open database as sequencer: %w", err)
 	}
-	if n.seq, err = events.NewSequencer(events.SequencerDeps{Pool: n.pool, Wake: n.Wake, Numbered: n.Numbered, Logger: logger}, events.SequencerConfig{}); err != nil {
+	deps := events.SequencerDeps{Pool: n.pool, Wake: n.Wake, Numbered: n.Numbered, Logger: logger}
+	if n.seq, err = events.NewSequencer(deps, events.SequencerConfig{}); err != nil {
 		n.Close()
 		return nil, fmt.Errorf("build sequencer: %w", err)
 	}
@@ -61,7 +68,8 @@ func (n *Numbering) tasks() []app.Task {
 	}
 }
 
-// Run numbers and listens until ctx ends, and closes what NewNumbering opened. Only a Numbering that services share is run so.
+// Run numbers and listens until ctx ends, and closes what NewNumbering opened. Only a Numbering that services share is
+// run so.
 func (n *Numbering) Run(ctx context.Context) error {
 	defer n.Close()
 	if err := app.Run(ctx, n.logger, n.tasks()...); err != nil {

@@ -111,7 +111,8 @@ type Base struct {
 	// Wake, Numbered and Settings are the signals of Numbering.
 	Wake, Numbered, Settings *events.Signal
 
-	// OnIssuers is told the roots of services, before OpenKeys returns and after each change; to be set before it. Nil: nothing is.
+	// OnIssuers is told the roots of services, before OpenKeys returns and after each change. It is set before OpenKeys
+	// is called. Nil: nothing is told.
 	OnIssuers func(links []pki.RootLink)
 
 	settings   map[string]string
@@ -136,7 +137,8 @@ func WithPoolSettings(settings map[string]string) Option {
 	return func(b *Base) { b.settings = settings }
 }
 
-// WithNumbering lets a service share the numbering of its process, which runs it until all its services have ended. Nil: the service has one of its own.
+// WithNumbering lets a service share the numbering of its process, which runs it until all its services have ended.
+// Nil: the service has one of its own.
 func WithNumbering(n *Numbering) Option {
 	return func(b *Base) { b.numbering, b.shared = n, n != nil }
 }

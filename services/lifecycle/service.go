@@ -62,7 +62,8 @@ type Service struct {
 
 // New builds a replica. It listens, and serves nothing before Run.
 func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "lifecycle", cfg.Config, service.WithPoolSettings(saga.PoolSettings()), service.WithNumbering(deps.Numbering))
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "lifecycle", cfg.Config,
+		service.WithPoolSettings(saga.PoolSettings()), service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

@@ -9,9 +9,11 @@ import (
 	"github.com/gpuaas/mesh/services/nodeapi/session"
 )
 
-// openKeys opens the keys of join states, by which sessions are proven, and those of tasks, which are passed on to agents in list, as the roots of services are. Without a file of the
-// keys of join states there is no verifier.
-func (s *Service) openKeys(ctx context.Context, list *session.KeyList, roots *session.RootList) (*joinstate.Verifier, error) {
+// openKeys opens the keys of join states, by which sessions are proven, and those of tasks. Agents are passed those of
+// tasks in list, and the roots of services in roots. Without a file of the keys of join states there is no verifier.
+func (s *Service) openKeys(
+	ctx context.Context, list *session.KeyList, roots *session.RootList,
+) (*joinstate.Verifier, error) {
 	parts := []keyset.Part{{Kind: keyset.TaskSigning, Relays: true, Changed: func(v keyset.View) error {
 		list.Replace(keyset.Links(keyset.TaskSigning, v.Rows))
 		return nil

@@ -56,7 +56,8 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err := errors.Join(cfg.Config.Validate(), cfg.Validate()); err != nil {
 		return nil, fmt.Errorf("readmodel's configuration: %w", err)
 	}
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config, service.WithPoolSettings(PoolSettings()), service.WithNumbering(deps.Numbering))
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "readmodel", cfg.Config,
+		service.WithPoolSettings(PoolSettings()), service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

@@ -57,7 +57,8 @@ func New(ctx context.Context, deps Deps, cfg Config) (*Service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure recovery: %w", err)
 	}
-	base, err := service.New(ctx, deps.Logger, deps.Registry, "recovery", cfg.Config, service.WithNumbering(deps.Numbering))
+	base, err := service.New(ctx, deps.Logger, deps.Registry, "recovery", cfg.Config,
+		service.WithNumbering(deps.Numbering))
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says whose
 	}

@@ -7,14 +7,16 @@ import (
 	"github.com/gpuaas/mesh/internal/pki"
 )
 
-// RootList is the list of the roots of services that agents are sent. The zero value has none, and agents are sent none. Safe for concurrent use.
+// RootList is the list of the roots of services that agents are sent. The zero value has none, and agents are sent
+// none. Safe for concurrent use.
 type RootList struct {
 	mu     sync.Mutex
 	frame  *nodev1.ConnectResponse
 	change func(frame *nodev1.ConnectResponse)
 }
 
-// Replace makes links the list, of which the last pki.MaxChain are sent. From its return each Welcome has them, and sessions that stand are told.
+// Replace makes links the list, of which the last pki.MaxChain are sent. From its return each Welcome has them, and
+// sessions that stand are told.
 func (l *RootList) Replace(links []pki.RootLink) {
 	if len(links) == 0 {
 		return // before the first replica has registered one, there is nothing to follow
@@ -22,7 +24,9 @@ func (l *RootList) Replace(links []pki.RootLink) {
 	links = links[max(0, len(links)-pki.MaxChain):]
 	list := &nodev1.ServiceRoots{}
 	for _, link := range links {
-		list.Roots = append(list.Roots, &nodev1.ServiceRoot{Certificate: link.DER, CrossCertificate: link.Cross, Retired: link.Retired})
+		list.Roots = append(list.Roots, &nodev1.ServiceRoot{
+			Certificate: link.DER, CrossCertificate: link.Cross, Retired: link.Retired,
+		})
 	}
 	l.mu.Lock()
 	l.frame = &nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_ServiceRoots{ServiceRoots: list}}
