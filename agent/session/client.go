@@ -67,6 +67,9 @@ func (c *Client) Redelivered(msg *nodev1.TaskDelivered) error { return c.out.Red
 // Started queues the start of a task. See Delivered.
 func (c *Client) Started(msg *nodev1.TaskStarted) error { return c.out.Started(msg) }
 
+// Flush sends deliveries and starts at once that wait for their results. See Config.Linger.
+func (c *Client) Flush() { c.out.hurry() }
+
 // Progress queues a task's progress; only the last word of each task waits. See Delivered.
 func (c *Client) Progress(msg *nodev1.TaskProgress) error { return c.out.Progress(msg) }
 

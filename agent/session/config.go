@@ -107,7 +107,8 @@ type Config struct {
 	Heartbeat    time.Duration  // until the policy says otherwise. Default 15 s
 	RenewRetry   backoff.Policy // of a renewal without an answer, or refused. Default 5 s to 5 min
 	RenewTimeout time.Duration  // how long an answer to a renewal is waited for. Default 30 s
-	// Linger is how long word of a delivery or a start waits for the result of its task, which tells both. Default 50 ms
+	// Linger is how long word of a delivery or a start waits for the result of its task, which tells both, unless Flush
+	// sends it. Default 50 ms
 	Linger  time.Duration
 	Goodbye time.Duration // how long an orderly end may take. Default 2 s
 

@@ -56,6 +56,7 @@ type sink struct {
 	progress  []string
 	results   map[string][]*nodev1.TaskResult
 	signed    map[string]*nodev1.SignedTask // of deliveries from before the session
+	flushed   []string // deliveries and starts that had come by each Flush
 	refuse    bool
 	onDeliver func(id string)
 }
@@ -95,6 +96,12 @@ func (s *sink) Started(m *nodev1.TaskStarted) error {
 	defer s.mu.Unlock()
 	s.started = append(s.started, m.GetTask().GetTaskId())
 	return nil
+}
+
+func (s *sink) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.flushed = append(s.flushed, fmt.Sprintf("%d delivered, %d started", len(s.delivered), len(s.started)))
 }
 
 func (s *sink) Progress(m *nodev1.TaskProgress) error {

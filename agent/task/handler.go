@@ -52,6 +52,8 @@ type Sender interface {
 	// Redelivered tells of tasks from before the session, with their envelopes.
 	Redelivered(msg *nodev1.TaskDelivered) error
 	Started(msg *nodev1.TaskStarted) error
+	// Flush sends deliveries and starts at once that the session holds back for their results.
+	Flush()
 	Progress(msg *nodev1.TaskProgress) error
 	Result(msg *nodev1.TaskResult) error
 }

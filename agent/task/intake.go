@@ -104,11 +104,11 @@ func (e *Executor) accept(ctx context.Context, offers []*nodev1.TaskOffer) {
 		e.dispatch(ctx)
 		return
 	}
-	refs := make([]*nodev1.TaskRef, len(candidates))
+	tasks := make([]*Task, len(candidates))
 	for i, c := range candidates {
-		refs[i] = c.job.task.Ref()
+		tasks[i] = &c.job.task
 	}
-	e.send(func(s Sender) error { return s.Delivered(refs) })
+	e.sendDelivered(tasks...)
 	for i, c := range candidates {
 		e.settle(ctx, c, outcomes[i])
 	}
@@ -165,7 +165,7 @@ func (e *Executor) repeat(ctx context.Context, entry ledger.Entry) {
 			return
 		}
 		if !j.started.IsZero() {
-			e.send(func(s Sender) error { return s.Started(j.startedMessage()) })
+			e.sendStarted(j)
 		}
 	case ledger.StateDelivered:
 		e.adopt(ctx, entry.Key)
@@ -191,7 +191,7 @@ func (e *Executor) adopt(ctx context.Context, key ledger.Key) {
 		e.disown(ctx, &entry, err)
 		return
 	}
-	e.send(func(s Sender) error { return s.Delivered([]*nodev1.TaskRef{j.task.Ref()}) })
+	e.sendDelivered(&j.task)
 	if err != nil {
 		e.finish(ctx, j, e.resultOf(j, nil, err))
 		return
@@ -229,7 +229,7 @@ func (e *Executor) verify(ctx context.Context, offer *nodev1.TaskOffer) (Task, b
 	}
 	if fault.Has(err, commonv1.Reason_REASON_TASK_OUTSIDE_WINDOW) {
 		if entry, known, lookErr := e.deps.Ledger.Get(key); lookErr == nil && known {
-			e.send(func(s Sender) error { return s.Delivered([]*nodev1.TaskRef{t.Ref()}) })
+			e.sendDelivered(&t)
 			e.repeat(ctx, entry)
 			e.dispatch(ctx)
 			return Task{}, false
@@ -321,6 +321,41 @@ func (e *Executor) send(f func(Sender) error) {
 	if s != nil {
 		_ = f(s)
 	}
+}
+
+// sendDelivered reports tasks as delivered; at once, if one of them may not run again. Until it
+// hears of a delivery the control plane takes the task for dispatched, and offers it again if the ledger is lost.
+func (e *Executor) sendDelivered(tasks ...*Task) {
+	refs := make([]*nodev1.TaskRef, len(tasks))
+	atOnce := false
+	for i, t := range tasks {
+		refs[i] = t.Ref()
+		atOnce = atOnce || !e.mayRepeat(t.Kind)
+	}
+	e.send(func(s Sender) error {
+		err := s.Delivered(refs)
+		if atOnce {
+			s.Flush()
+		}
+		return err
+	})
+}
+
+// sendStarted reports a task as started; at once, if it may not run again. See sendDelivered.
+func (e *Executor) sendStarted(j *job) {
+	e.send(func(s Sender) error {
+		err := s.Started(j.startedMessage())
+		if !e.mayRepeat(j.task.Kind) {
+			s.Flush()
+		}
+		return err
+	})
+}
+
+// mayRepeat reports whether tasks of a type may run again.
+func (e *Executor) mayRepeat(kind commonv1.TaskType) bool {
+	i, ok := e.deps.Handlers[kind].(Idempotent)
+	return ok && i.Idempotent()
 }
 
 // sendStored sends a result from the ledger and says whether the session took it.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/mesh/agent/ledger"
@@ -51,6 +52,29 @@ func interrupted(t *testing.T, next func(*gate) task.Handler) (*bench, string, *
 	b.handlers = map[commonv1.TaskType]task.Handler{deploy: next(after)}
 	b.run()
 	return b, tk.TaskID, after
+}
+
+// TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce: a dispatched task is offered again whatever its type, if the agent's
+// ledger is lost. The shorter a task that has begun stands as dispatched, the better, unless it may run again.
+func TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce(t *testing.T) {
+	once, again := newGate(), newGate()
+	close(once.leave)
+	close(again.leave)
+	b := newBench(t, map[commonv1.TaskType]task.Handler{restart: once, deploy: repeatable{again}})
+	b.run()
+	tk := b.task(deploy, &nodev1.WorkloadDeploy{})
+	b.offer(tk)
+	b.want(tk.TaskID, succeeded, 0)
+	if len(b.sink.flushed) != 0 {
+		t.Errorf("a task that may run again was flushed: %q", b.sink.flushed)
+	}
+	tk = b.task(restart, &nodev1.WorkloadDeploy{})
+	b.offer(tk)
+	b.want(tk.TaskID, succeeded, 0)
+	want := []string{"2 delivered, 1 started", "2 delivered, 2 started"}
+	if diff := cmp.Diff(want, b.sink.flushed); diff != "" {
+		t.Errorf("a task that may not: %s", diff)
+	}
 }
 
 func TestStartedIsObserved(t *testing.T) {

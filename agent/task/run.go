@@ -161,7 +161,7 @@ func (e *Executor) work(ctx, jobCtx context.Context, j *job) {
 		e.supersede(ctx, j)
 		return
 	}
-	e.send(func(s Sender) error { return s.Started(j.startedMessage()) })
+	e.sendStarted(j)
 	runCtx, cancel := context.WithTimeoutCause(jobCtx, e.cfg.MaxRun, errMaxRun)
 	defer cancel()
 	out, err := e.call(runCtx, j)
@@ -242,7 +242,7 @@ func (e *Executor) call(ctx context.Context, j *job) (out proto.Message, err err
 	if o, ok := h.(Observer); ok {
 		return o.Observe(ctx, &j.task, e.progress(j))
 	}
-	if i, ok := h.(Idempotent); ok && i.Idempotent() {
+	if e.mayRepeat(j.task.Kind) {
 		return h.Run(ctx, &j.task, e.progress(j))
 	}
 	return nil, ErrUnknown
