@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -11,6 +12,9 @@ const mostAtOnce = 2
 
 // togetherTimeout is how long one statement may take. It is no caller's: those that stay do not fail with one that leaves.
 const togetherTimeout = 5 * time.Second
+
+// errPanicked is what the callers of a batch get whose statement panicked.
+var errPanicked = errors.New("the statement of the batch panicked")
 
 // together lets callers that want a row each share statements: while mostAtOnce are under way, what is asked for waits, and is read by the next one. A caller
 // gets what was read after it asked.
@@ -77,7 +81,7 @@ func (g *together[T]) get(ctx context.Context, id string) (T, bool, error) {
 func (g *together[T]) take(own *batch[T]) {
 	g.next = nil
 	select {
-	case <-own.turn: // nobody who waited has come to take it
+	case <-own.turn: // no caller that waits has taken it yet
 		g.running--
 	default:
 	}
@@ -107,5 +111,6 @@ func (g *together[T]) lead(ctx context.Context, own *batch[T]) {
 	for id := range own.ids {
 		ids = append(ids, id)
 	}
+	own.err = errPanicked // of a read that does not return
 	own.found, own.err = g.read(ctx, ids)
 }

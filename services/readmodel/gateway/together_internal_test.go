@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -95,4 +96,46 @@ func TestReadsThatWaitAllEnd(t *testing.T) {
 	if got, ok, err := g.get(t.Context(), "3"); got != "3" || !ok || err != nil {
 		t.Errorf("afterwards: %q, %t, %v", got, ok, err)
 	}
+}
+
+// TestAReadThatPanicsFailsAllItsCallers has one call join the batch of another whose statement panics.
+func TestAReadThatPanicsFailsAllItsCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		goOn := make(chan struct{})
+		g := &together[string]{read: func(_ context.Context, ids []string) (map[string]string, error) {
+			<-goOn
+			if slices.Contains(ids, "waits") {
+				panic("a bug")
+			}
+			return map[string]string{}, nil
+		}}
+		var calls sync.WaitGroup
+		var panicked, failed atomic.Int32
+		call := func(id string) {
+			calls.Go(func() {
+				defer func() {
+					if recover() != nil {
+						panicked.Add(1)
+					}
+				}()
+				_, ok, err := g.get(t.Context(), id)
+				if err != nil {
+					failed.Add(1)
+				} else if id == "waits" {
+					t.Errorf("%s: %t without an error", id, ok)
+				}
+			})
+			synctest.Wait()
+		}
+		call("first")
+		call("second")
+		call("waits")
+		call("waits")
+		close(goOn)
+		calls.Wait()
+		if panicked.Load() != 1 || failed.Load() != 1 || g.running != 0 {
+			t.Errorf("%d callers panicked, %d failed, %d statements are under way at the end",
+				panicked.Load(), failed.Load(), g.running)
+		}
+	})
 }
