@@ -24,6 +24,9 @@ const (
 	queueWithin = 10 * time.Second
 )
 
+// errPanicked is what the tasks of a group get whose commit panicked: it may have been after the commit.
+var errPanicked = fmt.Errorf("%w: the commit of the group panicked", pg.ErrCommitUnknown)
+
 // queue commits tasks that are queued by themselves. Those that come while its transactions are under way share the next one. One of the callers runs the
 // transaction of its group and then hands the lane to a caller of the next group, so that a queue has no goroutine of its own.
 type queue struct {
@@ -129,6 +132,16 @@ func (q *queue) run(ctx context.Context, group []*queued) {
 		q.mu.Lock()
 		q.handOverLocked()
 		q.mu.Unlock()
+	}()
+	defer func() {
+		for _, one := range group {
+			select {
+			case <-one.done:
+			default: // a commit panicked
+				one.err = errPanicked
+				close(one.done)
+			}
+		}
 	}()
 	q.write(ctx, group)
 }

@@ -7,9 +7,12 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/gpuaas/mesh/internal/pg"
 )
+
+var errBug = errors.New("a bug")
 
 // groups is a queue whose transactions wait for the test.
 type groups struct {
@@ -40,6 +43,11 @@ func (g *groups) put(ctx context.Context, key string) <-chan error {
 	ended := make(chan error, 1)
 	one := &queued{task: newTask{row: Row{IdemKey: key}}, lead: make(chan []*queued, 1), done: make(chan struct{})}
 	go func() {
+		defer func() {
+			if err, ok := recover().(error); ok {
+				ended <- err
+			}
+		}()
 		err := g.add(ctx, one)
 		if err == nil {
 			err = one.err
@@ -124,7 +132,49 @@ func TestATaskThatCannotBeQueuedHurtsNoOther(t *testing.T) {
 	})
 }
 
-// TestACallerThatGoesLeavesTheQueue: what waits is taken back, what is under way is not known to the caller, and whoever was to commit for others does.
+// TestACommitThatPanicsFailsItsGroup: the callers of a group hear of a panic, which may have come after the commit, and the
+// queue goes on.
+func TestACommitThatPanicsFailsItsGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroups()
+		commit := g.commit
+		g.commit = func(ctx context.Context, group []*queued) error {
+			err := commit(ctx, group)
+			if errors.Is(err, errBug) {
+				panic(err)
+			}
+			return err
+		}
+		a, b := g.put(t.Context(), "a"), g.put(t.Context(), "b")
+		within, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		c, d, e := g.put(within, "c"), g.put(within, "d"), g.put(within, "e")
+		g.release <- nil
+		g.release <- nil
+		g.wants(t, []string{"a"}, []string{"b"}, []string{"c", "d", "e"})
+		g.release <- errBug
+		if err := errors.Join(<-a, <-b); err != nil {
+			t.Error(err)
+		}
+		if err := <-c; !errors.Is(err, errBug) { // its caller ran the commit, and panicked
+			t.Errorf("c: %v", err)
+		}
+		for i, ended := range []<-chan error{d, e} {
+			if err := <-ended; !errors.Is(err, errPanicked) || !errors.Is(err, pg.ErrCommitUnknown) {
+				t.Errorf("task %d after c: %v", i+1, err)
+			}
+		}
+		f, h := g.put(t.Context(), "f"), g.put(t.Context(), "h")
+		g.release <- nil
+		g.release <- nil
+		if err := errors.Join(<-f, <-h); err != nil || g.lanes != 0 {
+			t.Errorf("afterwards: %v, %d lanes are taken", err, g.lanes)
+		}
+	})
+}
+
+// TestACallerThatGoesLeavesTheQueue: what waits is taken back, what is under way is not known to the caller, and a caller
+// that was to commit for others does.
 func TestACallerThatGoesLeavesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroups()
