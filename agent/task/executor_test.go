@@ -56,7 +56,7 @@ type sink struct {
 	progress  []string
 	results   map[string][]*nodev1.TaskResult
 	signed    map[string]*nodev1.SignedTask // of deliveries from before the session
-	flushed   []string // deliveries and starts that had come by each Flush
+	flushed   []string                      // deliveries and starts that had come by each Flush
 	refuse    bool
 	onDeliver func(id string)
 }
