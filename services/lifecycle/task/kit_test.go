@@ -252,6 +252,7 @@ type stored struct {
 	Version int64
 	Error   string
 	Output  string
+	StateAt time.Time
 }
 
 func (k *kit) row(taskID string) stored {
@@ -259,7 +260,8 @@ func (k *kit) row(taskID string) stored {
 	var s stored
 	var state string
 	err := k.pool.QueryRow(k.t.Context(), `SELECT t.state, t.attempt, (SELECT count(*) FROM lifecycle.late_evidence e WHERE e.task_id = t.task_id), t.version, t.error,
-		encode(t.output, 'escape') FROM lifecycle.task t WHERE t.task_id = $1`, taskID).Scan(&state, &s.Attempt, &s.Late, &s.Version, &s.Error, &s.Output)
+		encode(t.output, 'escape'), t.state_at FROM lifecycle.task t WHERE t.task_id = $1`, taskID).
+		Scan(&state, &s.Attempt, &s.Late, &s.Version, &s.Error, &s.Output, &s.StateAt)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -276,10 +278,20 @@ func (k *kit) wants(taskID string, state commonv1.TaskState, attempt int32, late
 	}
 }
 
-// history lists the transitions of a task as its events tell them, and checks that their versions have no hole.
+// history lists the states of a task's transitions.
 func (k *kit) history(taskID string) []string {
 	k.t.Helper()
 	var out []string
+	for _, tr := range k.transitions(taskID) {
+		out = append(out, names.Of(tr.GetState()))
+	}
+	return out
+}
+
+// transitions lists the transitions of a task as its events report them, and checks that their versions have no hole.
+func (k *kit) transitions(taskID string) []*lifecyclev1.TaskTransition {
+	k.t.Helper()
+	var out []*lifecyclev1.TaskTransition
 	for n, e := range testkit.Events(k.t, k.pool, `kind = 'task.changed' AND aggregate_id = $1`, taskID) {
 		var changed lifecyclev1.TaskChanged
 		if err := e.Decode(&changed); err != nil {
@@ -288,9 +300,7 @@ func (k *kit) history(taskID string) []string {
 		if version := e.AggregateVersion; version != int64(n+1) || changed.GetTask().GetVersion() != version {
 			k.t.Errorf("event %d has version %d, its row %d", n+1, version, changed.GetTask().GetVersion())
 		}
-		for _, tr := range changed.GetTransitions() {
-			out = append(out, names.Of(tr.GetState()))
-		}
+		out = append(out, changed.GetTransitions()...)
 	}
 	return out
 }

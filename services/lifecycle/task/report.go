@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
@@ -159,9 +160,6 @@ func gather(req *lifecyclev1.ReportTasksRequest) (map[string]word, []string, []w
 		}
 		for _, f := range r.GetResults() {
 			at(r, f.GetTask(), func(w *word) {
-				if f.GetStartedAt() != nil { // the agent leaves out what this tells
-					w.delivered, w.started = true, true
-				}
 				if f.GetSigned() != nil {
 					w.signed = append(w.signed, f.GetSigned())
 				}
@@ -349,11 +347,13 @@ func transitions(r Row, before reportedRow, w word) []*lifecyclev1.TaskTransitio
 	if before.LeasedAt != nil {
 		out = append(out, r.leased(*before.LeasedAt))
 	}
-	if w.delivered && was == "dispatched" {
-		out = append(out, r.transition(commonv1.TaskState_TASK_STATE_DELIVERED, ""))
+	// The agent leaves out the delivery and the start of a task whose result says when it started.
+	byResult := w.result.GetStartedAt() != nil
+	if was == "dispatched" && (w.delivered || byResult) {
+		out = append(out, r.reported(commonv1.TaskState_TASK_STATE_DELIVERED, w.delivered, before, w))
 	}
-	if w.started && was != "running" {
-		out = append(out, r.transition(commonv1.TaskState_TASK_STATE_RUNNING, ""))
+	if was != "running" && (w.started || byResult) {
+		out = append(out, r.reported(commonv1.TaskState_TASK_STATE_RUNNING, w.started, before, w))
 	}
 	if w.result != nil {
 		out = append(out, r.transition(r.State, r.Error))
@@ -361,6 +361,30 @@ func transitions(r Row, before reportedRow, w word) []*lifecyclev1.TaskTransitio
 	if w.state() == commonv1.TaskState_TASK_STATE_UNSPECIFIED && w.note != "" {
 		out = append(out, r.transition(r.State, w.note))
 	}
+	return out
+}
+
+// reported is a transition before the result, which was reported by itself or only with the result. Beside a result that
+// says when the task started it has that time: by the agent's clock, but not before the state that the row had and not after
+// the result, both by the database's.
+func (r Row) reported(
+	state commonv1.TaskState, byItself bool, before reportedRow, w word,
+) *lifecyclev1.TaskTransition {
+	out := r.transition(state, "")
+	if w.result.GetStartedAt() == nil {
+		return out
+	}
+	if !byItself {
+		out.Detail = "reported with its result"
+	}
+	at := w.result.GetStartedAt().AsTime()
+	switch {
+	case at.Before(before.WasAt):
+		at = before.WasAt
+	case at.After(r.StateAt):
+		at = r.StateAt
+	}
+	out.At = timestamppb.New(at)
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,6 +15,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/names"
 )
 
 func TestWordsMoveATaskForwardOnly(t *testing.T) {
@@ -309,7 +311,8 @@ func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
 	}
 }
 
-// TestAResultTellsOfTheStart: an agent leaves out the delivery and the start of a task whose result comes at once, and history has them all the same.
+// TestAResultTellsOfTheStart: an agent leaves out the delivery and the start of a task whose result comes at once, and
+// history has them all the same.
 func TestAResultTellsOfTheStart(t *testing.T) {
 	k := newKit(t)
 	n := k.node()
@@ -329,4 +332,54 @@ func TestAResultTellsOfTheStart(t *testing.T) {
 	refused := k.enqueue(n).TaskID
 	end(nil, failed)
 	k.wantHistory(refused, "queued", "dispatched", "failed")
+}
+
+// TestTheStartThatAResultReportsHasItsTime: what a result alone reports is dated by its started_at, which is of the agent's
+// clock, but not before the lease and not after the result.
+func TestTheStartThatAResultReportsHasItsTime(t *testing.T) {
+	k := newKit(t)
+	n := k.node()
+	const early, between, late = -time.Hour, time.Microsecond, time.Hour
+	for _, after := range []time.Duration{early, between, late} {
+		id := k.enqueue(n).TaskID
+		ref := k.lease(n)
+		leased := k.row(id).StateAt
+		k.report(n, func(r *lifecyclev1.NodeReport) {
+			r.Results = []*nodev1.TaskResult{{Task: ref, State: succeeded, StartedAt: timestamppb.New(leased.Add(after))}}
+		})
+		ended := k.row(id).StateAt
+		want := map[time.Duration]time.Time{early: leased, between: leased.Add(between), late: ended}[after]
+		for _, tr := range k.transitions(id) {
+			switch at := tr.GetAt().AsTime(); tr.GetState() {
+			case delivered, running:
+				if !at.Equal(want) || tr.GetDetail() != "reported with its result" {
+					t.Errorf("%v after the lease: %s %v after it, %q", after, names.Of(tr.GetState()), at.Sub(leased), tr.GetDetail())
+				}
+			case succeeded:
+				if !at.Equal(ended) || tr.GetDetail() != "" {
+					t.Errorf("succeeded at %v, not %v, %q", at, ended, tr.GetDetail())
+				}
+			default:
+			}
+		}
+		k.wantHistory(id, "queued", "dispatched", "delivered", "running", "succeeded")
+	}
+
+	// What came by itself is not said to come with the result, and the times of what comes together are in order.
+	id := k.enqueue(n).TaskID
+	ref := k.lease(n)
+	k.report(n, func(r *lifecyclev1.NodeReport) {
+		r.Delivered = []*nodev1.TaskRef{ref}
+		r.Results = []*nodev1.TaskResult{{Task: ref, State: succeeded, StartedAt: timestamppb.New(time.Unix(0, 0))}}
+	})
+	var last time.Time
+	for _, tr := range k.transitions(id) {
+		if (tr.GetDetail() != "") != (tr.GetState() == running) {
+			t.Errorf("%s: %q", names.Of(tr.GetState()), tr.GetDetail())
+		}
+		if tr.GetAt().AsTime().Before(last) {
+			t.Errorf("%s comes before what was before it", names.Of(tr.GetState()))
+		}
+		last = tr.GetAt().AsTime()
+	}
 }

@@ -59,7 +59,8 @@ type (
 	// reportedRow is a task that a report moved, with its state before.
 	reportedRow struct {
 		record
-		Was string `db:"was"`
+		Was   string    `db:"was"`
+		WasAt time.Time `db:"was_at"` // since when
 		// LeasedAt is when the task was leased, if no event has reported that.
 		LeasedAt *time.Time `db:"leased_at"`
 	}
@@ -277,7 +278,8 @@ var (
 			SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[])
 				AS u (task_id, node_id, attempt, state, note, reason, error, output)
 		), held AS (
-			SELECT t.task_id, t.state AS was, CASE WHEN t.state = 'dispatched' AND t.offered_at = t.state_at THEN t.state_at END AS leased_at, u.*
+			SELECT t.task_id, t.state AS was, t.state_at AS was_at,
+				CASE WHEN t.state = 'dispatched' AND t.offered_at = t.state_at THEN t.state_at END AS leased_at, u.*
 			FROM said u JOIN lifecycle.node_gate g ON g.node_id = u.node_id AND `+gate.AdmittedSQL+`
 				JOIN lifecycle.task t ON t.task_id = u.task_id AND t.node_id = u.node_id AND t.attempt = u.attempt
 			WHERE t.state IN ('dispatched', 'delivered', 'running')
@@ -289,11 +291,11 @@ var (
 			note = CASE WHEN h.note = '' THEN t.note ELSE h.note END,
 			reason = h.reason, error = h.error, output = h.output, version = t.version + 1, `+markReported+`,
 			payload = `+payloadAt("h.state")+`
-		FROM held h(task_id, was, leased_at, u_task_id, node_id, attempt, state, note, reason, error, output)
+		FROM held h(task_id, was, was_at, leased_at, u_task_id, node_id, attempt, state, note, reason, error, output)
 		WHERE t.task_id = h.task_id AND (h.state = '' OR
 			array_position(ARRAY['dispatched', 'delivered', 'running'], h.was) <
 			coalesce(array_position(ARRAY['dispatched', 'delivered', 'running'], h.state), 9))
-		RETURNING h.was, h.leased_at, `+columns)
+		RETURNING h.was, h.was_at, h.leased_at, `+columns)
 	sealDeploy = pg.Define(pg.RoleLifecycle, "task.seal_deploy", `
 		UPDATE lifecycle.task SET payload = $3, secret_keys = $4 WHERE task_id = $1 AND payload = $2`)
 	lockTask = pg.Define(pg.RoleLifecycle, "task.lock", `
