@@ -14,6 +14,7 @@ import (
 	lifecyclev1 "github.com/gpuaas/mesh/gen/gpuaas/lifecycle/v1"
 	nodev1 "github.com/gpuaas/mesh/gen/gpuaas/node/v1"
 	"github.com/gpuaas/mesh/internal/ids"
+	"github.com/gpuaas/mesh/internal/testkit"
 	"github.com/gpuaas/mesh/services/lifecycle/task"
 )
 
@@ -39,7 +40,8 @@ func TestAProbeTakesTwoRoundTrips(t *testing.T) {
 	}
 }
 
-// TestTasksOfOneGroup: each caller gets its own row, as it is stored; of those with one key one is new; a node that is not there refuses its own task alone.
+// TestTasksOfOneGroup: tasks that wait share a transaction. Each caller gets its own row, as it is stored; of those with one
+// key one is new; a node that is not there refuses its own task alone.
 func TestTasksOfOneGroup(t *testing.T) {
 	k := newKit(t)
 	n, other := k.node(), k.node()
@@ -67,6 +69,7 @@ func TestTasksOfOneGroup(t *testing.T) {
 			return s
 		}
 	}
+	k.counted()                              // a pool of one connection
 	conn, err := k.pool.Acquire(t.Context()) // what comes first waits for the others
 	if err != nil {
 		t.Fatal(err)
@@ -78,8 +81,19 @@ func TestTasksOfOneGroup(t *testing.T) {
 			a.row, a.isNew, a.err = k.tasks.Queue(t.Context(), spec(i))
 		})
 	}
+	testkit.Eventually(t, testkit.Patience, func() error {
+		if n := k.tasks.Waiting(); n != callers-task.QueueLanes {
+			return fmt.Errorf("%d tasks wait", n)
+		}
+		return nil
+	})
 	conn.Release()
 	all.Wait()
+	var transactions int
+	err = k.pool.QueryRow(t.Context(), `SELECT count(DISTINCT xmin::text) FROM lifecycle.task`).Scan(&transactions)
+	if err != nil || transactions > task.QueueLanes+1 {
+		t.Errorf("%d transactions, %v; those that waited share one", transactions, err)
+	}
 	fresh := 0
 	for i, a := range answers {
 		if i%10 == 3 {
