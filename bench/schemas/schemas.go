@@ -33,7 +33,7 @@ const fillers = 4
 
 // Options says what to measure.
 type Options struct {
-	Schemas  int // of the largest database; 10,000. There are measures at 1,000, 10,000, 100,000 up to it, or of it alone
+	Schemas  int // of the largest database; 10,000. It is measured at a hundredth, a tenth and all of them, and at 10 at least
 	Calls    int // of each kind; 20
 	Database *bench.Database
 	Out      io.Writer // gets the table; nil: none
