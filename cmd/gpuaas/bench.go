@@ -171,7 +171,7 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
 	runs := add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
 	runs.Long = "With --finished, the processor time and the log of a run on a database without a history and on one in which so many workspaces have\n" +
-		"ended, each recreated once, over 30 days: in turn, and neither may be more than 1.05 of the other."
+		"ended, each recreated once, over 30 days: in turn, and neither with a history may be more than 1.05 of that without."
 	runs.Flags().IntVar(&o.ended, "finished", 0, "compare with a database in which so many workspaces have ended")
 	runs.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
