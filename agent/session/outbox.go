@@ -83,7 +83,7 @@ func (o *outbox) hurry() {
 	}
 }
 
-// lingers reports whether deliveries and starts wait on.
+// lingersLocked reports whether deliveries and starts wait on.
 func (o *outbox) lingersLocked() bool { return !o.ripeAt.IsZero() && time.Now().Before(o.ripeAt) }
 
 // setOpen says whether a session is admitted. Closing forgets what waits: a later session says it anew from the ledger.

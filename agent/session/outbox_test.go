@@ -195,7 +195,7 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		}
 		wants("started 5", "progress a")
 
-		// Whoever leaves says what lingers.
+		// A session that ends sends what lingers.
 		if err := o.Delivered([]*nodev1.TaskRef{ref(6)}); err != nil {
 			t.Fatal(err)
 		}

@@ -128,7 +128,7 @@ func TestTheLedgersJudgeSeesDoubleLaunches(t *testing.T) {
 
 // So many ask for a recreation; GPUAAS_RACE_REQUESTS changes it.
 const (
-	racingRequests     = 2500 // one herd for each workspace
+	racingRequests     = 2500 // one burst for each workspace
 	racingRequestsLong = 10000
 )
 
@@ -136,7 +136,7 @@ const (
 // everything ten times a second and replicas that hold locks and leases are paused for longer than those last.
 func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	testkit.IO(t)
-	const workspaces, seats, herdSize, lease = 10, 3, 250, 1500 * time.Millisecond
+	const workspaces, seats, burstSize, lease = 10, 3, 250, 1500 * time.Millisecond
 	total := testkit.Repeat(racingRequests, racingRequestsLong)
 	if text := os.Getenv("GPUAAS_RACE_REQUESTS"); text != "" {
 		var err error
@@ -223,10 +223,10 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	named := map[string]string{}
 	for i, id := range ids {
 		wg.Go(func() {
-			for asked.Add(herdSize) <= int64(total) {
-				var herd sync.WaitGroup
-				for n := range herdSize {
-					herd.Go(func() {
+			for asked.Add(burstSize) <= int64(total) {
+				var burst sync.WaitGroup
+				for n := range burstSize {
+					burst.Go(func() {
 						who := []string{"watchdog", "auto_recovery", "admin", "user"}[n%4]
 						op, err := p.seats[(i+n)%seats].ask(testkit.Context(t), kRecreate, id, func(r *lifecyclev1.RequestOperationRequest) { r.Requester = who })
 						if err != nil {
@@ -243,7 +243,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 						begun[op.GetOperationId()] = id
 					})
 				}
-				herd.Wait()
+				burst.Wait()
 				// Pauses take half of the replicas' time, and each costs the work of a lease.
 				p.restsWithin(4*testkit.Patience, id, "active")
 			}
@@ -268,7 +268,7 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	if launches != runs+workspaces {
 		t.Errorf("%d launches for %d recreations of %d workspaces", launches, runs, workspaces)
 	}
-	if n := started.Load() + joinedOps.Load(); n != int64(total/herdSize*herdSize) {
+	if n := started.Load() + joinedOps.Load(); n != int64(total/burstSize*burstSize) {
 		t.Errorf("%d of %d were answered", n, total)
 	}
 	for op, id := range named {

@@ -36,9 +36,10 @@ type rowKey struct {
 	xmin    uint32
 }
 
-// decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed since they were listed last, and reading
-// and decoding them costs more than the rest of a request. There are two generations: when the young one is full or a minute old, it takes the place of the old one,
-// and what is asked for again comes back: what nobody asks for is gone after two minutes of lists.
+// decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed since
+// they were listed last, and reading and decoding them costs more than the rest of a request. There are two generations:
+// when the young one is full or a minute old, it takes the place of the old one. A message of the old one that is asked for
+// is kept in the young one; one that no list asks for is gone after two minutes of lists.
 type decoded[T any, M message[T]] struct {
 	mu         sync.Mutex
 	young, old map[rowKey]sized[M]
@@ -51,8 +52,8 @@ type sized[M any] struct {
 	bytes   int
 }
 
-// find puts the message of a row to the place of a part. It is shared between requests: nobody may change it. If it is not kept the id of the row is added
-// to those that are missing.
+// find puts the message of a row to the place of a part. It is shared between requests: callers do not change it. If it is
+// not kept the id of the row is added to those that are missing.
 func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
