@@ -29,7 +29,8 @@ func keyOf(ref *nodev1.TaskRef) refKey { return refKey{ref.GetTaskId(), ref.GetA
 // outbox is the one queue of what goes out. Deliveries leave first, many in one small frame, so that a result never overtakes its own; then
 // results, which others wait for, each behind its own start, so that the control plane folds the three into one commit; then the rest.
 //
-// Deliveries and starts linger: a result that says when its task started says both, and a short task is then one frame, not three.
+// Deliveries and starts linger: a result that says when its task started says both, and a short task is then one frame,
+// not three.
 type outbox struct {
 	maxLen, maxBytes int
 	linger           time.Duration // how long deliveries and starts wait for their results
@@ -294,7 +295,8 @@ func (o *outbox) next() *nodev1.ConnectRequest {
 	return o.nextNewsLocked()
 }
 
-// absorbLocked drops the delivery and the start that a result tells of too. One that does not say when its task started goes behind its delivery.
+// absorbLocked drops the delivery and the start that a result tells of too. One that does not say when its task started
+// goes behind its delivery.
 func (o *outbox) absorbLocked(result *nodev1.TaskResult) {
 	if !o.lingersLocked() {
 		return

@@ -145,7 +145,8 @@ func TestEnvelopesGoOutFirst(t *testing.T) {
 	}
 }
 
-// TestAShortTaskIsOneFrame: its result tells of its delivery and its start. What lasts longer is told when its time has come, and nothing overtakes it.
+// TestAShortTaskIsOneFrame: its result tells of its delivery and its start. What lasts longer is told when its time has
+// come, and nothing overtakes it.
 func TestAShortTaskIsOneFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(10, 1<<20, 50*time.Millisecond)

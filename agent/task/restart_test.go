@@ -54,8 +54,8 @@ func interrupted(t *testing.T, next func(*gate) task.Handler) (*bench, string, *
 	return b, tk.TaskID, after
 }
 
-// TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce: a dispatched task is offered again whatever its type, if the agent's
-// ledger is lost. The shorter a task that has begun stands as dispatched, the better, unless it may run again.
+// TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce: a dispatched task is offered again whatever its type, if the
+// agent's ledger is lost. The shorter a task that has begun stands as dispatched, the better, unless it may run again.
 func TestStartsOfTasksThatMayNotRunTwiceAreSentAtOnce(t *testing.T) {
 	once, again := newGate(), newGate()
 	close(once.leave)

@@ -41,7 +41,8 @@ type Options struct {
 	Nodes, Workspaces int // of the largest fleet; 1,000 and 10,000
 	Calls             int // of each statement; 20
 	History           bool
-	// HistoryDays is over how many days workspaces have ended, at the rate of plans.EndedOf; 0: none has. It has events too.
+	// HistoryDays is over how many days workspaces have ended, at the rate of plans.EndedOf; 0: none has. It has events
+	// too.
 	HistoryDays    int
 	Agent, Version string
 	Out            io.Writer // gets the table; nil: none

@@ -69,8 +69,8 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 	return o.verdict(ctx, samples, late)
 }
 
-// soak makes lives until the time is over, and samples meanwhile. It returns the samples, and how many lives did not begin because as many as there are
-// clients were under way.
+// soak makes lives until the time is over, and samples meanwhile. It returns the samples, and how many lives did not
+// begin because as many as there are clients were under way.
 func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) ([]sample, int64, error) {
 	conn, err := connect(ctx, server)
 	if err != nil {
@@ -85,7 +85,8 @@ func (o SoakOptions) soak(ctx context.Context, mesh *dev.Mesh, server *embedded.
 	began := time.Now()
 	over := func() bool { return time.Since(began) >= o.Length }
 	group, ctx := errgroup.WithContext(ctx)
-	// How much is kept depends on the lives of the last minutes, so they begin at an even pace, and not as fast as the machine is.
+	// How much is kept depends on the lives of the last minutes, so they begin at an even pace, and not as fast as the
+	// machine is.
 	places := make(chan struct{}, o.Clients)
 	group.Go(func() error {
 		next := time.NewTicker(o.Pace)
@@ -171,8 +172,8 @@ func sizeOf(path string) (int64, error) {
 	return total, nil
 }
 
-// memory adds up the private resident memory of a process and of Postgres below it, and returns the mean of all others that descend from it, which are agents
-// and what they run: how many there are depends on the moment.
+// memory adds up the private resident memory of a process and of Postgres below it, and returns the mean of all others
+// that descend from it, which are agents and what they run: how many there are depends on the moment.
 func memory(root int) (own, others, postgres int64, err error) { //nolint:nonamedreturns // they name what is counted
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

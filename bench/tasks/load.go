@@ -45,7 +45,8 @@ func (r *cluster) expect(id string, began time.Time) *trip {
 	return t
 }
 
-// one queues a task, whose commit is shared with those that come at the same moment, and waits for its acknowledgement at the agent.
+// one queues a task, whose commit is shared with those that come at the same moment, and waits for its acknowledgement
+// at the agent.
 func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	began := time.Now()
 	row, _, err := r.tasks.Queue(ctx, task.Spec{

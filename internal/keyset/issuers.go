@@ -23,7 +23,8 @@ import (
 type Certificates struct {
 	Store *pki.Store
 	Roots *pki.Bundle
-	// Changed is told the issuers in the order in which they came, at first and after each change. It does not block. Nil: nothing is.
+	// Changed is told the issuers in the order in which they came, at first and after each change. It does not block.
+	// Nil: nothing is.
 	Changed func(links []pki.RootLink)
 }
 

@@ -29,9 +29,9 @@ type Request struct {
 	By, Reason     string
 }
 
-// Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through its overlap. The same
-// idempotency key gets the same rotation, and so does a further request for an issuer of services while one waits for its certificate, whose key
-// gets it from then on too; the flag reports whether this call wrote it.
+// Ask writes a rotation down, for the service that signs to make. It refuses one while an earlier one is not through
+// its overlap. The same idempotency key gets the same rotation, and so does a further request for an issuer of services
+// while one waits for its certificate, whose key gets it from then on too; the flag reports whether this call wrote it.
 func Ask(ctx context.Context, tx pgx.Tx, req Request) (Rotation, bool, error) {
 	if _, err := pg.Exec(ctx, tx, takeKindLockOfRotation); err != nil {
 		return Rotation{}, false, fmt.Errorf("take lock of rotations: %w", err)

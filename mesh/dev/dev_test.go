@@ -154,8 +154,8 @@ func handshakes(t *testing.T, s started) map[string]float64 {
 	return out
 }
 
-// holdsFewSessions checks that the services of one process number and listen over connections that they share, and that what a start needed more of is
-// given back.
+// holdsFewSessions checks that the services of one process number and listen over connections that they share, and that
+// what a start needed more of is given back.
 func holdsFewSessions(t *testing.T, s started) {
 	t.Helper()
 	url, err := settings.SecretFile(material.Layout{Dir: filepath.Join(s.Dir(), "material")}.URLFile(pg.RoleOwner)).Read()

@@ -13,7 +13,8 @@ import (
 	"github.com/gpuaas/mesh/mesh/plans"
 )
 
-// logOf appends as many events as there are days, times perDay, a day each if byDay, and returns a seq and an id from the middle.
+// logOf appends as many events as there are days, times perDay, a day each if byDay, and returns a seq and an id from
+// the middle.
 func logOf(t *testing.T, db *testkit.Database, days, perDay int, byDay bool) (int64, string) {
 	t.Helper()
 	ctx := testkit.Context(t)
@@ -51,8 +52,8 @@ func logOf(t *testing.T, db *testkit.Database, days, perDay int, byDay bool) (in
 	return seq, id
 }
 
-// TestPartitionsOfTheLogCostAProbeEach: with fifteen days a statement over events touches no more buffers than over a log of one partition, and a probe of an
-// index in each of the others.
+// TestPartitionsOfTheLogCostAProbeEach: with fifteen days a statement over events touches no more buffers than over a
+// log of one partition, and a probe of an index in each of the others.
 func TestPartitionsOfTheLogCostAProbeEach(t *testing.T) {
 	testkit.IO(t)
 	const days, perDay, probe = 15, 1000, 4

@@ -140,7 +140,8 @@ func TestAgentsAreSentTheKeysOfTasks(t *testing.T) {
 	}
 }
 
-// TestAgentsAreSentTheRootsOfServices adds a root while an agent is connected: Welcome has those before, and a frame has both.
+// TestAgentsAreSentTheRootsOfServices adds a root while an agent is connected: Welcome has those before, and a frame
+// has both.
 func TestAgentsAreSentTheRootsOfServices(t *testing.T) {
 	k := newKit(t)
 	services, err := ca.OpenServiceCA(t.TempDir(), "mesh.test")

@@ -27,8 +27,9 @@ const (
 // errPanicked is what the tasks of a group get whose commit panicked: it may have been after the commit.
 var errPanicked = fmt.Errorf("%w: the commit of the group panicked", pg.ErrCommitUnknown)
 
-// queue commits tasks that are queued by themselves. Those that come while its transactions are under way share the next one. One of the callers runs the
-// transaction of its group and then hands the lane to a caller of the next group, so that a queue has no goroutine of its own.
+// queue commits tasks that are queued by themselves. Those that come while its transactions are under way share the
+// next one. One of the callers runs the transaction of its group and then hands the lane to a caller of the next group,
+// so that a queue has no goroutine of its own.
 type queue struct {
 	commit func(ctx context.Context, group []*queued) error
 
@@ -49,9 +50,9 @@ type queued struct {
 	err   error
 }
 
-// Queue queues a task in a transaction of its own, or with those that come at the same moment, and makes its node's work known. It reports whether the
-// task is new: an idempotency key that names one returns that one. A node that is not there, or retired, is a fault, not_found. The error is
-// pg.ErrCommitUnknown if ctx ended during the commit.
+// Queue queues a task in a transaction of its own, or with those that come at the same moment, and makes its node's
+// work known. It reports whether the task is new: an idempotency key that names one returns that one. A node that is
+// not there, or retired, is a fault, not_found. The error is pg.ErrCommitUnknown if ctx ended during the commit.
 func (s *Server) Queue(ctx context.Context, spec Spec) (Row, bool, error) {
 	one, err := s.queueOne(ctx, spec, false)
 	if err != nil {
@@ -72,7 +73,8 @@ func (s *Server) queueOne(ctx context.Context, spec Spec, named bool) (*queued, 
 	return one, one.err
 }
 
-// add waits until a task is committed, or is known not to be. Its error says that ctx ended first: what became of the task is in it otherwise.
+// add waits until a task is committed, or is known not to be. Its error says that ctx ended first: what became of the
+// task is in it otherwise.
 func (q *queue) add(ctx context.Context, one *queued) error {
 	q.mu.Lock()
 	q.waiting = append(q.waiting, one)
@@ -146,7 +148,8 @@ func (q *queue) run(ctx context.Context, group []*queued) {
 	q.write(ctx, group)
 }
 
-// write commits a group. One that fails for a reason that is not the database's absence is tried task by task, so that one cannot hurt another.
+// write commits a group. One that fails for a reason that is not the database's absence is tried task by task, so that
+// one cannot hurt another.
 func (q *queue) write(ctx context.Context, group []*queued) {
 	err := q.commit(ctx, group)
 	if err != nil && len(group) > 1 && ctx.Err() == nil && !pg.IsConnError(err) && !errors.Is(err, pg.ErrCommitUnknown) {

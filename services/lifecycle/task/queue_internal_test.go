@@ -132,8 +132,8 @@ func TestATaskThatCannotBeQueuedHurtsNoOther(t *testing.T) {
 	})
 }
 
-// TestACommitThatPanicsFailsItsGroup: the callers of a group hear of a panic, which may have come after the commit, and the
-// queue goes on.
+// TestACommitThatPanicsFailsItsGroup: the callers of a group hear of a panic, which may have come after the commit, and
+// the queue goes on.
 func TestACommitThatPanicsFailsItsGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroups()
@@ -173,8 +173,8 @@ func TestACommitThatPanicsFailsItsGroup(t *testing.T) {
 	})
 }
 
-// TestACallerThatGoesLeavesTheQueue: what waits is taken back, what is under way is not known to the caller, and a caller
-// that was to commit for others does.
+// TestACallerThatGoesLeavesTheQueue: what waits is taken back, what is under way is not known to the caller, and a
+// caller that was to commit for others does.
 func TestACallerThatGoesLeavesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroups()

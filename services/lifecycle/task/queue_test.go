@@ -40,8 +40,8 @@ func TestAProbeTakesTwoRoundTrips(t *testing.T) {
 	}
 }
 
-// TestTasksOfOneGroup: tasks that wait share a transaction. Each caller gets its own row, as it is stored; of those with one
-// key one is new; a node that is not there refuses its own task alone.
+// TestTasksOfOneGroup: tasks that wait share a transaction. Each caller gets its own row, as it is stored; of those
+// with one key one is new; a node that is not there refuses its own task alone.
 func TestTasksOfOneGroup(t *testing.T) {
 	k := newKit(t)
 	n, other := k.node(), k.node()

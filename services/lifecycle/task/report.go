@@ -364,9 +364,9 @@ func transitions(r Row, before reportedRow, w word) []*lifecyclev1.TaskTransitio
 	return out
 }
 
-// reported is a transition before the result, which was reported by itself or only with the result. Beside a result that
-// says when the task started it has that time: by the agent's clock, but not before the state that the row had and not after
-// the result, both by the database's.
+// reported is a transition before the result, which was reported by itself or only with the result. Beside a result
+// that says when the task started it has that time: by the agent's clock, but not before the state that the row had and
+// not after the result, both by the database's.
 func (r Row) reported(
 	state commonv1.TaskState, byItself bool, before reportedRow, w word,
 ) *lifecyclev1.TaskTransition {

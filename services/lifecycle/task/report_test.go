@@ -334,8 +334,8 @@ func TestAResultTellsOfTheStart(t *testing.T) {
 	k.wantHistory(refused, "queued", "dispatched", "failed")
 }
 
-// TestTheStartThatAResultReportsHasItsTime: what a result alone reports is dated by its started_at, which is of the agent's
-// clock, but not before the lease and not after the result.
+// TestTheStartThatAResultReportsHasItsTime: what a result alone reports is dated by its started_at, which is of the
+// agent's clock, but not before the lease and not after the result.
 func TestTheStartThatAResultReportsHasItsTime(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

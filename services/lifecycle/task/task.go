@@ -128,7 +128,8 @@ func (r Row) Proto() *lifecyclev1.Task {
 	return p
 }
 
-// event reports the row and the transitions that are new. It has no name: a caller that returns its position gives it one.
+// event reports the row and the transitions that are new. It has no name: a caller that returns its position gives it
+// one.
 func (r Row) event(transitions ...*lifecyclev1.TaskTransition) events.Event {
 	if len(transitions) == 0 {
 		transitions = []*lifecyclev1.TaskTransition{r.transition(r.State, "")}

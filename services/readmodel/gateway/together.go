@@ -10,14 +10,15 @@ import (
 // mostAtOnce is how many statements are under way at once: one that hangs leaves the other.
 const mostAtOnce = 2
 
-// togetherTimeout is how long one statement may take. It is no caller's: those that stay do not fail with one that leaves.
+// togetherTimeout is how long one statement may take. It is no caller's: those that stay do not fail with one that
+// leaves.
 const togetherTimeout = 5 * time.Second
 
 // errPanicked is what the callers of a batch get whose statement panicked.
 var errPanicked = errors.New("the statement of the batch panicked")
 
-// together lets callers that want a row each share statements: while mostAtOnce are under way, what is asked for waits, and is read by the next one. A caller
-// gets what was read after it asked.
+// together lets callers that want a row each share statements: while mostAtOnce are under way, what is asked for waits,
+// and is read by the next one. A caller gets what was read after it asked.
 type together[T any] struct {
 	read func(ctx context.Context, ids []string) (map[string]T, error)
 

@@ -11,8 +11,8 @@ import (
 	"testing/synctest"
 )
 
-// TestReadsThatWaitShareAStatement has calls wait while two statements are under way: they are read by one, after they asked. One that leaves takes nothing
-// from the others, also where it was to read.
+// TestReadsThatWaitShareAStatement has calls wait while two statements are under way: they are read by one, after they
+// asked. One that leaves takes nothing from the others, also where it was to read.
 func TestReadsThatWaitShareAStatement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var statements atomic.Int32

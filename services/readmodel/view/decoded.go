@@ -27,8 +27,9 @@ var errChanged = errors.New("a row has changed while it was read")
 // rowID is the id of a row, or none.
 type rowID = pgtype.UUID
 
-// rowKey names one state of a row of a table. A row that is written anew has another xmin, whatever its version: a rebuild of the projection makes rows of
-// the same version, and may make them otherwise. The version holds apart what a restored database would write under the transaction ids of the one before.
+// rowKey names one state of a row of a table. A row that is written anew has another xmin, whatever its version: a
+// rebuild of the projection makes rows of the same version, and may make them otherwise. The version holds apart what a
+// restored database would write under the transaction ids of the one before.
 type rowKey struct {
 	id      [16]byte
 	node    [16]byte // of an observation: its key is the workspace and the node
@@ -36,10 +37,10 @@ type rowKey struct {
 	xmin    uint32
 }
 
-// decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed since
-// they were listed last, and reading and decoding them costs more than the rest of a request. There are two generations:
-// when the young one is full or a minute old, it takes the place of the old one. A message of the old one that is asked for
-// is kept in the young one; one that no list asks for is gone after two minutes of lists.
+// decoded keeps messages by the state of the row that they were decoded from: most rows of a list have not changed
+// since they were listed last, and reading and decoding them costs more than the rest of a request. There are two
+// generations: when the young one is full or a minute old, it takes the place of the old one. A message of the old one
+// that is asked for is kept in the young one; one that no list asks for is gone after two minutes of lists.
 type decoded[T any, M message[T]] struct {
 	mu         sync.Mutex
 	young, old map[rowKey]sized[M]
@@ -52,8 +53,8 @@ type sized[M any] struct {
 	bytes   int
 }
 
-// find puts the message of a row to the place of a part. It is shared between requests: callers do not change it. If it is
-// not kept the id of the row is added to those that are missing.
+// find puts the message of a row to the place of a part. It is shared between requests: callers do not change it. If it
+// is not kept the id of the row is added to those that are missing.
 func (d *decoded[T, M]) find(key rowKey, to *M, missing *[]missed[M]) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

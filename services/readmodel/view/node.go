@@ -24,8 +24,9 @@ type NodeFilter struct {
 	IDs            []string // nil: any
 }
 
-// nodeSession joins the node n with its gate, with the session that serves it (else its newest), and with that session's replica, as of now. $2 is how fresh
-// a beat is. During a hand-over two sessions stand: the newer one counts once it is admitted, so that nothing flaps.
+// nodeSession joins the node n with its gate, with the session that serves it (else its newest), and with that
+// session's replica, as of now. $2 is how fresh a beat is. During a hand-over two sessions stand: the newer one counts
+// once it is admitted, so that nothing flaps.
 func nodeSession(now string) string {
 	return `
 	LEFT JOIN readmodel.gate g ON g.node_id = n.node_id
@@ -117,8 +118,8 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 	}, nil
 }
 
-// listeningSince is a query for since when some replica has listened without a gap; NULL if none does, or if sessions are projected so late that they
-// cannot be held against beats. $2 is how fresh a beat is.
+// listeningSince is a query for since when some replica has listened without a gap; NULL if none does, or if sessions
+// are projected so late that they cannot be held against beats. $2 is how fresh a beat is.
 func listeningSince(now string) string {
 	return `SELECT r.listening_since FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval
 		AND ` + events.UnreadSQL("readmodel", project.ConsumerName) + ` <= EXTRACT(EPOCH FROM $2::interval) ORDER BY r.beat_at DESC LIMIT 1`

@@ -78,8 +78,9 @@ func TestRoundTripsOfLists(t *testing.T) {
 	}
 }
 
-// TestListsOfWorkspacesShowWhatChanged rewrites a row under its version, as a rebuild of the projection does: it is shown anew at the next list, and where it
-// happens between the statement that names the rows of a page and the one that reads them the page is read in a snapshot.
+// TestListsOfWorkspacesShowWhatChanged rewrites a row under its version, as a rebuild of the projection does: it is
+// shown anew at the next list, and where it happens between the statement that names the rows of a page and the one
+// that reads them the page is read in a snapshot.
 func TestListsOfWorkspacesShowWhatChanged(t *testing.T) {
 	k := newKit(t)
 	reader, counted := countedReader(t, k)

@@ -27,9 +27,10 @@ type WorkspaceFilter struct {
 	NotOver bool     // without the decommissioned
 }
 
-// workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest), with whether a step of that run stalls, and with the
-// node whose agent acts for it. What is joined is looked up for each row of the page: subqueries with a LIMIT are neither flattened nor hashed, which would
-// read all that is observed, or all steps, for a page of eight.
+// workspaceFrom joins a workspace with the run that stands in it (its run_id, else its newest), with whether a step of
+// that run stalls, and with the node whose agent acts for it. What is joined is looked up for each row of the page:
+// subqueries with a LIMIT are neither flattened nor hashed, which would read all that is observed, or all steps, for a
+// page of eight.
 var workspaceFrom = `readmodel.workspace w
 	LEFT JOIN LATERAL (
 		SELECT x.run_id, x.version, x.xmin, x.body, x.live FROM readmodel.run x WHERE x.workspace_id = w.workspace_id
@@ -39,9 +40,10 @@ var workspaceFrom = `readmodel.workspace w
 		SELECT x.version, x.xmin FROM readmodel.observed x WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
 		LIMIT 1) o ON true` + nodeSession("(SELECT a.now FROM at a)")
 
-// workspaceRow is a workspace of a page: which rows it is made of, and what of them is compared in the database. The bodies of these rows are kept by their
-// keys, and read when they are not there. A run says that its step stalls until that step has succeeded or moved, over all its attempts. Beside it stands
-// whether any attempt has stalled since the workspace last came up, for one that is being provisioned.
+// workspaceRow is a workspace of a page: which rows it is made of, and what of them is compared in the database. The
+// bodies of these rows are kept by their keys, and read when they are not there. A run says that its step stalls until
+// that step has succeeded or moved, over all its attempts. Beside it stands whether any attempt has stalled since the
+// workspace last came up, for one that is being provisioned.
 type workspaceRow struct {
 	place
 	workspaceKeys
@@ -100,8 +102,9 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 	return s.kept.page(ctx, s.tx, s.scope, s.Now, s.staleAfter, f, page)
 }
 
-// Workspaces answers one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is made of is kept: one statement reads
-// which rows these are. Rows that are not kept are read by another one, and where one of them has changed in between all is read anew in a snapshot.
+// Workspaces answers one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is
+// made of is kept: one statement reads which rows these are. Rows that are not kept are read by another one, and where
+// one of them has changed in between all is read anew in a snapshot.
 func (r *Reader) Workspaces(ctx context.Context, scope Scope, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
 	once, cancel := context.WithTimeout(ctx, onceTimeout)
 	defer cancel()

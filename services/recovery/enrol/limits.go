@@ -11,8 +11,9 @@ import (
 	"github.com/gpuaas/mesh/internal/fault"
 )
 
-// limits slows callers down by a bucket for each key: an address, a token, a node. A bucket that is full again is forgotten, and at most `most` are kept: the
-// one that was idle longest goes first, and its caller finds a full one when it comes back.
+// limits slows callers down by a bucket for each key: an address, a token, a node. A bucket that is full again is
+// forgotten, and at most `most` are kept: the one that was idle longest goes first, and its caller finds a full one
+// when it comes back.
 type limits struct {
 	every time.Duration
 	burst int

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Scenario: machines of one use each enrol for months. A bucket that is full again says nothing that no bucket says too.
+// Scenario: machines of one use each enrol for months. A bucket that is full again says nothing that no bucket says
+// too.
 func TestFullBucketsAreForgotten(t *testing.T) {
 	t.Parallel()
 	l := newLimits(1, 2)
