@@ -83,8 +83,8 @@ func shareGrants(ctx context.Context, tx pgx.Tx) error {
 // disarmWait bounds how long taking a login away waits for a row that somebody else is writing.
 const disarmWait = "2s"
 
-var fencedAndLogin = pg.Define(pg.RoleWorkloadAdmin, "workspace.fenced_and_login", `
-			SELECT to_regclass('gpuaas_fence.schema') IS NOT NULL, EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`)
+var roleAndLogin = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_and_login", `
+			SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin)`)
 
 var boundLockWait = pg.Define(pg.RoleWorkloadAdmin, "workspace.bound_lock_wait",
 	`SET LOCAL lock_timeout = '`+disarmWait+`'`)
@@ -109,20 +109,45 @@ func join(ctx context.Context, tx pgx.Tx, name string) error {
 	return nil
 }
 
-// disarm takes the login away from the role of a schema and ends its sessions, in a transaction of its own: to drop a schema may hang on whoever reads
+// disarm takes the login away from the role of a schema and ends its sessions, in transactions of their own: to drop a schema may hang on whoever reads
 // it, and until it is dropped nobody logs in any more. Whoever applies the schema again gives the login back. It waits for no lock on the schema, and
 // changes nothing if no such role was ever made here.
 func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
-	mine := false
-	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
-		mine = false
-		var fenced, login bool
-		err := pg.QueryRow(ctx, tx, fencedAndLogin, name).Scan(&fenced, &login)
+	err := asWriter(ctx, db, name, w, func(ctx context.Context, tx pgx.Tx, login bool) error {
+		if !login {
+			return nil
+		}
+		_, err := pg.Exec(ctx, tx, changeSchema.For("ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN"))
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err != nil {
+		return fmt.Errorf("take login of role away: %w", err)
+	}
+	// Only now that nobody can log in again. It becomes a member though another took the login away, who may not have.
+	err = asWriter(ctx, db, name, w, func(ctx context.Context, tx pgx.Tx, _ bool) error {
+		if err := join(ctx, tx, name); err != nil {
+			return err
+		}
+		_, err := pg.Exec(ctx, tx, endSessionsOfRole, name)
+		return err //nolint:wrapcheck // wrapped below
+	})
+	if err != nil {
+		return fmt.Errorf("end sessions of role: %w", err)
+	}
+	return nil
+}
+
+// asWriter changes the role of a schema if it exists and no later operation has written the schema; it tells change
+// whether the role may log in.
+func asWriter(ctx context.Context, db *pgxpool.Pool, name string, w writer, change func(ctx context.Context, tx pgx.Tx, login bool) error) error {
+	return pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error { //nolint:wrapcheck // the callers say what they do
+		var fenced, mine, role, login bool
+		err := pg.QueryRow(ctx, tx, fenceTableExists).Scan(&fenced)
 		if err != nil || !fenced {
-			return err //nolint:wrapcheck // wrapped below
+			return err //nolint:wrapcheck // as above
 		}
 		if _, err := pg.Exec(ctx, tx, boundLockWait); err != nil {
-			return err //nolint:wrapcheck // wrapped below
+			return err //nolint:wrapcheck // as above
 		}
 		// The row stays locked until the role is changed: a later operation that gives the login back comes after.
 		err = pg.QueryRow(ctx, tx, lockFence.For(struct{}{}), name, w.WorkspaceID, w.Epoch, w.OpSeq).Scan(&mine)
@@ -130,27 +155,16 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 		case errors.Is(err, pgx.ErrNoRows):
 			return nil
 		case err != nil:
-			return err //nolint:wrapcheck // wrapped below
+			return err //nolint:wrapcheck // as above
 		case !mine:
 			return passed()
-		case login:
-			if _, err = pg.Exec(ctx, tx, changeSchema.For("ALTER ROLE "+pgx.Identifier{name}.Sanitize()+" NOLOGIN")); err == nil {
-				err = join(ctx, tx, name)
-			}
 		}
-		return err //nolint:wrapcheck // wrapped below
+		err = pg.QueryRow(ctx, tx, roleAndLogin, name).Scan(&role, &login)
+		if err != nil || !role {
+			return err //nolint:wrapcheck // as above
+		}
+		return change(ctx, tx, login)
 	})
-	if err != nil {
-		return fmt.Errorf("take login of role away: %w", err)
-	}
-	if !mine {
-		return nil
-	}
-	// Only now that nobody can log in again.
-	if _, err := pg.Exec(ctx, db, endSessionsOfRole, name); err != nil {
-		return fmt.Errorf("end sessions of role: %w", err)
-	}
-	return nil
 }
 
 // dropFenced takes the login of a schema's role away, and then both of them.

@@ -58,7 +58,9 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	if err != nil {
 		return 0, fmt.Errorf("write workspace info: %w", err)
 	}
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "+id+" TO "+id)); err != nil {
+	// By name: of what else stands in the schema the tenant's role is the owner, and nobody but a member of it grants that.
+	tables := id + "." + strings.Join(tenantTables, ", "+id+".")
+	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT SELECT, INSERT, UPDATE, DELETE ON "+tables+" TO "+id)); err != nil {
 		return 0, fmt.Errorf("grant tables: %w", err)
 	}
 	if err := shareGrants(ctx, tx); err != nil {

@@ -117,6 +117,9 @@ var tenantMigrations = []string{ //nolint:gochecknoglobals // data
 	`CREATE TABLE {schema}.kv (key text PRIMARY KEY, value jsonb NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())`,
 }
 
+// tenantTables are the tables that stand after tenantMigrations; the tenant's role may read and write them.
+var tenantTables = []string{"schema_version", "workspace_info", "kv"} //nolint:gochecknoglobals // data
+
 // applySchema makes the workspace's login role and schema in the workload database and brings the schema up to date.
 func (s *Steps) applySchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	in, _, err := readInput(env.Input)
