@@ -3,6 +3,8 @@ package workspace_test
 import (
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/mesh/internal/ids"
 	"github.com/gpuaas/mesh/internal/pg"
 	"github.com/gpuaas/mesh/internal/testkit"
@@ -32,9 +34,23 @@ func TestTheAdministratorIsNoMemberOfRolesThatStand(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(`SELECT count(*) FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid WHERE r.rolname = $1`); n != 0 {
-		t.Errorf("the role of a schema that stands has %d members", n)
+	// From 16 on who makes a role is a member that may give it away and has none of its rights: it counts for nothing.
+	members := func(of string) {
+		t.Helper()
+		if n := count(`SELECT count(*) FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid
+			WHERE r.rolname = $1 AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false'`); n != 0 {
+			t.Errorf("the role of a schema %s has %d members", of, n)
+		}
 	}
+	members("that stands")
+	// Builds before this one made it a member of each.
+	if _, err := pool.Exec(ctx, "GRANT "+pgx.Identifier{name}.Sanitize()+" TO CURRENT_USER"); err != nil {
+		t.Fatal(err)
+	}
+	if err := workspace.MakeSchema(ctx, pool, name, workspace.SchemaVerifier("password"), id); err != nil {
+		t.Fatal(err)
+	}
+	members("of an earlier build")
 	if err := workspace.DropSchema(ctx, pool, name, id); err != nil {
 		t.Fatal(err)
 	}
