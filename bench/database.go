@@ -31,7 +31,9 @@ func StartDatabase(ctx context.Context, logger *slog.Logger) (*Database, error) 
 
 // StartDatabaseWithoutPages makes a cluster whose write-ahead log has no whole pages, for a bench that compares logs.
 func StartDatabaseWithoutPages(ctx context.Context, logger *slog.Logger) (*Database, error) {
-	return startDatabase(ctx, logger, map[string]string{"checkpoint_timeout": "30min", "max_wal_size": "8GB", "full_page_writes": "off"})
+	return startDatabase(ctx, logger, map[string]string{
+		"checkpoint_timeout": "30min", "max_wal_size": "8GB", "full_page_writes": "off",
+	})
 }
 
 // StartDatabaseToLoad makes a cluster for a bench that loads gigabytes. What a transaction loads into a table that

@@ -175,7 +175,8 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		wants("result 1")
 
 		// A long one beside a short one.
-		if err := errors.Join(o.Delivered([]*nodev1.TaskRef{ref(2)}), o.Started(&nodev1.TaskStarted{Task: ref(2)})); err != nil {
+		long := []error{o.Delivered([]*nodev1.TaskRef{ref(2)}), o.Started(&nodev1.TaskStarted{Task: ref(2)})}
+		if err := errors.Join(long...); err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(short(3)...); err != nil {
@@ -187,11 +188,15 @@ func TestAShortTaskIsOneFrame(t *testing.T) {
 		wants("delivered 1", "started 2")
 
 		// One that never started, and progress, go behind what lingers.
-		if err := errors.Join(o.Delivered([]*nodev1.TaskRef{ref(4)}), o.Result(&nodev1.TaskResult{Task: ref(4)})); err != nil {
+		unstarted := []error{o.Delivered([]*nodev1.TaskRef{ref(4)}), o.Result(&nodev1.TaskResult{Task: ref(4)})}
+		if err := errors.Join(unstarted...); err != nil {
 			t.Fatal(err)
 		}
 		wants("delivered 1", "result 4")
-		if err := errors.Join(o.Started(&nodev1.TaskStarted{Task: ref(5)}), o.Progress(&nodev1.TaskProgress{Task: ref(5), Note: "a"})); err != nil {
+		noted := []error{
+			o.Started(&nodev1.TaskStarted{Task: ref(5)}), o.Progress(&nodev1.TaskProgress{Task: ref(5), Note: "a"}),
+		}
+		if err := errors.Join(noted...); err != nil {
 			t.Fatal(err)
 		}
 		wants("started 5", "progress a")

@@ -78,7 +78,9 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 }
 
 // compare measures both sides in turn, and each second pair in the other order.
-func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Result, err error) { //nolint:nonamedreturns // what is closed may fail
+//
+//nolint:nonamedreturns // what is closed may fail
+func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Result, err error) {
 	var sides [2]*side
 	defer func() {
 		for _, s := range sides {
@@ -90,7 +92,9 @@ func (o Options) compare(ctx context.Context, tmpl *plans.Template) (_ bench.Res
 		if sides[i], err = o.open(ctx, tmpl, ended); err != nil {
 			return bench.Result{}, err
 		}
-		if _, err := fmt.Fprintf(o.Out, "a database with %d finished workspaces, made in %.0f s\n", ended, time.Since(began).Seconds()); err != nil {
+		_, err := fmt.Fprintf(o.Out, "a database with %d finished workspaces, made in %.0f s\n",
+			ended, time.Since(began).Seconds())
+		if err != nil {
 			return bench.Result{}, fmt.Errorf("print the load: %w", err)
 		}
 	}
@@ -118,7 +122,8 @@ func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*si
 	if s.db, err = bench.StartDatabaseWithoutPages(ctx, o.Logger); err != nil {
 		return s, fmt.Errorf("start the bench's database: %w", err)
 	}
-	if err := tmpl.Load(ctx, s.db.MeshURL(), plans.Size{Nodes: 1, Workspaces: 1, Ended: ended, Days: days, Events: true}); err != nil {
+	size := plans.Size{Nodes: 1, Workspaces: 1, Ended: ended, Days: days, Events: true}
+	if err := tmpl.Load(ctx, s.db.MeshURL(), size); err != nil {
 		return s, err //nolint:wrapcheck // it says what it loaded
 	}
 	// What was loaded is on the disk before anything is measured.
@@ -129,7 +134,8 @@ func (o Options) open(ctx context.Context, tmpl *plans.Template, ended int) (*si
 		return s, err //nolint:wrapcheck // it says what it opened
 	}
 	s.load, err = sagas.Open(ctx, sagas.Options{
-		LifecycleURL: s.db.URL(pg.RoleLifecycle), SequencerURL: s.db.URL(pg.RoleSequencer), Clients: o.Clients, Workers: o.Clients, Logger: o.Logger,
+		LifecycleURL: s.db.URL(pg.RoleLifecycle), SequencerURL: s.db.URL(pg.RoleSequencer),
+		Clients: o.Clients, Workers: o.Clients, Logger: o.Logger,
 	})
 	return s, err //nolint:wrapcheck // it says what it opened
 }
@@ -199,7 +205,8 @@ func judge(o Options, few, many *side) bench.Result {
 	details["baseline"] = "what a saga costs on a database without a history"
 	worst := max(processor, log)
 	return bench.Result{
-		Name: "finished", Value: worst, Unit: "of the processor time or log of a saga, the greater ratio of the two", Baseline: 1, Ratio: worst,
+		Name: "finished", Value: worst, Unit: "of the processor time or log of a saga, the greater ratio of the two",
+		Baseline: 1, Ratio: worst,
 		Required: MostRise, Passed: worst <= MostRise, Details: details,
 	}
 }

@@ -80,8 +80,10 @@ func room(o Options) error {
 	if err := syscall.Statfs(os.TempDir(), &fs); err != nil {
 		return fmt.Errorf("look for room in %s: %w", os.TempDir(), err)
 	}
-	need := uint64(o.Workspaces)*bytesOf(o.History || o.HistoryDays > 0) + uint64(plans.HistoryOf(o.Workspaces, o.HistoryDays))*bytesOfEnded //nolint:gosec // neither is negative
-	free := fs.Bavail * uint64(fs.Bsize)                                                                                                     //nolint:gosec // it is not negative
+	standing, ended := o.Workspaces, plans.HistoryOf(o.Workspaces, o.HistoryDays)
+	need := uint64(standing) * bytesOf(o.History || o.HistoryDays > 0) //nolint:gosec // it is not negative
+	need += uint64(ended) * bytesOfEnded                               //nolint:gosec // it is not negative
+	free := fs.Bavail * uint64(fs.Bsize)                               //nolint:gosec // it is not negative
 	if need > MostBytes {
 		return fmt.Errorf("%w: it would take %d MiB, more than %d", ErrNoRoom, need>>20, MostBytes>>20)
 	}
@@ -124,7 +126,9 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 	if err := room(o); err != nil {
 		return bench.Result{}, err
 	}
-	tmpl, err := plans.Make(ctx, plans.Source{Agent: o.Agent, Version: o.Version, Ended: o.HistoryDays > 0, Logger: o.Logger})
+	tmpl, err := plans.Make(ctx, plans.Source{
+		Agent: o.Agent, Version: o.Version, Ended: o.HistoryDays > 0, Logger: o.Logger,
+	})
 	if err != nil {
 		return bench.Result{}, err //nolint:wrapcheck // it says what it made
 	}
@@ -164,7 +168,8 @@ func Run(ctx context.Context, o Options) (_ bench.Result, err error) {
 	}
 	details["fleets"] = loads
 	if o.HistoryDays > 0 {
-		details["history"] = fmt.Sprintf("%d days in each of which %.0f %% of as many workspaces as stand have ended, recreated once: %d",
+		details["history"] = fmt.Sprintf(
+			"%d days in each of which %.0f %% of as many workspaces as stand have ended, recreated once: %d",
 			o.HistoryDays, 100*plans.EndedOf, sizes[len(sizes)-1].Ended)
 	}
 	return judge(o, all, sizes, details)
@@ -296,7 +301,8 @@ func judge(o Options, all map[string]*measured, sizes []plans.Size, details map[
 	times := float64(sizes[last].Workspaces) / float64(sizes[0].Workspaces)
 	var worst float64
 	var wrong []string
-	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms", "rows", "returned", "buffers", "x time", "x buf", "rows by fleet, class"); err != nil {
+	if _, err := fmt.Fprintf(o.Out, "%-44s %9s %9s %9s %9s %9s %6s %6s %s\n", "statement", "p50 ms", "p99 ms",
+		"rows", "returned", "buffers", "x time", "x buf", "rows by fleet, class"); err != nil {
 		return bench.Result{}, fmt.Errorf("print the table: %w", err)
 	}
 	for _, m := range all {

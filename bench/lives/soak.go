@@ -55,7 +55,8 @@ func Soak(ctx context.Context, o SoakOptions) (bench.Result, error) {
 		return bench.Result{}, fmt.Errorf("bench soak: %s of %d clients", o.Length, o.Clients)
 	}
 	o.Options = o.withDefaults()
-	o.Length, o.Every, o.Pace = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second), cmp.Or(o.Pace, 6*time.Second)
+	o.Length, o.Every = cmp.Or(o.Length, 45*time.Minute), cmp.Or(o.Every, 15*time.Second)
+	o.Pace = cmp.Or(o.Pace, 6*time.Second)
 	var samples []sample
 	var late int64
 	err := o.inMesh(ctx, func(ctx context.Context, mesh *dev.Mesh, server *embedded.Server) error {
@@ -223,13 +224,15 @@ func memory(root int) (own, others, postgres int64, err error) { //nolint:noname
 func (s sample) print(o SoakOptions) error {
 	mib := func(n int64) float64 { return float64(n) / (1 << 20) }
 	if s.At < o.Every {
-		if _, err := fmt.Fprintf(o.Out, "%8s %8s %12s %14s %12s %15s %16s\n", "minute", "lives", "database", "log files", "mesh memory", "memory an agent",
+		if _, err := fmt.Fprintf(o.Out, "%8s %8s %12s %14s %12s %15s %16s\n",
+			"minute", "lives", "database", "log files", "mesh memory", "memory an agent",
 			"postgres memory"); err != nil {
 			return fmt.Errorf("print the table: %w", err)
 		}
 	}
 	v := s.Values
-	if _, err := fmt.Fprintf(o.Out, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %11.2f MiB %12.1f MiB\n", s.At.Minutes(), s.Lives, mib(v[0]), mib(v[1]), mib(v[2]),
+	if _, err := fmt.Fprintf(o.Out, "%8.2f %8d %8.1f MiB %10.1f MiB %8.1f MiB %11.2f MiB %12.1f MiB\n",
+		s.At.Minutes(), s.Lives, mib(v[0]), mib(v[1]), mib(v[2]),
 		mib(v[3]), mib(v[4])); err != nil {
 		return fmt.Errorf("print the table: %w", err)
 	}

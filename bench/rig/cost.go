@@ -172,7 +172,11 @@ func (r *Rig) Spend(ctx context.Context, processes []int, stretch func(context.C
 
 // SpendSessions returns what a stretch costs in this process and in the sessions of replicas: what the database does in
 // the background, such as a checkpoint, is not in it.
-func (r *Rig) SpendSessions(ctx context.Context, stretch func(context.Context) error) (own, sessions time.Duration, wal int64, err error) { //nolint:nonamedreturns // two of one type
+//
+//nolint:nonamedreturns // two of one type
+func (r *Rig) SpendSessions(
+	ctx context.Context, stretch func(context.Context) error,
+) (own, sessions time.Duration, wal int64, err error) {
 	from, err := r.cost(ctx)
 	if err != nil {
 		return 0, 0, 0, err

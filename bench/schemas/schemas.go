@@ -33,7 +33,9 @@ const fillers = 4
 
 // Options says what to measure.
 type Options struct {
-	Schemas  int // of the largest database; 10,000. It is measured at a hundredth, a tenth and all of them, and at 10 at least
+	// Schemas is of the largest database; 10,000. It is measured at a hundredth, a tenth and all of them, and at 10 at
+	// least.
+	Schemas  int
 	Calls    int // of each kind; 20
 	Database *bench.Database
 	Out      io.Writer // gets the table; nil: none
@@ -77,11 +79,13 @@ func grows(call string) bool { return call != "read all names" }
 var (
 	allNames = pg.Define(pg.RoleWorkloadAdmin, "schemas.all_names", `
 		SELECT count(*) FROM pg_namespace n JOIN pg_roles r ON r.rolname = n.nspname WHERE starts_with(n.nspname, 't_')`)
-	ownTables = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schemas.own_tables", "the role of one workspace runs it", func(struct{}) string {
-		return `SELECT count(*) FROM workspace_info`
-	})
+	ownTables = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "schemas.own_tables",
+		"the role of one workspace runs it", func(struct{}) string {
+			return `SELECT count(*) FROM workspace_info`
+		})
 	sizes = pg.Define(pg.RoleWorkloadAdmin, "schemas.sizes", `
-		SELECT pg_database_size(current_database()) AS bytes, (SELECT count(*) FROM pg_namespace WHERE starts_with(nspname, 't_')) AS schemas,
+		SELECT pg_database_size(current_database()) AS bytes,
+			(SELECT count(*) FROM pg_namespace WHERE starts_with(nspname, 't_')) AS schemas,
 			(SELECT pg_column_size(datacl) FROM pg_database WHERE datname = current_database()) AS grants`)
 )
 
@@ -103,7 +107,9 @@ func Run(ctx context.Context, o Options) (bench.Result, error) {
 	}
 	t := &tester{o: o, verifier: workspace.SchemaVerifier(password), ids: map[string]string{}}
 	var err error
-	if t.db, err = pg.Open(ctx, pg.Config{URL: o.Database.WorkloadsURL(pg.RoleWorkloadAdmin), ApplicationName: "gpuaas-bench", MaxConns: fillers}); err != nil {
+	if t.db, err = pg.Open(ctx, pg.Config{
+		URL: o.Database.WorkloadsURL(pg.RoleWorkloadAdmin), ApplicationName: "gpuaas-bench", MaxConns: fillers,
+	}); err != nil {
 		return bench.Result{}, fmt.Errorf("open the workload database: %w", err)
 	}
 	defer t.db.Close()
@@ -143,7 +149,8 @@ func (t *tester) size(ctx context.Context, n int, figures map[string][]figure) e
 	if at.Grants != nil {
 		grants = *at.Grants
 	}
-	if _, err := fmt.Fprintf(t.o.Out, "%d schemas, the last %d made in %.0f s by %d clients: %.0f MB, %d bytes of grants on the database\n",
+	if _, err := fmt.Fprintf(t.o.Out,
+		"%d schemas, the last %d made in %.0f s by %d clients: %.0f MB, %d bytes of grants on the database\n",
 		at.Schemas, n-from, took.Seconds(), fillers, float64(at.Bytes)/1e6, grants); err != nil {
 		return fmt.Errorf("print the size: %w", err)
 	}
@@ -153,7 +160,8 @@ func (t *tester) size(ctx context.Context, n int, figures map[string][]figure) e
 			return fmt.Errorf("%s at %d schemas: %w", call.name, n, err)
 		}
 		figures[call.name] = append(figures[call.name], f)
-		if _, err := fmt.Fprintf(t.o.Out, "  %-16s p50 %8.2f ms, p99 %8.2f ms, processor of the server %8.2f ms, log %8.0f bytes\n",
+		if _, err := fmt.Fprintf(t.o.Out,
+			"  %-16s p50 %8.2f ms, p99 %8.2f ms, processor of the server %8.2f ms, log %8.0f bytes\n",
 			call.name, f.p50, f.p99, f.processor, f.log); err != nil {
 			return fmt.Errorf("print a call: %w", err)
 		}
@@ -176,7 +184,9 @@ func (t *tester) fill(ctx context.Context, n int) error {
 }
 
 // measure makes one call for each name.
-func (t *tester) measure(ctx context.Context, names []string, run func(context.Context, *tester, string) error) (figure, error) {
+func (t *tester) measure(
+	ctx context.Context, names []string, run func(context.Context, *tester, string) error,
+) (figure, error) {
 	log, _, err := t.rig.Written(ctx)
 	if err != nil {
 		return figure{}, err //nolint:wrapcheck // it says what it read
@@ -245,7 +255,8 @@ func (t *tester) judge(counts []int, figures map[string][]figure) bench.Result {
 	details["schemas"], details["over"] = counts, over
 	details["baseline"] = "exponent by which the server's processor time of a call may grow with the number of schemas"
 	return bench.Result{
-		Name: "schemas", Value: worst, Unit: "the greatest exponent of a call over the number of schemas", Baseline: MostGrowth, Ratio: worst / MostGrowth,
+		Name: "schemas", Value: worst, Unit: "the greatest exponent of a call over the number of schemas",
+		Baseline: MostGrowth, Ratio: worst / MostGrowth,
 		Required: 1, Passed: len(over) == 0, Details: details,
 	}
 }

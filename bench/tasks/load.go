@@ -50,8 +50,9 @@ func (r *cluster) expect(id string, began time.Time) *trip {
 func (r *cluster) one(ctx context.Context, n node) (time.Duration, error) {
 	began := time.Now()
 	row, _, err := r.tasks.Queue(ctx, task.Spec{
-		Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: n.ID, IdempotencyKey: "bench/" + ids.New(), StartWithin: patience,
-		Payload: &nodev1.ProbeNoop{Nonce: "bench"}, CreatedBy: "bench",
+		Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: n.ID, IdempotencyKey: "bench/" + ids.New(),
+		StartWithin: patience,
+		Payload:     &nodev1.ProbeNoop{Nonce: "bench"}, CreatedBy: "bench",
 	})
 	if err != nil {
 		return 0, fmt.Errorf("queue task: %w", err)

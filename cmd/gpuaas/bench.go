@@ -117,7 +117,8 @@ func benchIdle(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Re
 func benchFleet(ctx context.Context, o benchOptions, _ *bench.Database) (bench.Result, error) {
 	version, _ := obs.Build()
 	return fleet.Run(ctx, fleet.Options{
-		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, HistoryDays: o.days, Version: version, Out: o.table, Logger: o.logger,
+		Nodes: o.nodes, Workspaces: o.spaces, History: o.history, HistoryDays: o.days,
+		Version: version, Out: o.table, Logger: o.logger,
 	})
 }
 
@@ -170,7 +171,8 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	add("streams", "Server memory of each connected, heartbeating agent", 5000, benchStreams)
 	add("tasks", "Durable round trips of tasks per second", 200, benchTasks)
 	runs := add("sagas", "Runs of six no-op steps per second", 0, benchSagas)
-	runs.Long = "With --finished, the processor time and the log of a run on a database without a history and on one in which so many workspaces have\n" +
+	runs.Long = "With --finished, the processor time and the log of a run on a database without a history " +
+		"and on one in which so many workspaces have\n" +
 		"ended, each recreated once, over 30 days: in turn, and neither with a history may be more than 1.05 of that without."
 	runs.Flags().IntVar(&o.ended, "finished", 0, "compare with a database in which so many workspaces have ended")
 	runs.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -206,14 +208,16 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	large.Flags().IntVar(&o.nodes, "nodes", 1000, "machines of the largest fleet")
 	large.Flags().IntVar(&o.spaces, "workspaces", 10000, "workspaces of the largest fleet")
 	large.Flags().BoolVar(&o.history, "history", false, "load the events of all workspaces as well")
-	large.Flags().IntVar(&o.days, "history-days", 0, "load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
+	large.Flags().IntVar(&o.days, "history-days", 0,
+		"load workspaces that have ended within so many days as well: 1 % of the fleet a day, with their events")
 	pages := add("list", "Lists of workspaces per second at the API, over 50 connections", 0, benchList)
 	pages.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	pages.Flags().IntVar(&o.nodes, "nodes", 100, "machines of the fleet")
 	pages.Flags().IntVar(&o.spaces, "workspaces", 1000, "workspaces of the fleet")
 	pages.Flags().StringVar(&o.profile, "profile", "", "write a processor profile of the services and the client to this file")
 	tenants := add("schemas", "What one more schema and role of a workspace cost where there are many", 0, benchSchemas)
-	tenants.Long = "Makes schemas with their login roles as provisioning does, and measures at a hundredth, a tenth and all of them what one more costs to make, to\n" +
+	tenants.Long = "Makes schemas with their login roles as provisioning does, and measures at a hundredth, a tenth " +
+		"and all of them what one more costs to make, to\n" +
 		"log in to and to drop, and what it takes to read the names of all."
 	tenants.Flags().IntVar(&o.schemas, "schemas", 10000, "schemas of the largest database")
 	whole := add("lives", "What a workspace leaves in the database after its terms", 0, benchLives)
@@ -223,8 +227,10 @@ func newBenchCommand(program *client.Program) *cobra.Command {
 	whole.Flags().IntVar(&o.lives, "lives", 1000, "how many workspaces live")
 	whole.Flags().IntVar(&o.clients, "clients", 4, "how many of them at once")
 	soak := add("soak", "Whether database and processes stay as large as they are, hour after hour", 0, benchSoak)
-	soak.Long = "Creates, recreates and decommissions a workspace every 6 s, in a mesh whose terms are a minute. Every 15 s it reads the sizes of the\n" +
-		"database and the logs of the mesh, and the memory of the mesh, an agent and Postgres. From minute 15 on, or from a third of a shorter run, a line is\n" +
+	soak.Long = "Creates, recreates and decommissions a workspace every 6 s, in a mesh whose terms are a minute. " +
+		"Every 15 s it reads the sizes of the\n" +
+		"database and the logs of the mesh, and the memory of the mesh, an agent and Postgres. " +
+		"From minute 15 on, or from a third of a shorter run, a line is\n" +
 		"laid through each of them: over the rest of the run it may rise by 1 % of the mean."
 	soak.PreRun = func(*cobra.Command, []string) { o.agents, o.alone = 0, true }
 	soak.Flags().IntVar(&o.minutes, "minutes", 45, "how long")

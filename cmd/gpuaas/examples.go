@@ -40,7 +40,9 @@ func examples() map[string][]string {
 	}
 	out["gpuaas bench sagas"] = append(out["gpuaas bench sagas"], "gpuaas bench sagas --finished 20000")
 	out["gpuaas bench idle"] = []string{"gpuaas bench idle", "gpuaas bench idle --minutes 5 -o json"}
-	out["gpuaas bench fleet"] = []string{"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30"}
+	out["gpuaas bench fleet"] = []string{
+		"gpuaas bench fleet --nodes 1000 --workspaces 10000", "gpuaas bench fleet --history-days 30",
+	}
 	out["gpuaas bench list"] = []string{"gpuaas bench list", "gpuaas bench list --nodes 1000 --workspaces 10000"}
 	out["gpuaas bench lives"] = []string{"gpuaas bench lives", "gpuaas bench lives --lives 100 --clients 2"}
 	out["gpuaas bench schemas"] = []string{"gpuaas bench schemas", "gpuaas bench schemas --schemas 1000"}

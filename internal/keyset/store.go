@@ -44,7 +44,8 @@ var (
 	readRotation = pg.Define(pg.RoleRecovery, "keyset.read_rotation", `
 		SELECT `+pg.Columns[Rotation]("r")+` FROM mesh.key_rotation r WHERE r.idempotency_key = $1
 		UNION ALL
-		SELECT `+pg.Columns[Rotation]("r")+` FROM mesh.key_rotation_repeat a JOIN mesh.key_rotation r ON r.rotation_id = a.rotation_id
+		SELECT `+pg.Columns[Rotation]("r")+`
+		FROM mesh.key_rotation_repeat a JOIN mesh.key_rotation r ON r.rotation_id = a.rotation_id
 		WHERE a.idempotency_key = $1`)
 
 	insertRotation = pg.Define(pg.RoleRecovery, "keyset.insert_rotation", `

@@ -35,7 +35,8 @@ func TestALoginDerivesOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	var iterations string
-	if err := admin.QueryRow(ctx, `SELECT split_part(rolpassword, ':', 1) FROM pg_authid WHERE rolname = $1`, role).Scan(&iterations); err != nil {
+	if err := admin.QueryRow(ctx, `SELECT split_part(rolpassword, ':', 1) FROM pg_authid WHERE rolname = $1`, role).
+		Scan(&iterations); err != nil {
 		t.Fatal(err)
 	}
 	if iterations != "SCRAM-SHA-256$1" {

@@ -40,21 +40,29 @@ func (m *Mesh) buildServices(ctx context.Context) error {
 	if m.numbering, err = service.NewNumbering(ctx, m.deps.Logger, "dev", recoveryCfg.SequencerURLFile); err != nil {
 		return err
 	}
-	r, err := recovery.New(ctx, recovery.Deps{Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering}, recoveryCfg)
+	r, err := recovery.New(ctx, recovery.Deps{
+		Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering,
+	}, recoveryCfg)
 	if err != nil {
 		return err
 	}
 	m.services = append(m.services, running{Running: r, name: material.Recovery, close: r.Close})
-	if m.boxes, err = lifecycle.New(ctx, lifecycle.Deps{Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering}, m.plan.Lifecycle(anyPort)); err != nil {
+	if m.boxes, err = lifecycle.New(ctx, lifecycle.Deps{
+		Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering,
+	}, m.plan.Lifecycle(anyPort)); err != nil {
 		return err
 	}
 	m.services = append(m.services, running{Running: m.boxes, name: material.Lifecycle})
-	n, err := nodeapi.New(ctx, nodeapi.Deps{Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering}, m.plan.NodeAPI(m.cfg.NodeAddr, anyPort))
+	n, err := nodeapi.New(ctx, nodeapi.Deps{
+		Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering,
+	}, m.plan.NodeAPI(m.cfg.NodeAddr, anyPort))
 	if err != nil {
 		return err
 	}
 	m.services = append(m.services, running{Running: n, name: material.NodeAPI})
-	v, err := readmodel.New(ctx, readmodel.Deps{Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering}, m.plan.Readmodel(anyPort, m.cfg.hosts()))
+	v, err := readmodel.New(ctx, readmodel.Deps{
+		Logger: m.deps.Logger, Registry: m.registry, Numbering: m.numbering,
+	}, m.plan.Readmodel(anyPort, m.cfg.hosts()))
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,8 @@ var build = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals /
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // workloads run the agent's binary as another user
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/", "./cmd/gpuaas", "./cmd/gpuaas-node-agent") //nolint:noctx // ends with the test process
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", dir+"/",
+		"./cmd/gpuaas", "./cmd/gpuaas-node-agent") //nolint:noctx // ends with the test process
 	cmd.Dir = module
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build programs: %w: %s", err, out)

@@ -66,7 +66,9 @@ func liveAndEnd(ctx context.Context, client *person.Client) error {
 	if err := create(ctx, client, endedName); err != nil {
 		return err
 	}
-	for _, kind := range []commonv1.OperationKind{commonv1.OperationKind_OPERATION_KIND_RECREATE, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION} {
+	for _, kind := range []commonv1.OperationKind{
+		commonv1.OperationKind_OPERATION_KIND_RECREATE, commonv1.OperationKind_OPERATION_KIND_DECOMMISSION,
+	} {
 		ws, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: tenantName + "/" + endedName})
 		if err != nil {
 			return fmt.Errorf("read the ending workspace of the template: %w", err)
@@ -94,7 +96,8 @@ func await(ctx context.Context, client *person.Client, ref string, state commonv
 	for {
 		answer, err := client.Query.GetWorkspace(ctx, &readmodelv1.GetWorkspaceRequest{Workspace: ref})
 		ws := answer.GetWorkspace()
-		if err == nil && ws.GetState() == state && (state != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || ws.GetEpoch() > after) {
+		if err == nil && ws.GetState() == state &&
+			(state != commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE || ws.GetEpoch() > after) {
 			return nil
 		}
 		if !app.Sleep(ctx, 50*time.Millisecond) {

@@ -190,7 +190,9 @@ func (s Size) numbers(at level, n int) map[level]int {
 }
 
 func (s Size) copies(at level) int {
-	return map[level]int{ofMesh: 1, ofTenant: s.tenants(), ofNode: s.Nodes, ofWorkspace: s.Workspaces, ofEnded: s.Ended}[at]
+	return map[level]int{
+		ofMesh: 1, ofTenant: s.tenants(), ofNode: s.Nodes, ofWorkspace: s.Workspaces, ofEnded: s.Ended,
+	}[at]
 }
 
 // order of the levels in a table: what has ended came first.

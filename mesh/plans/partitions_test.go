@@ -18,7 +18,8 @@ import (
 func logOf(t *testing.T, db *testkit.Database, days, perDay int, byDay bool) (int64, string) {
 	t.Helper()
 	ctx := testkit.Context(t)
-	sequencer, err := events.NewSequencer(events.SequencerDeps{Pool: db.Pool(pg.RoleSequencer), Logger: testkit.Logger(t)}, events.SequencerConfig{})
+	sequencer, err := events.NewSequencer(
+		events.SequencerDeps{Pool: db.Pool(pg.RoleSequencer), Logger: testkit.Logger(t)}, events.SequencerConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,13 +28,16 @@ func logOf(t *testing.T, db *testkit.Database, days, perDay int, byDay bool) (in
 			testkit.SetClockOffset(db, time.Duration(day)*24*time.Hour)
 			for more := true; more; {
 				if err := db.Pool(pg.RoleReadmodel).QueryRow(ctx,
-					`SELECT x.next IS NOT NULL FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 500) x`).Scan(&more); err != nil {
+					`SELECT x.next IS NOT NULL
+					FROM events.cut_events('0', '00000000-0000-0000-0000-000000000000', 500) x`).Scan(&more); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		if _, err := db.Pool(pg.RoleLifecycle).Exec(ctx, `INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
-			SELECT gen_random_uuid(), 'run.changed', 'run', n::text, 1, '{}' FROM generate_series(1, $1) n`, perDay); err != nil {
+		if _, err := db.Pool(pg.RoleLifecycle).Exec(ctx, `
+			INSERT INTO events.event (id, kind, aggregate_type, aggregate_id, aggregate_version, payload)
+			SELECT gen_random_uuid(), 'run.changed', 'run', n::text, 1, '{}'
+			FROM generate_series(1, $1) n`, perDay); err != nil {
 			t.Fatal(err)
 		}
 		if err := sequencer.Drain(ctx); err != nil {
@@ -45,7 +49,8 @@ func logOf(t *testing.T, db *testkit.Database, days, perDay int, byDay bool) (in
 	}
 	var seq int64
 	var id string
-	if err := db.Pool(pg.RoleLifecycle).QueryRow(ctx, `SELECT seq, id::text FROM events.event ORDER BY seq OFFSET $1 LIMIT 1`, days*perDay/2).
+	if err := db.Pool(pg.RoleLifecycle).QueryRow(ctx,
+		`SELECT seq, id::text FROM events.event ORDER BY seq OFFSET $1 LIMIT 1`, days*perDay/2).
 		Scan(&seq, &id); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +103,8 @@ func TestPartitionsOfTheLogCostAProbeEach(t *testing.T) {
 		}
 		t.Logf("%s: %d buffers, %d with a partition a day", s.Name(), was.Buffers, is.Buffers)
 		if is.Buffers > was.Buffers+probe*(days+4) {
-			t.Errorf("%s touches %d buffers with a partition a day, and %d with one:\n%s", s.Name(), is.Buffers, was.Buffers, is.Plan)
+			t.Errorf("%s touches %d buffers with a partition a day, and %d with one:\n%s",
+				s.Name(), is.Buffers, was.Buffers, is.Plan)
 		}
 	}
 	if ran < 9 {

@@ -83,7 +83,9 @@ type Class struct {
 // The classes of statements.
 var (
 	point = Class{Name: "request", Growth: 0.2}
-	loop  = Class{Name: "loop", Growth: 0.2, Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size"}
+	loop  = Class{
+		Name: "loop", Growth: 0.2, Reason: "finds next to nothing on a fleet at rest, or reads a page of fixed size",
+	}
 )
 
 // The reasons of classes.
@@ -95,11 +97,13 @@ const (
 
 // reasons says of each statement that looks at the whole fleet why it may.
 var reasons = map[string]string{
-	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom, "watchdog.count_fleet": repair,
+	"findings.provisions_of": seldom, "launchlog.live_instances": seldom, "static.list_slots": seldom,
+	"watchdog.count_fleet":        repair,
 	"gate.read_nodes_without_key": repair, "view.count_workspaces": aggregate, "view.count_nodes": aggregate,
 	"enrol.read_token_of_request": "finds a token by its key; all copies of the template have the same",
-	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair, "project.drop_replaced": repair,
-	"project.take_rebuilt": repair, "project.compare_told": repair, "events.measure_lag": aggregate,
+	"saga.workspaces_after":       repair, "project.compare": repair, "project.empty_table": repair,
+	"project.drop_replaced": repair,
+	"project.take_rebuilt":  repair, "project.compare_told": repair, "events.measure_lag": aggregate,
 }
 
 // ClassOf returns the class of a statement: a list may grow with the fleet and not faster, a request or a loop hardly.

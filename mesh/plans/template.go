@@ -71,7 +71,9 @@ func capture(ctx context.Context, conn *pgx.Conn) (*Template, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the tables of the template: %w", err)
 	}
-	tmpl := &Template{levels: map[string]level{tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace, endedName: ofEnded}}
+	tmpl := &Template{levels: map[string]level{
+		tenantName: ofTenant, nodeName: ofNode, workspaceName: ofWorkspace, endedName: ofEnded,
+	}}
 	for len(columns) > 0 {
 		n := slices.IndexFunc(columns, func(c column) bool { return c.Table != columns[0].Table })
 		if n < 0 {

@@ -31,8 +31,11 @@ func TestASerialOfAnyLengthIsCopied(t *testing.T) {
 func TestCopiesComeInLargePieces(t *testing.T) {
 	t.Parallel()
 	const rows = 1000
-	row := table{name: "lifecycle.workspace", columns: []string{"id", "name"}, rows: []string{"01a207bb-9f10-770a-9786-71238ad18507\t" + workspaceName + "\n"}}
-	tmpl := &Template{tables: []table{row}, levels: map[string]level{"01a207bb-9f10-770a-9786-71238ad18507": ofWorkspace, workspaceName: ofWorkspace}}
+	const id = "01a207bb-9f10-770a-9786-71238ad18507"
+	row := table{
+		name: "lifecycle.workspace", columns: []string{"id", "name"}, rows: []string{id + "\t" + workspaceName + "\n"},
+	}
+	tmpl := &Template{tables: []table{row}, levels: map[string]level{id: ofWorkspace, workspaceName: ofWorkspace}}
 	read := tmpl.copies(row, Size{Nodes: 1, Workspaces: rows})
 	buffer, total, reads := make([]byte, 64<<10), 0, 0
 	for {

@@ -169,7 +169,8 @@ func TestAgentsAreSentTheRootsOfServices(t *testing.T) {
 		t.Fatalf("Welcome has roots %v", got)
 	}
 	a.session = w.GetSessionId()
-	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: &nodev1.Ready{Generation: w.GetGeneration()}}})
+	ready := &nodev1.Ready{Generation: w.GetGeneration()}
+	a.send(&nodev1.ConnectRequest{Frame: &nodev1.ConnectRequest_Ready{Ready: ready}})
 	a.exactly("Admitted", func(f *nodev1.ConnectResponse) bool { return f.GetAdmitted() != nil })
 
 	if err := services.Next(); err != nil {
@@ -181,8 +182,11 @@ func TestAgentsAreSentTheRootsOfServices(t *testing.T) {
 	}
 	_, crosses := bundle.Given()
 	insert("verify_only", pki.RootID(first), crosses[0].Raw)
-	list := a.next("the roots of services", func(f *nodev1.ConnectResponse) bool { return f.GetServiceRoots() != nil }).GetServiceRoots().GetRoots()
-	if len(list) != 2 || !bytes.Equal(list[1].GetCertificate(), services.Root().Raw) || !bytes.Equal(list[1].GetCrossCertificate(), crosses[0].Raw) {
+	list := a.next("the roots of services", func(f *nodev1.ConnectResponse) bool {
+		return f.GetServiceRoots() != nil
+	}).GetServiceRoots().GetRoots()
+	if len(list) != 2 || !bytes.Equal(list[1].GetCertificate(), services.Root().Raw) ||
+		!bytes.Equal(list[1].GetCrossCertificate(), crosses[0].Raw) {
 		t.Errorf("the list has %v", list)
 	}
 }

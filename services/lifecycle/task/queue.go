@@ -169,7 +169,9 @@ func (q *queue) write(ctx context.Context, group []*queued) {
 // commitQueued writes a group in one transaction. What became of each is set only when it stands.
 func (s *Server) commitQueued(ctx context.Context, group []*queued) error {
 	// In one order, so that two groups with the same keys wait for each other and do not deadlock.
-	group = slices.SortedFunc(slices.Values(group), func(a, b *queued) int { return cmp.Compare(a.task.row.IdemKey, b.task.row.IdemKey) })
+	group = slices.SortedFunc(slices.Values(group), func(a, b *queued) int {
+		return cmp.Compare(a.task.row.IdemKey, b.task.row.IdemKey)
+	})
 	var stored []queued
 	err := pg.InTx(ctx, s.deps.DB, func(ctx context.Context, tx pgx.Tx) error {
 		var err error
@@ -267,14 +269,17 @@ func queuedColumns(group []*queued) []any {
 	}
 	epochs, opSeqs, payloads, within := make([]int64, n), make([]int64, n), make([][]byte, n), make([]time.Duration, n)
 	for i, one := range group {
-		epochs[i], opSeqs[i], payloads[i], within[i] = one.task.row.Epoch, one.task.row.OpSeq, one.task.payload, one.task.within
+		epochs[i], opSeqs[i] = one.task.row.Epoch, one.task.row.OpSeq
+		payloads[i], within[i] = one.task.payload, one.task.within
 	}
 	return []any{
 		text(func(t *newTask) string { return t.row.TaskID }), text(func(t *newTask) string { return t.row.Type }),
 		text(func(t *newTask) string { return t.row.NodeID }), text(func(t *newTask) string { return t.row.WorkspaceID }),
-		text(func(t *newTask) string { return t.row.TenantID }), text(func(t *newTask) string { return t.row.RunID }), epochs, opSeqs,
+		text(func(t *newTask) string { return t.row.TenantID }), text(func(t *newTask) string { return t.row.RunID }),
+		epochs, opSeqs,
 		text(func(t *newTask) string { return t.row.IdemKey }), payloads, within,
-		text(func(t *newTask) string { return t.row.CorrelationID }), text(func(t *newTask) string { return t.row.CreatedBy }),
+		text(func(t *newTask) string { return t.row.CorrelationID }),
+		text(func(t *newTask) string { return t.row.CreatedBy }),
 		text(func(t *newTask) string { return t.secretKeys }),
 	}
 }

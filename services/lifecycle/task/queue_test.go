@@ -19,7 +19,9 @@ import (
 )
 
 func (k *kit) spec(n *node, key string) task.Spec {
-	return task.Spec{Type: noop, NodeID: n.id, IdempotencyKey: key, Payload: &nodev1.ProbeNoop{Nonce: "n"}, StartWithin: time.Minute}
+	return task.Spec{
+		Type: noop, NodeID: n.id, IdempotencyKey: key, Payload: &nodev1.ProbeNoop{Nonce: "n"}, StartWithin: time.Minute,
+	}
 }
 
 // TestAProbeTakesTwoRoundTrips: the row with what its node says of it, and the event with the commit.
@@ -62,7 +64,8 @@ func TestTasksOfOneGroup(t *testing.T) {
 			s.IdempotencyKey = same
 			return s
 		case i%2 == 0:
-			s.NodeID, s.WorkspaceID, s.TenantID, s.RunID, s.Epoch, s.OpSeq = other.id, ids.New(), ids.New(), ids.New(), 3, int64(i)
+			s.NodeID, s.WorkspaceID, s.TenantID, s.RunID = other.id, ids.New(), ids.New(), ids.New()
+			s.Epoch, s.OpSeq = 3, int64(i)
 			s.CorrelationID, s.CreatedBy = "c", "by"
 			return s
 		default:

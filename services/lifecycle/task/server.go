@@ -75,8 +75,9 @@ func (s *Server) EnqueueProbe(ctx context.Context, req *lifecyclev1.EnqueueProbe
 		k = "probe/" + req.GetNodeId() + "/" + req.GetIdempotencyKey()
 	}
 	one, err := s.queueOne(ctx, Spec{
-		Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: req.GetNodeId(), IdempotencyKey: k, StartWithin: probeStartWithin,
-		Payload: &nodev1.ProbeNoop{Nonce: ids.New()}, CorrelationID: obs.From(ctx).CorrelationID, CreatedBy: by,
+		Type: commonv1.TaskType_TASK_TYPE_PROBE_NOOP, NodeID: req.GetNodeId(), IdempotencyKey: k,
+		StartWithin: probeStartWithin,
+		Payload:     &nodev1.ProbeNoop{Nonce: ids.New()}, CorrelationID: obs.From(ctx).CorrelationID, CreatedBy: by,
 	}, true)
 	if err != nil {
 		return nil, err

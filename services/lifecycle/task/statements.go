@@ -348,12 +348,15 @@ var (
 		INSERT INTO lifecycle.task AS t (task_id, type, node_id, workspace_id, tenant_id, run_id, epoch, op_seq, state,
 			idem_key, payload, created_at, not_before, state_at, expires_at,
 			correlation_id, created_by, secret_keys)
-		SELECT q.task_id, q.type, q.node_id, nullif(q.workspace_id, '')::uuid, nullif(q.tenant_id, '')::uuid, nullif(q.run_id, '')::uuid,
+		SELECT q.task_id, q.type, q.node_id,
+			nullif(q.workspace_id, '')::uuid, nullif(q.tenant_id, '')::uuid, nullif(q.run_id, '')::uuid,
 			q.epoch, q.op_seq, 'queued', q.idem_key, q.payload, now.at, now.at, now.at, now.at + q.within,
 			q.correlation_id, q.created_by, q.secret_keys
-		FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::text[],
+		FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::text[],
+			$7::bigint[], $8::bigint[], $9::text[],
 			$10::bytea[], $11::interval[], $12::text[], $13::text[], $14::text[]) WITH ORDINALITY AS q (task_id, type, node_id,
-			workspace_id, tenant_id, run_id, epoch, op_seq, idem_key, payload, within, correlation_id, created_by, secret_keys, place)
+			workspace_id, tenant_id, run_id, epoch, op_seq, idem_key, payload, within,
+			correlation_id, created_by, secret_keys, place)
 		JOIN lifecycle.node_gate g ON g.node_id = q.node_id AND NOT g.retired, (SELECT mesh.clock() AS at OFFSET 0) now
 		ORDER BY q.place
 		ON CONFLICT (idem_key) DO NOTHING RETURNING `+pg.Columns[queuedNow]("t"))

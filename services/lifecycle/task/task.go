@@ -155,7 +155,8 @@ func Enqueue(ctx context.Context, tx pgx.Tx, s Spec) (Row, error) {
 	}
 	r := made.row
 	at, err := pg.One[queuedAt](ctx, tx, enqueueTask,
-		r.TaskID, r.Type, r.NodeID, r.WorkspaceID, r.TenantID, r.RunID, r.Epoch, r.OpSeq, r.IdemKey, made.payload, made.within,
+		r.TaskID, r.Type, r.NodeID, r.WorkspaceID, r.TenantID, r.RunID, r.Epoch, r.OpSeq,
+		r.IdemKey, made.payload, made.within,
 		r.CorrelationID, r.CreatedBy, made.secretKeys)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ByKey(ctx, tx, r.IdemKey)

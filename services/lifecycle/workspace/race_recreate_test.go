@@ -203,7 +203,8 @@ func TestRacingRecreationsLaunchNothingTwice(t *testing.T) {
 	steps := 0
 	every(2*lease, func() {
 		var succeeded int
-		err := p.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.saga_step WHERE state = 'succeeded'`).Scan(&succeeded)
+		err := p.db.OwnerPool().QueryRow(ctx, `SELECT count(*) FROM lifecycle.saga_step WHERE state = 'succeeded'`).
+			Scan(&succeeded)
 		if err != nil || succeeded == steps {
 			return
 		}

@@ -187,7 +187,8 @@ func (h *handler) welcome(ctx context.Context, res *recoveryv1.OpenResult) error
 	h.sess.SendInline(&nodev1.ConnectResponse{Frame: &nodev1.ConnectResponse_Welcome{Welcome: &nodev1.Welcome{
 		Generation: res.GetGeneration(), JoinState: res.GetJoinState(), Nonce: nonce, SessionId: h.sess.ID, TaskKeys: keys,
 		ServiceRoots: h.rooted.GetServiceRoots(),
-		Policy:       policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()), ProfileFingerprint: h.server.profile.get(),
+		Policy:       policy, ServerTime: timestamppb.New(h.server.cfg.Clock.Now()),
+		ProfileFingerprint: h.server.profile.get(),
 	}}})
 	return h.ready(ctx, res.GetGeneration())
 }

@@ -201,7 +201,9 @@ func (q *Query) ListWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspa
 }
 
 // allWorkspaces lists those of no certain tenant, for which one statement is enough.
-func (q *Query) allWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspacesRequest, f view.WorkspaceFilter) (*readmodelv1.ListWorkspacesResponse, error) {
+func (q *Query) allWorkspaces(
+	ctx context.Context, req *readmodelv1.ListWorkspacesRequest, f view.WorkspaceFilter,
+) (*readmodelv1.ListWorkspacesResponse, error) {
 	scope, err := scopeOf(ctx)
 	if err != nil {
 		return nil, err
@@ -209,7 +211,8 @@ func (q *Query) allWorkspaces(ctx context.Context, req *readmodelv1.ListWorkspac
 	if err := q.deps.Projector.WaitFor(ctx, req.GetMinPos()); err != nil {
 		return nil, err //nolint:wrapcheck // it is the answer
 	}
-	items, next, err := q.deps.Reader.Workspaces(ctx, scope, f, view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()})
+	page := view.Page{Size: req.GetPageSize(), Token: req.GetPageToken()}
+	items, next, err := q.deps.Reader.Workspaces(ctx, scope, f, page)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it is the answer
 	}

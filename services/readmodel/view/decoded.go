@@ -172,7 +172,8 @@ func (b *bodies) find(row *workspaceRow, parts *workspaceParts, missing *missing
 			missing.n++
 		}
 	}
-	note(b.workspaces.find(rowKey{id: row.WorkspaceID.Bytes, version: row.Version, xmin: row.Xmin}, &parts.workspace, &missing.workspaces))
+	note(b.workspaces.find(
+		rowKey{id: row.WorkspaceID.Bytes, version: row.Version, xmin: row.Xmin}, &parts.workspace, &missing.workspaces))
 	if row.RunID.Valid {
 		note(b.runs.find(rowKey{id: row.RunID.Bytes, version: row.RunVersion, xmin: row.RunXmin}, &parts.run, &missing.runs))
 	}
@@ -182,7 +183,8 @@ func (b *bodies) find(row *workspaceRow, parts *workspaceParts, missing *missing
 		note(b.seen.find(key, &parts.seen, &missing.seen))
 	}
 	if row.NodeVersion != nil {
-		note(b.identities.find(rowKey{id: node, version: *row.NodeVersion, xmin: row.NodeXmin}, &parts.identity, &missing.identities))
+		note(b.identities.find(
+			rowKey{id: node, version: *row.NodeVersion, xmin: row.NodeXmin}, &parts.identity, &missing.identities))
 	}
 	if row.GateVersion != nil {
 		note(b.gates.find(rowKey{id: node, version: *row.GateVersion, xmin: row.GateXmin}, &parts.gate, &missing.gates))
@@ -207,11 +209,15 @@ var readBodies = pg.Define(pg.RoleReadmodel, "view.read_bodies", `
 	SELECT 'workspace' AS kind, x.workspace_id AS id, NULL::uuid AS node, x.version, x.xmin, x.body
 		FROM readmodel.workspace x WHERE x.workspace_id = ANY($1::uuid[])
 	UNION ALL SELECT 'run', x.run_id, NULL, x.version, x.xmin, x.body FROM readmodel.run x WHERE x.run_id = ANY($2::uuid[])
-	UNION ALL SELECT 'observed', x.workspace_id, x.node_id, x.version, x.xmin, x.body FROM unnest($3::uuid[], $4::uuid[]) k (workspace_id, node_id)
+	UNION ALL SELECT 'observed', x.workspace_id, x.node_id, x.version, x.xmin, x.body
+		FROM unnest($3::uuid[], $4::uuid[]) k (workspace_id, node_id)
 		JOIN readmodel.observed x ON x.workspace_id = k.workspace_id AND x.node_id = k.node_id
-	UNION ALL SELECT 'node', x.node_id, NULL, x.version, x.xmin, x.body FROM readmodel.node x WHERE x.node_id = ANY($5::uuid[])
-	UNION ALL SELECT 'gate', x.node_id, NULL, x.version, x.xmin, x.body FROM readmodel.gate x WHERE x.node_id = ANY($6::uuid[])
-	UNION ALL SELECT 'session', x.session_id, NULL, x.version, x.xmin, x.body FROM readmodel.session x WHERE x.session_id = ANY($7::uuid[])`)
+	UNION ALL SELECT 'node', x.node_id, NULL, x.version, x.xmin, x.body
+		FROM readmodel.node x WHERE x.node_id = ANY($5::uuid[])
+	UNION ALL SELECT 'gate', x.node_id, NULL, x.version, x.xmin, x.body
+		FROM readmodel.gate x WHERE x.node_id = ANY($6::uuid[])
+	UNION ALL SELECT 'session', x.session_id, NULL, x.version, x.xmin, x.body
+		FROM readmodel.session x WHERE x.session_id = ANY($7::uuid[])`)
 
 // load reads what is missing, and keeps it. It fails with errChanged if a row is no longer as it was named.
 func (b *bodies) load(ctx context.Context, db pg.Querier, missing *missingBodies) error {

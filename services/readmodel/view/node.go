@@ -33,7 +33,8 @@ func nodeSession(now string) string {
 	LEFT JOIN LATERAL (
 		SELECT c.session_id, c.version, c.xmin, c.body, c.since, c.replica_id,
 			COALESCE(c.serving AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval, false) AS connected
-		FROM (SELECT x.session_id, x.version, x.xmin, x.generation, x.serving, x.since, x.replica_id, x.body FROM readmodel.session x
+		FROM (SELECT x.session_id, x.version, x.xmin, x.generation, x.serving, x.since, x.replica_id, x.body
+			FROM readmodel.session x
 			WHERE x.node_id = n.node_id ORDER BY x.generation DESC, x.version DESC, x.session_id DESC LIMIT 5) c
 		LEFT JOIN mesh.replica r ON r.replica_id = c.replica_id
 		ORDER BY connected DESC, c.generation DESC, c.version DESC, c.session_id DESC LIMIT 1) s ON true
@@ -121,11 +122,14 @@ func (s *Snapshot) readNode(row nodeRow, listening time.Time) (*readmodelv1.Node
 // listeningSince is a query for since when some replica has listened without a gap; NULL if none does, or if sessions
 // are projected so late that they cannot be held against beats. $2 is how fresh a beat is.
 func listeningSince(now string) string {
-	return `SELECT r.listening_since FROM mesh.replica r WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval
-		AND ` + events.UnreadSQL("readmodel", project.ConsumerName) + ` <= EXTRACT(EPOCH FROM $2::interval) ORDER BY r.beat_at DESC LIMIT 1`
+	return `SELECT r.listening_since FROM mesh.replica r
+		WHERE r.service = 'nodeapi' AND NOT r.leaving AND r.beat_at > ` + now + ` - $2::interval
+		AND ` + events.UnreadSQL("readmodel", project.ConsumerName) + ` <= EXTRACT(EPOCH FROM $2::interval)
+		ORDER BY r.beat_at DESC LIMIT 1`
 }
 
-var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since", `SELECT (`+listeningSince("$1::timestamptz")+`)`)
+var replicasListenSince = pg.Define(pg.RoleReadmodel, "view.replicas_listen_since",
+	`SELECT (`+listeningSince("$1::timestamptz")+`)`)
 
 // listeningSince has the next list read as well since when some replica has listened without a gap; zero if none does, or if sessions are projected so
 // late that they cannot be held against beats. The result is there when the list's rows are.

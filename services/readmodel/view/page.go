@@ -108,7 +108,8 @@ func (l *layout) compose(p parts) string {
 	if l.with != "" {
 		with = "WITH " + l.with + " "
 	}
-	return with + "SELECT " + sortExpr + " AS page_sort, " + l.id + "::text AS page_id, " + l.columns + " FROM " + l.from + where +
+	return with + "SELECT " + sortExpr + " AS page_sort, " + l.id + "::text AS page_id, " + l.columns +
+		" FROM " + l.from + where +
 		" ORDER BY " + order + " LIMIT $" + strconv.Itoa(n+1)
 }
 

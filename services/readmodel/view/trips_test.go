@@ -70,7 +70,8 @@ func TestRoundTripsOfLists(t *testing.T) {
 		}
 	}
 	counted.n = 0
-	if found, _, err := reader.Workspaces(testkit.Context(t), view.All(), view.WorkspaceFilter{}, view.Page{Size: 8}); err != nil || len(found) == 0 {
+	found, _, err := reader.Workspaces(testkit.Context(t), view.All(), view.WorkspaceFilter{}, view.Page{Size: 8})
+	if err != nil || len(found) == 0 {
 		t.Fatalf("%d workspaces, %v", len(found), err)
 	}
 	if counted.n != 1 {
@@ -94,7 +95,8 @@ func TestListsOfWorkspacesShowWhatChanged(t *testing.T) {
 	}
 	expect := func(what, text string) {
 		t.Helper()
-		found, _, err := reader.Workspaces(testkit.Context(t), view.All(), view.WorkspaceFilter{ID: k.A.WorkspaceID}, view.Page{})
+		found, _, err := reader.Workspaces(testkit.Context(t), view.All(),
+			view.WorkspaceFilter{ID: k.A.WorkspaceID}, view.Page{})
 		if err != nil || len(found) != 1 {
 			t.Fatalf("%s: %d workspaces, %v", what, len(found), err)
 		}

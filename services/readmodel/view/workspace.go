@@ -37,7 +37,8 @@ var workspaceFrom = `readmodel.workspace w
 		ORDER BY (x.run_id::text = w.body->>'run_id') DESC, x.run_id DESC LIMIT 1) r ON true
 	LEFT JOIN readmodel.node n ON n.node_id = w.node_id
 	LEFT JOIN LATERAL (
-		SELECT x.version, x.xmin FROM readmodel.observed x WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
+		SELECT x.version, x.xmin FROM readmodel.observed x
+		WHERE x.workspace_id = w.workspace_id AND x.node_id = w.node_id AND w.state = 'active'
 		LIMIT 1) o ON true` + nodeSession("(SELECT a.now FROM at a)")
 
 // workspaceRow is a workspace of a page: which rows it is made of, and what of them is compared in the database. The
@@ -105,7 +106,9 @@ func (s *Snapshot) Workspaces(ctx context.Context, f WorkspaceFilter, page Page)
 // Workspaces answers one page by tenant and name, as of one moment of the call. It needs no snapshot where what it is
 // made of is kept: one statement reads which rows these are. Rows that are not kept are read by another one, and where
 // one of them has changed in between all is read anew in a snapshot.
-func (r *Reader) Workspaces(ctx context.Context, scope Scope, f WorkspaceFilter, page Page) ([]*readmodelv1.Workspace, string, error) {
+func (r *Reader) Workspaces(
+	ctx context.Context, scope Scope, f WorkspaceFilter, page Page,
+) ([]*readmodelv1.Workspace, string, error) {
 	once, cancel := context.WithTimeout(ctx, onceTimeout)
 	defer cancel()
 	items, next, err := r.kept.page(once, r.db, scope, time.Time{}, r.policy.Current().HeartbeatStaleAfter(), f, page)
@@ -126,7 +129,8 @@ func (r *Reader) Workspaces(ctx context.Context, scope Scope, f WorkspaceFilter,
 func (b *bodies) page(
 	ctx context.Context, db pg.Querier, scope Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter, page Page,
 ) ([]*readmodelv1.Workspace, string, error) {
-	l := listing{layout: &workspaceLayout, statement: listWorkspaces, args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()}}
+	l := listing{layout: &workspaceLayout, statement: listWorkspaces,
+		args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()}}
 	l.narrow(f)
 	rows, next, err := pageOf(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
 		return pg.All[workspaceRow](ctx, db, statement, args...) //nolint:wrapcheck // wrapped by pageOf
@@ -184,7 +188,8 @@ func readWorkspace(row *workspaceRow, parts *workspaceParts, staleAfter time.Dur
 	over, active := w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_DECOMMISSIONED, w.GetState() == commonv1.WorkspaceState_WORKSPACE_STATE_ACTIVE
 	if w.GetNodeId() != "" && !over {
 		facts := NodeFacts{
-			Identity: parts.identity, Gate: parts.gate, Session: parts.session, StaleAfter: staleAfter, Since: row.Since, Connected: row.Connected,
+			Identity: parts.identity, Gate: parts.gate, Session: parts.session,
+			StaleAfter: staleAfter, Since: row.Since, Connected: row.Connected,
 		}
 		if row.Listening != nil {
 			facts.ListeningSince = *row.Listening
