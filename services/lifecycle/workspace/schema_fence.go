@@ -101,7 +101,7 @@ var endSessionsOfRole = pg.Define(pg.RoleWorkloadAdmin, "workspace.end_sessions_
 	`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1`)
 
 // join makes workload_admin a member of the role of a schema, which it must be to end sessions of it and to drop what it
-// owns. The membership ends with the role, or when the schema is made again (see leave).
+// owns. The membership ends with the role.
 func join(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("GRANT "+pgx.Identifier{name}.Sanitize()+" TO CURRENT_USER")); err != nil {
 		return fmt.Errorf("become a member of the role: %w", err)

@@ -41,7 +41,9 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 			return 0, fmt.Errorf("make role and schema: %w", err)
 		}
 	}
-	if err := leave(ctx, tx, name); err != nil {
+	// For replicas of the build before, which drop a schema, and recreate one with tables of the tenant, as members alone. This build joins where it must be one,
+	// and one after it makes no membership here: each statement that checks a privilege compares all that its user has with each other.
+	if err := join(ctx, tx, name); err != nil {
 		return 0, err
 	}
 	if err := pg.QueryRow(ctx, tx, tenantSchemaVersion.For(id)).Scan(&version); err != nil {
@@ -71,28 +73,6 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 		return 0, fmt.Errorf("grant database: %w", err)
 	}
 	return len(tenantMigrations), nil
-}
-
-var isMember = pg.Define(pg.RoleWorkloadAdmin, "workspace.is_member", `
-		SELECT EXISTS (SELECT 1 FROM pg_auth_members m WHERE m.roleid = to_regrole(quote_ident($1)) AND m.member = to_regrole(quote_ident(current_user))
-			AND to_jsonb(m) ->> 'inherit_option' IS DISTINCT FROM 'false')`)
-
-// leave ends the membership of workload_admin in the role of a schema, which earlier builds and drops that did not end
-// have made it (see join): each statement that checks a privilege looks through all roles whose rights its user has, and
-// compares each with each. From Postgres 16 on it stays a member of each role that it made, to change and give away,
-// without its rights.
-func leave(ctx context.Context, tx pgx.Tx, name string) error {
-	var member bool
-	if err := pg.QueryRow(ctx, tx, isMember, name).Scan(&member); err != nil {
-		return fmt.Errorf("look for the membership of the role: %w", err)
-	}
-	if !member {
-		return nil
-	}
-	if _, err := pg.Exec(ctx, tx, changeSchema.For("REVOKE "+pgx.Identifier{name}.Sanitize()+" FROM CURRENT_USER")); err != nil {
-		return fmt.Errorf("end the membership of the role: %w", err)
-	}
-	return nil
 }
 
 // MakeSchema makes the role and the schema of a workspace as provisioning does, for benches; verifier is of the
