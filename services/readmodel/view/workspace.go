@@ -129,8 +129,10 @@ func (r *Reader) Workspaces(
 func (b *bodies) page(
 	ctx context.Context, db pg.Querier, scope Scope, now time.Time, staleAfter time.Duration, f WorkspaceFilter, page Page,
 ) ([]*readmodelv1.Workspace, string, error) {
-	l := listing{layout: &workspaceLayout, statement: listWorkspaces,
-		args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()}}
+	l := listing{
+		layout: &workspaceLayout, statement: listWorkspaces,
+		args: []any{zeronull.Timestamptz(now), BeatFresh, scope.arg()},
+	}
 	l.narrow(f)
 	rows, next, err := pageOf(l, scope, page, func(statement *pg.Statement, args ...any) ([]workspaceRow, error) {
 		return pg.All[workspaceRow](ctx, db, statement, args...) //nolint:wrapcheck // wrapped by pageOf
