@@ -58,8 +58,8 @@ func waiting(opened chan<- struct{}) *backend {
 func openStreams(t *testing.T, f *fixture, store *pki.Store, opened <-chan struct{}) <-chan error {
 	t.Helper()
 	ended := make(chan error, 2)
-	client := f.Client(t, "recovery", store)
-	work, err := lifecyclev1connect.NewTaskServiceClient(client, f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
+	// A connection each: a server that asks for a new connection after the first, as its certificate ends within a minute, refuses a second stream of the same.
+	work, err := lifecyclev1connect.NewTaskServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
 		WatchWork(t.Context(), &lifecyclev1.WatchWorkRequest{ReplicaId: ids.New()})
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func openStreams(t *testing.T, f *fixture, store *pki.Store, opened <-chan struc
 		}
 		ended <- work.Err()
 	}()
-	view, err := recoveryv1connect.NewSessionServiceClient(client, f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
+	view, err := recoveryv1connect.NewSessionServiceClient(f.Client(t, "recovery", store), f.server.URL(), rpc.ClientOptions(rpc.ClientConfig{})...).
 		WatchAuthority(t.Context())
 	if err != nil {
 		t.Fatal(err)
