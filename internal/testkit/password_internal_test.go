@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/mesh/internal/ids"
 )
 
-// TestALoginDerivesOnce: a login under the race detector derives its password in one iteration, and a wrong one is
-// refused all the same.
+// TestALoginDerivesOnce: a login under the race detector derives its password in one iteration, and a wrong password
+// is refused.
 func TestALoginDerivesOnce(t *testing.T) {
 	IO(t)
 	ctx := Context(t)

@@ -312,7 +312,7 @@ func TestACopiedDiskDoesNotSpeakForItsOriginal(t *testing.T) {
 }
 
 // TestAResultTellsOfTheStart: an agent leaves out the delivery and the start of a task whose result comes at once, and
-// history has them all the same.
+// the task's history still has both.
 func TestAResultTellsOfTheStart(t *testing.T) {
 	k := newKit(t)
 	n := k.node()

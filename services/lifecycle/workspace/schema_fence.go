@@ -109,8 +109,9 @@ func join(ctx context.Context, tx pgx.Tx, name string) error {
 	return nil
 }
 
-// disarm takes the login away from the role of a schema and ends its sessions, in transactions of their own: to drop a schema may hang on whoever reads
-// it, and until it is dropped nobody logs in any more. Whoever applies the schema again gives the login back. It waits for no lock on the schema, and
+// disarm takes the login away from the role of a schema and ends its sessions, in transactions of their own: a drop
+// may wait for a session that reads the schema, and until it is over the role cannot log in. Applying the schema again gives
+// the login back. It waits for no lock on the schema, and
 // changes nothing if no such role was ever made here.
 func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error {
 	err := asWriter(ctx, db, name, w, func(ctx context.Context, tx pgx.Tx, login bool) error {
@@ -123,7 +124,8 @@ func disarm(ctx context.Context, db *pgxpool.Pool, name string, w writer) error 
 	if err != nil {
 		return fmt.Errorf("take login of role away: %w", err)
 	}
-	// Only now that nobody can log in again. It becomes a member though another took the login away, who may not have.
+	// Sessions end after the login is gone, so that none is opened again. The membership is made even where the login was
+	// taken away by another replica or by hand: ending a session takes it, and they may not have made it.
 	err = asWriter(ctx, db, name, w, func(ctx context.Context, tx pgx.Tx, _ bool) error {
 		if err := join(ctx, tx, name); err != nil {
 			return err
