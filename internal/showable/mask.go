@@ -1,6 +1,7 @@
 package showable
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"sync"
@@ -56,16 +57,22 @@ func (m Mask) Margin() int {
 	return len(m.values[0]) - 1
 }
 
-// Around reports whether so much is seen before window[from:to] and behind it that Piece finds every value that reaches into the piece.
-func (m Mask) Around(window []byte, from, to int) (bool, bool) {
+// Around reports whether so much is seen before window[from:to] and behind it that Piece finds every value that reaches into the piece. whole means that
+// the window begins between two characters and outside of escape sequences; otherwise what lies at its begin may be the rest of a sequence, which is not
+// seen, and does not count.
+func (m Mask) Around(window []byte, from, to int, whole bool) (bool, bool) {
 	margin := m.Margin()
 	if margin == 0 {
 		return true, true
 	}
 	at := look(window[:len(window)-Unfinished(window)], 0, 0).at // what is unfinished may be no text
-	first, _ := slices.BinarySearch(at, int32(from))             //nolint:gosec // windows are far smaller
-	last, _ := slices.BinarySearch(at, int32(to))                //nolint:gosec // as above
-	return first >= margin, len(at)-last >= margin
+	uncertain := 0
+	if !whole {
+		uncertain, _ = slices.BinarySearch(at, longest)
+	}
+	first, _ := slices.BinarySearch(at, int32(from)) //nolint:gosec // windows are far smaller
+	last, _ := slices.BinarySearch(at, int32(to))    //nolint:gosec // as above
+	return first-uncertain >= margin, len(at)-last >= margin
 }
 
 // span is a part of a window that is hidden.
@@ -79,11 +86,22 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 	if len(m.values) == 0 {
 		return slices.Clone(window[from:to])
 	}
-	spans := m.spans(window, head, tail)
+	spans := m.spans(window, tail)
+	if head {
+		spans = append(spans, m.heads(window, tail)...)
+		slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
+	}
 	if !plain(window) {
 		clean := look(window, from, to)
-		spans = joined(append(spans, clean.raw(m.spans(clean.text, head, tail))...))
 		from, to = clean.from, clean.to
+		spans = append(spans, clean.raw(m.spans(clean.text, false))...)
+		if tail { // a sequence that is cut is not seen
+			clean = look(window[:len(window)-Unfinished(window)], 0, 0)
+			spans = append(spans, clean.raw(m.spans(clean.text, true))...)
+			clean = clean.cut(window)
+			spans = append(spans, clean.raw(m.spans(clean.text, true))...)
+		}
+		spans = joined(spans)
 	}
 	out := make([]byte, 0, to-from)
 	at := from
@@ -100,14 +118,9 @@ func (m Mask) Piece(window []byte, from, to int, head, tail bool) []byte {
 	return append(out, window[at:to]...)
 }
 
-// spans returns where values lie in a text, in order.
-func (m Mask) spans(text []byte, head, tail bool) []span {
+// spans returns where values lie in a text, in order, and with tail what may be the beginning of one at its end.
+func (m Mask) spans(text []byte, tail bool) []span {
 	spans, state := m.find().scan(text)
-	if head {
-		if n := m.ending(text); n >= len(Masked) {
-			spans = append(spans, span{0, n})
-		}
-	}
 	if tail {
 		if n := m.find().begun(state); n >= len(Masked) {
 			spans = append(spans, span{len(text) - n, len(text)})
@@ -117,14 +130,56 @@ func (m Mask) spans(text []byte, head, tail bool) []span {
 	return spans
 }
 
+// heads returns what may be the end of a value at the start of a window that begins anywhere: in a value, and also in an escape sequence inside of one.
+// With tail the window ends anywhere too, and may be a part of a value whose beginning and end are both missing.
+func (m Mask) heads(window []byte, tail bool) []span {
+	var out []span
+	if n := m.ending(window); n >= len(Masked) {
+		out = append(out, span{0, n})
+	}
+	whole := window[:len(window)-Unfinished(window)]
+	starts := make([]seen, 0, 5)
+	for _, begin := range resumes(window) {
+		starts = append(starts, lookFrom(whole, begin, m.Margin(), 0, 0))
+	}
+	for _, clean := range append(starts, starts[0].begun(window)) {
+		n := m.ending(clean.text)
+		if tail && len(clean.text) < m.Margin() {
+			if m.inside(clean.text) {
+				n = len(clean.text)
+			}
+			if more := clean.cut(window); m.inside(more.text) {
+				clean, n = more, len(more.text)
+			}
+		}
+		if n >= len(Masked) {
+			out = append(out, clean.raw([]span{{0, n}})...)
+		}
+	}
+	return out
+}
+
+// inside reports whether a text is a part of a value.
+func (m Mask) inside(text []byte) bool {
+	return slices.ContainsFunc(m.values, func(value []byte) bool { return bytes.Contains(value, text) })
+}
+
 // Held returns how many bytes at the end of data may be the beginning of a value whose rest has not been written yet, or of an escape sequence or a
-// character.
-func (m Mask) Held(data []byte) int {
+// character. head means that data begins where something is missing: all of it may be a part of a value then.
+func (m Mask) Held(data []byte, head bool) int {
 	rest := Unfinished(data)
 	if len(m.values) == 0 {
 		return rest
 	}
 	held := max(rest, m.held(data))
+	if head {
+		for _, begin := range resumes(data) {
+			clean := lookFrom(data[:len(data)-rest], begin, m.Margin(), 0, 0)
+			if n := len(clean.text); n > 0 && n < m.Margin() && m.inside(clean.text) {
+				held = max(held, len(data)-int(clean.at[0]))
+			}
+		}
+	}
 	if plain(data) {
 		return held
 	}

@@ -53,25 +53,39 @@ func (values naive) held(text string) int {
 	return 0
 }
 
-// piece returns the stretch of a text with its values masked.
-func (values naive) piece(text string, from, to int, head, tail bool) string {
-	spans := values.hidden(text)
-	most := [2]int{}
+// longest returns the longest part of a value, as long as a mask and no whole value, that is there.
+func (values naive) longest(there func(value string, n int) bool) int {
+	most := 0
 	for _, value := range values {
-		for n := len(showable.Masked); n < len(value) && n <= len(text); n++ {
-			if strings.HasPrefix(text, value[len(value)-n:]) {
-				most[0] = max(most[0], n)
-			}
-			if strings.HasSuffix(text, value[:n]) {
-				most[1] = max(most[1], n)
+		for n := len(showable.Masked); n < len(value); n++ {
+			if there(value, n) {
+				most = max(most, n)
 			}
 		}
 	}
-	if head {
-		spans = append(spans, [2]int{0, most[0]})
+	return most
+}
+
+// piece returns the stretch of a text with its values masked.
+func (values naive) piece(text string, from, to int, head, tail bool) string {
+	spans := values.hidden(text)
+	places := []int{0}
+	if rest := strings.TrimLeft(text, "."); rest != "" { // dots and a letter may be the end of an escape sequence
+		places = append(places, len(text)-len(rest)+1)
 	}
-	if tail {
-		spans = append(spans, [2]int{len(text) - most[1], len(text)})
+	for _, begin := range places {
+		n := values.longest(func(value string, n int) bool { return strings.HasPrefix(text[begin:], value[len(value)-n:]) })
+		if rest := text[begin:]; tail && len(rest) >= len(showable.Masked) && slices.ContainsFunc(values, func(value string) bool {
+			return len(rest) < len(value)-1 && strings.Contains(value, rest)
+		}) {
+			n = len(rest)
+		}
+		if head {
+			spans = append(spans, [2]int{begin, begin + n})
+		}
+	}
+	if n := values.longest(func(value string, n int) bool { return strings.HasSuffix(text, value[:n]) }); tail {
+		spans = append(spans, [2]int{len(text) - n, len(text)})
 	}
 	slices.SortFunc(spans, func(a, b [2]int) int { return a[0] - b[0] })
 	var out strings.Builder
@@ -107,7 +121,7 @@ func TestMaskIsWhatASlowSearchFinds(t *testing.T) {
 		}
 		text := word(letters, 60)
 		mask := showable.NewMask(values)
-		if got, want := mask.Held([]byte(text)), values.held(text); got != want {
+		if got, want := mask.Held([]byte(text), false), values.held(text); got != want {
 			t.Fatalf("round %d: of %q with the values %q %d bytes are held, want %d", round, text, values, got, want)
 		}
 		from := rnd.IntN(len(text) + 1)
@@ -129,12 +143,12 @@ func TestMaskOfValuesThatAreEverywhere(t *testing.T) {
 	}
 	text := bytes.Repeat([]byte("a"), 64<<10)
 	mask := showable.NewMask(values)
-	if got := mask.Held(text[:1000]); got != 0 {
+	if got := mask.Held(text[:1000], false); got != 0 {
 		t.Errorf("%d bytes are held", got)
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	held, piece := mask.Held(text), string(mask.Piece(text, 0, len(text), true, true))
+	held, piece := mask.Held(text, false), string(mask.Piece(text, 0, len(text), true, true))
 	runtime.ReadMemStats(&after)
 	if held != 0 || piece != showable.Masked {
 		t.Errorf("%d bytes are held; a piece of %d bytes: %.40q", held, len(piece), piece)
@@ -160,5 +174,26 @@ func TestMaskHidesWhatCleanPutsTogether(t *testing.T) {
 	plain := []byte("a \x1b[31mred\x1b[0m line\n")
 	if got := mask.Piece(plain, 0, len(plain), false, false); !bytes.Equal(got, plain) {
 		t.Errorf("without a value it becomes %q", got)
+	}
+}
+
+// TestMaskHidesTheRestsOfValuesThatWereCutInsideOfASequence: a window begins or ends anywhere, also in an escape sequence inside of a value.
+func TestMaskHidesTheRestsOfValuesThatWereCutInsideOfASequence(t *testing.T) {
+	mask := showable.NewMask([]string{"v4lue-Kp7TtRw21"})
+	for _, inside := range []string{
+		"\x1b[0m", "\x1b[01;31m\x1b[K", "\x1b]0;title\a", "\x1b]8;;http://host/\x1b\\", "\x1bPq\x1b\\", "\u202e", "\x1b(B", "\x1b7", "\x1bc", "\u009b31m", "\u009d0;title\u009c",
+	} {
+		for cut := range len(inside) + 1 {
+			begun := []byte("TOKEN=v4lue-" + inside[:cut])
+			got := showable.Clean(mask.Piece(begun, 0, len(begun), false, true))
+			if !strings.HasPrefix(got, "TOKEN=****") || strings.Contains(got, "v4l") {
+				t.Errorf("cut at byte %d of %q: shown is %q of the beginning", cut, inside, got)
+			}
+			rest := []byte(inside[cut:] + "Kp7TtRw21 next\n")
+			got = showable.Clean(mask.Piece(rest, 0, len(rest), true, false))
+			if !strings.HasSuffix(got, "**** next\n") || strings.Contains(got, "w21") {
+				t.Errorf("cut at byte %d of %q: shown is %q of the end", cut, inside, got)
+			}
+		}
 	}
 }

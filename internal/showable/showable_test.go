@@ -120,7 +120,7 @@ func TestHeld(t *testing.T) {
 		"x S\x1b[1m3\x1b[0": 9, "x S3CR3T\x1b[m-alpha\x1b[m": 0, "x \x1b[0": 3, "x\xc3": 1,
 		"x S\u009b1m3\u009b0": 9, "x \x9b0": 2, "x\xe2\x9b": 2, "x \u009d0;t": 5, "😀": 0, "x\u009b": 2,
 	} {
-		if got := m.Held([]byte(in)); got != want {
+		if got := m.Held([]byte(in), false); got != want {
 			t.Errorf("%q: %d, want %d", in, got, want)
 		}
 	}

@@ -86,7 +86,8 @@ func output(dir string, values []string) *recorded {
 }
 
 // follow writes an output in the pieces that cuts says, reads what there is after each in pieces of the sizes that most says, and returns the reader. It
-// begins at an offset; if that is negative, at the end of what was written first, as a client without a cursor does.
+// begins at an offset; if that is negative, at the end of what was written first, as a client without a cursor does. Of the run's output raw is what is
+// kept, from the output's cut on.
 func follow(t checker, out *recorded, raw []byte, offset int64, cut, most func() int) *reader {
 	t.Helper()
 	r := &reader{out: out}
@@ -104,7 +105,7 @@ func follow(t checker, out *recorded, raw []byte, offset int64, cut, most func()
 			t.Fatal(err)
 		}
 		at = to
-		if int64(at) < offset {
+		if out.Cut+int64(at) < offset {
 			continue
 		}
 		for r.read(t, most()) {
@@ -118,7 +119,8 @@ func follow(t checker, out *recorded, raw []byte, offset int64, cut, most func()
 
 // hidden is the property that a value is hidden wherever the output is cut, by the reader or by whoever wrote it, and whatever stands inside of the value.
 func hidden(dir string) func(*rapid.T) {
-	letter := rapid.SampledFrom([]rune("abcdeABCDE0123456789-_=/€ü"))
+	// None of them is in a sequence, nor begins as a character that is not shown: the rest of such a one is shown, and may not look like a part of a value.
+	letter := rapid.SampledFrom([]rune("abcdfACDEF24569-_=한ü"))
 	return func(t *rapid.T) {
 		value := rapid.StringOfN(letter, 8, 40, -1)
 		values := rapid.SliceOfN(value, 1, 3).Draw(t, "values")
@@ -138,13 +140,20 @@ func hidden(dir string) func(*rapid.T) {
 			raw = append(raw, '.') // of two values that touch, the ends together may look like a part of a third
 			fill()
 		}
+		var lost int // at the begin; what is missing at the end was not written when the run ended
+		whole := raw
+		if rapid.Bool().Draw(t, "cut at the ends") {
+			lost = rapid.IntRange(0, len(raw)).Draw(t, "lost")
+			raw = raw[lost:rapid.IntRange(lost, len(raw)).Draw(t, "end")]
+		}
 		widths := rapid.SampledFrom([]int{1, 2, 3, 5, 8, 13, 34, 89, 1000, MaxOutput})
-		offset := int64(rapid.IntRange(-1, len(raw)).Draw(t, "offset"))
+		offset := int64(rapid.IntRange(-1, lost+len(raw)).Draw(t, "offset"))
 		cut := func() int { return widths.Draw(t, "cut") }
 		out := output(dir, values)
+		out.Cut = int64(lost)
 		r := follow(t, out, raw, offset, cut, func() int { return widths.Draw(t, "most") })
 		r.hides(t, raw, values)
-		if offset != 0 {
+		if offset != 0 || len(raw) < len(whole) {
 			return
 		}
 		keep := func(char rune) rune {
@@ -216,5 +225,26 @@ func TestWhatIsHeldBackIsBounded(t *testing.T) {
 	r := follow(t, output(t.TempDir(), values), []byte(raw), 0, func() int { return 10000 }, func() int { return MaxOutput })
 	if got := r.shown.String(); !strings.HasSuffix(got, "\nend\n") || strings.Contains(got, "OUTPUT-CANARY-91be") {
 		t.Errorf("shown is %q", got)
+	}
+}
+
+// TestAReadThatBeginsBehindSequences: what is read around a piece begins anywhere, also in a sequence, the rest of which looks like text and is none.
+func TestAReadThatBeginsBehindSequences(t *testing.T) {
+	const value = "OUTPUT-CANARY-91be"
+	for _, inside := range []string{"\x1b]0;" + strings.Repeat("title", 20) + "\a", "\x1b]8;;http://host/\x1b\\", "\x1b[38;5;206m"} {
+		raw := []byte(strings.Repeat(".", 1000) + "id=")
+		for _, char := range []byte(value) {
+			raw = append(append(raw, inside...), char)
+		}
+		raw = append(raw, '\n')
+		out := output(t.TempDir(), []string{value})
+		for at := 1000; at < len(raw); at += 37 {
+			r := follow(t, out, raw, int64(at), func() int { return len(raw) }, func() int { return 50 })
+			r.hides(t, raw, []string{value})
+			if strings.ContainsAny(r.shown.String(), value) {
+				t.Errorf("from byte %d on with %q inside: shown is %q", at, inside, r.shown.String())
+			}
+			out.over = false
+		}
 	}
 }

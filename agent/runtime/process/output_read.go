@@ -231,13 +231,14 @@ func (e *excerpt) see(in stretch, to int64) error {
 			return nil
 		}
 		whole := begin == in.from
+		known := whole
 		if !whole { // No escape sequence goes over the end of a line: behind one it is known what is text.
 			if line := bytes.IndexByte(window[:e.at-begin], '\n'); line >= 0 {
-				window, begin = window[line+1:], begin+int64(line)+1
+				window, begin, known = window[line+1:], begin+int64(line)+1, true
 			}
 		}
 		e.window, e.begin, e.to = window, begin, to
-		enoughBefore, enoughBehind := e.mask.Around(window, int(e.at-begin), int(to-begin))
+		enoughBefore, enoughBehind := e.mask.Around(window, int(e.at-begin), int(to-begin), known)
 		enoughBefore, enoughBehind = enoughBefore || whole, enoughBehind || stop == in.to
 		if (enoughBefore || before >= margin+maxAround) && (enoughBehind || behind >= margin+maxAround) {
 			e.cutBefore, e.cutBehind = !enoughBefore, !enoughBehind
@@ -256,7 +257,7 @@ func (e *excerpt) see(in stretch, to int64) error {
 func (e *excerpt) masked() *nodev1.WorkloadOutput {
 	run, to, waits := e.run, e.to, false
 	if e.grows {
-		settled := max(e.at, e.begin+int64(len(e.window)-e.mask.Held(e.window)))
+		settled := max(e.at, e.begin+int64(len(e.window)-e.mask.Held(e.window, e.cutBefore)))
 		waits = settled < to
 		to = min(to, settled)
 	}
