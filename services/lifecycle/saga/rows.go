@@ -130,6 +130,7 @@ type Claim struct {
 	WorkspaceID  string     `db:"workspace_id"`
 	TenantID     string     `db:"tenant_id"`
 	RunID        string     `db:"run_id"`
+	MadeBy       string     `db:"made_by_run" expr:"COALESCE(@.made_by_run::text, '')"` // the run that claimed it first; empty if an earlier build wrote it
 	Step         int        `db:"step"`
 	Kind         string     `db:"kind"`
 	Scope        string     `db:"scope"`

@@ -109,7 +109,7 @@ func TestProvisioningKeepsTheContractOfTheSaga(t *testing.T) {
 				if _, err := tx.Exec(ctx, `UPDATE gpuaas_fence.schema SET dropped = true WHERE name = $1`, name); err != nil {
 					return err
 				}
-				return drop(ctx, tx, name)
+				return drop(ctx, tx, name, false)
 			})
 		},
 		Timeout: time.Minute,

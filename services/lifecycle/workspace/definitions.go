@@ -114,7 +114,7 @@ func (s *Steps) Registry() (*saga.Registry, error) {
 	storage.Retry = saga.RetryPolicy{Attempts: 5, First: time.Second, Max: 10 * time.Second}
 	storage.Budget = 15 * time.Minute
 	handle := step(StepHandle, saga.Create, s.makeHandle, s.timely(s.dropHandle), s.observeHandle, commonv1.OwnerLayer_OWNER_LAYER_WORKFLOW, kindHandle)
-	schema := step(StepSchema, saga.Create, s.applySchema, s.timely(s.dropSchema), s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
+	schema := step(StepSchema, saga.Create, s.applySchema, s.timely(s.undoSchema), s.observeSchema, commonv1.OwnerLayer_OWNER_LAYER_DATABASE, kindSchema)
 	schema.Retry = saga.RetryPolicy{Attempts: 8, First: 500 * time.Millisecond, Max: 10 * time.Second}
 	deploy := step(StepDeploy, saga.Create, s.deploy, s.timely(s.remove), s.observeDeploy, commonv1.OwnerLayer_OWNER_LAYER_DEPLOY, kindWorkload)
 	ready := step(StepReady, saga.Pure, s.waitReady, nil, nil, commonv1.OwnerLayer_OWNER_LAYER_RUNTIME)

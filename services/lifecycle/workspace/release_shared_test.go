@@ -55,11 +55,16 @@ func (p *plane) login(id string) (*pgx.Conn, error) {
 func (p *plane) mayLogIn(admin *pgx.Conn, id string) (role, login, schema bool) {
 	p.t.Helper()
 	w := p.workspace(id)
-	name := schemaName(w.Tenant, w.Name, w.ID)
-	err := admin.QueryRow(testkit.Context(p.t), `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
+	return hasRole(p.t, admin, schemaName(w.Tenant, w.Name, w.ID))
+}
+
+// hasRole is mayLogIn of the role and the schema of a name.
+func hasRole(t *testing.T, admin *pgx.Conn, name string) (role, login, schema bool) {
+	t.Helper()
+	err := admin.QueryRow(testkit.Context(t), `SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1), EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1 AND rolcanlogin),
 		EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1)`, name).Scan(&role, &login, &schema)
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return role, login, schema
 }

@@ -21,10 +21,11 @@ import (
 type writer struct {
 	WorkspaceID  string
 	Epoch, OpSeq int64
+	RunID        string // noted on what is made; empty outside of runs
 }
 
 func writerOf(env *saga.Env) writer {
-	return writer{WorkspaceID: env.WorkspaceID, Epoch: env.Epoch, OpSeq: env.OpSeq}
+	return writer{WorkspaceID: env.WorkspaceID, Epoch: env.Epoch, OpSeq: env.OpSeq, RunID: env.RunID}
 }
 
 var lockSchemaName = pg.Define(pg.RoleWorkloadAdmin, "workspace.lock_schema_name",
@@ -178,8 +179,47 @@ func dropFenced(ctx context.Context, db *pgxpool.Pool, name string, w writer) er
 		if err := fence(ctx, tx, name, w, true); err != nil {
 			return err
 		}
-		return drop(ctx, tx, name)
+		return drop(ctx, tx, name, false)
 	})
+}
+
+var makersOfSchema = pg.Define(pg.RoleWorkloadAdmin, "workspace.makers_of_schema", `
+		SELECT n.oid IS NOT NULL, coalesce(obj_description(n.oid, 'pg_namespace'), ''), coalesce(shobj_description(r.oid, 'pg_authid'), '')
+		FROM (SELECT $1::name AS name) x LEFT JOIN pg_namespace n ON n.nspname = x.name LEFT JOIN pg_roles r ON r.rolname = x.name`)
+
+// dropOwn takes the login of a schema's role away, and then drops both if w made the schema. It reports whether the
+// schema was kept: it stood before w wrote it. A role that stood before is kept with no login.
+func dropOwn(ctx context.Context, db *pgxpool.Pool, name string, w writer) (bool, error) {
+	if err := disarm(ctx, db, name, w); err != nil {
+		return false, err
+	}
+	kept := false
+	err := pg.InTx(ctx, db, func(ctx context.Context, tx pgx.Tx) error {
+		if err := fence(ctx, tx, name, w, false); err != nil {
+			return err
+		}
+		var bySchema, byRole string
+		if err := pg.QueryRow(ctx, tx, makersOfSchema, name).Scan(&kept, &bySchema, &byRole); err != nil {
+			return fmt.Errorf("read makers of schema: %w", err)
+		}
+		if kept = kept && !w.made(bySchema); kept {
+			return nil
+		}
+		if err := fence(ctx, tx, name, w, true); err != nil {
+			return err
+		}
+		return drop(ctx, tx, name, !w.made(byRole))
+	})
+	return kept, err //nolint:wrapcheck // wrapped inside
+}
+
+// note is the comment that a run leaves on the schema and the role that it makes, in the transaction that makes them.
+func (w writer) note() string { return "made by operation " + w.RunID }
+
+// made reports whether a comment is the note of w. Builds that left none provisioned the first epoch of a workspace in a
+// name that nothing had.
+func (w writer) made(comment string) bool {
+	return comment == w.note() || comment == "" && w.Epoch == 1
 }
 
 var holderOfSchema = pg.DefineUnprepared(pg.RoleWorkloadAdmin, "workspace.holder_of_schema", noFenceTable, func(struct{}) string {

@@ -30,9 +30,15 @@ func makeTenant(ctx context.Context, tx pgx.Tx, name, verifier string, w writer)
 	}
 	ddl += " PASSWORD '" + verifier + "'"
 	statements := []string{ddl}
+	if !role && w.RunID != "" {
+		statements = append(statements, "COMMENT ON ROLE "+id+" IS '"+w.note()+"'")
+	}
 	if !schema {
 		statements = append(statements, "CREATE SCHEMA "+id,
 			"CREATE TABLE "+id+".schema_version (version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
+	}
+	if !schema && w.RunID != "" {
+		statements = append(statements, "COMMENT ON SCHEMA "+id+" IS '"+w.note()+"'")
 	}
 	statements = append(statements, "GRANT USAGE, CREATE ON SCHEMA "+id+" TO "+id, "ALTER ROLE "+id+" SET search_path = "+id,
 		"ALTER ROLE "+id+" SET idle_in_transaction_session_timeout = '"+pg.IdleInTxTimeout+"'")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -65,6 +66,9 @@ func (s *Steps) dropHandle(ctx context.Context, env *saga.Env) (saga.Outcome, er
 	claims, err := claimsOf(ctx, env, kindHandle)
 	if err != nil {
 		return saga.Outcome{}, err
+	}
+	if len(claims) == 0 && env.Direction == commonv1.Direction_DIRECTION_UNDO {
+		return saga.Done(nil), nil
 	}
 	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := pg.Exec(ctx, tx, dropHandleOfEpoch, env.WorkspaceID, env.Epoch); err != nil {
@@ -185,6 +189,44 @@ func (s *Steps) migrateTenant(ctx context.Context, env *saga.Env, name string) (
 	return version, nil
 }
 
+// undoSchema drops the schema and the role that this run made. Of a schema that stood before, or of one whose claim
+// did, it takes the login away that applySchema gave its role: the tenant's data stays, and applying the schema gives the
+// login back.
+func (s *Steps) undoSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
+	claims, err := env.Claims(ctx, kindSchema)
+	if err != nil {
+		return saga.Outcome{}, fmt.Errorf("read claims: %w", err)
+	}
+	claims = slices.DeleteFunc(claims, func(c saga.Claim) bool { return c.RunID != env.RunID }) // not come to
+	kept := make([]bool, len(claims))
+	for i, c := range claims {
+		if err := env.Proceed(ctx); err != nil {
+			return saga.Outcome{}, err //nolint:wrapcheck // it says whether the step may go on
+		}
+		if c.MadeBy == env.RunID {
+			kept[i], err = dropOwn(ctx, s.deps.Workloads, c.Name, writerOf(env))
+		} else {
+			kept[i], err = true, disarm(ctx, s.deps.Workloads, c.Name, writerOf(env))
+		}
+		if err = s.deps.Stale.note(atSchema, err); err != nil {
+			return saga.Outcome{}, schemaFailed("the workspace's schema was not dropped", fmt.Errorf("undo schema %s: %w", c.Name, err))
+		}
+	}
+	return saga.Done(nil, func(ctx context.Context, tx pgx.Tx) error {
+		for i, c := range claims {
+			change := env.ReleaseTx
+			if kept[i] {
+				// It stands, so that its claim does too: a decommission drops it.
+				change = func(ctx context.Context, tx pgx.Tx, c saga.Claim) error { return env.ConfirmTx(ctx, tx, c, c.Name) }
+			}
+			if err := change(ctx, tx, c); err != nil {
+				return fmt.Errorf("release schema: %w", err)
+			}
+		}
+		return nil
+	}), nil
+}
+
 // dropSchema drops what is claimed: sessions of the role first, then schema and role.
 func (s *Steps) dropSchema(ctx context.Context, env *saga.Env) (saga.Outcome, error) {
 	claims, err := claimsOf(ctx, env, kindSchema)
@@ -219,8 +261,9 @@ func (s *Steps) dropTenant(ctx context.Context, env *saga.Env, name string) erro
 var roleExists = pg.Define(pg.RoleWorkloadAdmin, "workspace.role_exists",
 	`SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)`)
 
-// drop takes role and schema away: sessions of the role first. Dropping what is not there succeeds.
-func drop(ctx context.Context, tx pgx.Tx, name string) error {
+// drop takes role and schema away: sessions of the role first. Dropping what is not there succeeds. A role that is to
+// be kept loses its login and its sessions.
+func drop(ctx context.Context, tx pgx.Tx, name string, keepRole bool) error {
 	id := pgx.Identifier{name}.Sanitize()
 	var role bool
 	if err := pg.QueryRow(ctx, tx, roleExists, name).Scan(&role); err != nil {
@@ -238,7 +281,7 @@ func drop(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := pg.Exec(ctx, tx, changeSchema.For("DROP SCHEMA IF EXISTS "+id+" CASCADE")); err != nil {
 		return fmt.Errorf("drop schema: %w", err)
 	}
-	if !role {
+	if !role || keepRole {
 		return nil
 	}
 	if err := shareGrants(ctx, tx); err != nil {

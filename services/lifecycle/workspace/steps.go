@@ -274,9 +274,14 @@ func lockNodes(env *saga.Env) saga.TxFunc {
 	}
 }
 
-// claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones.
+// claimsOf answers the live claims of the step's kinds, those of this epoch and of earlier ones. For an undo they are
+// those that its run made: what stood before the run stays as it is.
 func claimsOf(ctx context.Context, env *saga.Env, kinds ...string) ([]saga.Claim, error) {
-	claims, err := env.Claims(ctx, kinds...)
+	read := env.Claims
+	if env.Direction == commonv1.Direction_DIRECTION_UNDO {
+		read = env.Made
+	}
+	claims, err := read(ctx, kinds...)
 	if err != nil {
 		return nil, fmt.Errorf("read claims: %w", err)
 	}
