@@ -115,6 +115,9 @@ func NewConsumer(deps ConsumerDeps, cfg ConsumerConfig) (*Consumer, error) {
 	return &Consumer{deps: deps, cfg: cfg}, nil
 }
 
+// Name returns the name of the consumer's cursor.
+func (c *Consumer) Name() string { return c.cfg.Name }
+
 // Run applies until ctx ends. A database that is away is waited for.
 func (c *Consumer) Run(ctx context.Context, apply Apply) error {
 	var failing backoff

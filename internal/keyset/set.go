@@ -61,6 +61,16 @@ type Part struct {
 // distributes begins the word of a replica that signs and asks Distributed before a key may.
 const distributes = "distribute:"
 
+// consumes begins the word of a replica for a consumer of events that it runs, and saysConsumers is that of a replica
+// whose words name all that it runs: one of an earlier build names none.
+const (
+	consumes      = "consume:"
+	saysConsumers = "consumes"
+)
+
+// LiveFor is how long after its last report a replica counts as alive.
+const LiveFor = liveFor
+
 func (p *Part) word(keyID string) string {
 	verb := "verify"
 	if p.Signs {
@@ -100,6 +110,8 @@ type Deps struct {
 	ReplicaID string
 	// Certificates follow the issuers of services. Nil: this replica takes no part in them.
 	Certificates *Certificates
+	// Consumes returns the consumers of events that this replica runs; Run asks for it first. Nil: none.
+	Consumes func() []string
 	// OnProblems is told the problems of each round, an empty list after they are gone. Nil: they are logged alone.
 	OnProblems func(ctx context.Context, problems []string)
 }
@@ -113,6 +125,7 @@ type Set struct {
 
 	mu         sync.Mutex // of a round
 	reported   []string   // what was last reported
+	consumes   []string   // words for the consumers that this replica runs; nil before Run
 	reportedAt time.Time
 	problems   []string
 	underWay   bool // a rotation, as of the last round; also where that failed
@@ -170,6 +183,15 @@ func Open(ctx context.Context, deps Deps, parts ...Part) (*Set, error) {
 
 // Run follows files and tables until ctx ends.
 func (s *Set) Run(ctx context.Context) error {
+	s.mu.Lock()
+	s.consumes = []string{saysConsumers}
+	if s.deps.Consumes != nil {
+		for _, name := range s.deps.Consumes() {
+			s.consumes = append(s.consumes, consumes+name)
+		}
+	}
+	s.reportedAt = time.Time{} // the first round says so
+	s.mu.Unlock()
 	err := app.EveryPaced(ctx, s.deps.Logger, "keys", s.pause, s.Refresh)
 	// A replica that stops in order is not waited for. The context has ended, and the row goes with a bound of its own.
 	gone, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -297,6 +319,7 @@ func (s *Set) saving(holds, problems []string) []any {
 	if s.issuers != nil {
 		takes = append(takes, trusts)
 	}
+	takes = append(takes, s.consumes...)
 	return []any{s.deps.ReplicaID, takes, texts(holds), texts(problems)}
 }
 

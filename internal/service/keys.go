@@ -21,6 +21,7 @@ func (b *Base) OpenKeys(ctx context.Context, onProblems func(context.Context, []
 	set, err := keyset.Open(ctx, keyset.Deps{
 		Logger: b.Logger, Pool: b.DB, Wake: b.Wake, Changed: b.Settings, Service: b.Name, ReplicaID: b.ReplicaID,
 		Certificates: &keyset.Certificates{Store: b.Store, Roots: b.Services, Changed: b.OnIssuers},
+		Consumes:     func() []string { return b.consumers },
 		OnProblems: func(ctx context.Context, problems []string) {
 			mu.Lock()
 			present = problems

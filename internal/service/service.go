@@ -124,7 +124,12 @@ type Base struct {
 	clients    []*http.Client
 	tasks      []app.Task
 	reload     []pki.Reloader
+	consumers  []string
 }
+
+// Consumes notes that this replica runs a consumer of events, by the name of its cursor: nothing is kept for a consumer
+// that no live replica runs, once a person has it forgotten. It is called before the tasks run.
+func (b *Base) Consumes(names ...string) { b.consumers = append(b.consumers, names...) }
 
 // PartDatabaseRoom is the part of a service's health that says whether the database has disk, memory and connections left for it.
 const PartDatabaseRoom = "database_room"

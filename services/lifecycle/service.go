@@ -278,6 +278,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("build consumer of refused instances: %w", err)
 	}
+	b.Consumes(consumer.Name(), woken.Name(), findings.ReportsConsumer)
 	b.Add(
 		app.Task{Name: "woken-instances", Run: func(ctx context.Context) error { return woken.Run(ctx, findings.ApplyWoken) }},
 		app.Task{Name: "woken-sweep", Run: func(ctx context.Context) error {

@@ -87,6 +87,7 @@ func (s *Service) build(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says whose
 	}
+	b.Consumes(project.ConsumerName, project.AuditConsumerName)
 	reader := view.NewReader(b.DB, b.Policy)
 	hub, err := watch.New(watch.Deps{
 		Logger: b.Logger, DB: b.DB, Reader: reader, Advanced: s.projector.Advanced, Registerer: metrics,
@@ -236,7 +237,7 @@ func (s *Service) listen(ctx context.Context, deps gateway.Deps) error {
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}
-	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB), s.options()...)
+	path, handler = readmodelv1connect.NewEventServiceHandler(gateway.NewEvents(s.base.DB, s.base.DB, s.base.Wake), s.options()...)
 	if err := s.people.Mount(path, handler); err != nil {
 		return err //nolint:wrapcheck // it says what
 	}

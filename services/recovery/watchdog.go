@@ -23,6 +23,7 @@ func (s *Service) addWatchdog(lifecycle service.Client) error {
 	if err := s.internal.Mount(recoveryv1connect.NewWatchdogServiceHandler(dog, s.internal.HandlerOptions()...)); err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
+	b.Consumes(watchdog.ConsumerName)
 	b.Add(
 		app.Task{Name: "watchdog-facts", Run: dog.Consume},
 		app.Task{Name: "watchdog", Run: dog.Run},

@@ -47,7 +47,8 @@ func eventBody(e *readmodelv1.EventRow, indent string) string {
 }
 
 func (p *Program) eventsCommand() *cobra.Command {
-	return group("events", "The event log: what services wrote, with their messages", nil, p.eventsShow())
+	return group("events", "The event log: what services wrote, with their messages, and who reads it", nil,
+		p.eventsShow(), p.eventsConsumers(), p.eventsForget())
 }
 
 func (p *Program) eventsShow() *cobra.Command {

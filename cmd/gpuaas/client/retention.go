@@ -95,11 +95,15 @@ func (p *Program) retentionStatus() *cobra.Command {
 			if err := s.section("NAME", "VALUE"); err != nil {
 				return err
 			}
-			return s.pairs([][2]string{
+			rows := [][2]string{
 				{"EVENT LOG", mebibytes(answer.GetEventsBytes()) + " of " + mebibytes(answer.GetDatabaseBytes())},
 				{"OLDEST PARKED EVENT", spelledMoment(answer.GetOldestParkedAt())},
 				{"LAG", (time.Duration(answer.GetLagSeconds()) * time.Second).String()},
-			})
+			}
+			if held := answer.GetHeld(); held != "" {
+				rows = append(rows, [2]string{"HELD", held}, [2]string{"NEXT ACTION", answer.GetNextAction()})
+			}
+			return s.pairs(rows)
 		}),
 	}
 }

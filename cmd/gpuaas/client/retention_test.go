@@ -18,9 +18,10 @@ func TestRetentionStatus(t *testing.T) {
 			{Service: "recovery", Cut: "serials", TermSeconds: 90, BeganAt: at(1), LagSeconds: 700, Failure: "the database does not answer"},
 		},
 		EventsBytes: 5 << 20, DatabaseBytes: 64 << 20, OldestParkedAt: at(1), LagSeconds: 700,
+		Held: "no live replica runs lifecycle/gone", NextAction: "start the service again",
 	})
 	got := call(t, "retention", "status").wants(t, 0)
-	for _, want := range []string{"lifecycle", "tasks", "14 d", "4711", "1m30s", "does not answer", "5.0 MiB of 64.0 MiB", "OLDEST PARKED", "11m40s"} {
+	for _, want := range []string{"lifecycle", "tasks", "14 d", "4711", "1m30s", "does not answer", "5.0 MiB of 64.0 MiB", "OLDEST PARKED", "11m40s", "runs lifecycle/gone", "NEXT ACTION"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}

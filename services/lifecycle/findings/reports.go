@@ -12,8 +12,10 @@ import (
 	"github.com/gpuaas/mesh/internal/pg"
 )
 
+// ReportsConsumer names the cursor of Follow.
+const ReportsConsumer = "workload-reports"
+
 const (
-	cursorName   = "workload-reports"
 	followBatch  = 1000
 	observedKind = "workload.observed"
 )
@@ -46,12 +48,12 @@ var moveCursor = pg.Define(pg.RoleLifecycle, "findings.move_cursor",
 	`UPDATE lifecycle.event_cursor SET pos = $2, updated_at = mesh.clock() WHERE name = $1`)
 
 func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
-	_, err := pg.Exec(ctx, tx, makeCursor, cursorName)
+	_, err := pg.Exec(ctx, tx, makeCursor, ReportsConsumer)
 	if err != nil {
 		return false, fmt.Errorf("make cursor: %w", err)
 	}
 	var pos int64
-	if err := pg.QueryRow(ctx, tx, lockCursor, cursorName).Scan(&pos); err != nil {
+	if err := pg.QueryRow(ctx, tx, lockCursor, ReportsConsumer).Scan(&pos); err != nil {
 		return false, fmt.Errorf("read cursor: %w", err)
 	}
 	records, next, err := events.Read(ctx, tx, pos, []string{observedKind}, followBatch)
@@ -64,7 +66,7 @@ func (s *Sweeper) followOnce(ctx context.Context, tx pgx.Tx) (bool, error) {
 	if err := writeReports(ctx, tx, lastReports(records)); err != nil {
 		return false, err
 	}
-	if _, err := pg.Exec(ctx, tx, moveCursor, cursorName, next); err != nil {
+	if _, err := pg.Exec(ctx, tx, moveCursor, ReportsConsumer, next); err != nil {
 		return false, fmt.Errorf("move cursor: %w", err)
 	}
 	return true, nil

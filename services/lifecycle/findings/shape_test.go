@@ -125,7 +125,7 @@ func TestSealsOfAnEarlierBuildFit(t *testing.T) {
 	if seen := b.firstLook(); len(seen) != 1 || seen[0].SubjectID != other || len(seen[0].Evidence) != 1 {
 		t.Errorf("after the migration: %v", seen)
 	}
-	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`, cursorName); pos != "3" {
+	if pos := b.text(`SELECT coalesce(max(pos), -1)::text FROM lifecycle.event_cursor WHERE name = $1`, ReportsConsumer); pos != "3" {
 		t.Errorf("the reports are read from %s", pos)
 	}
 	if err := b.operate(t.Context(), kRecreate, id); err != nil {

@@ -18,10 +18,16 @@ import (
 )
 
 // Events serves EventService from the log itself.
-type Events struct{ db pg.Querier }
+type Events struct {
+	db     pg.Querier
+	writes pg.Beginner
+	wake   *events.Signal
+}
 
-// NewEvents makes the server. db logs in as readmodel.
-func NewEvents(db pg.Querier) *Events { return &Events{db: db} }
+// NewEvents makes the server. db and writes log in as readmodel; wake is notified of appended events, and may be nil.
+func NewEvents(db pg.Querier, writes pg.Beginner, wake *events.Signal) *Events {
+	return &Events{db: db, writes: writes, wake: wake}
+}
 
 // A request reads eventRounds times eventsRead events at most, whatever it looks for.
 const (

@@ -70,6 +70,13 @@ func (q *Query) history(ctx context.Context) (*readmodelv1.HistoryStatus, []*rea
 		out.RetentionLagSeconds = int64(slowest.Lag.Seconds())
 		components = append(components, retentionComponent(slowest, time.Now()))
 	}
+	consumers, err := readConsumers(ctx, q.deps.DB)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c := consumersComponent(consumers, time.Now()); c != nil {
+		components = append(components, c)
+	}
 	return out, components, nil
 }
 
@@ -134,6 +141,13 @@ func (r *Retention) GetRetention(ctx context.Context, _ *readmodelv1.GetRetentio
 			Service: a.Service, Cut: a.Cut, PolicyKey: a.Key, TermSeconds: int64(now.Duration(a.Key).Seconds()), Rows: a.Total, LastRows: a.Last,
 			BeganAt: timestamppb.New(a.BeganAt), DoneAt: stamp(a.DoneAt), OldestAt: stamp(a.Oldest), LagSeconds: int64(a.Lag.Seconds()), Failure: a.Failure,
 		})
+	}
+	consumers, err := readConsumers(ctx, r.db)
+	if err != nil {
+		return nil, err
+	}
+	if c := consumersComponent(consumers, time.Now()); c != nil {
+		out.Held, out.NextAction = c.GetDetail(), c.GetNextAction()
 	}
 	return out, nil
 }

@@ -25,6 +25,287 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// EventConsumer is one consumer of events.
+type EventConsumer struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Consumer        string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`              // SERVICE/NAME
+	Position        int64                  `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`             // of the last event that it has read
+	Behind          int64                  `protobuf:"varint,3,opt,name=behind,proto3" json:"behind,omitempty"`                 // positions up to the newest
+	MovedAt         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=moved_at,json=movedAt,proto3" json:"moved_at,omitempty"` // when it read an event last
+	Parked          int64                  `protobuf:"varint,5,opt,name=parked,proto3" json:"parked,omitempty"`
+	Replicas        int64                  `protobuf:"varint,6,opt,name=replicas,proto3" json:"replicas,omitempty"`                                      // that are alive and run it
+	UnknownReplicas int64                  `protobuf:"varint,7,opt,name=unknown_replicas,json=unknownReplicas,proto3" json:"unknown_replicas,omitempty"` // of its service that are alive, and of a build that does not say what it runs
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *EventConsumer) Reset() {
+	*x = EventConsumer{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventConsumer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventConsumer) ProtoMessage() {}
+
+func (x *EventConsumer) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventConsumer.ProtoReflect.Descriptor instead.
+func (*EventConsumer) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *EventConsumer) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *EventConsumer) GetPosition() int64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *EventConsumer) GetBehind() int64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *EventConsumer) GetMovedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.MovedAt
+	}
+	return nil
+}
+
+func (x *EventConsumer) GetParked() int64 {
+	if x != nil {
+		return x.Parked
+	}
+	return 0
+}
+
+func (x *EventConsumer) GetReplicas() int64 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *EventConsumer) GetUnknownReplicas() int64 {
+	if x != nil {
+		return x.UnknownReplicas
+	}
+	return 0
+}
+
+// ListConsumersRequest is empty.
+type ListConsumersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConsumersRequest) Reset() {
+	*x = ListConsumersRequest{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConsumersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConsumersRequest) ProtoMessage() {}
+
+func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
+func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{1}
+}
+
+// ListConsumersResponse carries the consumers in the order of their names.
+type ListConsumersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Items         []*EventConsumer       `protobuf:"bytes,1,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConsumersResponse) Reset() {
+	*x = ListConsumersResponse{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConsumersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConsumersResponse) ProtoMessage() {}
+
+func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
+func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListConsumersResponse) GetItems() []*EventConsumer {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+// ForgetConsumerRequest names a consumer as ListConsumers does.
+type ForgetConsumerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      string                 `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetConsumerRequest) Reset() {
+	*x = ForgetConsumerRequest{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetConsumerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetConsumerRequest) ProtoMessage() {}
+
+func (x *ForgetConsumerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetConsumerRequest.ProtoReflect.Descriptor instead.
+func (*ForgetConsumerRequest) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ForgetConsumerRequest) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *ForgetConsumerRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ForgetConsumerRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// ForgetConsumerResponse carries the consumer as it was; absent if there was none.
+type ForgetConsumerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consumer      *EventConsumer         `protobuf:"bytes,1,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetConsumerResponse) Reset() {
+	*x = ForgetConsumerResponse{}
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetConsumerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetConsumerResponse) ProtoMessage() {}
+
+func (x *ForgetConsumerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetConsumerResponse.ProtoReflect.Descriptor instead.
+func (*ForgetConsumerResponse) Descriptor() ([]byte, []int) {
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ForgetConsumerResponse) GetConsumer() *EventConsumer {
+	if x != nil {
+		return x.Consumer
+	}
+	return nil
+}
+
 // ListEventsRequest asks for one event, or for those from a position on.
 type ListEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -39,7 +320,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -51,7 +332,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[0]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -64,7 +345,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{0}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListEventsRequest) GetPosition() int64 {
@@ -130,7 +411,7 @@ type EventRow struct {
 
 func (x *EventRow) Reset() {
 	*x = EventRow{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -142,7 +423,7 @@ func (x *EventRow) String() string {
 func (*EventRow) ProtoMessage() {}
 
 func (x *EventRow) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[1]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -155,7 +436,7 @@ func (x *EventRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRow.ProtoReflect.Descriptor instead.
 func (*EventRow) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{1}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EventRow) GetPosition() int64 {
@@ -302,7 +583,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +595,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[2]
+	mi := &file_gpuaas_readmodel_v1_events_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +608,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{2}
+	return file_gpuaas_readmodel_v1_events_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListEventsResponse) GetItems() []*EventRow {
@@ -348,7 +629,25 @@ var File_gpuaas_readmodel_v1_events_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\n" +
-	" gpuaas/readmodel/v1/events.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\"\xdc\x01\n" +
+	" gpuaas/readmodel/v1/events.proto\x12\x13gpuaas.readmodel.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1egpuaas/common/v1/options.proto\"\xf5\x01\n" +
+	"\rEventConsumer\x12\x1a\n" +
+	"\bconsumer\x18\x01 \x01(\tR\bconsumer\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x03R\bposition\x12\x16\n" +
+	"\x06behind\x18\x03 \x01(\x03R\x06behind\x125\n" +
+	"\bmoved_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\amovedAt\x12\x16\n" +
+	"\x06parked\x18\x05 \x01(\x03R\x06parked\x12\x1a\n" +
+	"\breplicas\x18\x06 \x01(\x03R\breplicas\x12)\n" +
+	"\x10unknown_replicas\x18\a \x01(\x03R\x0funknownReplicas\"\x16\n" +
+	"\x14ListConsumersRequest\"Q\n" +
+	"\x15ListConsumersResponse\x128\n" +
+	"\x05items\x18\x01 \x03(\v2\".gpuaas.readmodel.v1.EventConsumerR\x05items\"\xab\x01\n" +
+	"\x15ForgetConsumerRequest\x12U\n" +
+	"\bconsumer\x18\x01 \x01(\tB9\xbaH6r4\x18\xc8\x012/^(nodeapi|lifecycle|recovery|readmodel)/[!-~]+$R\bconsumer\x12\"\n" +
+	"\x06reason\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\xe8\aR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"X\n" +
+	"\x16ForgetConsumerResponse\x12>\n" +
+	"\bconsumer\x18\x01 \x01(\v2\".gpuaas.readmodel.v1.EventConsumerR\bconsumer\"\xdc\x01\n" +
 	"\x11ListEventsRequest\x12#\n" +
 	"\bposition\x18\x01 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\bposition\x12\x1d\n" +
 	"\x05since\x18\x02 \x01(\x03B\a\xbaH\x04\"\x02(\x00R\x05since\x122\n" +
@@ -381,10 +680,14 @@ const file_gpuaas_readmodel_v1_events_proto_rawDesc = "" +
 	"\bwithheld\x18\x13 \x01(\tR\bwithheld\"q\n" +
 	"\x12ListEventsResponse\x123\n" +
 	"\x05items\x18\x01 \x03(\v2\x1d.gpuaas.readmodel.v1.EventRowR\x05items\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x87\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xa2\x03\n" +
 	"\fEventService\x12w\n" +
 	"\n" +
 	"ListEvents\x12&.gpuaas.readmodel.v1.ListEventsRequest\x1a'.gpuaas.readmodel.v1.ListEventsResponse\"\x18\xe2\xe0\x18\x14\n" +
+	"\x06person\x10\x03\x1a\boperator\x12\x92\x01\n" +
+	"\rListConsumers\x12).gpuaas.readmodel.v1.ListConsumersRequest\x1a*.gpuaas.readmodel.v1.ListConsumersResponse\"*\xe2\xe0\x18&\n" +
+	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewer\x12\x83\x01\n" +
+	"\x0eForgetConsumer\x12*.gpuaas.readmodel.v1.ForgetConsumerRequest\x1a+.gpuaas.readmodel.v1.ForgetConsumerResponse\"\x18\xe2\xe0\x18\x14\n" +
 	"\x06person\x10\x03\x1a\boperatorB\xd0\x01\n" +
 	"\x17com.gpuaas.readmodel.v1B\vEventsProtoP\x01Z:github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1;readmodelv1\xa2\x02\x03GRX\xaa\x02\x13Gpuaas.Readmodel.V1\xca\x02\x13Gpuaas\\Readmodel\\V1\xe2\x02\x1fGpuaas\\Readmodel\\V1\\GPBMetadata\xea\x02\x15Gpuaas::Readmodel::V1b\x06proto3"
 
@@ -400,25 +703,37 @@ func file_gpuaas_readmodel_v1_events_proto_rawDescGZIP() []byte {
 	return file_gpuaas_readmodel_v1_events_proto_rawDescData
 }
 
-var file_gpuaas_readmodel_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_gpuaas_readmodel_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_gpuaas_readmodel_v1_events_proto_goTypes = []any{
-	(*ListEventsRequest)(nil),     // 0: gpuaas.readmodel.v1.ListEventsRequest
-	(*EventRow)(nil),              // 1: gpuaas.readmodel.v1.EventRow
-	(*ListEventsResponse)(nil),    // 2: gpuaas.readmodel.v1.ListEventsResponse
-	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
-	(*structpb.Struct)(nil),       // 4: google.protobuf.Struct
+	(*EventConsumer)(nil),          // 0: gpuaas.readmodel.v1.EventConsumer
+	(*ListConsumersRequest)(nil),   // 1: gpuaas.readmodel.v1.ListConsumersRequest
+	(*ListConsumersResponse)(nil),  // 2: gpuaas.readmodel.v1.ListConsumersResponse
+	(*ForgetConsumerRequest)(nil),  // 3: gpuaas.readmodel.v1.ForgetConsumerRequest
+	(*ForgetConsumerResponse)(nil), // 4: gpuaas.readmodel.v1.ForgetConsumerResponse
+	(*ListEventsRequest)(nil),      // 5: gpuaas.readmodel.v1.ListEventsRequest
+	(*EventRow)(nil),               // 6: gpuaas.readmodel.v1.EventRow
+	(*ListEventsResponse)(nil),     // 7: gpuaas.readmodel.v1.ListEventsResponse
+	(*timestamppb.Timestamp)(nil),  // 8: google.protobuf.Timestamp
+	(*structpb.Struct)(nil),        // 9: google.protobuf.Struct
 }
 var file_gpuaas_readmodel_v1_events_proto_depIdxs = []int32{
-	3, // 0: gpuaas.readmodel.v1.EventRow.at:type_name -> google.protobuf.Timestamp
-	4, // 1: gpuaas.readmodel.v1.EventRow.body:type_name -> google.protobuf.Struct
-	1, // 2: gpuaas.readmodel.v1.ListEventsResponse.items:type_name -> gpuaas.readmodel.v1.EventRow
-	0, // 3: gpuaas.readmodel.v1.EventService.ListEvents:input_type -> gpuaas.readmodel.v1.ListEventsRequest
-	2, // 4: gpuaas.readmodel.v1.EventService.ListEvents:output_type -> gpuaas.readmodel.v1.ListEventsResponse
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	8, // 0: gpuaas.readmodel.v1.EventConsumer.moved_at:type_name -> google.protobuf.Timestamp
+	0, // 1: gpuaas.readmodel.v1.ListConsumersResponse.items:type_name -> gpuaas.readmodel.v1.EventConsumer
+	0, // 2: gpuaas.readmodel.v1.ForgetConsumerResponse.consumer:type_name -> gpuaas.readmodel.v1.EventConsumer
+	8, // 3: gpuaas.readmodel.v1.EventRow.at:type_name -> google.protobuf.Timestamp
+	9, // 4: gpuaas.readmodel.v1.EventRow.body:type_name -> google.protobuf.Struct
+	6, // 5: gpuaas.readmodel.v1.ListEventsResponse.items:type_name -> gpuaas.readmodel.v1.EventRow
+	5, // 6: gpuaas.readmodel.v1.EventService.ListEvents:input_type -> gpuaas.readmodel.v1.ListEventsRequest
+	1, // 7: gpuaas.readmodel.v1.EventService.ListConsumers:input_type -> gpuaas.readmodel.v1.ListConsumersRequest
+	3, // 8: gpuaas.readmodel.v1.EventService.ForgetConsumer:input_type -> gpuaas.readmodel.v1.ForgetConsumerRequest
+	7, // 9: gpuaas.readmodel.v1.EventService.ListEvents:output_type -> gpuaas.readmodel.v1.ListEventsResponse
+	2, // 10: gpuaas.readmodel.v1.EventService.ListConsumers:output_type -> gpuaas.readmodel.v1.ListConsumersResponse
+	4, // 11: gpuaas.readmodel.v1.EventService.ForgetConsumer:output_type -> gpuaas.readmodel.v1.ForgetConsumerResponse
+	9, // [9:12] is the sub-list for method output_type
+	6, // [6:9] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_gpuaas_readmodel_v1_events_proto_init() }
@@ -432,7 +747,7 @@ func file_gpuaas_readmodel_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpuaas_readmodel_v1_events_proto_rawDesc), len(file_gpuaas_readmodel_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,7 +19,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	EventService_ListEvents_FullMethodName = "/gpuaas.readmodel.v1.EventService/ListEvents"
+	EventService_ListEvents_FullMethodName     = "/gpuaas.readmodel.v1.EventService/ListEvents"
+	EventService_ListConsumers_FullMethodName  = "/gpuaas.readmodel.v1.EventService/ListConsumers"
+	EventService_ForgetConsumer_FullMethodName = "/gpuaas.readmodel.v1.EventService/ForgetConsumer"
 )
 
 // EventServiceClient is the client API for EventService service.
@@ -30,6 +32,10 @@ const (
 type EventServiceClient interface {
 	// ListEvents lists events in the order of their positions, with their messages.
 	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
+	// ListConsumers lists the consumers of events of all services: where each stands, and whether a live replica runs it.
+	ListConsumers(ctx context.Context, in *ListConsumersRequest, opts ...grpc.CallOption) (*ListConsumersResponse, error)
+	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
+	ForgetConsumer(ctx context.Context, in *ForgetConsumerRequest, opts ...grpc.CallOption) (*ForgetConsumerResponse, error)
 }
 
 type eventServiceClient struct {
@@ -50,6 +56,26 @@ func (c *eventServiceClient) ListEvents(ctx context.Context, in *ListEventsReque
 	return out, nil
 }
 
+func (c *eventServiceClient) ListConsumers(ctx context.Context, in *ListConsumersRequest, opts ...grpc.CallOption) (*ListConsumersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListConsumersResponse)
+	err := c.cc.Invoke(ctx, EventService_ListConsumers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventServiceClient) ForgetConsumer(ctx context.Context, in *ForgetConsumerRequest, opts ...grpc.CallOption) (*ForgetConsumerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetConsumerResponse)
+	err := c.cc.Invoke(ctx, EventService_ForgetConsumer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EventServiceServer is the server API for EventService service.
 // All implementations must embed UnimplementedEventServiceServer
 // for forward compatibility.
@@ -58,6 +84,10 @@ func (c *eventServiceClient) ListEvents(ctx context.Context, in *ListEventsReque
 type EventServiceServer interface {
 	// ListEvents lists events in the order of their positions, with their messages.
 	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
+	// ListConsumers lists the consumers of events of all services: where each stands, and whether a live replica runs it.
+	ListConsumers(context.Context, *ListConsumersRequest) (*ListConsumersResponse, error)
+	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
+	ForgetConsumer(context.Context, *ForgetConsumerRequest) (*ForgetConsumerResponse, error)
 	mustEmbedUnimplementedEventServiceServer()
 }
 
@@ -70,6 +100,12 @@ type UnimplementedEventServiceServer struct{}
 
 func (UnimplementedEventServiceServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
+}
+func (UnimplementedEventServiceServer) ListConsumers(context.Context, *ListConsumersRequest) (*ListConsumersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListConsumers not implemented")
+}
+func (UnimplementedEventServiceServer) ForgetConsumer(context.Context, *ForgetConsumerRequest) (*ForgetConsumerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetConsumer not implemented")
 }
 func (UnimplementedEventServiceServer) mustEmbedUnimplementedEventServiceServer() {}
 func (UnimplementedEventServiceServer) testEmbeddedByValue()                      {}
@@ -110,6 +146,42 @@ func _EventService_ListEvents_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EventService_ListConsumers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListConsumersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventServiceServer).ListConsumers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventService_ListConsumers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventServiceServer).ListConsumers(ctx, req.(*ListConsumersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventService_ForgetConsumer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetConsumerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventServiceServer).ForgetConsumer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventService_ForgetConsumer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventServiceServer).ForgetConsumer(ctx, req.(*ForgetConsumerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EventService_ServiceDesc is the grpc.ServiceDesc for EventService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -120,6 +192,14 @@ var EventService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListEvents",
 			Handler:    _EventService_ListEvents_Handler,
+		},
+		{
+			MethodName: "ListConsumers",
+			Handler:    _EventService_ListConsumers_Handler,
+		},
+		{
+			MethodName: "ForgetConsumer",
+			Handler:    _EventService_ForgetConsumer_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -193,6 +193,8 @@ type GetRetentionResponse struct {
 	DatabaseBytes  int64                  `protobuf:"varint,3,opt,name=database_bytes,json=databaseBytes,proto3" json:"database_bytes,omitempty"`
 	OldestParkedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=oldest_parked_at,json=oldestParkedAt,proto3" json:"oldest_parked_at,omitempty"` // of an event that is parked for a consumer of any service; absent: none
 	LagSeconds     int64                  `protobuf:"varint,5,opt,name=lag_seconds,json=lagSeconds,proto3" json:"lag_seconds,omitempty"`              // the longest of the cuts
+	Held           string                 `protobuf:"bytes,6,opt,name=held,proto3" json:"held,omitempty"`                                             // consumers that nothing runs and that keep events; empty: none
+	NextAction     string                 `protobuf:"bytes,7,opt,name=next_action,json=nextAction,proto3" json:"next_action,omitempty"`               // about held
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -262,6 +264,20 @@ func (x *GetRetentionResponse) GetLagSeconds() int64 {
 	return 0
 }
 
+func (x *GetRetentionResponse) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
+}
+
+func (x *GetRetentionResponse) GetNextAction() string {
+	if x != nil {
+		return x.NextAction
+	}
+	return ""
+}
+
 var File_gpuaas_readmodel_v1_retention_proto protoreflect.FileDescriptor
 
 const file_gpuaas_readmodel_v1_retention_proto_rawDesc = "" +
@@ -282,14 +298,17 @@ const file_gpuaas_readmodel_v1_retention_proto_rawDesc = "" +
 	"\vlag_seconds\x18\n" +
 	" \x01(\x03R\n" +
 	"lagSeconds\x12\x18\n" +
-	"\afailure\x18\v \x01(\tR\afailure\"\xfe\x01\n" +
+	"\afailure\x18\v \x01(\tR\afailure\"\xb3\x02\n" +
 	"\x14GetRetentionResponse\x125\n" +
 	"\x04cuts\x18\x01 \x03(\v2!.gpuaas.readmodel.v1.RetentionCutR\x04cuts\x12!\n" +
 	"\fevents_bytes\x18\x02 \x01(\x03R\veventsBytes\x12%\n" +
 	"\x0edatabase_bytes\x18\x03 \x01(\x03R\rdatabaseBytes\x12D\n" +
 	"\x10oldest_parked_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0eoldestParkedAt\x12\x1f\n" +
 	"\vlag_seconds\x18\x05 \x01(\x03R\n" +
-	"lagSeconds2\xa4\x01\n" +
+	"lagSeconds\x12\x12\n" +
+	"\x04held\x18\x06 \x01(\tR\x04held\x12\x1f\n" +
+	"\vnext_action\x18\a \x01(\tR\n" +
+	"nextAction2\xa4\x01\n" +
 	"\x10RetentionService\x12\x8f\x01\n" +
 	"\fGetRetention\x12(.gpuaas.readmodel.v1.GetRetentionRequest\x1a).gpuaas.readmodel.v1.GetRetentionResponse\"*\xe2\xe0\x18&\n" +
 	"\x06person\x10\x03\x1a\boperator\x1a\bsecurity\x1a\x06viewerB\xd3\x01\n" +

@@ -35,12 +35,22 @@ const (
 const (
 	// EventServiceListEventsProcedure is the fully-qualified name of the EventService's ListEvents RPC.
 	EventServiceListEventsProcedure = "/gpuaas.readmodel.v1.EventService/ListEvents"
+	// EventServiceListConsumersProcedure is the fully-qualified name of the EventService's
+	// ListConsumers RPC.
+	EventServiceListConsumersProcedure = "/gpuaas.readmodel.v1.EventService/ListConsumers"
+	// EventServiceForgetConsumerProcedure is the fully-qualified name of the EventService's
+	// ForgetConsumer RPC.
+	EventServiceForgetConsumerProcedure = "/gpuaas.readmodel.v1.EventService/ForgetConsumer"
 )
 
 // EventServiceClient is a client for the gpuaas.readmodel.v1.EventService service.
 type EventServiceClient interface {
 	// ListEvents lists events in the order of their positions, with their messages.
 	ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error)
+	// ListConsumers lists the consumers of events of all services: where each stands, and whether a live replica runs it.
+	ListConsumers(context.Context, *v1.ListConsumersRequest) (*v1.ListConsumersResponse, error)
+	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
+	ForgetConsumer(context.Context, *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error)
 }
 
 // NewEventServiceClient constructs a client for the gpuaas.readmodel.v1.EventService service. By
@@ -60,12 +70,26 @@ func NewEventServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(eventServiceMethods.ByName("ListEvents")),
 			connect.WithClientOptions(opts...),
 		),
+		listConsumers: connect.NewClient[v1.ListConsumersRequest, v1.ListConsumersResponse](
+			httpClient,
+			baseURL+EventServiceListConsumersProcedure,
+			connect.WithSchema(eventServiceMethods.ByName("ListConsumers")),
+			connect.WithClientOptions(opts...),
+		),
+		forgetConsumer: connect.NewClient[v1.ForgetConsumerRequest, v1.ForgetConsumerResponse](
+			httpClient,
+			baseURL+EventServiceForgetConsumerProcedure,
+			connect.WithSchema(eventServiceMethods.ByName("ForgetConsumer")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // eventServiceClient implements EventServiceClient.
 type eventServiceClient struct {
-	listEvents *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
+	listEvents     *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
+	listConsumers  *connect.Client[v1.ListConsumersRequest, v1.ListConsumersResponse]
+	forgetConsumer *connect.Client[v1.ForgetConsumerRequest, v1.ForgetConsumerResponse]
 }
 
 // ListEvents calls gpuaas.readmodel.v1.EventService.ListEvents.
@@ -77,10 +101,32 @@ func (c *eventServiceClient) ListEvents(ctx context.Context, req *v1.ListEventsR
 	return nil, err
 }
 
+// ListConsumers calls gpuaas.readmodel.v1.EventService.ListConsumers.
+func (c *eventServiceClient) ListConsumers(ctx context.Context, req *v1.ListConsumersRequest) (*v1.ListConsumersResponse, error) {
+	response, err := c.listConsumers.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ForgetConsumer calls gpuaas.readmodel.v1.EventService.ForgetConsumer.
+func (c *eventServiceClient) ForgetConsumer(ctx context.Context, req *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error) {
+	response, err := c.forgetConsumer.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // EventServiceHandler is an implementation of the gpuaas.readmodel.v1.EventService service.
 type EventServiceHandler interface {
 	// ListEvents lists events in the order of their positions, with their messages.
 	ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error)
+	// ListConsumers lists the consumers of events of all services: where each stands, and whether a live replica runs it.
+	ListConsumers(context.Context, *v1.ListConsumersRequest) (*v1.ListConsumersResponse, error)
+	// ForgetConsumer ends what is kept for a consumer that is gone. One that a live replica runs is refused.
+	ForgetConsumer(context.Context, *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error)
 }
 
 // NewEventServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -96,10 +142,26 @@ func NewEventServiceHandler(svc EventServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(eventServiceMethods.ByName("ListEvents")),
 		connect.WithHandlerOptions(opts...),
 	)
+	eventServiceListConsumersHandler := connect.NewUnaryHandlerSimple(
+		EventServiceListConsumersProcedure,
+		svc.ListConsumers,
+		connect.WithSchema(eventServiceMethods.ByName("ListConsumers")),
+		connect.WithHandlerOptions(opts...),
+	)
+	eventServiceForgetConsumerHandler := connect.NewUnaryHandlerSimple(
+		EventServiceForgetConsumerProcedure,
+		svc.ForgetConsumer,
+		connect.WithSchema(eventServiceMethods.ByName("ForgetConsumer")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/gpuaas.readmodel.v1.EventService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case EventServiceListEventsProcedure:
 			eventServiceListEventsHandler.ServeHTTP(w, r)
+		case EventServiceListConsumersProcedure:
+			eventServiceListConsumersHandler.ServeHTTP(w, r)
+		case EventServiceForgetConsumerProcedure:
+			eventServiceForgetConsumerHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -111,4 +173,12 @@ type UnimplementedEventServiceHandler struct{}
 
 func (UnimplementedEventServiceHandler) ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.ListEvents is not implemented"))
+}
+
+func (UnimplementedEventServiceHandler) ListConsumers(context.Context, *v1.ListConsumersRequest) (*v1.ListConsumersResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.ListConsumers is not implemented"))
+}
+
+func (UnimplementedEventServiceHandler) ForgetConsumer(context.Context, *v1.ForgetConsumerRequest) (*v1.ForgetConsumerResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("gpuaas.readmodel.v1.EventService.ForgetConsumer is not implemented"))
 }

@@ -1,0 +1,167 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commonv1 "github.com/gpuaas/mesh/gen/gpuaas/common/v1"
+	readmodelv1 "github.com/gpuaas/mesh/gen/gpuaas/readmodel/v1"
+	"github.com/gpuaas/mesh/internal/audit"
+	"github.com/gpuaas/mesh/internal/fault"
+	"github.com/gpuaas/mesh/internal/keyset"
+	"github.com/gpuaas/mesh/internal/pg"
+)
+
+// eventConsumer is a row of mesh.event_consumers.
+type eventConsumer struct {
+	Service  string    `db:"service"`
+	Name     string    `db:"name"`
+	Pos      int64     `db:"pos"`
+	Behind   int64     `db:"behind" expr:"greatest(coalesce((SELECT max(n.last_pos) FROM events.numbered n), 0) - @.pos, 0)"`
+	MovedAt  time.Time `db:"moved_at"`
+	Parked   int64     `db:"parked"`
+	Replicas int64     `db:"replicas"`
+	Silent   int64     `db:"silent"`
+}
+
+func (c eventConsumer) id() string { return c.Service + "/" + c.Name }
+
+func (c eventConsumer) proto() *readmodelv1.EventConsumer {
+	return &readmodelv1.EventConsumer{
+		Consumer: c.id(), Position: c.Pos, Behind: c.Behind, MovedAt: timestamppb.New(c.MovedAt), Parked: c.Parked,
+		Replicas: c.Replicas, UnknownReplicas: c.Silent,
+	}
+}
+
+// gone reports whether no live replica can be running the consumer.
+func (c eventConsumer) gone() bool { return c.Replicas == 0 && c.Silent == 0 }
+
+var (
+	listConsumers = pg.Define(pg.RoleReadmodel, "gateway.list_consumers", `
+		SELECT `+pg.Columns[eventConsumer]("c")+` FROM mesh.event_consumers(make_interval(secs => $1)) c ORDER BY c.service, c.name`)
+	forgetConsumer = pg.Define(pg.RoleReadmodel, "gateway.forget_consumer",
+		`SELECT mesh.forget_event_consumer($1, $2, make_interval(secs => $3))`)
+)
+
+func readConsumers(ctx context.Context, q pg.Querier) ([]eventConsumer, error) {
+	list, err := pg.All[eventConsumer](ctx, q, listConsumers, keyset.LiveFor.Seconds())
+	if err != nil {
+		return nil, fmt.Errorf("list consumers of events: %w", err)
+	}
+	return list, nil
+}
+
+// ListConsumers lists the consumers of events of all services.
+func (e *Events) ListConsumers(ctx context.Context, _ *readmodelv1.ListConsumersRequest) (*readmodelv1.ListConsumersResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	list, err := readConsumers(ctx, e.db)
+	if err != nil {
+		return nil, err
+	}
+	out := &readmodelv1.ListConsumersResponse{}
+	for _, c := range list {
+		out.Items = append(out.Items, c.proto())
+	}
+	return out, nil
+}
+
+// ForgetConsumer ends what is kept for a consumer that no live replica runs. To forget one that is not there changes nothing.
+func (e *Events) ForgetConsumer(ctx context.Context, req *readmodelv1.ForgetConsumerRequest) (*readmodelv1.ForgetConsumerResponse, error) {
+	if err := operatorsOnly(ctx); err != nil {
+		return nil, err
+	}
+	service, name, _ := strings.Cut(req.GetConsumer(), "/")
+	out := &readmodelv1.ForgetConsumerResponse{}
+	err := pg.InTx(ctx, e.writes, func(ctx context.Context, tx pgx.Tx) error {
+		out.Consumer = nil
+		list, err := readConsumers(ctx, tx)
+		if err != nil {
+			return err
+		}
+		var found *eventConsumer
+		for i := range list {
+			if list[i].Service == service && list[i].Name == name {
+				found = &list[i]
+			}
+		}
+		if found == nil {
+			return nil
+		}
+		if !found.gone() {
+			return inUse(*found)
+		}
+		out.Consumer = found.proto()
+		if req.GetDryRun() {
+			return nil
+		}
+		switch was, err := pg.Value[bool](ctx, tx, forgetConsumer, service, name, keyset.LiveFor.Seconds()); {
+		case startedMeanwhile(err):
+			return inUse(*found)
+		case err != nil:
+			return fmt.Errorf("forget consumer %s: %w", found.id(), err)
+		case !was:
+			out.Consumer = nil
+			return nil
+		}
+		_, err = audit.Record(ctx, tx, audit.Entry{
+			Action: "consumer.forget", Reason: req.GetReason(), SubjectType: "consumer", SubjectID: found.id(),
+			Details: map[string]any{"position": found.Pos, "behind": found.Behind, "parked": found.Parked, "moved_at": found.MovedAt},
+		})
+		return err //nolint:wrapcheck // it says what
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // wrapped above
+	}
+	if out.GetConsumer() != nil && !req.GetDryRun() && e.wake != nil {
+		e.wake.Notify()
+	}
+	return out, nil
+}
+
+// startedMeanwhile reports whether the database found a live replica where the list had none.
+func startedMeanwhile(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "55006" // object_in_use
+}
+
+func inUse(c eventConsumer) error {
+	if c.Replicas == 0 && c.Silent > 0 {
+		return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED,
+			fmt.Sprintf("%d live replicas of %s are of a build that does not say which consumers it runs", c.Silent, c.Service),
+			fault.Unmet("each live replica of "+c.Service+" says which consumers it runs"),
+			fault.Remedy("update these replicas and ask again"))
+	}
+	return fault.New(commonv1.Reason_REASON_PRECONDITION_FAILED, "a live replica of "+c.Service+" runs the consumer "+c.id(),
+		fault.Unmet("no live replica runs the consumer"),
+		fault.Remedy("what it has not read it will read; if it is stuck, its parked events and the log of "+c.Service+" say why"))
+}
+
+// heldSince is how long a consumer that nothing runs may stand still before the status names it: a service that restarts is back by then.
+const heldSince = 10 * time.Minute
+
+// consumersComponent names consumers that no replica runs and that keep events from being cut; nil if there are none.
+func consumersComponent(list []eventConsumer, now time.Time) *readmodelv1.ComponentStatus {
+	var held []string
+	for _, c := range list {
+		if c.gone() && c.Behind > 0 && now.Sub(c.MovedAt) > heldSince {
+			held = append(held, c.id())
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	c := component("event_consumers", false, "no live replica runs "+strings.Join(held, ", ")+
+		", so that events behind the position of it are kept", now)
+	c.Severity = commonv1.Severity_SEVERITY_P1
+	c.NextAction = "start the service again; if no build that you run has this consumer any more: `gpuaas events forget " + held[0] + " --reason TEXT`"
+	return c
+}
