@@ -3,11 +3,11 @@ package plans
 import (
 	"bufio"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -37,9 +37,10 @@ func (s Size) tenants() int {
 
 // piece is a part of a row: text that each copy has, or an id or a name that each copy has its own of.
 type piece struct {
-	text  string
-	token string
-	form  form
+	text   string
+	token  string
+	form   form
+	naming int // index of the token's naming in the copier
 }
 
 // form is how an id stands in a row.
@@ -106,32 +107,6 @@ func cut(parts []piece, text string, at piece) []piece {
 	return out
 }
 
-// name returns what the copy with the given number has in the place of an id or a name; the first has the template's.
-// The time in an id is so many seconds earlier.
-func name(token string, n, earlier int) string {
-	switch {
-	case n == 0:
-		return token
-	case token == tenantName || token == nodeName || token == workspaceName || token == endedName:
-		prefix := strings.TrimRight(token, "0")
-		return prefix + fmt.Sprintf("%0*d", len(token)-len(prefix), n)
-	case strings.HasPrefix(token, `\\x`):
-		sum := sha256.Sum256([]byte(token + strconv.Itoa(n)))
-		return `\\x` + hex.EncodeToString(sum[:])
-	}
-	sum := sha256.Sum256([]byte(token + strconv.Itoa(n)))
-	own := hex.EncodeToString(sum[:])
-	if !uuids.MatchString(token) {
-		return own[:len(token)]
-	}
-	at, err := strconv.ParseInt(token[:8]+token[9:13], 16, 64)
-	if err != nil {
-		return token
-	}
-	when := fmt.Sprintf("%012x", at-int64(earlier)*1000)
-	return when[:8] + "-" + when[8:] + "-" + token[14:15] + own[:3] + "-" + token[19:20] + own[3:6] + "-" + own[6:18]
-}
-
 // copier writes the copies of one table.
 type copier struct {
 	size  Size
@@ -141,6 +116,8 @@ type copier struct {
 	slot  int // the column that has the slot; -1: none
 	seq   int // the column that numbers rows; -1: none
 
+	namings []naming // of the tokens in rows
+	own     []string // what the copy that is written has in their place; empty: not known yet
 	written int
 }
 
@@ -170,29 +147,59 @@ func (t *Template) copier(tab table, size Size) *copier {
 		}
 		c.rows, c.level = append(c.rows, pieces), append(c.level, at)
 	}
+	c.nameTokens(t.levels)
 	return c
 }
 
-// numbers returns which tenant, machine and workspace the copy with the given number has.
-func (s Size) numbers(at level, n int) map[level]int {
-	switch at {
-	case ofTenant:
-		return map[level]int{ofTenant: n}
-	case ofNode:
-		return map[level]int{ofNode: n}
-	case ofWorkspace:
-		return map[level]int{ofTenant: n % s.tenants(), ofNode: n % s.Nodes, ofWorkspace: n}
-	case ofEnded:
-		return map[level]int{ofTenant: n % s.tenants(), ofNode: n % s.Nodes, ofEnded: n}
-	case ofMesh:
+// nameTokens gives each token of the rows its naming.
+func (c *copier) nameTokens(levels map[string]level) {
+	known := map[string]int{}
+	for _, row := range c.rows {
+		for i, p := range row {
+			if p.token == "" {
+				continue
+			}
+			at, ok := known[p.token]
+			if !ok {
+				at = len(c.namings)
+				known[p.token] = at
+				c.namings = append(c.namings, newNaming(p, levels[p.token]))
+			}
+			row[i].naming = at
+		}
 	}
-	return nil
+	c.own = make([]string, len(c.namings))
+}
+
+// number returns which object of a level the copy with the given number of another level belongs to.
+func (s Size) number(of, at level, n int) int {
+	switch {
+	case of == at:
+		return n
+	case at != ofWorkspace && at != ofEnded:
+		return 0
+	case of == ofTenant:
+		return n % s.tenants()
+	case of == ofNode:
+		return n % s.Nodes
+	}
+	return 0
 }
 
 func (s Size) copies(at level) int {
-	return map[level]int{
-		ofMesh: 1, ofTenant: s.tenants(), ofNode: s.Nodes, ofWorkspace: s.Workspaces, ofEnded: s.Ended,
-	}[at]
+	switch at {
+	case ofMesh:
+		return 1
+	case ofTenant:
+		return s.tenants()
+	case ofNode:
+		return s.Nodes
+	case ofWorkspace:
+		return s.Workspaces
+	case ofEnded:
+		return s.Ended
+	}
+	return 0
 }
 
 // order of the levels in a table: what has ended came first.
@@ -200,14 +207,17 @@ var order = []level{ofEnded, ofMesh, ofTenant, ofNode, ofWorkspace}
 
 // write writes all copies, those of one object together, in the order of their numbers, and of those that have ended
 // the oldest first.
-func (c *copier) write(w io.Writer, levels map[string]level) error {
+func (c *copier) write(w io.Writer) error {
 	for _, at := range order {
+		if !slices.Contains(c.level, at) {
+			continue
+		}
 		copies := c.size.copies(at)
 		for n := range copies {
 			if at == ofEnded {
 				n = copies - 1 - n
 			}
-			if err := c.writeOne(w, levels, at, n); err != nil {
+			if err := c.writeOne(w, at, n); err != nil {
 				return err
 			}
 		}
@@ -216,48 +226,50 @@ func (c *copier) write(w io.Writer, levels map[string]level) error {
 }
 
 // writeOne writes the rows of one object.
-func (c *copier) writeOne(w io.Writer, levels map[string]level, at level, n int) error {
-	of := c.size.numbers(at, n)
-	names := map[string]string{}
+func (c *copier) writeOne(w io.Writer, at level, n int) error {
+	clear(c.own)
+	var b []byte
 	for i, row := range c.rows {
 		if c.level[i] != at {
 			continue
 		}
-		var b strings.Builder
+		b = b[:0]
 		for _, p := range row {
 			if p.token == "" {
-				b.WriteString(p.text)
+				b = append(b, p.text...)
 				continue
 			}
-			own, ok := names[p.token]
-			switch {
-			case ok:
-			case p.form == moment:
-				own = c.size.moment(p.token, n)
-			default:
-				number := of[levels[p.token]]
-				own = name(p.token, number, c.size.earlier(levels[p.token], number))
+			if c.own[p.naming] == "" {
+				c.own[p.naming] = c.name(c.namings[p.naming], at, n)
 			}
-			names[p.token] = own
 			if p.form < 0 {
-				b.WriteString(strings.ReplaceAll(own, "-", "_"))
+				b = append(b, strings.ReplaceAll(c.own[p.naming], "-", "_")...)
 				continue
 			}
-			b.WriteString(p.form.of(own))
+			b = append(b, p.form.of(c.own[p.naming])...)
 		}
 		c.written++
-		if _, err := io.WriteString(w, c.renumber(b.String(), n, c.written, at)); err != nil {
+		if c.slot >= 0 || c.seq >= 0 {
+			b = []byte(c.renumber(string(b), n, c.written, at))
+		}
+		if _, err := w.Write(b); err != nil {
 			return err //nolint:wrapcheck // wrapped by Load
 		}
 	}
 	return nil
 }
 
+// name returns what stands in the place of a token in the copy with the given number.
+func (c *copier) name(t naming, at level, n int) string {
+	if t.form == moment {
+		return c.size.moment(t.token, n)
+	}
+	number := c.size.number(t.level, at, n)
+	return t.of(number, c.size.earlier(t.level, number))
+}
+
 // renumber sets the columns whose numbers differ between copies.
 func (c *copier) renumber(row string, n, seq int, at level) string {
-	if c.slot < 0 && c.seq < 0 {
-		return row
-	}
 	fields := strings.Split(row, "\t")
 	if c.slot >= 0 && at == ofWorkspace {
 		fields[c.slot] = strconv.Itoa(n / c.size.Nodes)
@@ -349,7 +361,7 @@ func (t *Template) copies(tab table, size Size) *io.PipeReader {
 	c := t.copier(tab, size)
 	go func() {
 		buffered := bufio.NewWriterSize(write, most)
-		write.CloseWithError(errors.Join(c.write(buffered, t.levels), buffered.Flush()))
+		write.CloseWithError(errors.Join(c.write(buffered), buffered.Flush()))
 	}()
 	return read
 }

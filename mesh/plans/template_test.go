@@ -3,6 +3,7 @@ package plans
 import (
 	"errors"
 	"io"
+	"strings"
 	"testing"
 )
 
@@ -54,5 +55,49 @@ func TestCopiesComeInLargePieces(t *testing.T) {
 	}
 	if reads > 2 {
 		t.Errorf("%d bytes came in %d pieces", total, reads)
+	}
+}
+
+// TestCopiesHaveIDsAndNamesOfTheirOwn: a copy has the same in the place of one id or name wherever it stands, which no
+// other copy has, and the first has the template's.
+func TestCopiesHaveIDsAndNamesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	const id = "01a207bb-9f10-770a-9786-71238ad18507"
+	digest := `\\x` + strings.Repeat("ab", 32)
+	for _, tt := range []struct {
+		token      string
+		n, earlier int
+		want       string
+	}{
+		{token: id, n: 0, want: id},
+		{token: id, n: 7, earlier: 60, want: "01a207ba-b4b0-73c5-9a21-764c8510bbf8"},
+		{token: workspaceName, n: 42, want: "w-00000042"},
+		{token: digest, n: 3, want: `\\xb19d7fac29b5644716d13a6c3a3c953acb51a11639cae7ae4cd891e913331d1b`},
+		{token: "a3f9c2d4e5b60718293a4b5c6d7e8f9", n: 5, want: "72b2b2cd1faecc303baf08017dfedc3"},
+	} {
+		if got := newNaming(piece{token: tt.token}, ofWorkspace).of(tt.n, tt.earlier); got != tt.want {
+			t.Errorf("copy %d of %s has %s, not %s", tt.n, tt.token, got, tt.want)
+		}
+	}
+}
+
+// TestACopyAllocatesLittle: a fleet has millions of rows.
+func TestACopyAllocatesLittle(t *testing.T) {
+	const rows = 1000
+	const id, tenant = "01a207bb-9f10-770a-9786-71238ad18507", "01a207bb-9f10-770a-9786-71238ad18508"
+	row := table{
+		name: "lifecycle.workspace", columns: []string{"id", "tenant_id", "name"},
+		rows: []string{id + "\t" + tenant + "\t" + workspaceName + "\n"},
+	}
+	tmpl := &Template{
+		tables: []table{row}, levels: map[string]level{id: ofWorkspace, workspaceName: ofWorkspace, tenant: ofTenant},
+	}
+	got := testing.AllocsPerRun(1, func() {
+		if _, err := io.Copy(io.Discard, tmpl.copies(row, Size{Nodes: 1, Workspaces: rows})); err != nil {
+			t.Error(err)
+		}
+	}) / rows
+	if got > 10 {
+		t.Errorf("a copy takes %.0f allocations", got)
 	}
 }
