@@ -2,9 +2,11 @@ package testkit
 
 import (
 	"context"
+	"flag"
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -122,10 +124,17 @@ func Redis(tb testing.TB) *redisserver.Server {
 // Option changes what Main does.
 type Option func(*mainOptions)
 
-type mainOptions struct{ leaks bool }
+type mainOptions struct {
+	leaks  bool
+	atOnce int
+}
 
 // CheckLeaks fails the run if goroutines are left after all tests.
 func CheckLeaks() Option { return func(o *mainOptions) { o.leaks = true } }
+
+// AtOnce lets so many parallel tests run at once, where most of what they do is wait: more than there are processors.
+// A -parallel on the command line wins.
+func AtOnce(tests int) Option { return func(o *mainOptions) { o.atOnce = tests } }
 
 // heapPercent is by how much the heap of a test process may grow until it is collected. Most of what tests allocate is
 // gone at once, and marking under the race detector costs a quarter of their processor time at the usual 100.
@@ -141,6 +150,11 @@ func Main(m *testing.M, opts ...Option) {
 	var o mainOptions
 	for _, opt := range opts {
 		opt(&o)
+	}
+	if o.atOnce > 0 {
+		if err := flag.Set("test.parallel", strconv.Itoa(o.atOnce)); err != nil {
+			panic(err)
+		}
 	}
 	code := m.Run()
 	if err := stopShared(); err != nil {

@@ -8,7 +8,6 @@ package e2e_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"io"
 	"os"
 	"os/exec"
@@ -38,11 +37,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// Most of what these tests do is wait, so more of them run at once than there are processors; -parallel on the command line comes later and wins.
-	if err := flag.Set("test.parallel", "4"); err != nil {
-		panic(err)
-	}
-	testkit.Main(m)
+	testkit.Main(m, testkit.AtOnce(4))
 }
 
 // reapLater ends what is left below dir when this process has ended, by a process of its own.

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/mesh/services/lifecycle/saga"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m, testkit.AtOnce(4)) }
 
 func catalogue() Catalogue {
 	return Catalogue{

@@ -285,6 +285,23 @@ func (p *plane) restsWithin(limit time.Duration, id, state string) saga.Workspac
 	return w
 }
 
+// restsAfterRetries is rests for a run that waits between its attempts: with each check the mesh's clock goes on by a
+// second. The plane's lease must be longer than all of it.
+func (p *plane) restsAfterRetries(id, state string) saga.Workspace {
+	p.t.Helper()
+	var w saga.Workspace
+	var on time.Duration
+	testkit.Eventually(p.t, testkit.Patience, func() error {
+		on += time.Second
+		testkit.SetClockOffset(p.db, on)
+		if w = p.workspace(id); w.State != state {
+			return fmt.Errorf("the workspace is %s (%s), not %s, %s later", w.State, w.LastError, state, on)
+		}
+		return nil
+	})
+	return w
+}
+
 // ask asks a seat for an operation on a workspace.
 func (s *seat) ask(ctx context.Context, kind commonv1.OperationKind, id string, change ...func(*lifecyclev1.RequestOperationRequest)) (*lifecyclev1.Operation, error) {
 	req := &lifecyclev1.RequestOperationRequest{

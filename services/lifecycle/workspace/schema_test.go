@@ -47,7 +47,7 @@ func (p *plane) attemptsAt(runID, step, dir string) []saga.Attempt {
 // The statement that fails is what an operator looks for; a tenant's person reads one sentence.
 func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 	t.Parallel()
-	p := newPlane(t, planeConfig{seats: 1, lease: 15 * time.Second})
+	p := newPlane(t, planeConfig{seats: 1, lease: time.Hour})
 	tenant := p.tenant()
 	name := schemaName(tenant, "demo", "")
 	p.schemas(fmt.Sprintf(`CREATE SCHEMA %[1]s; CREATE TABLE %[1]s.kv (key text);
@@ -61,7 +61,7 @@ func TestATenantMigrationThatFailsTellsItsCause(t *testing.T) {
 		t.Fatal(err)
 	}
 	op := res.GetOperation()
-	w := p.rests(op.GetWorkspaceId(), "failed")
+	w := p.restsAfterRetries(op.GetWorkspaceId(), "failed")
 	if w.LastErrorCode != "schema_failed" || strings.Contains(w.LastError, "42P07") {
 		t.Errorf("the workspace says %s: %s", w.LastErrorCode, w.LastError)
 	}
