@@ -12,8 +12,11 @@ source scripts/programs.sh
 summary=$(mktemp)
 trap 'rm -rf "$summary" "$programs"' EXIT
 
-# The critical path: they start at once, and the others fill what they leave.
-longest=(./drill ./mesh/e2e ./services/lifecycle/workspace)
+# They start first, the longest at once, and the others fill what they leave: one that came last would run alone.
+longest=(
+  ./drill ./mesh/e2e ./services/lifecycle/workspace
+  ./mesh/dev ./services/lifecycle/findings ./mesh/plans ./agent/session ./agent ./services/nodeapi ./services/lifecycle/saga
+)
 
 # make check vets.
 flags=(-race -vet=off -timeout 25m)
