@@ -41,6 +41,7 @@ func (b *bed) byHand(statements ...string) {
 
 // A change by hand that the next operation takes over before anybody looked is found all the same, and no further operation ends the finding.
 func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -92,6 +93,7 @@ func TestAChangeByHandThatAnOperationTakesOverAtOnce(t *testing.T) {
 
 // Columns that no event carries are guarded like the rest, and what tenants may have put there is hidden.
 func TestAColumnThatNoEventCarries(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -134,6 +136,7 @@ func TestAColumnThatNoEventCarries(t *testing.T) {
 
 // A change that was made and taken back between two sweeps is told once.
 func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, Config{})
 	id := b.live("one")
 	b.numbered()
@@ -150,6 +153,7 @@ func TestAChangeThatIsPutBackBeforeAnybodyLooks(t *testing.T) {
 
 // Whoever turns the trigger off leaves a row that does not fit its seal; a session that keeps other triggers from firing does not keep this one.
 func TestAChangeWhileTheTriggerDoesNotFire(t *testing.T) {
+	t.Parallel()
 	b := newBed(t, Config{})
 	quiet, taken, put, replica := b.live("one"), b.live("two"), b.live("three"), b.live("four")
 	b.numbered()

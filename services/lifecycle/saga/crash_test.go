@@ -99,7 +99,7 @@ func TestPausedDriverLosesItsLease(t *testing.T) {
 		if !errors.Is(err, saga.ErrFenced) {
 			t.Errorf("cause = %v", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(testkit.Patience):
 		t.Fatal("the step's context did not end")
 	}
 	b.exec(`UPDATE lifecycle.saga_run SET next_at = mesh.clock(), lease_until = mesh.clock() WHERE id = $1`, id)
